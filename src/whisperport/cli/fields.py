@@ -45,7 +45,9 @@ def _is_mapping(hint: Any) -> bool:
 
 def _mapping(hint: Any, about: Option, given: tuple[str, ...]) -> dict[str, Any]:
     """The mapping that an option's NAME=VALUE strings give."""
-    return {name: get_args(hint)[1](text) for name, text in pairs(about.flag, given).items()}
+    return {
+        name: get_args(hint)[1](text) for name, text in pairs(about.flag.split()[0], given).items()
+    }
 
 
 def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> Decorator:
@@ -67,7 +69,7 @@ def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> De
     if get_origin(kind) is tuple and not about.repeat:
         default = ",".join(map(str, default))
     return option(
-        flag,
+        *flag.split(),
         name,
         group=group,
         type=_type(kind, about),

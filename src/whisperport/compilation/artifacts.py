@@ -62,23 +62,33 @@ def put_artifacts(
         for entry in manifest.programs:
             artifact = artifacts.get(entry.spec.name)
             if artifact is not None:
-                entry = put_artifact(entry, artifact, writer.folder)
+                entry = put_artifact(entry, artifact, writer.folder, entry.target)
             entries.append(entry)
         made = writer.preview(replace(manifest, programs=tuple(entries))).manifest
         return writer.commit(_without_stale_evidence(made))
 
 
-def put_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
-    """Copy a compiled file to the folder that has the lowered files of its program.
+def put_artifact(
+    entry: ProgramEntry, artifact: Artifact, folder: Path, inside: str = "."
+) -> ProgramEntry:
+    """Copy a compiled file to a folder that has the lowered files of its program.
+
+    Args:
+        entry: the program; its files are relative to `folder`.
+        artifact: the compiled file.
+        folder: the folder.
+        inside: its subfolder for the compiled file.
 
     Returns:
         The entry of the program, with the compiled file first, and with evidence.
     """
-    sources = _sources(entry, artifact)
+    stem = Path(inside, entry.spec.name).as_posix()
+    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
+    sources = {f"{stem}{artifact.suffix}": artifact.path, **beside}
     for file, source in sources.items():
         (folder / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(source, folder / file)
-    first, *beside = made = tuple(sources)
+    made = tuple(sources)
     evidence = entry.evidence
     if artifact.compiler:
         evidence = with_added(evidence, _evidence("compiled", artifact, folder, made))
@@ -89,7 +99,7 @@ def put_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> Progr
         evidence = with_added(evidence, _evidence(artifact.emulation, artifact, folder, ran))
     return replace(
         entry,
-        files=tuple(dict.fromkeys((first, *entry.files, *beside))),
+        files=tuple(dict.fromkeys((made[0], *entry.files, *beside))),
         facts=entry.facts.compiled(artifact.facts),
         evidence=evidence,
     )
@@ -111,10 +121,3 @@ def _without_stale_evidence(manifest: Manifest) -> Manifest:
         replace(entry, evidence=manifest.evidence(entry.spec.name)) for entry in manifest.programs
     )
     return replace(manifest, programs=tuple(programs))
-
-
-def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
-    """Return path in the folder -> source file, the artifact first; all files have the program's name."""
-    stem = Path(entry.files[0]).with_name(entry.spec.name).as_posix()
-    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
-    return {f"{stem}{artifact.suffix}": artifact.path, **beside}

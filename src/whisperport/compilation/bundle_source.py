@@ -14,11 +14,18 @@ from whisperport.calibration import (
 )
 from whisperport.compilation.artifacts import Artifact, put_artifacts
 from whisperport.compilation.bundle_checks import bundle_checks, tokens_of
-from whisperport.compilation.source import Compiled, CompiledProgram, Emulation, Examples, Source
+from whisperport.compilation.source import (
+    Compiled,
+    CompiledProgram,
+    Emulation,
+    Examples,
+    Source,
+    run_in_order,
+)
 from whisperport.errors import LoweringError
 from whisperport.program.checks import Check
 from whisperport.program.program_kind import ENCODER
-from whisperport.program.runner import Array, Runner
+from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, get_target
@@ -86,8 +93,8 @@ class BundleSource(Source):
         names = tuple(clip.name for clip in chosen)
         return Examples(names=names, inputs=inputs, tokens=tokens_of(spec, inputs))
 
-    def runner(self, program: str) -> Runner:
-        return self.session.runners[program]
+    def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
+        return run_in_order(self.session.runners[spec.name], inputs)
 
     def compared(
         self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress

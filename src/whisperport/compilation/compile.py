@@ -76,7 +76,9 @@ class CompileOptions:
             "few, or the model is larger than the target's limit"
         ),
     ] = False
-    target: Annotated[str, Option("Of a FILE: target to compile it for", metavar="NAME")] = ""
+    target: Annotated[
+        str, Option("Of a FILE: target to compile it for", metavar="NAME", flag="--target -t")
+    ] = ""
     precision: Annotated[
         str,
         Option(
@@ -90,6 +92,7 @@ class CompileOptions:
         Option(
             "Of a FILE: folder for the result, which must not exist",
             metavar="DIR",
+            flag="--out -o",
             default="FILE-TARGET",
         ),
     ] = None

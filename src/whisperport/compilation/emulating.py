@@ -34,9 +34,7 @@ def prepare_emulation(
     found = source.examples(spec, need.clips)
     if not found.inputs:
         return None
-    runner = source.runner(spec.name)
-    names = [tensor.name for tensor in spec.inputs]
-    made = [list(runner.run(dict(zip(names, one, strict=True))).values()) for one in found.inputs]
+    made = [source.run(spec, inputs) for inputs in found.inputs]
     files = tuple(f"{name}.npy" for name in need.inputs)
     for file, arrays in zip(files, zip(*found.inputs, strict=True), strict=True):
         _write(folder / file, np.stack([need.layout(array) for array in arrays]))

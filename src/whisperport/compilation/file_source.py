@@ -1,42 +1,42 @@
 """One lowered program in a file of its own, to compile it; the result is written to another folder."""
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from whisperport.bundle import ProgramEntry
-from whisperport.bundle.folder import file_sha256
-from whisperport.bundle.renaming import rename_if_free
-from whisperport.bundle.staging import staging
+from whisperport.bundle import check_writable
 from whisperport.calibration import CalibrationOptions, CalibrationRequest, CalibrationSet
 from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.given_inputs import GivenInputs
-from whisperport.compilation.artifacts import Artifact, put_artifact
+from whisperport.compilation.artifacts import Artifact
 from whisperport.compilation.lowered_file import READERS, host_part, read_lowered
-from whisperport.compilation.source import Compiled, CompiledProgram, Emulation, Examples, Source
+from whisperport.compilation.result_folder import write_result
+from whisperport.compilation.source import (
+    Compiled,
+    CompiledProgram,
+    Emulation,
+    Examples,
+    Source,
+    run_in_order,
+)
 from whisperport.errors import AudioError, UsageError, WhisperportError
 from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.exporting.preflight import within_memory_of
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
-from whisperport.program.evidence import status_of
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.compiler import CalibrationNeed
-from whisperport.verification.compare import compare_output
+from whisperport.verification.compare import Comparison, Gate, compare_output
 from whisperport.verification.samples import mel_shape
 from whisperport.verification.tolerances import limit_of
-
-RESULT = "compiled.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,12 @@ class FileSource(Source):
             [name],
         )
         self._target, self._host = placed.target_of(name), host_part(request.file)
-        self.entry = read_lowered(request.file, placed.placements[name])
+        self.entry = self._lowered = read_lowered(request.file, placed.placements[name])
         self.spec, self.entries = self.entry.spec, (self.entry,)
         self.dims = _dims(_width(self.spec))
         self.out = request.out or request.file.with_name(f"{name}-{request.target}")
         self._folder = self._read_from = request.file.parent
+        self._quantized = 0  # number of samples that the target quantized it with
 
     @cached_property
     def inputs(self) -> GivenInputs:
@@ -119,6 +120,7 @@ class FileSource(Source):
                 f"{self.out} exists already, and was not changed",
                 hint="delete it, or choose another folder with `--out`",
             )
+        check_writable(self.out)
         if self._inputs is not None:
             next(self.inputs.read([0]))
 
@@ -126,12 +128,11 @@ class FileSource(Source):
         need = self._target.calibration(self.spec, self.entry.precision)
         if need is None:
             return
-        _ = self._loaded  # the float32 program, before it is quantized
         folder = work / "quantized"
         folder.mkdir(parents=True, exist_ok=True)
         for file in self.entry.files:
             shutil.copyfile(self._folder / file, folder / file)
-        self._write_samples(need, folder, progress)
+        self._quantized = self._write_samples(need, folder, progress)
         arrays = {
             tensor.name: folder / file
             for tensor, file in zip(self.spec.inputs, array_files(need), strict=True)
@@ -148,13 +149,11 @@ class FileSource(Source):
         options: CalibrationOptions,
         progress: Progress,
     ) -> Mapping[str, CalibrationSet]:
-        return {
-            request.spec.name: CalibrationSet(
-                arrays=array_files(request.need),
-                samples=self._write_samples(request.need, request.folder, progress),
-            )
-            for request in requests
-        }
+        made = {self.spec.name: CalibrationSet((), self._quantized)}
+        for request in requests:
+            samples = self._write_samples(request.need, request.folder, progress)
+            made[request.spec.name] = CalibrationSet(array_files(request.need), samples)
+        return made
 
     def _write_samples(self, need: CalibrationNeed, folder: Path, progress: Progress) -> int:
         """Write the first samples as a calibration set. Returns their number."""
@@ -176,69 +175,48 @@ class FileSource(Source):
         names = tuple(self.inputs.name(index) for index in chosen)
         return Examples(names=names, inputs=list(self.inputs.read(chosen)))
 
-    @cached_property
-    def _loaded(self) -> Runner:
+    def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
         with within_memory_of(self.path, trust=self._run.trust):
-            run = self._run.with_emulation([self._target])
-            return self._target.load(self._folder, [self.entry], run)[self.spec.name]
+            return run_in_order(self._runner, inputs)
 
-    def runner(self, program: str) -> Runner:
-        return self._loaded
+    @cached_property
+    def _runner(self) -> Runner:
+        run = self._run.with_emulation([self._target])
+        return self._target.load(self._folder, [self._lowered], run)[self.spec.name]
 
     def compared(
         self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress
     ) -> tuple[Check, ...]:
-        gate = limit_of(self.entry.precision, None)
-        kind, count = emulation.need.kind, len(emulation.names)
-        return tuple(
-            Check.of(
-                "arrays",
-                self.spec.name,
-                f"{tensor.name}, {kind}, {count} samples",
-                compare_output(tensor.name, _as(actual, expected), expected, gate),
-            )
-            for tensor, actual, expected in zip(
-                self.spec.outputs, outputs, emulation.expected, strict=True
-            )
-        )
+        gate, found = limit_of(self.entry.precision, None), []
+        for tensor, actual, expected in zip(
+            self.spec.outputs, outputs, emulation.expected, strict=True
+        ):
+            sample, worst = _worst(tensor.name, emulation.names, actual, expected, gate)
+            what = f"{tensor.name}, {emulation.need.kind}, {sample}"
+            found.append(Check.of("arrays", self.spec.name, what, worst))
+        return tuple(found)
 
     def rejection(self, failures: Sequence[Check]) -> str:
         return "\n".join(f"{check.what}: {check.reason} ({check.rule})" for check in failures)
 
     def release(self, emulations: Sequence[Emulation]) -> None:
-        self.__dict__.pop("_loaded", None)
+        self.__dict__.pop("_runner", None)
 
     def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
         artifact = artifacts[self.spec.name]
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with staging(self.out) as folders:
-            folder = folders.partial
-            folder.mkdir()
-            for file in self.entry.files:
-                shutil.copyfile(self.file(file), folder / file)
-            for file, content in self._host.files(self.path.stem).items():
-                (folder / file).write_bytes(content)
-            for log in artifact.logs:
-                shutil.copyfile(log, folder / log.name)
-            entry = put_artifact(self.entry, artifact, folder)
-            (folder / RESULT).write_text(self._description(entry), encoding="utf-8")
-            if not rename_if_free(folder, self.out):
-                raise WhisperportError(f"{self.out} appeared meanwhile, and was not changed")
+        given = self.inputs if self._inputs else None
+        entry = write_result(
+            self.out,
+            self.entry,
+            artifact,
+            files={file: self.file(file) for file in self.entry.files},
+            host=self._host.files(self.path.stem),
+            made_from=[self._folder / file for file in self._lowered.files],
+            inputs=[given.name(index) for index in range(len(given.files))] if given else [],
+        )
         logs = tuple(self.out / log.name for log in artifact.logs)
         program = CompiledProgram.of(self.out, entry, replace(artifact, logs=logs))
         return Compiled(folder=self.out, programs=(program,))
-
-    def _description(self, entry: ProgramEntry) -> str:
-        """Return the program with its evidence and comparisons, and what it was made from, as JSON."""
-        files = [self._folder / file for file in self.entry.files]
-        given = self.inputs if self._inputs else None
-        described: dict[str, Any] = {
-            "program": entry.to_json(),
-            "status": status_of(entry.evidence),
-            "made_from": {file.name: file_sha256(file) for file in files},
-            "inputs": [given.name(index) for index in range(len(given.files))] if given else [],
-        }
-        return json.dumps(described, indent=1, allow_nan=False) + "\n"
 
 
 def _check_format(file: Path, target: Target) -> None:
@@ -268,12 +246,18 @@ def _width(spec: ProgramSpec) -> int:
 
 def _dims(width: int) -> Dims:
     """Return sizes with the width that a compiler's recipe depends on; a file does not state the others."""
-    sizes = dict.fromkeys((name for name in Dims.__dataclass_fields__), 1)
+    sizes = dict.fromkeys(Dims.__dataclass_fields__, 1)
     return Dims(**sizes | {"n_audio_state": width, "n_text_state": width})
 
 
-def _as(actual: Array | None, expected: Array) -> Array | None:
-    """Return integers in the dtype of the expected ones: a device has its own width of integers."""
-    if actual is None or actual.dtype.kind not in "iu" or expected.dtype.kind not in "iu":
-        return actual
-    return actual.astype(np.promote_types(actual.dtype, expected.dtype)).astype(expected.dtype)
+def _worst(
+    output: str, names: Sequence[str], actual: Array | None, expected: Array, gate: Gate
+) -> tuple[str, Comparison]:
+    """Compare an output, (samples, ...), sample by sample. Returns the worst with the sample's name."""
+    if actual is None or actual.shape != expected.shape:
+        return "all samples", compare_output(output, actual, expected, gate)
+    if np.can_cast(actual.dtype, expected.dtype, "same_kind"):
+        actual = actual.astype(expected.dtype)  # a device has its own widths of numbers
+    compared = [compare_output(output, *pair, gate) for pair in zip(actual, expected, strict=True)]
+    worst = min(range(len(names)), key=lambda i: (bool(compared[i]), compared[i].sqnr_db))
+    return f"worst of {len(names)}: {names[worst]}", compared[worst]

@@ -54,6 +54,7 @@ class ImportOptions:
         Option(
             f"Target that runs FILE: {', '.join(_files())}",
             metavar="NAME",
+            flag="--target -t",
             default="the target that FILE was compiled for",
         ),
     ] = ""

@@ -194,8 +194,8 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def runner(self, program: str) -> Runner:
-        """Return the runner of a lowered program in its runtime, before it is quantized or compiled."""
+    def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
+        """Run a lowered program, as it was before it was quantized or compiled, in its runtime."""
 
     @abstractmethod
     def compared(
@@ -214,3 +214,9 @@ class Source(ABC):
     @abstractmethod
     def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
         """Write the compiled files, program -> its file, completely or not at all."""
+
+
+def run_in_order(runner: Runner, inputs: Sequence[Array]) -> list[Array]:
+    """Run a program on arrays in the order of its inputs. Returns its outputs in their order."""
+    names = [tensor.name for tensor in runner.spec.inputs]
+    return list(runner.run(dict(zip(names, inputs, strict=True))).values())
