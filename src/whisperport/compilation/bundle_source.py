@@ -48,7 +48,7 @@ class BundleSource(Source):
         self.path = self.out = bundle.folder
         self.entries, self.dims = bundle.manifest.programs, bundle.manifest.dims
 
-    def check(self, *, force: bool) -> None:
+    def check(self, *, samples: bool, force: bool) -> None:
         for name in dict.fromkeys(entry.target for entry in self.entries):
             target = get_target(name)
             reason = target.too_large(self.dims) if target.compiler else ""

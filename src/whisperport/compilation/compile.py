@@ -161,7 +161,8 @@ def compile(
     source = _source(Path(path), options)
     work = options.work or source.out.with_name(f"{source.out.resolve().name}.compile")
     groups = groups_of(source, options.options, options.toolchains, work)
-    source.check(force=options.force)
+    samples = any(group.needs_samples(source.dims) for group in groups)
+    source.check(samples=samples, force=options.force)
     for group in groups:
         group.check_sdk()
     if work.resolve().is_relative_to(source.out.resolve()):
@@ -187,7 +188,7 @@ def _source(path: Path, options: CompileOptions) -> Source:
         "inputs": options.inputs,
         "out": options.out,
     }
-    if not path.is_file() and not options.target:
+    if path.is_dir() or not (path.is_file() or options.target):
         if given := [name for name, value in for_files.items() if value]:
             raise _misplaced(given[0], f"{path} is no file; a bundle states it for its programs")
         return BundleSource(Bundle.open(path), run)

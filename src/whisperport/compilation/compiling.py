@@ -58,6 +58,16 @@ class Group:
         if failure is not None:
             raise self.error(failure, prepared=False)
 
+    def needs_samples(self, dims: Dims) -> bool:
+        """Whether a program is calibrated, or compared with what an emulator computes."""
+        compilers = [(self.compiler.in_precision(one.precision), one) for one in self.entries]
+        return any(
+            self.target.calibration(one.spec, one.precision)
+            or compiler.calibration(one.spec, dims, self.options)
+            or compiler.emulation(one.spec, self.options)
+            for compiler, one in compilers
+        )
+
     def error(self, failure: Failure, *, prepared: bool = True) -> LoweringError:
         """Return the error for a failure of the compiler."""
         return compile_error(self.target, failure, self.work, self.installed, prepared=prepared)

@@ -114,14 +114,14 @@ class FileSource(Source):
             )
         return GivenInputs.find(self._inputs, self.spec, self._host, force=self._force)
 
-    def check(self, *, force: bool) -> None:
+    def check(self, *, samples: bool, force: bool) -> None:
         if os.path.lexists(self.out):
             raise WhisperportError(
                 f"{self.out} exists already, and was not changed",
                 hint="delete it, or choose another folder with `--out`",
             )
         check_writable(self.out)
-        if self._inputs is not None:
+        if samples or self._inputs is not None:
             next(self.inputs.read([0]))
 
     def quantize(self, work: Path, progress: Progress) -> None:

@@ -147,10 +147,11 @@ class Source(ABC):
     remedy: ClassVar[str]
 
     @abstractmethod
-    def check(self, *, force: bool) -> None:
+    def check(self, *, samples: bool, force: bool) -> None:
         """Check what can be checked before hours of work: the output, and the size of the model.
 
         Args:
+            samples: whether samples of the programs' inputs are needed.
             force: also accept a model that is too large for its target.
 
         Raises:
