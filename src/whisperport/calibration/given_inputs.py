@@ -110,7 +110,7 @@ class GivenInputs:
         samples = next(audio.windows(), None)
         if samples is None:
             raise AudioError(
-                "it cannot be used",
+                "the audio cannot be used",
                 why=", ".join(f"{n} windows: {reason}" for reason, n in audio.skipped.items()),
                 hint="give audio of speech; `--force` uses silence and narrow-band audio too",
             )

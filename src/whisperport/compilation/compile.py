@@ -82,7 +82,7 @@ class CompileOptions:
     precision: Annotated[
         str,
         Option(
-            "Of a FILE: its precision, such as fp16 or w8a8; a bundle's programs have theirs from `export`",
+            "Of a FILE: precision of the program, such as fp16 or w8a8; `export` chooses those of a bundle",
             metavar="NAME",
             default="the target's",
         ),
