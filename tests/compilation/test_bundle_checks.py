@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from whisperport.compilation.bundle_checks import _output_checks, tokens_of
-from whisperport.compilation.source import Emulation
+from whisperport.compilation.source import Emulation, Examples
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets.compiler import EmulationNeed
+from whisperport.targets.compiler import Emulation
 from whisperport.verification import GATES
 
 X = TensorSpec("x", (1, 4, 8))
@@ -22,7 +22,12 @@ NEED = EmulationNeed(inputs=("x",), outputs=("k", "v", "logits"), kind="simulate
 def emulation(tokens: tuple[int, ...]) -> Emulation:
     random = np.random.default_rng(0)
     expected = tuple(random.standard_normal((2, *t.shape)).astype(np.float32) for t in OUTPUTS)
-    return Emulation(spec=SPEC, need=NEED, files=(), names=(), expected=expected, tokens=tokens)
+    return Emulation(
+        spec=SPEC,
+        need=NEED,
+        examples=Examples(names=(), inputs=(), tokens=tokens),
+        expected=expected,
+    )
 
 
 def test_the_tokens_of_a_sample_end_where_the_padding_begins() -> None:

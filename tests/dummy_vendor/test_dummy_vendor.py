@@ -180,7 +180,7 @@ def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch
     bundle = Bundle.open(exported_once)
     compiler, spec = targets.get_target("dummy1").compiler, bundle.manifest.program("encoder").spec
     need = compiler.emulation(spec, compiler.options())
-    source = BundleSource(bundle, ONE)
+    source = BundleSource(bundle, CompileOptions(threads=1))
 
     assert prepare_emulation(source, spec, need, tmp_path, lambda _: None) is None
     plan = compiler.plan(

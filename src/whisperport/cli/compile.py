@@ -29,8 +29,8 @@ from whisperport.cli.options import (
 )
 from whisperport.cli.verb import Verb
 from whisperport.commands.watchdog import run_watched
-from whisperport.compilation.compile import CompileOptions
 from whisperport.compilation.compile import compile as run_compile
+from whisperport.compilation.options import CompileOptions
 from whisperport.compilation.source import CompiledProgram
 from whisperport.targets import TARGETS
 

@@ -50,7 +50,7 @@ def _clip_checks(
     gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
     complete = emulation.expected[0]
     speech = {clip.name: clip.frames for clip in reference.clips}
-    for index, clip in enumerate(emulation.names):
+    for index, clip in enumerate(emulation.examples.names):
         actual, expected = features, complete[index, 0]
         if features is not None and features.shape == complete.shape:
             actual = features[index, 0]
@@ -66,9 +66,14 @@ def _output_checks(
         emulation.spec.outputs, outputs, emulation.expected, strict=True
     ):
         axis = _token_axis(tensor.name)
-        if axis and emulation.tokens and actual is not None and actual.shape == expected.shape:
-            actual = _without_padding(actual, axis, emulation.tokens)
-            expected = _without_padding(expected, axis, emulation.tokens)
+        if (
+            axis
+            and emulation.examples.tokens
+            and actual is not None
+            and actual.shape == expected.shape
+        ):
+            actual = _without_padding(actual, axis, emulation.examples.tokens)
+            expected = _without_padding(expected, axis, emulation.examples.tokens)
         compared = compare(tensor.name, actual, expected, gate)
         yield Check.of(
             "arrays", emulation.spec.name, f"{tensor.name}, {emulation.need.kind}", compared

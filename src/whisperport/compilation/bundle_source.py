@@ -14,6 +14,7 @@ from whisperport.calibration import (
 )
 from whisperport.compilation.artifacts import Artifact, put_artifacts
 from whisperport.compilation.bundle_checks import bundle_checks, tokens_of
+from whisperport.compilation.options import CompileOptions
 from whisperport.compilation.source import (
     Compiled,
     CompiledProgram,
@@ -28,7 +29,7 @@ from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
-from whisperport.targets import RunOptions, get_target
+from whisperport.targets import get_target
 from whisperport.targets.compiler import Layout, same_layout
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.rejection import rejection
@@ -43,16 +44,18 @@ class BundleSource(Source):
 
     remedy = "choose another precision, or another target for these programs, and export again"
 
-    def __init__(self, bundle: Bundle, run: RunOptions) -> None:
-        self.bundle, self.session = bundle, BundleSession(bundle, run)
+    def __init__(self, bundle: Bundle, options: CompileOptions) -> None:
+        options.check_only("calibration")
+        self.bundle, self.session = bundle, BundleSession(bundle, options.run)
+        self._options = CalibrationOptions(source=options.calibration, force=options.force)
         self.path = self.out = bundle.folder
         self.entries, self.dims = bundle.manifest.programs, bundle.manifest.dims
 
-    def check(self, *, samples: bool, force: bool) -> None:
+    def check(self, *, samples: bool) -> None:
         for name in dict.fromkeys(entry.target for entry in self.entries):
             target = get_target(name)
             reason = target.too_large(self.dims) if target.compiler else ""
-            if reason and not force:
+            if reason and not self._options.force:
                 raise LoweringError(
                     f"the model is too large for `{name}`",
                     why=reason,
@@ -67,12 +70,10 @@ class BundleSource(Source):
         return self.bundle.path(name)
 
     def calibrated(
-        self,
-        requests: Sequence[CalibrationRequest],
-        options: CalibrationOptions,
-        progress: Progress,
+        self, requests: Sequence[CalibrationRequest], progress: Progress
     ) -> Mapping[str, CalibrationSet]:
-        return calibration_sets(self.session, requests, self._encoder_layout(), options, progress)
+        layout = self._encoder_layout()
+        return calibration_sets(self.session, requests, layout, self._options, progress)
 
     def _encoder_layout(self) -> Layout:
         """Return the layout of the encoder's compiler; the user's own spectrograms have this layout."""

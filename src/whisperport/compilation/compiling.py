@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.bundle import ProgramEntry
-from whisperport.calibration import CalibrationOptions, CalibrationRequest, CalibrationSet
+from whisperport.calibration import CalibrationRequest, CalibrationSet
 from whisperport.compilation.artifacts import Artifact
 from whisperport.compilation.compile_errors import compile_error, missing_sdk
 from whisperport.compilation.emulating import emulation_checks, prepare_emulation
+from whisperport.compilation.options import CompileOptions
 from whisperport.compilation.source import Compiled, Emulation, Source
 from whisperport.compilation.work_folder import copy_in
 from whisperport.errors import LoweringError, UsageError, VerificationError
@@ -87,9 +88,7 @@ class _Planned:
     emulation: Emulation | None
 
 
-def groups_of(
-    source: Source, options: Mapping[str, str], toolchains: Mapping[str, str], work: Path
-) -> list[Group]:
+def groups_of(source: Source, options: CompileOptions, work: Path) -> list[Group]:
     """Return the programs of each target that has a compiler.
 
     Raises:
@@ -108,14 +107,14 @@ def groups_of(
             why="none of its targets has a vendor's compiler",
             hint="`whisperport targets` lists the targets; choose one with `whisperport export --target`",
         )
-    chosen = by_target(options, {name: one.options for name, one in compilers.items()})
+    chosen = by_target(options.options, {name: one.options for name, one in compilers.items()})
     return [
         Group(
             target=get_target(name),
             compiler=compilers[name],
             entries=tuple(entries),
             options=chosen[name],
-            installed=compilers[name].installed(toolchains),
+            installed=compilers[name].installed(options.toolchains),
             work=work / name,
         )
         for name, entries in found.items()
@@ -125,17 +124,15 @@ def groups_of(
 def compile_groups(
     source: Source,
     groups: Sequence[Group],
-    calibration: CalibrationOptions,
     progress: Progress,
-    *,
-    allow_unverified: bool = False,
+    allow_unverified: bool,
 ) -> Compiled:
     """Compile programs, compare what their vendors' emulators compute, and write the compiled files.
 
     Raises:
         AudioError, LoweringError, ProgramError, VerificationError: see `compile`.
     """
-    plans = _prepared(source, groups, calibration, progress)
+    plans = _prepared(source, groups, progress)
     source.release([plan.emulation for plan in plans if plan.emulation])
     _compile(groups, progress)
     progress("checking the compiled files")
@@ -147,9 +144,7 @@ def compile_groups(
     return source.write(artifacts)
 
 
-def _prepared(
-    source: Source, groups: Sequence[Group], calibration: CalibrationOptions, progress: Progress
-) -> list[_Planned]:
+def _prepared(source: Source, groups: Sequence[Group], progress: Progress) -> list[_Planned]:
     """Write everything that the compilers need to the work folders. Returns the plans of all programs."""
     requests = [
         request
@@ -157,7 +152,7 @@ def _prepared(
         for entry in group.entries
         for request in _calibration(group, entry, source.dims)
     ]
-    calibrated = source.calibrated(requests, calibration, progress)
+    calibrated = source.calibrated(requests, progress)
     plans: list[_Planned] = []
     for group in groups:
         copied: dict[Path, Path] = {}

@@ -35,17 +35,11 @@ def prepare_emulation(
     if not found.inputs:
         return None
     made = [source.run(spec, inputs) for inputs in found.inputs]
-    files = tuple(f"{name}.npy" for name in need.inputs)
-    for file, arrays in zip(files, zip(*found.inputs, strict=True), strict=True):
+    expected = tuple(np.stack(arrays) for arrays in zip(*made, strict=True))
+    emulation = Emulation(spec=spec, need=need, examples=found, expected=expected)
+    for file, arrays in zip(emulation.files, zip(*found.inputs, strict=True), strict=True):
         _write(folder / file, np.stack([need.layout(array) for array in arrays]))
-    return Emulation(
-        spec=spec,
-        need=need,
-        files=files,
-        names=found.names,
-        expected=tuple(np.stack(arrays) for arrays in zip(*made, strict=True)),
-        tokens=found.tokens,
-    )
+    return emulation
 
 
 def emulation_checks(

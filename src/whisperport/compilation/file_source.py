@@ -3,18 +3,19 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from whisperport.bundle import check_writable
-from whisperport.calibration import CalibrationOptions, CalibrationRequest, CalibrationSet
+from whisperport.calibration import CalibrationRequest, CalibrationSet
 from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.given_inputs import GivenInputs
 from whisperport.compilation.artifacts import Artifact
 from whisperport.compilation.lowered_file import READERS, host_part, read_lowered
+from whisperport.compilation.options import CompileOptions
 from whisperport.compilation.result_folder import write_result
 from whisperport.compilation.source import (
     Compiled,
@@ -32,30 +33,11 @@ from whisperport.program.dims import Dims
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
-from whisperport.targets import TARGETS, RunOptions, Target, get_target
+from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.verification.compare import Comparison, Gate, compare_output
 from whisperport.verification.samples import mel_shape
 from whisperport.verification.tolerances import limit_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRequest:
-    """What the user asks for, to compile a file.
-
-    Attributes:
-        file: the lowered program.
-        target: name of the target.
-        precision: precision of the program; "": the target's default.
-        inputs: file or folder of samples of the program's inputs; None: none.
-        out: output folder; None: `STEM-TARGET` beside the file.
-    """
-
-    file: Path
-    target: str
-    precision: str = ""
-    inputs: Path | None = None
-    out: Path | None = None
 
 
 class FileSource(Source):
@@ -66,7 +48,7 @@ class FileSource(Source):
 
     remedy = "choose another precision with `--precision`"
 
-    def __init__(self, request: FileRequest, run: RunOptions, *, force: bool) -> None:
+    def __init__(self, path: Path, options: CompileOptions) -> None:
         """Read the program's signature.
 
         Raises:
@@ -74,23 +56,21 @@ class FileSource(Source):
             LoweringError, UsageError: the target does not exist, has no compiler, reads other files, or
                 does not have the precision.
         """
-        self.path, self._inputs, self._run, self._force = request.file, request.inputs, run, force
-        _check_format(request.file, get_target(request.target))
-        name = request.file.stem
-        placed = place(
-            PlacementRequest(
-                target=request.target,
-                programs={name: request.target},
-                precisions={name: request.precision} if request.precision else {},
-            ),
-            [name],
+        options.check_only("inputs", "target", "precision", "out")
+        self.path, self._options = path, options
+        _check_format(path, get_target(options.target))
+        name = path.stem
+        precisions = {name: options.precision} if options.precision else {}
+        request = PlacementRequest(
+            target=options.target, programs={name: options.target}, precisions=precisions
         )
-        self._target, self._host = placed.target_of(name), host_part(request.file)
-        self.entry = self._lowered = read_lowered(request.file, placed.placements[name])
+        placed = place(request, [name])
+        self._target, self._host = placed.target_of(name), host_part(path)
+        self.entry = self._lowered = read_lowered(path, placed.placements[name])
         self.spec, self.entries = self.entry.spec, (self.entry,)
         self.dims = _dims(_width(self.spec))
-        self.out = request.out or request.file.with_name(f"{name}-{request.target}")
-        self._folder = self._read_from = request.file.parent
+        self.out = options.out or path.with_name(f"{name}-{options.target}")
+        self._folder = self._read_from = path.parent
         self._quantized = 0  # number of samples that the target quantized it with
 
     @cached_property
@@ -101,7 +81,7 @@ class FileSource(Source):
             ProgramError: there are none.
             UsageError: the user gave none.
         """
-        if self._inputs is None:
+        if self._options.inputs is None:
             reads = ", ".join(
                 f"{one.name} {one.dtype}{list(one.shape)}" for one in self.spec.inputs
             )
@@ -112,16 +92,18 @@ class FileSource(Source):
                 hint="give a folder with `--inputs FOLDER`: a subfolder with an array NAME.npy for every "
                 "input, or an .npz file, per sample; or audio files for an encoder",
             )
-        return GivenInputs.find(self._inputs, self.spec, self._host, force=self._force)
+        return GivenInputs.find(
+            self._options.inputs, self.spec, self._host, force=self._options.force
+        )
 
-    def check(self, *, samples: bool, force: bool) -> None:
+    def check(self, *, samples: bool) -> None:
         if os.path.lexists(self.out):
             raise WhisperportError(
                 f"{self.out} exists already, and was not changed",
                 hint="delete it, or choose another folder with `--out`",
             )
         check_writable(self.out)
-        if samples or self._inputs is not None:
+        if samples or self._options.inputs:
             next(self.inputs.read([0]))
 
     def quantize(self, work: Path, progress: Progress) -> None:
@@ -144,10 +126,7 @@ class FileSource(Source):
         return self._read_from / name
 
     def calibrated(
-        self,
-        requests: Sequence[CalibrationRequest],
-        options: CalibrationOptions,
-        progress: Progress,
+        self, requests: Sequence[CalibrationRequest], progress: Progress
     ) -> Mapping[str, CalibrationSet]:
         made = {self.spec.name: CalibrationSet((), self._quantized)}
         for request in requests:
@@ -158,11 +137,11 @@ class FileSource(Source):
     def _write_samples(self, need: CalibrationNeed, folder: Path, progress: Progress) -> int:
         """Write the first samples as a calibration set. Returns their number."""
         given = len(self.inputs.files)
-        if given < need.samples and not self._force:
+        if given < need.samples and not self._options.force:
             hints = ["give more inputs", need.fewer_hint, "`--force` uses those that are given"]
             raise AudioError(
                 f"too few inputs to calibrate `{self.spec.name}`",
-                why=f"{self._inputs} has {given} samples, and {need.samples} are needed",
+                why=f"{self._options.inputs} has {given} samples, and {need.samples} are needed",
                 hint="; ".join(filter(None, hints)),
             )
         need = replace(need, samples=min(given, need.samples))
@@ -176,12 +155,12 @@ class FileSource(Source):
         return Examples(names=names, inputs=list(self.inputs.read(chosen)))
 
     def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
-        with within_memory_of(self.path, trust=self._run.trust):
+        with within_memory_of(self.path, trust=self._options.trust):
             return run_in_order(self._runner, inputs)
 
     @cached_property
     def _runner(self) -> Runner:
-        run = self._run.with_emulation([self._target])
+        run = self._options.run.with_emulation([self._target])
         return self._target.load(self._folder, [self._lowered], run)[self.spec.name]
 
     def compared(
@@ -191,7 +170,7 @@ class FileSource(Source):
         for tensor, actual, expected in zip(
             self.spec.outputs, outputs, emulation.expected, strict=True
         ):
-            sample, worst = _worst(tensor.name, emulation.names, actual, expected, gate)
+            sample, worst = _worst(tensor.name, emulation.examples.names, actual, expected, gate)
             what = f"{tensor.name}, {emulation.need.kind}, {sample}"
             found.append(Check.of("arrays", self.spec.name, what, worst))
         return tuple(found)
@@ -204,7 +183,7 @@ class FileSource(Source):
 
     def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
         artifact = artifacts[self.spec.name]
-        given = self.inputs if self._inputs else None
+        given = self.inputs if self._options.inputs else None
         entry = write_result(
             self.out,
             self.entry,

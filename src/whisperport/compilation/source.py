@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.calibration import CalibrationOptions, CalibrationRequest, CalibrationSet
+from whisperport.calibration import CalibrationRequest, CalibrationSet
 from whisperport.compilation.artifacts import Artifact
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
@@ -37,23 +37,24 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """The files with the inputs of one program's emulation, and the expected outputs.
+    """The inputs of one program's emulation, and the expected outputs.
 
     Attributes:
         spec: signature of the program.
         need: what the vendor's emulator reads and writes.
-        files: names of the input files in the program's folder.
-        names: see `Examples`.
-        expected: (samples, ...) for every output of the program, float32 if the output is.
-        tokens: see `Examples`.
+        examples: the inputs.
+        expected: (samples, ...) for every output of the program.
     """
 
     spec: ProgramSpec
     need: EmulationNeed
-    files: tuple[str, ...]
-    names: tuple[str, ...]
+    examples: Examples
     expected: tuple[Array, ...]
-    tokens: tuple[int, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the input files in the program's folder."""
+        return tuple(f"{name}.npy" for name in self.need.inputs)
 
     @property
     def decides(self) -> bool:
@@ -147,12 +148,11 @@ class Source(ABC):
     remedy: ClassVar[str]
 
     @abstractmethod
-    def check(self, *, samples: bool, force: bool) -> None:
+    def check(self, *, samples: bool) -> None:
         """Check what can be checked before hours of work: the output, and the size of the model.
 
         Args:
             samples: whether samples of the programs' inputs are needed.
-            force: also accept a model that is too large for its target.
 
         Raises:
             BundleError, LoweringError, ProgramError, UsageError: this cannot be compiled or written.
@@ -173,10 +173,7 @@ class Source(ABC):
 
     @abstractmethod
     def calibrated(
-        self,
-        requests: Sequence[CalibrationRequest],
-        options: CalibrationOptions,
-        progress: Progress,
+        self, requests: Sequence[CalibrationRequest], progress: Progress
     ) -> Mapping[str, CalibrationSet]:
         """Return program -> its calibration set, written to the folder of its request.
 
