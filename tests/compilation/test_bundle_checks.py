@@ -6,7 +6,7 @@ import pytest
 from whisperport.compilation.bundle_checks import _output_checks, tokens_of
 from whisperport.compilation.source import Emulation, Examples
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets.compiler import Emulation
+from whisperport.targets.compiler import EmulationNeed
 from whisperport.verification import GATES
 
 X = TensorSpec("x", (1, 4, 8))

@@ -42,10 +42,7 @@ CLIPS = (
 class BundleSource(Source):
     """The programs of a bundle. Samples come from audio; its reference's clips are compared."""
 
-    remedy = "choose another precision, or another target for these programs, and export again"
-
     def __init__(self, bundle: Bundle, options: CompileOptions) -> None:
-        options.check_only("calibration")
         self.bundle, self.session = bundle, BundleSession(bundle, options.run)
         self._options = CalibrationOptions(source=options.calibration, force=options.force)
         self.path = self.out = bundle.folder
@@ -102,9 +99,10 @@ class BundleSource(Source):
     ) -> tuple[Check, ...]:
         return bundle_checks(self.session, emulation, outputs, progress)
 
-    def rejection(self, failures: Sequence[Check]) -> str:
+    def rejection(self, failures: Sequence[Check]) -> tuple[str, str]:
         compiled = [entry for entry in self.entries if get_target(entry.target).compiler]
-        return rejection(failures, self.session.reference, compiled)
+        hint = "choose another precision, or another target for these programs, and export again"
+        return rejection(failures, self.session.reference, compiled), hint
 
     def release(self, emulations: Sequence[Emulation]) -> None:
         if not any(one.spec.kind.name == ENCODER for one in emulations):

@@ -73,6 +73,7 @@ def compile(
 def _source(path: Path, options: CompileOptions) -> Source:
     """Return a bundle, or a file if the user names its target."""
     if path.is_dir() or not (path.is_file() or options.target):
+        options.check_only("calibration")
         return BundleSource(Bundle.open(path), options)
     if not options.target:
         names = ", ".join(one.spec.name for one in TARGETS if one.compiler)
@@ -81,4 +82,5 @@ def _source(path: Path, options: CompileOptions) -> Source:
             why="`--target` is missing",
             hint=f"name one with `--target`: {names}",
         )
+    options.check_only("inputs", "target", "precision", "out")
     return FileSource(path, options)

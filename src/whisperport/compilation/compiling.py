@@ -251,11 +251,12 @@ def _check_simulated(
         if not check.passed
     ]
     if failures:
+        why, hint = source.rejection(failures)
         raise VerificationError(
             f"the compiled programs of {source.path} disagree with their reference in the "
             "vendor's simulator or emulator, and were not written",
-            why=source.rejection(failures),
-            hint=f"{source.remedy}; `--allow-unverified` writes them anyway, with the failed comparisons "
+            why=why,
+            hint=f"{hint}; `--allow-unverified` writes them anyway, with the failed comparisons "
             "in their evidence",
         )
 

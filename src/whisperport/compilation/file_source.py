@@ -1,5 +1,13 @@
-"""One lowered program in a file of its own, to compile it; the result is written to another folder."""
+"""One lowered program in a file of its own, to compile it; the result is written to another folder.
 
+STEM-TARGET/
+├── compiled.json    the program, its evidence with the comparisons, and what it was made from
+├── STEM.SUFFIX      the compiled program
+├── STEM.onnx        the lowered program that the compiler read, with the files that belong to it
+└── STAGE.log        logs of the compiler's stages
+"""
+
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,14 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from whisperport.bundle import check_writable
+from whisperport.bundle import ProgramEntry, check_writable
+from whisperport.bundle.folder import file_sha256
+from whisperport.bundle.renaming import rename_if_free
+from whisperport.bundle.staging import staging
 from whisperport.calibration import CalibrationRequest, CalibrationSet
 from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.given_inputs import GivenInputs
-from whisperport.compilation.artifacts import Artifact
+from whisperport.compilation.artifacts import Artifact, put_artifact
 from whisperport.compilation.lowered_file import READERS, host_part, read_lowered
 from whisperport.compilation.options import CompileOptions
-from whisperport.compilation.result_folder import write_result
 from whisperport.compilation.source import (
     Compiled,
     CompiledProgram,
@@ -30,6 +40,7 @@ from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.exporting.preflight import within_memory_of
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
+from whisperport.program.evidence import status_of
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
@@ -39,14 +50,14 @@ from whisperport.verification.compare import Comparison, Gate, compare_output
 from whisperport.verification.samples import mel_shape
 from whisperport.verification.tolerances import limit_of
 
+RESULT = "compiled.json"
+
 
 class FileSource(Source):
     """A program in a file. Samples of its inputs are given; the last of them are compared.
 
-    With more samples than the calibration needs, none of those compared is a calibration sample.
+    If there are enough for both, none of those that are compared is a calibration sample.
     """
-
-    remedy = "choose another precision with `--precision`"
 
     def __init__(self, path: Path, options: CompileOptions) -> None:
         """Read the program's signature.
@@ -56,7 +67,6 @@ class FileSource(Source):
             LoweringError, UsageError: the target does not exist, has no compiler, reads other files, or
                 does not have the precision.
         """
-        options.check_only("inputs", "target", "precision", "out")
         self.path, self._options = path, options
         _check_format(path, get_target(options.target))
         name = path.stem
@@ -98,10 +108,7 @@ class FileSource(Source):
 
     def check(self, *, samples: bool) -> None:
         if os.path.lexists(self.out):
-            raise WhisperportError(
-                f"{self.out} exists already, and was not changed",
-                hint="delete it, or choose another folder with `--out`",
-            )
+            raise _exists(self.out)
         check_writable(self.out)
         if samples or self._options.inputs:
             next(self.inputs.read([0]))
@@ -175,27 +182,48 @@ class FileSource(Source):
             found.append(Check.of("arrays", self.spec.name, what, worst))
         return tuple(found)
 
-    def rejection(self, failures: Sequence[Check]) -> str:
-        return "\n".join(f"{check.what}: {check.reason} ({check.rule})" for check in failures)
+    def rejection(self, failures: Sequence[Check]) -> tuple[str, str]:
+        why = "\n".join(f"{check.what}: {check.reason} ({check.rule})" for check in failures)
+        return why, "choose another precision with `--precision`"
 
     def release(self, emulations: Sequence[Emulation]) -> None:
         self.__dict__.pop("_runner", None)
 
     def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
         artifact = artifacts[self.spec.name]
-        given = self.inputs if self._options.inputs else None
-        entry = write_result(
-            self.out,
-            self.entry,
-            artifact,
-            files={file: self.file(file) for file in self.entry.files},
-            host=self._host.files(self.path.stem),
-            made_from=[self._folder / file for file in self._lowered.files],
-            inputs=[given.name(index) for index in range(len(given.files))] if given else [],
-        )
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with staging(self.out) as folders:
+            folder = folders.partial
+            folder.mkdir()
+            for path in (*map(self.file, self.entry.files), *artifact.logs):
+                shutil.copyfile(path, folder / path.name)
+            for name, content in self._host.files(self.path.stem).items():
+                (folder / name).write_bytes(content)
+            entry = put_artifact(self.entry, artifact, folder)
+            (folder / RESULT).write_text(self._description(entry), encoding="utf-8")
+            if not rename_if_free(folder, self.out):
+                raise _exists(self.out)
         logs = tuple(self.out / log.name for log in artifact.logs)
         program = CompiledProgram.of(self.out, entry, replace(artifact, logs=logs))
         return Compiled(folder=self.out, programs=(program,))
+
+    def _description(self, entry: ProgramEntry) -> str:
+        """Return the program with its evidence and comparisons, and what it was made from, as JSON."""
+        given = self.inputs if self._options.inputs else None
+        described = {
+            "program": entry.to_json(),
+            "status": status_of(entry.evidence),
+            "made_from": {file: file_sha256(self._folder / file) for file in self._lowered.files},
+            "inputs": list(map(given.name, range(len(given.files)))) if given else [],
+        }
+        return json.dumps(described, indent=1, allow_nan=False) + "\n"
+
+
+def _exists(out: Path) -> WhisperportError:
+    return WhisperportError(
+        f"{out} exists already, and was not changed",
+        hint="delete it, or choose another folder with `--out`; finished stages are kept",
+    )
 
 
 def _check_format(file: Path, target: Target) -> None:

@@ -129,7 +129,7 @@ class CompileOptions:
             if name not in allowed and getattr(self, name):
                 raise UsageError(
                     f"`--{name}` cannot be used here",
-                    why="a bundle is calibrated with `--calibration`, and states the targets and precisions "
-                    "of its programs; a file has `--target`, `--precision`, `--inputs` and `--out`",
+                    why="a bundle has `--calibration`, and states the targets and precisions of its "
+                    "programs; a file has `--target`, `--precision`, `--inputs` and `--out`",
                     hint=f"omit `--{name}`",
                 )

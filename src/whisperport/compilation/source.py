@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.calibration import CalibrationRequest, CalibrationSet
@@ -138,14 +138,12 @@ class Source(ABC):
         entries: its programs; those without a vendor's compiler are not compiled.
         dims: sizes of the model, as far as a compiler reads them.
         out: folder that is written.
-        remedy: what to do if the result of a compiler is not precise enough.
     """
 
     path: Path
     entries: tuple[ProgramEntry, ...]
     dims: Dims
     out: Path
-    remedy: ClassVar[str]
 
     @abstractmethod
     def check(self, *, samples: bool) -> None:
@@ -202,8 +200,8 @@ class Source(ABC):
         """Compare a program's outputs in the vendor's emulator with the expected ones; see `Emulation`."""
 
     @abstractmethod
-    def rejection(self, failures: Sequence[Check]) -> str:
-        """Return, in words, why programs are rejected."""
+    def rejection(self, failures: Sequence[Check]) -> tuple[str, str]:
+        """Return, in words, why programs are rejected, and what to do."""
 
     @abstractmethod
     def release(self, emulations: Sequence[Emulation]) -> None:
