@@ -90,8 +90,6 @@ def _type(kind: Any, about: Option) -> Any:
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         return _type(item, about) if about.repeat else _separated(item)
-    if _is_mapping(kind):
-        return None
     if get_origin(kind) is Literal:
         return click.Choice([str(value) for value in get_args(kind)])
     if about.choices:
