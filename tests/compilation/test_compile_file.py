@@ -9,6 +9,7 @@ import shutil
 import wave
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from whisperport.errors import (
 )
 from whisperport.program.host_part import HostPart, Lookup
 from whisperport.program.placement import Placement
-from whisperport.program.spec import TensorSpec
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.verification import GATES
 
 from ..dummy_vendor.listed import HERE, WITH_DUMMY, interpreter
@@ -263,6 +264,20 @@ def test_the_description_of_modules_states_one_program(tmp_path):
     path.write_text("[]")
     with pytest.raises(ProgramError, match="not the description"):
         read_lowered(path, Placement("dummy1"))
+
+
+def test_a_decoder_of_any_name_is_quantized_by_the_vendors_recipe_for_decoders():
+    compiler = targets.get_target("hailo8l").compiler
+    x, features = TensorSpec("x", (1, 384, 32, 1)), TensorSpec("features", (1, 500, 384))
+
+    def samples(name: str, *inputs: TensorSpec) -> int:
+        spec = ProgramSpec(name, inputs, (features,))
+        return compiler.calibration(
+            spec, SimpleNamespace(n_audio_state=384), compiler.options()
+        ).samples
+
+    assert samples("tiny", x, features) == samples("uncached_decoder", x, features)
+    assert samples("tiny", x) == samples("encoder", x) != samples("tiny", x, features)
 
 
 def _dynamic(decoder: Path) -> None:
