@@ -8,6 +8,7 @@ import json
 import shutil
 import wave
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from onnx import helper
 from whisperport import targets
 from whisperport.audio import log_mel
 from whisperport.compilation.compile import CompileOptions, compile
-from whisperport.compilation.file_source import _worst
+from whisperport.compilation.file_source import FileSource, _worst
 from whisperport.compilation.lowered_file import read_lowered
 from whisperport.compilation.source import Compiled
 from whisperport.errors import (
@@ -32,13 +33,22 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
+from whisperport.exporting import preflight
 from whisperport.program.host_part import HostPart, Lookup
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.verification import GATES
 
 from ..dummy_vendor.listed import HERE, WITH_DUMMY, interpreter
-from .third_party_onnx import POSITIONS, TOKENS, WIDTH, decoder_file, onnx_file, write_calls
+from .third_party_onnx import (
+    POSITIONS,
+    TOKENS,
+    WIDTH,
+    decoder_file,
+    decoder_inputs,
+    onnx_file,
+    write_calls,
+)
 
 FRAMES = 200  # 2 s
 MADE = {"decoder.dmy", "decoder.onnx", "decoder.json", "compiled.json"}
@@ -247,6 +257,26 @@ def test_weights_in_another_file_belong_to_the_program(decoder, tmp_path):
 
     assert entry.files == ("decoder.onnx", "decoder.w")
     assert [tensor.name for tensor in entry.spec.outputs] == ["logits_0", "logits_1"]
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_the_memory_limit_of_a_program_counts_its_weights_in_other_files(
+    decoder, tmp_path, monkeypatch, trust
+):
+    external = {"save_as_external_data": True, "location": "decoder.w", "size_threshold": 0}
+    onnx.save(onnx.load(decoder), decoder, **external)
+    size = decoder.stat().st_size + (tmp_path / "decoder.w").stat().st_size
+    limits: list[int] = []
+    monkeypatch.setattr(
+        preflight, "memory_within", lambda limit: limits.append(limit) or nullcontext()
+    )
+    source = FileSource(decoder, CompileOptions(target="dummy1", trust=trust, threads=1))
+
+    outputs = source.run(source.spec, list(decoder_inputs(0).values()))
+
+    assert [output.shape for output in outputs] == [(1, TOKENS, 5)] * 2
+    limit = preflight.LIMIT_BASE_BYTES + preflight.LIMIT_FACTOR * size
+    assert limits == ([] if trust else [limit])
 
 
 def test_the_description_of_modules_states_one_program(tmp_path):

@@ -162,7 +162,8 @@ class FileSource(Source):
         return Examples(names=names, inputs=list(self.inputs.read(chosen)))
 
     def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
-        with within_memory_of(self.path, trust=self._options.trust):
+        files = [self._folder / file for file in self._lowered.files]
+        with within_memory_of(*files, trust=self._options.trust):
             return run_in_order(self._runner, inputs)
 
     @cached_property
