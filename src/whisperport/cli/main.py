@@ -32,6 +32,7 @@ from whisperport.cli.import_ import import_verb
 from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
 from whisperport.cli.plan import plan
+from whisperport.cli.sensitivity import sensitivity
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify

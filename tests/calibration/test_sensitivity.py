@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from whisperport.audio import load_audio, log_mel
 from whisperport.checkpoint import load_checkpoint
-from whisperport.commands import sensitivity
-from whisperport.commands.sensitivity import Sensitivity, sensitivities
+from whisperport.calibration import sensitivity
+from whisperport.calibration.sensitivity import Sensitivity, sensitivities
 from whisperport.errors import ProgramError
 from whisperport.model.whisper import build_model
 from whisperport.program.runner import Array
