@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from whisperport.audio import load_audio, log_mel
-from whisperport.checkpoint import load_checkpoint
 from whisperport.calibration import sensitivity
 from whisperport.calibration.sensitivity import Sensitivity, sensitivities
+from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import ProgramError
 from whisperport.model.whisper import build_model
 from whisperport.program.runner import Array

@@ -294,4 +294,3 @@ def _labels(model: "onnx.ModelProto", depends: Collection[str]) -> dict[str, str
             label = f"{node.op_type} of {known[0]}"
         labels |= dict.fromkeys(node.output, label[:100])
     return labels
-

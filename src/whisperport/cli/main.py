@@ -83,6 +83,7 @@ for verb in (
     check,
     explain,
     inspect,
+    sensitivity,
     verify,
     transcribe,
     bench,

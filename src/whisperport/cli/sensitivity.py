@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from whisperport.cli.console import print_json, print_lines, print_next, print_table, shortened, stages
+from whisperport.cli.console import (
+    print_json,
+    print_lines,
+    print_next,
+    print_table,
+    shortened,
+    stages,
+)
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.sensitivity import SUFFIXES, sensitivity_of
@@ -57,7 +64,9 @@ def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> N
     """
     with stages() as progress:
         rows = sensitivity_of(
-            Path(program) if Path(program).suffix in SUFFIXES else program, inputs, progress=progress
+            Path(program) if Path(program).suffix in SUFFIXES else program,
+            inputs,
+            progress=progress,
         )
     if as_json:
         print_json({"activations": rows, "min_typical_db": MIN_SQNR_DB})
@@ -71,7 +80,9 @@ def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> N
         f"{MIN_SQNR_DB:g} dB)",
     )
     if Path(program).suffix not in SUFFIXES:
-        print_next("export", program, "--target", "litert", "--precision", "encoder=w8a8", "--out", "DIR")
+        print_next(
+            "export", program, "--target", "litert", "--precision", "encoder=w8a8", "--out", "DIR"
+        )
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:

@@ -86,9 +86,7 @@ def sensitivity_in_child(
         return _rows_of(written, given, progress)
 
 
-def _encoder_of(
-    checkpoint: str | os.PathLike[str], folder: Path, progress: Progress
-) -> Path:
+def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Progress) -> Path:
     """Write the encoder of a checkpoint to an ONNX file."""
     with requires_torch("measure"):
         from whisperport.model.whisper import build_model
@@ -113,7 +111,9 @@ def _rows_of(path: Path, inputs: Path | None, progress: Progress) -> list[dict[s
             f"{path.name} reads no spectrogram, and no inputs are given",
             hint="`--inputs FOLDER` with arrays of all its inputs",
         )
-    given = GivenInputs.find(inputs or shipped_audio()[0].path.parent, spec, HostPart(), force=False)
+    given = GivenInputs.find(
+        inputs or shipped_audio()[0].path.parent, spec, HostPart(), force=False
+    )
     names = [tensor.name for tensor in spec.inputs]
     indices = range(min(SAMPLES, len(given.files)))
     samples = [dict(zip(names, arrays, strict=True)) for arrays in given.read(indices)]
