@@ -36,6 +36,13 @@ def test_a_typical_activation_has_the_noise_of_one_step() -> None:
     assert activation(values).sqnr_db() == pytest.approx(measured, abs=0.5)
 
 
+def test_a_channel_that_is_massive_in_every_frame_is_found() -> None:
+    values = noise(0)
+    values[..., 3] *= 2000
+
+    assert activation(values).sqnr_db() < 0
+
+
 def test_16_bits_have_48_db_more() -> None:
     found = activation(noise(0))
 

@@ -1,6 +1,6 @@
 """Find the activations of a program that one 8-bit scale ruins, from samples of its inputs.
 
-    all activations ─► a typical frame's SQNR in 8 bits ─► the worst ones, each alone in 8 bits ─► output
+    all activations ─► SQNR of typical values in 8 bits ─► the worst ones, each alone in 8 bits ─► output
 
 The program is an ONNX file, and runs in ONNX Runtime. Activations are its additional outputs, a part of
 them in each run, so that memory is bounded. For the worst ones, a QuantizeLinear and a DequantizeLinear
@@ -57,7 +57,7 @@ class Sensitivity:
 
     @property
     def typical_db(self) -> float:
-        """SQNR of a typical frame of the activation in 8 bits."""
+        """SQNR of the activation's typical values in 8 bits."""
         return self.activation.sqnr_db()
 
     @property
@@ -73,7 +73,7 @@ def sensitivities(
     worst: int = WORST,
     progress: Progress = lambda _: None,
 ) -> list[Sensitivity]:
-    """Return the activations of a program, the one with the worst typical frame first.
+    """Return the activations of a program, the one whose typical values lose most first.
 
     Args:
         path: the ONNX file, with static shapes.

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
 
 from whisperport.cli.console import (
+    WIDTH,
     print_json,
     print_lines,
     print_next,
@@ -52,10 +54,10 @@ def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> N
 
     PROGRAM is an .onnx or .pt2 file of any model, or a checkpoint or a name such as tiny.en, whose encoder
     is measured. It runs in float32 on speech. For each activation, "typical" is the signal-to-noise ratio
-    that a typical frame keeps if the activation has one 8-bit scale from its smallest to its largest
-    value; below 20 dB the scale ruins it. For the worst ones, "alone" is the ratio of the program's output
-    if only this activation is in 8 bits. Give those that are ruined 16 bits or a float type, or use
-    weights in 8 bits only.
+    that typical values (of the median frame or channel) keep if the activation has one 8-bit scale from its
+    smallest to its largest value; below 20 dB the scale ruins it. For the worst ones, "alone" is the ratio
+    of the program's output if only this activation is in 8 bits. Give those that are ruined 16 bits or a
+    float type, or quantize only the weights.
 
     \b
     Examples:
@@ -73,10 +75,10 @@ def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> N
         return
     _print_rows(rows[:top])
     ruined = [row for row in rows if row["ruined"]]
-    print_lines("", *(row["text"] for row in ruined[:top]))
+    print_lines("", *(line for row in ruined[:top] for line in wrap(row["text"], WIDTH)))
     print_lines(
         *([""] if ruined else []),
-        f"one 8-bit scale ruins {len(ruined)} of {len(rows)} activations (a typical frame below "
+        f"one 8-bit scale ruins {len(ruined)} of {len(rows)} activations (typical values below "
         f"{MIN_SQNR_DB:g} dB)",
     )
     if Path(program).suffix not in SUFFIXES:

@@ -47,7 +47,7 @@ class Attempt:
 
     Attributes:
         precision: its name.
-        bound: upper bound of the increase in WER over float32's, with 95%; None: the bundle was refused.
+        bound: upper bound of the increase in WER over float32's, with 95%; None: the bundle was rejected.
         size: bytes of the bundle.
         encoder_ms: median time of a run of the encoder, in milliseconds.
         rejected: why it was not chosen; empty: it was.

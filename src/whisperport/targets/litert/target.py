@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # boards have no torch
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"
-# Operator that one fixed scale may ruin -> its precision then. A product of two activations has no "w8".
+# Operator that one fixed scale may ruin -> its precision then. Attention has no weights, so no "w8".
 SENSITIVE = {**dict.fromkeys(LINEAR, "w8"), "BATCH_MATMUL": "fp32"}
 
 
