@@ -18,6 +18,7 @@ import numpy as np
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
+from whisperport.program.program_kind import CROSS_KV
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.aws_neuron.compiler import COMPILED, DESCRIPTION, WEIGHTS
@@ -218,17 +219,17 @@ class CrossKvRunner(ResidentRunner):
 
     def run_module(self, inputs: Sequence[Array]) -> Sequence[Array]:
         found = self._last.take(inputs[0])
-        return super().run_module(inputs) if found is None else self.shaped(found)
+        return super().run_module(inputs) if found is None else found
 
 
 def _runner(
     spec: ProgramSpec, module: Module, record: Mapping[str, Any], last: LastWindow
 ) -> Runner:
-    if record.get("kind") == "encoder" and record.get("cross_layers"):
+    if len(record["results"]) > len(spec.outputs):
         return EncoderRunner(spec, module, last)
-    if record.get("kind") == "cross_kv":
+    if spec.kind.name == CROSS_KV:
         return CrossKvRunner(spec, module, last)
-    return ResidentRunner(spec, module, stateful=record.get("kind") != "graph")
+    return ResidentRunner(spec, module, stateful=bool(record["state"]))
 
 
 def state_name(parameter: str) -> str:
@@ -316,7 +317,7 @@ def _checked(path: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
         raise BundleError(
-            f"{path.name} or its weights are damaged",
+            f"{path.name} or its weights are damaged, or of another version of whisperport",
             why=f"{type(error).__name__}: {error}"[:400],
             hint=EXPORT_AGAIN,
         ) from error
