@@ -91,7 +91,7 @@ def explained(event: dict[str, Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    "program", core_or_all(["encoder", "prefill_4", "step_3"], list(micro_modules.PROGRAMS))
+    "program", core_or_all(["encoder", "prefill_4", "step_4"], list(micro_modules.PROGRAMS))
 )
 def test_without_the_sdk_every_program_is_traced_as_documented_and_its_artifact_computes_the_same(
     program, sdk, tmp_path

@@ -6,6 +6,7 @@ encoder is joined with `cross_kv`, which reads its features.
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +45,10 @@ def lower_programs(
     """
     described, weights = describe(programs, TORCH_DTYPES[precision])
     description.parent.mkdir(exist_ok=True)
-    _write_weights(description.with_suffix(".safetensors"), weights, TORCH_DTYPES[precision])
+    file = description.with_suffix(".safetensors")
+    _write_weights(file, weights, TORCH_DTYPES[precision])
     description.write_text(json.dumps(described, indent=1, allow_nan=False), encoding="utf-8")
+    shutil.copymode(description, file)  # safetensors lets only the owner read its files
     return {
         one.name: sum(n.op == "call_function" for n in one.exported.graph.nodes) for one in programs
     }

@@ -274,12 +274,14 @@ class Resident(nn.Module):
 
     def __init__(self, record: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.graph = Graph(record, weights)
+        self.program = Graph(record, weights)
         shapes = {str(tensor["name"]): tensor["shape"] for tensor in record["inputs"]}
         self.batch, self.tokens, _ = shapes["x"]
-        self.given = [name for name in self.graph.inputs if name not in record["state"]]
+        self.given = [name for name in self.program.inputs if name not in record["state"]]
         self.kept = {kind: [n for n in shapes if n.startswith(f"{kind}_")] for kind in STATE}
-        if sorted(record["state"]) != sorted(name for names in self.kept.values() for name in names):
+        if sorted(record["state"]) != sorted(
+            name for names in self.kept.values() for name in names
+        ):
             raise ModuleError("the state is not that of a decoder")
         for kind, names in self.kept.items():
             setattr(self, kind, nn.ParameterList(self._state(shapes[name]) for name in names))
@@ -292,8 +294,12 @@ class Resident(nn.Module):
 
     def _state(self, shape: Sequence[int]) -> nn.Parameter:
         """Return a cache of zeros, with the axis of rows of a batch apart from that of heads."""
-        zeros = torch.zeros(shape, dtype=self.graph.floating)
-        return nn.Parameter(zeros.unflatten(0, (self.batch, -1)), requires_grad=False)
+        zeros = torch.zeros(shape, dtype=self.program.floating)
+        return nn.Parameter(self._by_row(zeros), requires_grad=False)
+
+    def _by_row(self, heads: Tensor) -> Tensor:
+        """Return (B·H, …) as (B, H, …)."""
+        return heads.reshape(self.batch, -1, *heads.shape[1:])
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run once on the inputs that are no state; return the outputs, and the updated caches."""
@@ -306,19 +312,19 @@ class Resident(nn.Module):
         given = dict(zip(self.given, inputs[:count], strict=True))
         for kind, names in self.kept.items():
             given |= {n: one.flatten(0, 1) for n, one in zip(names, caches[kind], strict=True)}
-        results = self.graph.compute(given)
+        results = self.program.compute(given)
         rows = torch.arange(self.cached, dtype=torch.int32, device=position.device)
-        chosen = (position[:, :, None] == rows).to(self.graph.floating)[:, None]  # (B, 1, P, N)
+        chosen = (position[:, :, None] == rows).to(self.program.floating)[:, None]  # (B, 1, P, N)
         updated = [
             self._written(kind, cache, results[index], chosen)
             for kind, indices in self.new.items()
             for cache, index in zip(caches[kind], indices, strict=True)
         ]
-        return (*self.graph.returned(results), *updated)
+        return (*self.program.returned(results), *updated)
 
     def _written(self, kind: str, cache: Tensor, new: Tensor, chosen: Tensor) -> Tensor:
         """Return a cache with the new rows, each at the position where its row of `chosen` is 1."""
-        new = new.unflatten(0, (self.batch, -1))
+        new = self._by_row(new)
         written = chosen.sum(dim=2, keepdim=True) > 0  # (B, 1, 1, N)
         if kind == "self_k":
             return torch.where(written, new @ chosen if self.tokens > 1 else new, cache)
@@ -326,8 +332,8 @@ class Resident(nn.Module):
 
     def aliases(self) -> dict[Tensor, int]:
         """Return the aliases: cache -> index of its output."""
-        states = [*self.self_k, *self.self_v]
-        return {state: len(self.graph.results) + i for i, state in enumerate(states)}
+        states = [state for kind in self.new for state in getattr(self, kind)]
+        return {state: len(self.program.results) + i for i, state in enumerate(states)}
 
 
 # Operators ---------------------------------------------------------------------------------------
