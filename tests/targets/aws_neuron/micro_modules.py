@@ -61,8 +61,9 @@ def weights() -> dict[str, torch.Tensor]:
     return lowering.describe(programs(), "float32")[1]
 
 
-def write(folder: Path, dtype: str = "float32") -> None:
+def write(folder: Path, dtype: str = "float32", dims: Dims = DIMS) -> None:
     """Write both files."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / DESCRIPTION).write_text(json.dumps(description(dtype)))
-    save_file(weights(), folder / WEIGHTS)
+    described, tensors = lowering.describe(programs(dims), dtype)
+    (folder / DESCRIPTION).write_text(json.dumps(described))
+    save_file(tensors, folder / WEIGHTS)

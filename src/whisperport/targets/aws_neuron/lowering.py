@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.errors import LoweringError
 from whisperport.program.program_kind import CROSS_KV, ENCODER
 from whisperport.program.signatures import roles
-from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.program.spec import ProgramSpec
 
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
@@ -135,11 +135,9 @@ def _graph(program: "Program", dtype: str, weights: dict[str, "Tensor"]) -> Reco
         name = known.get(_identity(tensor), f"{program.name}/{spec.target}")
         reads[spec.arg.name], weights[name] = name, tensor
     results = zip(exported.graph_signature.user_outputs, program.spec.outputs, strict=True)
-    signature = program.spec.to_json()
     return {
+        **program.spec.to_json(),
         "dtype": dtype,
-        "inputs": signature["inputs"],
-        "outputs": signature["outputs"],
         "state": _state(program.spec),
         "weights": reads,
         "results": [{"node": str(node), "dtype": tensor.dtype} for node, tensor in results],
@@ -228,15 +226,3 @@ def _is_mutable(node: Any) -> bool:
 
 def _identity(tensor: "Tensor") -> tuple[object, ...]:
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-
-def signature_of(record: Mapping[str, Any], name: str) -> ProgramSpec:
-    """Return the signature in a program's description.
-
-    Raises:
-        KeyError, TypeError, ValueError: the description has none.
-    """
-    inputs, outputs = (
-        tuple(TensorSpec.from_json(one) for one in record[side]) for side in ("inputs", "outputs")
-    )
-    return ProgramSpec(name, inputs, outputs)
