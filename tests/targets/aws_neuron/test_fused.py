@@ -431,13 +431,27 @@ class Several(torch.nn.Module):
         )
 
 
-def test_what_a_kernel_does_not_compute_stays_as_it_is() -> None:
-    module = graph_of(Several(), torch.randn(1, 4, 8))
+class Computed(torch.nn.Module):
+    """Three linear layers of one input; the bias of one is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.last = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (layer(x) for layer in self.layers)
+        return q + k + F.linear(x, self.last.weight, self.last.bias * 2)
+
+
+@pytest.mark.parametrize("kind", [Several, Computed])
+def test_what_no_fused_operator_computes_stays_as_it_is(kind: Any) -> None:
+    module = graph_of(kind(), torch.randn(1, 4, 8))
     before = ops(module)
 
-    used = fuse(module, ("attention", "conv"))
+    used = fuse(module, tuple(FUSED))
 
-    assert used.words() == {}
+    assert used.words() == {"qkv": "one matmul in 0 layers"}
     assert ops(module) == before
 
 

@@ -81,9 +81,9 @@ def fuse(module: nn.Module, options: Sequence[str]) -> Used:
     found = {"qkv": True, "attention": attentions, "conv": convolutions}
     used = Used([option for option in options if found[option]])
     if attentions:
-        _replace(graph, attentions, FlashAttention(used))
+        _call_kernel(graph, attentions, FlashAttention(used))
     if convolutions:
-        _replace(graph, convolutions, FusedConv(used))
+        _call_kernel(graph, convolutions, FusedConv(used))
     if "qkv" in options:
         used.add("qkv", f"one matmul in {_join_projections(graph)} layers")
     return used
@@ -100,29 +100,33 @@ def _attentions(graph: Any) -> list[Sequence[Any]]:
 
 def _convolutions(graph: Any) -> list[Sequence[Any]]:
     """Return the nodes of each convolution of width 3, padded by 1, with an exact GELU."""
-    chains = _chains(graph, "aten.conv1d.default", "aten.gelu.default")
-    tensors = dict(zip(graph.weights, graph.tensors, strict=True))
-    found = []
-    for conv, gelu in chains:
+    tensors = _tensors(graph)
+
+    def fits(conv: Any, gelu: Any) -> bool:
+        if len(conv.args) != 5 or conv.args[4] != [1] or conv.kwargs or gelu.kwargs:
+            return False
         weight = tensors.get(_name(conv.args[1]))
-        plain = len(conv.args) == 5 and conv.args[4] == [1] and conv.args[2] is not None
-        if weight is not None and weight.shape[2] == 3 and plain and len(gelu.args) == 1:
-            found.append((conv, gelu))
-    return [(conv, gelu) for conv, gelu in found if not conv.kwargs and not gelu.kwargs]
+        return weight is not None and weight.shape[2] == 3 and conv.args[2] is not None
+
+    chains = _chains(graph, "aten.conv1d.default", "aten.gelu.default")
+    return [chain for chain in chains if fits(*chain)]
 
 
 def _chains(graph: Any, *ops: str) -> list[Sequence[Any]]:
-    """Return the nodes of each chain of operators, whose results nothing else reads."""
+    """Return the nodes of each chain of operators, whose inner results nothing else reads."""
     nodes = {node.name: node for node in graph.nodes}
     readers = Counter([*graph.results, *(name for node in graph.nodes for name in node.reads())])
     found: list[Sequence[Any]] = []
+    taken: set[str] = set()
     for last in graph.nodes:
         chain = [last]
         while len(chain) < len(ops) and chain[0].args and _name(chain[0].args[0]) in nodes:
             chain.insert(0, nodes[_name(chain[0].args[0])])
-        inner = [readers[node.name] for node in chain[:-1]]
-        if [node.op for node in chain] == list(ops) and set(inner) == {1}:
+        names = [node.name for node in chain]
+        is_read_once = all(readers[name] == 1 for name in names[:-1])
+        if [node.op for node in chain] == [*ops] and is_read_once and taken.isdisjoint(names):
             found.append(chain)
+            taken.update(names)
     return found
 
 
@@ -131,18 +135,23 @@ def _name(argument: Any) -> str:
     return argument["node"] if isinstance(argument, dict) else ""
 
 
-def _replace(graph: Any, chains: Sequence[Sequence[Any]], kernel: Any) -> None:
+def _tensors(graph: Any) -> dict[str, Tensor]:
+    """Return the weights of a graph: name of a node -> tensor."""
+    return dict(zip(graph.weights, graph.tensors, strict=True))
+
+
+def _rewrite(graph: Any, new: Mapping[str, list[Any]], tensors: Mapping[str, Tensor]) -> None:
+    """Replace nodes, by name, each by any number of nodes."""
+    graph.use([one for node in graph.nodes for one in new.get(node.name, [node])], tensors)
+
+
+def _call_kernel(graph: Any, chains: Sequence[Sequence[Any]], kernel: Any) -> None:
     """Replace each chain by one node that calls a kernel."""
-    replaced = {chain[-1].name: chain for chain in chains}
-    gone = {node.name for chain in chains for node in chain[:-1]}
-    nodes = []
-    for node in graph.nodes:
-        if chain := replaced.get(node.name):
-            args, run = kernel.node(*chain)
-            nodes.append(node._replace(op="kernel", function=run, args=args, kwargs={}))
-        elif node.name not in gone:
-            nodes.append(node)
-    graph.use(nodes, dict(zip(graph.weights, graph.tensors, strict=True)))
+    new: dict[str, list[Any]] = {node.name: [] for chain in chains for node in chain}
+    for chain in chains:
+        args, run = kernel.node(*chain)
+        new[chain[-1].name] = [chain[-1]._replace(op="kernel", function=run, args=args, kwargs={})]
+    _rewrite(graph, new, _tensors(graph))
 
 
 # Q, K and V --------------------------------------------------------------------------------------
@@ -150,48 +159,47 @@ def _replace(graph: Any, chains: Sequence[Sequence[Any]], kernel: Any) -> None:
 
 def _join_projections(graph: Any) -> int:
     """Join each three linear layers with the same input; return how many layers have them."""
-    tensors = dict(zip(graph.weights, graph.tensors, strict=True))
+    tensors = _tensors(graph)
     by_input: dict[str, list[Any]] = {}
     for node in graph.nodes:
-        if node.op == "aten.linear.default" and _name(node.args[1]) in tensors:
+        weights = [_name(argument) for argument in node.args[1:]]
+        if node.op == "aten.linear.default" and not node.kwargs and tensors.keys() >= {*weights}:
             by_input.setdefault(_name(node.args[0]), []).append(node)
-    joined = {group[0].name: group for group in by_input.values() if len(group) == 3}
-    parts = {
-        node.name: (group[0].name, index)
-        for group in joined.values()
-        for index, node in enumerate(group)
-    }
-    nodes = []
-    for node in graph.nodes:
-        if group := joined.get(node.name):
-            nodes += _joined(group, tensors)
-        if part := parts.get(node.name):
-            first, index = part
-            args = [{"node": f"{first}/parts"}, index]
-            node = node._replace(op="getitem", function=operator.getitem, args=args, kwargs={})
-        nodes.append(node)
-    graph.use(nodes, tensors)
-    return len(joined)
+    groups = [group for group in by_input.values() if len(group) == 3]
+    new: dict[str, list[Any]] = {}
+    for group in groups:
+        new |= _joined(group, tensors)
+    _rewrite(graph, new, tensors)
+    return len(groups)
 
 
-def _joined(group: Sequence[Any], tensors: dict[str, Tensor]) -> list[Any]:
-    """Return the nodes of one matmul in place of three, and of its parts; add its weights to `tensors`."""
-    weights = [tensors[_name(node.args[1])] for node in group]
-    given = [tensors.get(_name(node.args[2])) if len(node.args) > 2 else None for node in group]
-    biases = [
-        weight.new_zeros(len(weight)) if bias is None else bias
-        for weight, bias in zip(weights, given, strict=True)
-    ]
+def _joined(group: Sequence[Any], tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
+    """Return one matmul in place of three, and its parts; add its weights to `tensors`."""
     first, name = group[0], group[0].name
+    weights = [tensors[_name(node.args[1])] for node in group]
+    biases = [
+        tensors[_name(node.args[2])] if len(node.args) > 2 else weight.new_zeros(len(weight))
+        for node, weight in zip(group, weights, strict=True)
+    ]
     tensors[f"{name}/weight"], tensors[f"{name}/bias"] = joined_rows(weights), joined_rows(biases)
     args = [first.args[0], {"node": f"{name}/weight"}, {"node": f"{name}/bias"}]
-    sizes = [len(weight) for weight in weights]
     matmul = first._replace(name=f"{name}/joined", args=args)
-    parts = [{"node": f"{name}/joined"}, sizes, -1]
-    return [
-        matmul,
-        first._replace(name=f"{name}/parts", op="split", function=torch.split, args=parts),
-    ]
+    sizes = [len(weight) for weight in weights]
+    split = first._replace(
+        name=f"{name}/parts",
+        op="split",
+        function=torch.split,
+        args=[{"node": matmul.name}, sizes, -1],
+    )
+    parts = {
+        node.name: [
+            node._replace(
+                op="getitem", function=operator.getitem, args=[{"node": split.name}, index]
+            )
+        ]
+        for index, node in enumerate(group)
+    }
+    return {**parts, name: [matmul, split, *parts[name]]}
 
 
 def joined_rows(rows: Sequence[Tensor], heads: int = 1, degree: int = 1) -> Tensor:
