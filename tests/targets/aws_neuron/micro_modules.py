@@ -37,11 +37,12 @@ DESCRIPTION, WEIGHTS = "fp32.json", "fp32.safetensors"
 
 
 def whisper(dims: Dims = DIMS) -> Whisper:
-    """A model with random weights."""
+    """A model with random weights, whose layers have a gain of about 1."""
     model = Whisper(dims).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
-        parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(noise * dims.n_text_state**-0.5)
     return model
 
 
