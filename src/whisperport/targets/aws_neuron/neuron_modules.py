@@ -51,7 +51,7 @@ import mmap
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -375,6 +375,8 @@ def _node(record: Mapping[str, Any], floating: torch.dtype) -> Node:
     function = operator_of(op)
     if op in IN_FLOAT32 and floating != torch.float32:
         function = _in_float32(function)
+    if op == "aten.linear.default":
+        function = _linear
     kwargs = {str(key): _decoded(value) for key, value in record["kwargs"].items()}
     return Node(str(record["name"]), op, function, _decoded(list(record["args"])), kwargs)
 
@@ -389,6 +391,12 @@ def _in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function(raised(x), *map(raised, args), **kwargs).to(x.dtype)
 
     return run
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute aten.linear on rank 2: for an x (1, B, d) that was (B, 1, d), torch would copy the weight."""
+    rows = torch.ops.aten.linear.default(x.reshape(-1, x.shape[-1]), weight, bias)
+    return cast(Tensor, rows).reshape(*x.shape[:-1], -1)
 
 
 def _decoded(value: Any) -> Any:
