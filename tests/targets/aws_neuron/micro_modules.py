@@ -1,65 +1,70 @@
 """Descriptions and weights of programs of a few kilobytes, as `neuron_modules` reads them."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from whisperport.targets.aws_neuron import neuron_modules
+from whisperport.model.whisper import Whisper
+from whisperport.program.dims import Dims
+from whisperport.targets.aws_neuron import lowering
+from whisperport.trace.program import Program
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
-SIZES = {"width": 16, "heads": 2, "layers": 2, "inner": 32}
-ROW = {"dtype": "float32", "batch": 1}
-DECODE = {**ROW, "cached": 8, "context": 6, **SIZES}
-PROGRAMS: dict[str, dict[str, Any]] = {
-    "encoder": {
-        "kind": "encoder",
-        "n_mels": 4,
-        "positions": 6,
-        "cross_heads": 2,
-        "cross_layers": 2,
-        **ROW,
-        **SIZES,
-    },
-    "cross_kv": {
-        "kind": "cross_kv",
-        **ROW,
-        "positions": 6,
-        "width": 16,
-        "heads": 2,
-        "layers": 2,
-    },
-    "prefill_4": {"kind": "prefill", "tokens": 4, "picked": 2, "vocab": 11, **DECODE},
-    "step": {"kind": "step", "tokens": 1, "vocab": 11, **DECODE},
-    "step_3": {"kind": "step", "tokens": 1, "vocab": 11, **DECODE, "batch": 3},
-    "align": {
-        "kind": "align",
-        "tokens": 3,
-        "vocab": 0,
-        "alignment_heads": [[0, 1], [1, 0]],
-        **DECODE,
-    },
-}
+DIMS = Dims(
+    n_mels=4,
+    n_audio_ctx=6,
+    n_audio_state=16,
+    n_audio_head=2,
+    n_audio_layer=2,
+    n_text_ctx=8,
+    n_text_state=16,
+    n_text_head=2,
+    n_text_layer=2,
+    n_vocab=11,
+    n_audio_ffn=32,
+    n_text_ffn=32,
+)
+LAYERS = DIMS.n_text_layer
+HEADS = [(0, 1), (1, 0)]
+PROGRAMS = ("encoder", "cross_kv", "prefill_4", "step", "step_4", "align")
+DECODERS = ("prefill_4", "step", "step_4", "align")
 DESCRIPTION, WEIGHTS = "fp32.json", "fp32.safetensors"
 
 
+def whisper(dims: Dims = DIMS) -> Whisper:
+    """A model with random weights, whose layers have a gain of about 1."""
+    model = Whisper(dims).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(noise * dims.n_text_state**-0.5)
+    return model
+
+
+@cache
+def programs(dims: Dims = DIMS) -> tuple[Program, ...]:
+    """The traced programs of a model."""
+    return tuple(whisper_programs(Parts(whisper(dims), HEADS), PROGRAMS))
+
+
 def description(dtype: str = "float32") -> dict[str, Any]:
-    programs = {name: {**record, "dtype": dtype} for name, record in PROGRAMS.items()}
-    return {"format": neuron_modules.FORMAT, "programs": programs}
+    """A description that a test may change."""
+    found: dict[str, Any] = json.loads(json.dumps(lowering.describe(programs(), dtype)[0]))
+    return found
 
 
-def weights(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random weights of every program, with openai-whisper's names."""
-    made, generator = description(), torch.Generator().manual_seed(seed)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for program in PROGRAMS:
-        shapes |= neuron_modules.weight_shapes(made, program)
-    return {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+def weights() -> dict[str, torch.Tensor]:
+    return lowering.describe(programs(), "float32")[1]
 
 
-def write(folder: Path, dtype: str = "float32") -> None:
+def write(folder: Path, dtype: str = "float32", dims: Dims = DIMS) -> None:
     """Write both files."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / DESCRIPTION).write_text(json.dumps(description(dtype)))
-    save_file(weights(), folder / WEIGHTS)
+    described, tensors = lowering.describe(programs(dims), dtype)
+    (folder / DESCRIPTION).write_text(json.dumps(described))
+    save_file(tensors, folder / WEIGHTS)

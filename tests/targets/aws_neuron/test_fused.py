@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whisperport.model.attention import Attention, CachedAttention
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.aws_neuron import neuron_fused, neuron_modules, stages
+from whisperport.targets.aws_neuron import lowering, neuron_fused, neuron_modules, stages
 from whisperport.targets.aws_neuron.compiler import NeuronCompiler
 from whisperport.targets.aws_neuron.flags import FUSED, CompileOptions
 from whisperport.targets.aws_neuron.neuron_fused import (
     CPU_ONLY,
-    JoinedProjections,
     Used,
     fuse,
     fused_state_dict,
@@ -31,6 +32,7 @@ from whisperport.targets.aws_neuron.neuron_fused import (
     padded_rows,
     shard,
 )
+from whisperport.trace.program import trace
 
 from . import micro_modules, test_compiler
 
@@ -41,10 +43,10 @@ HEADS, HEAD_WIDTH = 20, 8
 WIDTH = HEADS * HEAD_WIDTH
 
 
-def built(program: str, fused: tuple[str, ...] = ()) -> Any:
+def built(program: str, fused: tuple[str, ...] = (), dtype: str = "float32") -> Any:
     """A module, its inputs with random numbers, its aliases, and what was fused."""
     module, examples, aliases = neuron_modules.build(
-        micro_modules.description(), micro_modules.weights(), program
+        micro_modules.description(dtype), micro_modules.weights(), program
     )
     used = fuse(module, fused)
     generator = torch.Generator().manual_seed(1)
@@ -53,6 +55,10 @@ def built(program: str, fused: tuple[str, ...] = ()) -> Any:
         for one in examples
     )
     return module, inputs, aliases, used
+
+
+def ops(module: Any) -> list[str]:
+    return [node.op for node in getattr(module, "program", module).nodes]
 
 
 # The matmul of Q, K and V ------------------------------------------------------------------------
@@ -68,79 +74,75 @@ def test_one_matmul_for_q_k_and_v_gives_the_same_outputs_and_state(program: str)
         actual = neuron_modules.run(module, inputs, fused_aliases)
         torch.testing.assert_close(actual, expected, **CLOSE)
     assert [*aliases.values()] == [*fused_aliases.values()]
-    layers = len(getattr(plain, "blocks", ()))
+    layers = 0 if program == "cross_kv" else micro_modules.LAYERS
     assert used.words() == {"qkv": f"one matmul in {layers} layers"}
+    linear = "aten.linear.default"
+    assert ops(plain).count(linear) - ops(module).count(linear) == 2 * layers
 
 
-def test_the_separate_projections_are_gone_and_the_bias_of_keys_is_zero() -> None:
-    module = built("step", ("qkv",))[0]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_separate_projections_are_gone_and_the_bias_of_keys_is_zero(dtype: str) -> None:
+    plain, module = built("step", dtype=dtype)[0], built("step", ("qkv",), dtype)[0]
 
-    names = {name for name, _ in module.named_parameters()}
-    assert not any(
-        f"attn.{one}." in name.replace("cross_attn", "")
-        for name in names
-        for one in ("query", "key", "value")
-    )
-    joined = module.blocks[0].attn.qkv
-    width = joined.bias.shape[0] // 3
-    assert joined.weight.shape[0] == 3 * width
-    assert not joined.bias[width : 2 * width].any()
-    assert joined.bias[:width].any()
+    tensors = dict(zip(module.program.weights, module.program.tensors, strict=True))
+    joined = {name: one for name, one in tensors.items() if name.endswith(("/weight", "/bias"))}
+    separate = set(plain.program.weights) - set(tensors)
+    assert len(joined) == 2 * micro_modules.LAYERS
+    assert len(separate) == 5 * micro_modules.LAYERS  # three weights, and two biases
+    assert {str(one.dtype) for one in joined.values()} == {f"torch.{dtype}"}
+    for bias in (one for name, one in joined.items() if name.endswith("/bias")):
+        q, k, v = bias.chunk(3)
+        assert (bool(q.any()), bool(k.any()), bool(v.any())) == (True, False, True)
 
 
 # Several devices ---------------------------------------------------------------------------------
 
 
-def plain_attention() -> neuron_modules.SelfAttention:
+def plain_attention(kind: type[Any] = Attention) -> Any:
     """A self-attention layer with random weights, and as many heads as large-v3-turbo."""
     generator = torch.Generator().manual_seed(2)
-    attention = neuron_modules.SelfAttention(WIDTH, HEADS).requires_grad_(False)
+    attention = kind(WIDTH, HEADS).requires_grad_(False)
     for parameter in attention.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
     return attention
 
 
-def of_device(
-    plain: neuron_modules.SelfAttention, weights: dict[str, Tensor], heads: int
-) -> neuron_modules.SelfAttention:
+def of_device(kind: type[Any], weights: dict[str, Tensor], heads: int) -> Any:
     """The same layer with the weights of one device; its output is a summand, without the bias."""
-    part = neuron_modules.SelfAttention(WIDTH, HEADS).requires_grad_(False)
-    part.heads = heads
-    del part.query, part.key, part.value
-    part.qkv = JoinedProjections(weights["attn.qkv.weight"], weights["attn.qkv.bias"])
+    part = kind(WIDTH, HEADS).requires_grad_(False)
+    part.n_head = heads
+    layers = (part.query, part.key, part.value)
+    for name in ("weight", "bias"):
+        rows = weights[f"attn.qkv.{name}"].tensor_split(3)
+        for layer, own in zip(layers, rows, strict=True):
+            setattr(layer, name, torch.nn.Parameter(own, requires_grad=False))
     part.out.weight = torch.nn.Parameter(weights["attn.out.weight"], requires_grad=False)
     part.out.bias = None
     return part
 
 
-def on_devices(
-    plain: neuron_modules.SelfAttention, converted: dict[str, Tensor], degree: int
-) -> Any:
+def on_devices(converted: dict[str, Tensor], degree: int) -> Any:
     """Functions that run the layer on `degree` simulated devices: of the encoder, and with a cache."""
     heads = -(-HEADS // degree)
-    devices = [of_device(plain, shard(converted, degree, rank), heads) for rank in range(degree)]
+    parts = [shard(converted, degree, rank) for rank in range(degree)]
+    bias = converted["attn.out.bias"]
 
     def all_positions(x: Tensor) -> Tensor:
-        return sum((one(x) for one in devices), plain.out.bias)
+        return sum((of_device(Attention, part, heads)(x) for part in parts), bias)
 
     def cached(x: Tensor, mask: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Each device has the cache of its own heads; padded heads have an empty one."""
         missing = degree * heads - HEADS
-        k, v = (torch.cat([c, c.new_zeros(1, missing, *c.shape[2:])], 1) for c in (k, v))
-        parts = [
-            one.cached(x, mask, own_k, own_v)
-            for one, own_k, own_v in zip(
-                devices, k.chunk(degree, 1), v.chunk(degree, 1), strict=True
-            )
-        ]
-        out = sum((part[0] for part in parts), plain.out.bias)
-        new = [torch.cat([part[i] for part in parts], 1)[:, :HEADS] for i in (1, 2)]
-        return out, new[0], new[1]
+        k, v = (torch.cat([c, c.new_zeros(missing, *c.shape[1:])]) for c in (k, v))
+        caches = zip(parts, k.chunk(degree), v.chunk(degree), strict=True)
+        found = [of_device(CachedAttention, part, heads)(x, mask, *own) for part, *own in caches]
+        new = [torch.cat([one[i] for one in found])[:HEADS] for i in (1, 2)]
+        return sum((one[0] for one in found), bias), new[0], new[1]
 
     return all_positions, cached
 
 
-def named(plain: neuron_modules.SelfAttention) -> dict[str, Tensor]:
+def named(plain: Any) -> dict[str, Tensor]:
     return {f"attn.{name}": parameter.data for name, parameter in plain.named_parameters()}
 
 
@@ -159,19 +161,18 @@ def test_on_several_devices_the_joined_weights_give_what_one_device_gives(degree
     # given
     plain, generator = plain_attention(), torch.Generator().manual_seed(3)
     converted = fused_state_dict(named(plain), HEADS, degree)
-    everywhere, cached = on_devices(plain, converted, degree)
-    x = torch.randn(2, 7, WIDTH, generator=generator)
+    everywhere, cached = on_devices(converted, degree)
+    x = torch.randn(1, 7, WIDTH, generator=generator)
     new = torch.randn(1, 2, WIDTH, generator=generator)
-    mask = torch.zeros(1, 1, 2, 11).masked_fill(
-        torch.rand(1, 1, 2, 11, generator=generator) < 0.3, -64.0
-    )
-    k = torch.randn(1, HEADS, HEAD_WIDTH, 9, generator=generator)
-    v = torch.randn(1, HEADS, 9, HEAD_WIDTH, generator=generator)
+    mask = torch.zeros(1, 2, 11).masked_fill(torch.rand(1, 2, 11, generator=generator) < 0.3, -64.0)
+    k = torch.randn(HEADS, HEAD_WIDTH, 9, generator=generator)
+    v = torch.randn(HEADS, 9, HEAD_WIDTH, generator=generator)
 
     # then
     assert -(-HEADS // degree) * degree * 3 * HEAD_WIDTH == converted["attn.qkv.weight"].shape[0]
     torch.testing.assert_close(everywhere(x), plain(x), **CLOSE)
-    torch.testing.assert_close(cached(new, mask, k, v), plain.cached(new, mask, k, v), **CLOSE)
+    expected = plain_attention(CachedAttention)(new, mask, k, v)
+    torch.testing.assert_close(cached(new, mask, k, v), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("degree", [degree for degree in DEGREES if degree > 1])
@@ -187,7 +188,7 @@ def test_contiguous_parts_of_q_then_k_then_v_give_wrong_results(degree: int) -> 
     x = torch.randn(1, 7, WIDTH, generator=torch.Generator().manual_seed(3))
 
     # when
-    wrong, right = on_devices(plain, joined, degree)[0](x), plain(x)
+    wrong, right = on_devices(joined, degree)[0](x), plain(x)
 
     # then
     assert (wrong - right).norm() > 0.5 * right.norm()
@@ -205,13 +206,13 @@ def test_the_order_is_that_of_a_column_parallel_linear_with_a_stride_of_3(degree
     strided = [torch.cat(pieces[rank::degree]) for rank in range(degree)]
 
     # then
-    contiguous = joined_rows(*weights, HEADS, degree).chunk(degree)
+    contiguous = joined_rows(weights, HEADS, degree).chunk(degree)
     assert all(map(torch.equal, contiguous, strided))
 
 
 def test_a_state_dict_is_converted_and_split_layer_by_layer() -> None:
     # given: 2 heads on 3 devices
-    weights = micro_modules.weights()
+    weights = micro_modules.whisper().state_dict()
     weights = {name: one for name, one in weights.items() if "blocks.0." in name or "conv" in name}
 
     # when
@@ -314,12 +315,10 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def encoder(fused: tuple[str, ...], positions: int, dtype: str = "float32") -> Any:
     """An encoder, with one window of random numbers."""
-    described = micro_modules.description(dtype)
-    described["programs"]["encoder"]["positions"] = positions
-    weights = micro_modules.weights()
-    generator = torch.Generator().manual_seed(4)
-    weights["encoder.positional_embedding"] = torch.randn(positions, 16, generator=generator)
+    dims = replace(micro_modules.DIMS, n_audio_ctx=positions)
+    described, weights = lowering.describe(micro_modules.programs(dims), dtype)
     module, inputs, _ = neuron_modules.build(described, weights, "encoder")
+    generator = torch.Generator().manual_seed(4)
     return module, torch.randn(inputs[0].shape, generator=generator), fuse(module, fused)
 
 
@@ -403,7 +402,57 @@ def test_only_the_encoder_has_kernels() -> None:
     module, _, _, used = built("step", tuple(FUSED))
 
     assert used.words() == {"qkv": "one matmul in 2 layers"}
-    assert module.blocks[0].attn.kernel is None
+    assert "kernel" not in ops(module)
+
+
+def graph_of(module: torch.nn.Module, *inputs: Tensor) -> Any:
+    """The graph of a third-party module."""
+    traced = trace("theirs", module.eval().requires_grad_(False), inputs, ["y"])
+    return neuron_modules.build(*lowering.describe([traced], "float32"), "theirs")[0]
+
+
+class Several(torch.nn.Module):
+    """An attention whose weights are read again, and convolutions that the kernel does not compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Conv1d(4, 4, 5, padding=1)
+        self.grouped = torch.nn.Conv1d(4, 4, 3, padding=1, groups=2)
+        self.unpadded = torch.nn.Conv1d(4, 4, 3)
+        self.last = torch.nn.Conv1d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.wide, self.grouped, self.unpadded):
+            x = F.gelu(layer(x))
+        x = F.gelu(self.last(x), approximate="tanh")
+        weights = torch.softmax(torch.bmm(x, x.permute(0, 2, 1)), -1)
+        return (
+            torch.bmm(weights, x) + weights.sum() + torch.softmax(torch.bmm(x, x), 1).bmm(x).sum()
+        )
+
+
+class Computed(torch.nn.Module):
+    """Three linear layers of one input; the bias of one is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.last = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (layer(x) for layer in self.layers)
+        return q + k + F.linear(x, self.last.weight, self.last.bias * 2)
+
+
+@pytest.mark.parametrize("kind", [Several, Computed])
+def test_what_no_fused_operator_computes_stays_as_it_is(kind: Any) -> None:
+    module = graph_of(kind(), torch.randn(1, 4, 8))
+    before = ops(module)
+
+    used = fuse(module, tuple(FUSED))
+
+    assert used.words() == {"qkv": "one matmul in 0 layers"}
+    assert ops(module) == before
 
 
 def test_the_packages_of_the_kernels_are_those_of_the_recorded_sources() -> None:
@@ -440,8 +489,7 @@ def test_the_compile_stage_fuses_and_records_what_was_used(sdk: Any, tmp_path: P
     # then
     assert not [one for one in events if one["event"] == "failed"]
     traced = sdk.calls[-1][1]["func"]
-    assert isinstance(traced.blocks[0].attn.qkv, torch.nn.Module)
-    assert type(traced.conv1).__name__ == "FusedConv"
+    assert (ops(traced).count("kernel"), ops(traced).count("split")) == (2 + 2, 2)
     recorded = json.loads((work / "encoder" / stages.BUILT).read_text(encoding="utf-8"))["fused"]
     assert recorded == {"qkv": "one matmul in 2 layers", "attention": CPU_ONLY, "conv": CPU_ONLY}
 

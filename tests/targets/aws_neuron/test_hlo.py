@@ -6,6 +6,7 @@ that of PyTorch/XLA, which torch-neuronx is built on.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from whisperport.program.dims import Dims
 from whisperport.targets.aws_neuron import neuron_modules
 
 from ...extent import EVERYTHING, core_or_all
 from ...hlo_of_torch import Lowered, lower
 from ...inspection.hlo_file import MODULE
+from ...published_dims import TURBO
 from . import micro_modules
-from .traced_hlo import CHECKS, TURBO, Traced, build, failures, named, read
+from .traced_hlo import CHECKS, Traced, build, failures, named, read
 
-MICRO = {**micro_modules.DECODE, "layers": 1}
+MICRO = replace(micro_modules.DIMS, n_text_layer=1)
 CROSS = ("cross_k", "cross_v")
 # Measured: at most 1.5e-6 between XLA and torch on the CPU, for outputs of up to 5.
 TOLERANCE = 1e-5
@@ -38,10 +41,10 @@ def traced(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
     aliases: Mapping[str, int],
-    sizes: Mapping[str, Any] = TURBO,
+    dims: Dims = TURBO,
 ) -> Traced:
     made = lowered(module, inputs, aliases)
-    return read(folder, made.module, made.inputs, made.resident, sizes)
+    return read(folder, made.module, made.inputs, made.resident, dims)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +63,8 @@ class Projecting(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, position: Tensor, features: Tensor) -> Any:
         made = self.cross(features)
         layers = len(made) // 2
-        state = {f"cross_k.{i}": made[i] for i in range(layers)}
-        state |= {f"cross_v.{i}": made[layers + i] for i in range(layers)}
+        state = {f"cross_k.{i}": made[i][None] for i in range(layers)}
+        state |= {f"cross_v.{i}": made[layers + i][None] for i in range(layers)}
         return torch.func.functional_call(self.step, state, (x, mask, position))
 
 
@@ -78,9 +81,9 @@ class Variant(nn.Module):
         return self.step(x, mask, position.long() if self.wide else position)
 
 
-def projecting(sizes: Mapping[str, Any]) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
-    step, inputs, aliases = build("step", sizes)
-    cross, features, _ = build("cross_kv", {**sizes, "positions": sizes["context"]})
+def projecting(dims: Dims) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
+    step, inputs, aliases = build("step", dims)
+    cross, features, _ = build("cross_kv", dims)
     below = {f"step.{name}": place for name, place in aliases.items()}
     return Projecting(step, cross), (*inputs, *features), below
 
@@ -96,10 +99,10 @@ def test_the_step_of_turbo_has_nothing_that_a_token_must_not_cost(
 
 
 def test_a_token_of_turbo_moves_at_most_64_kb_to_the_device(turbo_step: Traced) -> None:
-    sizes = {name: one.n_bytes or 0 for name, one in turbo_step.per_token.items()}
+    sizes = [one.n_bytes or 0 for one in turbo_step.per_token.values()]
 
-    assert sizes == {"x": 1280 * 4, "mask": 449 * 4, "position": 4}
-    assert sum(sizes.values()) <= 64 * 1024
+    assert sizes == [1280 * 4, 449 * 4, 4]  # x, mask, position
+    assert sum(sizes) <= 64 * 1024
     state = [one.n_bytes or 0 for name, one in turbo_step.inputs.items() if name[:7] in CROSS]
     assert sum(state) == 2 * 4 * 1500 * 1280 * 4  # 61 MB that stay on the device
 
@@ -121,45 +124,18 @@ def test_a_token_of_turbo_costs_39_gflop_less_than_with_projections(
 
 
 @pytest.mark.parametrize(
-    ("program", "options"),
-    core_or_all(
-        [("prefill_4", {"batch": 2, "windows": 1})],
-        [
-            ("step", {"batch": 5, "windows": 1}),
-            ("step", {"batch": 4, "windows": 4}),
-            ("prefill_4", {"batch": 1}),
-            ("prefill_4", {"batch": 2, "windows": 1}),
-            ("align", {"batch": 1}),
-        ],
-    ),
+    "program", core_or_all(["prefill_4"], ["step_8", "step_4", "prefill_4", "align"])
 )
-def test_the_other_decode_programs_have_nothing_of_it_either(
-    tmp_path: Path, program: str, options: dict[str, int]
-) -> None:
-    sizes = {**MICRO, **(TURBO if EVERYTHING else {})}
+def test_the_other_decode_programs_have_nothing_of_it_either(tmp_path: Path, program: str) -> None:
+    dims = TURBO if EVERYTHING else MICRO
 
-    assert failures(traced(tmp_path, *build(program, sizes, **options), sizes)) == set()
+    assert failures(traced(tmp_path, *build(program, dims), dims)) == set()
 
 
-@pytest.mark.parametrize(
-    ("program", "batch"),
-    core_or_all(
-        [("step", 1)],
-        [
-            ("step", 1),
-            ("step", 2),
-            ("prefill_4", 1),
-            ("align", 1),
-            ("encoder", 1),
-            ("cross_kv", 1),
-        ],
-    ),
-)
-def test_the_hlo_computes_what_the_module_computes(program: str, batch: int) -> None:
+@pytest.mark.parametrize("program", core_or_all(["step_4"], list(micro_modules.PROGRAMS)))
+def test_the_hlo_computes_what_the_module_computes(program: str) -> None:
     described, weights = micro_modules.description(), micro_modules.weights()
-    for record in described["programs"].values() if not EVERYTHING else ():
-        record.update(layers=1)
-    module, inputs, aliases = named(*neuron_modules.build(described, weights, program, batch=batch))
+    module, inputs, aliases = named(*neuron_modules.build(described, weights, program))
     generator = torch.Generator().manual_seed(0)
     for name, state in module.named_parameters():
         if neuron_modules.is_state(name):
@@ -205,7 +181,7 @@ def test_64_bit_positions_are_found(tmp_path: Path) -> None:
 def test_a_dummy_input_for_the_features_is_found_and_so_is_a_dynamic_shape(tmp_path: Path) -> None:
     module, inputs, aliases = build("step", MICRO)
     below = {f"step.{name}": place for name, place in aliases.items()}
-    features = torch.zeros(1, MICRO["context"], MICRO["width"])
+    features = torch.zeros(1, MICRO.n_audio_ctx, MICRO.n_audio_state)
     made = lowered(Variant(module), (*inputs, features), below)
     message = MODULE.FromString(made.module)
     entry = message.computations[-1].instructions

@@ -22,7 +22,6 @@ from .traced_hlo import CHECKS, failures, read
 
 HERE = Path(__file__).parent
 TORCH_XLA = ("torch_xla==2.9.0", "absl-py", "pyyaml", "requests")
-DECODE = ("step", "prefill", "align")
 pytestmark = [
     pytest.mark.skipif(not EVERYTHING, reason="make test-all: it downloads torch_xla 2.9, 80 MB"),
     pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="needs a C compiler and binutils"),
@@ -62,27 +61,25 @@ def _torch_xla(interpreter: Path) -> Path:
 def test_what_pytorch_xla_traces_has_nothing_that_a_token_must_not_cost(
     folder: Path, tmp_path: Path, program: str
 ) -> None:
-    record = micro_modules.PROGRAMS[program]
     stated = json.loads((folder / f"{program}.json").read_text())
     names = stated["names"]
     resident = [name for name in names if not name.startswith("input ")]
-    sizes = {"context": 6, "width": 16}
     module = MODULE.FromString((folder / f"{program}.hlo.pb").read_bytes())
 
-    plain = read(tmp_path, module.SerializeToString(), names, resident, sizes)
+    plain = read(tmp_path, module.SerializeToString(), names, resident, micro_modules.DIMS)
     for name, output in stated["aliases"].items():  # torch-neuronx states them like this
         entry = module.input_output_alias.entries.add(output_shape_index=[output])
         entry.parameter_number = names.index(name)
-    aliased = read(tmp_path, module.SerializeToString(), names, resident, sizes)
+    aliased = read(tmp_path, module.SerializeToString(), names, resident, micro_modules.DIMS)
 
-    if record["kind"] in DECODE:
+    if program in micro_modules.DECODERS:
         assert failures(plain) == {"caches_without_alias"}
-        assert len(aliased.graph.aliases) == 2 * record["layers"]
+        assert len(aliased.graph.aliases) == 2 * micro_modules.LAYERS
         assert failures(aliased) == set()
         assert {name for name in names if "cross_" in name[:6]} == {
-            f"cross_{kind}.{layer}" for kind in "kv" for layer in range(record["layers"])
+            f"cross_{kind}.{layer}" for kind in "kv" for layer in range(micro_modules.LAYERS)
         }
     else:
         assert CHECKS["int64"](plain) == CHECKS["dynamic_shapes"](plain) == []
         assert CHECKS["repeated_work"](plain) == []
-        assert len(aliased.graph.outputs) == 2 * record["layers"] + ("cross_layers" in record)
+        assert len(aliased.graph.outputs) == 2 * micro_modules.LAYERS + (program == "encoder")

@@ -13,12 +13,15 @@ from whisperport.inspection.cost import contracted, cost_of
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.read import read_graphs
 from whisperport.inspection.rules import RULES
+from whisperport.model.whisper import Whisper
+from whisperport.program.dims import Dims
 from whisperport.program.spec import Limit
-from whisperport.targets.aws_neuron import neuron_modules
+from whisperport.targets.aws_neuron import lowering, neuron_modules
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
 
+from ...published_dims import TURBO
 from . import micro_modules
-
-TURBO = {"width": 1280, "heads": 20, "layers": 4, "inner": 5120, "cached": 448, "context": 1500}
 
 
 @dataclass(frozen=True)
@@ -46,28 +49,23 @@ class Traced:
         return cost_of(self.graph).flops
 
 
-def read(
-    folder: Path, module: bytes, names: Any, resident: Any, sizes: Mapping[str, int]
-) -> Traced:
+def read(folder: Path, module: bytes, names: Any, resident: Any, dims: Dims) -> Traced:
     path = folder / "module.hlo.pb"
     path.write_bytes(module)
     (graph,) = read_graphs(path)
-    return Traced(graph, tuple(names), frozenset(resident), sizes["context"], sizes["width"])
+    return Traced(graph, tuple(names), frozenset(resident), dims.n_audio_ctx, dims.n_text_state)
 
 
-def build(
-    program: str, sizes: Mapping[str, int] = TURBO, **options: int
-) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
+def build(program: str, dims: Dims = TURBO) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
     """Build a module of any size; weights are one zero, expanded. Aliases are by the parameter's name."""
-    described = micro_modules.description()
-    record = described["programs"][program]
-    record.update({name: size for name, size in sizes.items() if name in record})
-    if record.get("vocab"):
-        record["vocab"] = sizes.get("vocab", 51866)
-    shapes = neuron_modules.weight_shapes(described, program)
+    with torch.device("meta"):
+        model = Whisper(dims).eval().requires_grad_(False)
     zero = torch.zeros(1)
-    weights = {name: zero.expand(shape) for name, shape in shapes.items()}
-    return named(*neuron_modules.build(described, weights, program, **options))
+    model.load_state_dict(
+        {name: zero.expand(one.shape) for name, one in model.state_dict().items()}, assign=True
+    )
+    traced = tuple(whisper_programs(Parts(model, micro_modules.HEADS), (program,)))
+    return named(*neuron_modules.build(*lowering.describe(traced, "float32"), program))
 
 
 def named(

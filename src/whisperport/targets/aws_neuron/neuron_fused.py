@@ -1,15 +1,15 @@
-"""Fused operators in the modules of `neuron_modules`: one matmul for Q, K and V, and AWS's own kernels.
+"""Fused operators in the graphs of `neuron_modules`: one matmul for Q, K and V, and AWS's own kernels.
 
 This file stands alone: it needs torch (2.9 or later) and the standard library. The kernels are functions of
 AWS's packages, which are imported when a program is compiled. Where a package is missing, or a kernel does
 not support the shapes, the plain operators stay, and `Used` says so. On a CPU, the plain operators run.
 
-    option     replaces                         by
-    qkv        three matmuls of each            one matmul with the joined weights; the bias of K is 0
-               self-attention layer
-    attention  softmax(Q·K)·V of the encoder    `scaled_dot_product_attention_kernel`, NxD Inference
-    conv       convolution and GELU at the      `conv1d`, NKI library
-               start of the encoder
+    option     replaces, found by its form      by
+    qkv        three linear layers with the     one matmul with the joined weights; the bias of K is 0
+               same input: Q, K and V
+    attention  bmm(softmax(bmm(Q, K)), V) of    `scaled_dot_product_attention_kernel`, NxD Inference
+               a graph without state
+    conv       conv1d of width 3, and GELU      `conv1d`, NKI library
 
 Sources of the calls: aws-neuron/neuronx-distributed-inference@4bcdc54, experimental/functional/attention/
 causal_attention_functions.py; aws-neuron/nki-library@d2ad3a5, nkilib/experimental/conv/conv1d.py. The same
@@ -25,6 +25,8 @@ result is wrong (as in 6c49162, for R > 1). `joined_rows` therefore joins the ro
 from __future__ import annotations
 
 import importlib
+import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -38,6 +40,8 @@ ATTENTION = (
 CONV, CONV_TYPES = "nkilib.experimental.conv.conv1d", "nkilib.core.utils.common_types"
 HOST = "cpu"  # type of torch device on which no kernel runs
 CPU_ONLY = "plain: the program ran on the CPU only"
+
+Run = Callable[..., Tensor]
 
 
 class Used:
@@ -71,58 +75,138 @@ def fuse(module: nn.Module, options: Sequence[str]) -> Used:
     """
     if unknown := [option for option in options if option not in OPTIONS]:
         raise ValueError(f"the option {unknown[0]!r} is not one of {OPTIONS}")
-    encodes = hasattr(module, "conv1")
-    used = Used([one for one in options if encodes or one == "qkv"])
-    attentions = [block.attn for block in getattr(module, "blocks", ())]
+    graph: Any = getattr(module, "program", module)
+    attentions = _attentions(graph) if module is graph and "attention" in options else []
+    convolutions = _convolutions(graph) if "conv" in options else []
+    found = {"qkv": True, "attention": attentions, "conv": convolutions}
+    used = Used([option for option in options if found[option]])
+    if attentions:
+        _call_kernel(graph, attentions, FlashAttention(used))
+    if convolutions:
+        _call_kernel(graph, convolutions, FusedConv(used))
     if "qkv" in options:
-        for attention in attentions:
-            _fuse_projections(attention)
-        used.add("qkv", f"one matmul in {len(attentions)} layers")
-    if encodes and "attention" in options:
-        kernel = FlashAttention(used)
-        for attention in attentions:
-            attention.kernel = kernel
-    if encodes and "conv" in options:
-        for name in ("conv1", "conv2"):
-            setattr(module, name, FusedConv(cast(nn.Conv1d, getattr(module, name)), used))
+        used.add("qkv", f"one matmul in {_join_projections(graph)} layers")
     return used
+
+
+# Patterns in a graph -----------------------------------------------------------------------------
+
+
+def _attentions(graph: Any) -> list[Sequence[Any]]:
+    """Return the nodes of each bmm(softmax(bmm(Q, K)), V)."""
+    chains = _chains(graph, "aten.bmm.default", "aten.softmax.int", "aten.bmm.default")
+    return [chain for chain in chains if chain[1].args[1] in (-1, 2)]
+
+
+def _convolutions(graph: Any) -> list[Sequence[Any]]:
+    """Return the nodes of each convolution of width 3, padded by 1, with an exact GELU."""
+    tensors = _tensors(graph)
+
+    def fits(conv: Any, gelu: Any) -> bool:
+        if len(conv.args) != 5 or conv.args[4] != [1] or conv.kwargs or gelu.kwargs:
+            return False
+        weight = tensors.get(_name(conv.args[1]))
+        return weight is not None and weight.shape[2] == 3 and conv.args[2] is not None
+
+    chains = _chains(graph, "aten.conv1d.default", "aten.gelu.default")
+    return [chain for chain in chains if fits(*chain)]
+
+
+def _chains(graph: Any, *ops: str) -> list[Sequence[Any]]:
+    """Return the nodes of each chain of operators, whose inner results nothing else reads."""
+    nodes = {node.name: node for node in graph.nodes}
+    readers = Counter([*graph.results, *(name for node in graph.nodes for name in node.reads())])
+    found: list[Sequence[Any]] = []
+    taken: set[str] = set()
+    for last in graph.nodes:
+        chain = [last]
+        while len(chain) < len(ops) and chain[0].args and _name(chain[0].args[0]) in nodes:
+            chain.insert(0, nodes[_name(chain[0].args[0])])
+        names = [node.name for node in chain]
+        is_read_once = all(readers[name] == 1 for name in names[:-1])
+        if [node.op for node in chain] == [*ops] and is_read_once and taken.isdisjoint(names):
+            found.append(chain)
+            taken.update(names)
+    return found
+
+
+def _name(argument: Any) -> str:
+    """Return the name of the node whose result an argument is; "" if it is none."""
+    return argument["node"] if isinstance(argument, dict) else ""
+
+
+def _tensors(graph: Any) -> dict[str, Tensor]:
+    """Return the weights of a graph: name of a node -> tensor."""
+    return dict(zip(graph.weights, graph.tensors, strict=True))
+
+
+def _rewrite(graph: Any, new: Mapping[str, list[Any]], tensors: Mapping[str, Tensor]) -> None:
+    """Replace nodes, by name, each by any number of nodes."""
+    graph.use([one for node in graph.nodes for one in new.get(node.name, [node])], tensors)
+
+
+def _call_kernel(graph: Any, chains: Sequence[Sequence[Any]], kernel: Any) -> None:
+    """Replace each chain by one node that calls a kernel."""
+    new: dict[str, list[Any]] = {node.name: [] for chain in chains for node in chain}
+    for chain in chains:
+        args, run = kernel.node(*chain)
+        new[chain[-1].name] = [chain[-1]._replace(op="kernel", function=run, args=args, kwargs={})]
+    _rewrite(graph, new, _tensors(graph))
 
 
 # Q, K and V --------------------------------------------------------------------------------------
 
 
-class JoinedProjections(nn.Module):
-    """The projections of a self-attention layer, or of one device's heads of it, as one matmul.
-
-    Args:
-        weight: (3·h·D, d) rows of Q, of K, and of V.
-        bias: (3·h·D,) the same of the biases.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = nn.Parameter(bias, requires_grad=False)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x (B, P, d) to Q, K and V, (B, P, h·D) each."""
-        q, k, v = torch.tensor_split(nn.functional.linear(x, self.weight, self.bias), 3, dim=2)
-        return q, k, v
+def _join_projections(graph: Any) -> int:
+    """Join each three linear layers with the same input; return how many layers have them."""
+    tensors = _tensors(graph)
+    by_input: dict[str, list[Any]] = {}
+    for node in graph.nodes:
+        weights = [_name(argument) for argument in node.args[1:]]
+        if node.op == "aten.linear.default" and not node.kwargs and tensors.keys() >= {*weights}:
+            by_input.setdefault(_name(node.args[0]), []).append(node)
+    groups = [group for group in by_input.values() if len(group) == 3]
+    new: dict[str, list[Any]] = {}
+    for group in groups:
+        new |= _joined(group, tensors)
+    _rewrite(graph, new, tensors)
+    return len(groups)
 
 
-def _fuse_projections(attention: Any) -> None:
-    """Replace the projections of a `SelfAttention`."""
-    q, k, v = attention.query, attention.key, attention.value
-    weight = joined_rows(q.weight, k.weight, v.weight, attention.heads)
-    bias = joined_rows(q.bias, torch.zeros_like(q.bias), v.bias, attention.heads)
-    del attention.query, attention.key, attention.value
-    attention.qkv = JoinedProjections(weight, bias)
+def _joined(group: Sequence[Any], tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
+    """Return one matmul in place of three, and its parts; add its weights to `tensors`."""
+    first, name = group[0], group[0].name
+    weights = [tensors[_name(node.args[1])] for node in group]
+    biases = [
+        tensors[_name(node.args[2])] if len(node.args) > 2 else weight.new_zeros(len(weight))
+        for node, weight in zip(group, weights, strict=True)
+    ]
+    tensors[f"{name}/weight"], tensors[f"{name}/bias"] = joined_rows(weights), joined_rows(biases)
+    args = [first.args[0], {"node": f"{name}/weight"}, {"node": f"{name}/bias"}]
+    matmul = first._replace(name=f"{name}/joined", args=args)
+    sizes = [len(weight) for weight in weights]
+    split = first._replace(
+        name=f"{name}/parts",
+        op="split",
+        function=torch.split,
+        args=[{"node": matmul.name}, sizes, -1],
+    )
+    parts = {
+        node.name: [
+            node._replace(
+                op="getitem", function=operator.getitem, args=[{"node": split.name}, index]
+            )
+        ]
+        for index, node in enumerate(group)
+    }
+    return {**parts, name: [matmul, split, *parts[name]]}
 
 
-def joined_rows(query: Tensor, key: Tensor, value: Tensor, heads: int, degree: int = 1) -> Tensor:
+def joined_rows(rows: Sequence[Tensor], heads: int = 1, degree: int = 1) -> Tensor:
     """Join the weights (d, …) or the biases (d,) of Q, K and V, device by device.
 
     Args:
+        rows: of Q, of K, and of V.
         heads: H, number of heads.
         degree: R, number of devices. If it does not divide H, heads of zeros are added. They add nothing to
             the result: the output projection has zeros for them too.
@@ -130,7 +214,7 @@ def joined_rows(query: Tensor, key: Tensor, value: Tensor, heads: int, degree: i
     Returns:
         (3·H'·D, …), of which device r gets the r-th of R equal parts; H' is a multiple of R.
     """
-    padded = [padded_rows(one, heads, degree) for one in (query, key, value)]
+    padded = [padded_rows(one, heads, degree) for one in rows]
     parts = [one.reshape(degree, -1, *one.shape[1:]) for one in padded]
     return torch.cat(parts, dim=1).flatten(0, 1)
 
@@ -160,9 +244,9 @@ def fused_state_dict(
             continue
         q, k, v = (converted.pop(f"{layer}{one}.weight") for one in ("query", "key", "value"))
         q_bias, v_bias = (converted.pop(f"{layer}{one}.bias") for one in ("query", "value"))
-        converted[f"{layer}qkv.weight"] = joined_rows(q, k, v, heads, degree)
+        converted[f"{layer}qkv.weight"] = joined_rows((q, k, v), heads, degree)
         zeros = torch.zeros_like(q_bias)
-        converted[f"{layer}qkv.bias"] = joined_rows(q_bias, zeros, v_bias, heads, degree)
+        converted[f"{layer}qkv.bias"] = joined_rows((q_bias, zeros, v_bias), heads, degree)
     return converted
 
 
@@ -202,53 +286,54 @@ class FlashAttention:
         self._used = used
         self._kernel, self._missing = _kernel(ATTENTION, "scaled_dot_product_attention_kernel")
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-        """Attend from scaled queries (B, H, T, D) to keys (B, H, D, T) and values (B, H, T, D).
+    def node(self, scores: Any, softmax: Any, attended: Any) -> tuple[list[Any], Run]:
+        """Return arguments and function of the node that replaces three nodes.
 
-        Returns:
-            (B, H, T, D); None: the plain operators must run.
+        It attends from scaled queries (H, T, D) to keys (H, D, T) and values (H, T, D): (H, T, D).
         """
 
-        def run() -> Tensor:
-            # A scale of 1: the queries are scaled already. The kernel wants keys as (B, H, T, D).
-            keys = k.permute(0, 1, 3, 2)
-            return cast(Tensor, self._kernel(q, keys, v, is_causal=False, scale=1.0))
+        def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            weights = softmax.function(scores.function(q, k), *softmax.args[1:], **softmax.kwargs)
+            return cast(Tensor, attended.function(weights, v))
 
-        return _attempt(run, q, "attention", ATTENTION, self._missing, self._used)
+        def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            # A scale of 1: the queries are scaled already. The kernel wants all three as (B, H, T, D).
+            q, k, v = q[None], k.permute(0, 2, 1)[None], v[None]
+            return cast(Tensor, self._kernel(q, k, v, is_causal=False, scale=1.0))[0]
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            found = _attempt(fused, (q, k, v), "attention", ATTENTION, self._missing, self._used)
+            return plain(q, k, v) if found is None else found
+
+        return [*scores.args, attended.args[1]], run
 
 
-class FusedConv(nn.Module):
-    """A convolution with GELU by AWS's kernel.
+class FusedConv:
+    """A convolution with GELU by AWS's kernel."""
 
-    Args:
-        plain: the convolution with GELU, of width 3 and padding 1.
-    """
-
-    def __init__(self, plain: nn.Conv1d, used: Used) -> None:
-        super().__init__()
-        self.plain, self._used = plain, used
+    def __init__(self, used: Used) -> None:
+        self._used = used
         self._kernel, self._missing = _kernel(CONV, "conv1d")
         types, missing = _kernel(CONV_TYPES, "ActFnType")
         self._missing = self._missing or missing
         self._gelu = None if self._missing else types.GELU
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve x (B, C, T): (B, d, T / stride)."""
+    def node(self, conv: Any, gelu: Any) -> tuple[list[Any], Run]:
+        """Return arguments and function of the node that replaces two nodes: (B, C, T) to (B, d, T')."""
+        stride, padding = conv.args[3:]
 
-        def run() -> Tensor:
-            weight = self.plain.weight.permute(2, 1, 0)  # (3, C, d)
-            convolved = self._kernel(
-                x,
-                weight,
-                self.plain.bias,
-                stride=self.plain.stride[0],
-                padding=(1, 1),
-                activation_fn=self._gelu,
-            )
-            return cast(Tensor, convolved)
+        def fused(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            filters = weight.permute(2, 1, 0)  # (3, C, d)
+            further = {"padding": (1, 1), "activation_fn": self._gelu}
+            return cast(Tensor, self._kernel(x, filters, bias, stride=stride[0], **further))
 
-        fused = _attempt(run, x, "conv", CONV, self._missing, self._used)
-        return cast(Tensor, self.plain(x)) if fused is None else fused
+        def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            found = _attempt(fused, (x, weight, bias), "conv", CONV, self._missing, self._used)
+            if found is not None:
+                return found
+            return cast(Tensor, gelu.function(conv.function(x, weight, bias, stride, padding)))
+
+        return conv.args[:3], run
 
 
 def _kernel(module: str, name: str) -> tuple[Any, str]:
@@ -260,14 +345,14 @@ def _kernel(module: str, name: str) -> tuple[Any, str]:
 
 
 def _attempt(
-    run: Callable[[], Tensor], x: Tensor, option: str, module: str, missing: str, used: Used
+    fused: Run, inputs: Sequence[Tensor], option: str, module: str, missing: str, used: Used
 ) -> Tensor | None:
     """Run a kernel on a device's tensors; None if it is missing, or rejects them with an assertion."""
-    if x.device.type == HOST:
+    if inputs[0].device.type == HOST:
         return None
     if not missing:
         try:
-            result = run()
+            result = fused(*inputs)
         except AssertionError as error:
             why = (str(error).splitlines() or ["it gives no reason"])[0][:200]
             missing = f"plain: {module} does not support the program: {why}"

@@ -89,15 +89,7 @@ class ResidentRunner(Runner):
             given.append(self.positions(inputs[self._mask]))
             if self._batch > 1:  # the host reorders its own caches
                 given.append(np.arange(self._batch, dtype=np.int32))
-        return self.shaped(self.module.run(given))
-
-    def shaped(self, outputs: Sequence[Array]) -> Sequence[Array]:
-        """Return a module's outputs, which have an axis of batches, in the shapes of the signature."""
-        shapes = [tensor.shape for tensor in self.spec.outputs]
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        if [one.size for one in outputs[: len(sizes)]] != sizes:
-            return outputs  # `Runner.named` reports the difference
-        return [one.reshape(shape) for one, shape in zip(outputs, shapes, strict=False)]
+        return self.module.run(given)
 
     def positions(self, mask: Array) -> Array:
         """Return the rows of the cache that get the new tokens, (B, P) int32: after the last visible row.

@@ -10,6 +10,7 @@ its calls with these sources.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, final
@@ -18,6 +19,7 @@ import numpy as np
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
+from whisperport.program.program_kind import CROSS_KV
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.aws_neuron.compiler import COMPILED, DESCRIPTION, WEIGHTS
@@ -53,26 +55,25 @@ def load_modules(
     if threads and options.emulate == "on":
         torch.set_num_threads(threads)
     sdk = _sdk() if options.emulate == "off" else None
-    descriptions: dict[Path, Mapping[str, Any]] = {}
-    weights: dict[Path, Mapping[str, Any]] = {}
+    from whisperport.targets.aws_neuron import neuron_modules
+
+    description_of = cache(neuron_modules.read_description)
+    weights_of = cache(neuron_modules.read_weights)
     last = LastWindow()
     runners: dict[str, Runner] = {}
     for entry in entries:
         path = regular_file(folder, file_of(entry, DESCRIPTION))
         with _checked(path):
-            description = descriptions.setdefault(path, descriptions.get(path) or _read(path))
-            record = _record(description, entry.spec, path)
+            record = _record(description_of(path), entry.spec, path)
             module: Module
             if sdk is None:
-                file = regular_file(folder, file_of(entry, WEIGHTS))
-                if file not in weights:
-                    weights[file] = _weights(file)
-                module = EagerModule(description, weights[file], entry.spec.name)
+                weights = weights_of(regular_file(folder, file_of(entry, WEIGHTS)))
+                module = EagerModule(description_of(path), weights, entry.spec.name)
             else:
                 module = CompiledModule(
                     sdk, regular_file(folder, file_of(entry, COMPILED)), options.core
                 )
-        runners[entry.spec.name] = _runner(entry.spec, module, record, last)
+            runners[entry.spec.name] = _runner(entry.spec, module, record, last)
     return runners
 
 
@@ -110,8 +111,7 @@ class EagerModule(Module):
         from whisperport.targets.aws_neuron import neuron_modules
 
         self._call = neuron_modules.run
-        self._module, examples, self._aliases = neuron_modules.build(description, weights, program)
-        self._shapes = [tuple(one.shape) for one in examples]
+        self._module, _, self._aliases = neuron_modules.build(description, weights, program)
         states = dict(self._module.named_parameters())
         self._states = {
             state_name(name): one for name, one in states.items() if neuron_modules.is_state(name)
@@ -218,17 +218,17 @@ class CrossKvRunner(ResidentRunner):
 
     def run_module(self, inputs: Sequence[Array]) -> Sequence[Array]:
         found = self._last.take(inputs[0])
-        return super().run_module(inputs) if found is None else self.shaped(found)
+        return super().run_module(inputs) if found is None else found
 
 
 def _runner(
     spec: ProgramSpec, module: Module, record: Mapping[str, Any], last: LastWindow
 ) -> Runner:
-    if record.get("kind") == "encoder" and record.get("cross_layers"):
+    if len(record["results"]) > len(spec.outputs):
         return EncoderRunner(spec, module, last)
-    if record.get("kind") == "cross_kv":
+    if spec.kind.name == CROSS_KV:
         return CrossKvRunner(spec, module, last)
-    return ResidentRunner(spec, module, stateful=record.get("kind") != "graph")
+    return ResidentRunner(spec, module, stateful=bool(record["state"]))
 
 
 def state_name(parameter: str) -> str:
@@ -275,18 +275,6 @@ def _array(tensor: Any) -> Array:
     return np.array(found, order="C")  # an output may be an input, or share memory with another
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    from whisperport.targets.aws_neuron import neuron_modules
-
-    return neuron_modules.read_description(path)
-
-
-def _weights(path: Path) -> Mapping[str, Any]:
-    from whisperport.targets.aws_neuron import neuron_modules
-
-    return neuron_modules.read_weights(path)
-
-
 def _record(description: Mapping[str, Any], spec: ProgramSpec, path: Path) -> Mapping[str, Any]:
     """Return the description of one program.
 
@@ -294,10 +282,8 @@ def _record(description: Mapping[str, Any], spec: ProgramSpec, path: Path) -> Ma
         BundleError: it has another signature than the manifest lists.
         KeyError, TypeError, ValueError: it is not complete.
     """
-    from whisperport.targets.aws_neuron.lowering import signature_of
-
     record: Mapping[str, Any] = description["programs"][spec.name]
-    if signature_of(record, spec.name) != spec:
+    if ProgramSpec.from_json(record) != spec:
         raise BundleError(
             f"`{spec.name}` in {path.name} has another signature than the manifest lists",
             hint="export the bundle again",
@@ -316,7 +302,7 @@ def _checked(path: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
         raise BundleError(
-            f"{path.name} or its weights are damaged",
+            f"{path.name} or its weights are damaged, or of another version of whisperport",
             why=f"{type(error).__name__}: {error}"[:400],
             hint=EXPORT_AGAIN,
         ) from error

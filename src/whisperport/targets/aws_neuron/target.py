@@ -37,7 +37,7 @@ class AwsNeuron(Target):
         summary="AWS Inferentia2 and Trainium: all programs on a NeuronCore, with resident state",
         dtypes=frozenset({"float32", "bfloat16", "int32", "int64", "bool"}),
         precisions=("fp32", "bf16"),
-        masks={"bf16": MASKED},  # scores and mask are added in float32
+        masks={"bf16": MASKED},  # bfloat16 has the range of float32
         # Second-hand: jimburtoft/neuronx-distributed-inference@019e42e, whisper-large-v3-turbo/README.md:
         # 4 rows use the hardware best, and 8 are not recommended. This project has not measured it.
         batch=4,
