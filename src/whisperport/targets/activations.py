@@ -72,7 +72,8 @@ class Activation:
         value = self.low if -self.low >= self.high else self.high
         lost = f"with one 8-bit scale, typical values keep {self.sqnr_db():.0f} dB"
         if largest < MASSIVE * median:
-            return f"{self.name}: values reach {value:.3g}, and typical values are {self.typical:.2g}; {lost}"
+            values = f"values reach {value:.3g}, and typical values are {self.typical:.2g}"
+            return f"{self.name}: {values}; {lost}"
         extreme = np.concatenate(self._extremes) >= EXTREME * largest
         ratio = f", {largest / median:.0f} times the median channel's largest" if median else ""
         return (
