@@ -20,7 +20,7 @@ from whisperport.targets.ethos_u import stages
 from whisperport.targets.ethos_u.chips import NPUS
 from whisperport.trace.program import Program, trace
 
-from .pte_file import pte_bytes
+from ..compiled_files import pte
 
 TARGET = get_target("ethos-u85")
 EMULATED = RunOptions(threads=1, options={"ethos-u85.emulate": "on"})
@@ -144,9 +144,7 @@ def test_inspect_shows_what_the_npu_runs_and_does_not_run_a_compiled_program(
 ) -> None:
     opened = Bundle.open(Path(shutil.copytree(micro_on_npu, tmp_path / "bundle")))
     spec = opened.manifest.program("encoder").spec
-    path = tmp_path / "encoder.pte"
-    shapes = [[tensor.shape for tensor in side] for side in (spec.inputs, spec.outputs)]
-    path.write_bytes(pte_bytes(*shapes))
+    path = pte(tmp_path, spec)
     facts = TARGET.compiler.check(path, spec)
     made = put_artifacts(opened, {"encoder": Artifact(path=path, suffix=".pte", facts=facts)})
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from whisperport.compilation.compile_errors import compile_error
-from whisperport.errors import LoweringError, UsageError
+from whisperport.errors import UsageError
 from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec, TensorSpec
@@ -23,8 +24,8 @@ from whisperport.targets.options import parse_options
 from whisperport.toolchain import Failure, driver, prepare
 from whisperport.toolchain.work import Job
 
+from ...extent import EVERYTHING
 from ...micro import DIMS
-from .pte_file import CONVERSIONS, pte_bytes
 
 MEL, FEATURES = (1, 8, 20), (1, 10, 16)
 ENCODER = ProgramSpec("encoder", (TensorSpec("mel", MEL),), (TensorSpec("features", FEATURES),))
@@ -166,39 +167,27 @@ def test_npus_without_16_bit_matrix_multiplications_have_8_bits_only(name):
 # What the compiler wrote ----------------------------------------------------------------------------
 
 
-def written(tmp_path: Path, **given) -> Path:
-    path = tmp_path / "encoder.pte"
-    path.write_bytes(pte_bytes([MEL], [FEATURES], **given))
-    return path
+class Ranked(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x * 2)[0]
 
 
-def test_one_subgraph_and_the_conversions_around_it_are_accepted(tmp_path):
-    facts = EthosUCompiler(U85).check(written(tmp_path), ENCODER)
+@pytest.mark.skipif(not EVERYTHING, reason="importing ExecuTorch takes seconds; make test-all")
+def test_a_compiled_program_is_described_with_its_signature_and_what_runs_where():
+    exir = pytest.importorskip("executorch.exir")
+    exported = torch.export.export(Ranked(), (torch.zeros(2, 3),))
+    finished = exir.to_edge_transform_and_lower({"encoder": exported}).to_executorch()
 
-    assert facts["subgraphs"] == 1
-    assert facts["compiled_for"] == "ethos-u85-256"
-    assert facts["plan"] == {"NPU subgraphs": 1, "CPU conversions": 2}
-    assert facts["estimate"] == {}  # there is no file with it
-    assert facts["notes"] == []
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"subgraphs": 2}, "2 subgraphs, and 0 operators"),
-        ({"subgraphs": 0}, "0 subgraphs"),
-        (
-            {"operators": (*CONVERSIONS, ("aten::bmm", "out"))},
-            "1 operators on the CPU: aten::bmm.out",
-        ),
-    ],
-)
-def test_a_program_of_several_parts_is_rejected(tmp_path, given, why):
-    with pytest.raises(LoweringError, match="`encoder` is not one subgraph") as rejected:
-        EthosUCompiler(U85).check(written(tmp_path, **given), ENCODER)
-
-    assert why in rejected.value.why
-    assert "--placement encoder=onnxruntime" in rejected.value.hint
+    assert stages.described(finished.executorch_program) == {
+        "subgraphs": 0,
+        "undelegated": [
+            "dim_order_ops::_to_dim_order_copy.out",
+            "aten::mul.out",
+            "aten::sort.values",
+        ],
+        "inputs": ["[2, 3] float32"],
+        "outputs": ["[2, 3] float32"],
+    }
 
 
 @pytest.mark.parametrize(

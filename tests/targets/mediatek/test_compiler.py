@@ -170,7 +170,7 @@ def test_what_is_no_compiled_file_is_rejected(tmp_path, content, why):
     artifact = tmp_path / "encoder.dla"
     if content is not None:
         artifact.write_bytes(content)
-    with pytest.raises(BundleError, match="is not a file that ncc-tflite compiled") as raised:
+    with pytest.raises(BundleError, match="is not a compiled file") as raised:
         COMPILER.check(artifact, SPEC)
     assert why in raised.value.why
 

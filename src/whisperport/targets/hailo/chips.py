@@ -133,7 +133,6 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
         run_extra="hailo",
         packages={
             "hailo": (
-                Package("xxhash", "xxhash"),
                 Package(
                     "hailo_platform",
                     "hailort",

@@ -176,22 +176,21 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
     """
     hef = read_hef(path)
     check_chip(hef, chip, path)
-    (network, *others) = hef.networks or (None,)
-    if network is None or others:
+    if len(hef.networks) != 1:
         raise BundleError(
             f"{path.name} contains {len(hef.networks)} networks; expected one",
             hint="give a HEF that was compiled from one program",
         )
+    (network,) = hef.networks
     kept = result_outputs([stream.name for stream in network.outputs], len(spec.outputs))
     results = [stream for stream in network.outputs if stream.name in kept]
-    for kind, streams, tensors in (
-        ("inputs", network.inputs, spec.inputs),
-        ("outputs", results, spec.outputs),
-    ):
-        # Files of older compilers describe streams in another way, which is not read; then there are none.
+    # Files of older compilers describe streams in another way, which is not read; then there are none.
+    sides = [("inputs", network.inputs, spec.inputs)] if network.inputs else []
+    sides += [("outputs", tuple(results), spec.outputs)] if network.outputs else []
+    for kind, streams, tensors in sides:
         found = [stream.shape for stream in streams]
         expected = [stream_shape(tensor.shape) for tensor in tensors]
-        if streams and not all_match(found, tensors):
+        if not all_match(found, tensors):
             raise BundleError(
                 f"{path.name} does not compute `{spec.name}`",
                 why=f"its {kind} are {found}; expected {expected} (height, width, channels), where axes of "

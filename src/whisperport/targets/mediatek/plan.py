@@ -34,12 +34,6 @@ _TYPE = re.compile(r"\bType:\s*kTfLite(\w{1,20})")
 _SHAPE = re.compile(r"\bShape:\s*\{\s*([\d\s,]{0,200})\}")
 _OUTPUTS = "# of output tensors"
 
-# TfLiteType of tensorflow/lite/core/c/c_api_types.h -> numpy's name
-DTYPES = {
-    name: name.lower()
-    for name in ("Float32", "Float16", "Int8", "UInt8", "Int16", "Int32", "Int64", "Bool")
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -76,14 +70,6 @@ class ExecutionPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An input or output, as the compiler describes it."""
-
-    dtype: str  # numpy's name; empty: the compiler's name is not known
-    shape: tuple[int, ...]
-
-
 def read_plan(text: str) -> ExecutionPlan:
     """Read the output of `--show-exec-plan` or `--check-target-only`."""
     targets: Counter[str] = Counter()
@@ -101,21 +87,19 @@ def read_plan(text: str) -> ExecutionPlan:
     return ExecutionPlan(dict(targets), tuple(problems))
 
 
-def read_io(text: str) -> tuple[list[Tensor], list[Tensor]]:
+def read_io(text: str) -> tuple[list[str], list[str]]:
     """Read the output of `--show-io-info`: inputs and outputs; both empty if it is not understood."""
     inputs, found, outputs = text[:LONGEST_TEXT].partition(_OUTPUTS)
     return (_tensors(inputs), _tensors(outputs)) if found else ([], [])
 
 
-def _tensors(text: str) -> list[Tensor]:
-    """Return one tensor per type and shape; empty if their numbers differ."""
+def _tensors(text: str) -> list[str]:
+    """Return type and shape of each tensor, such as "float32[2, 4]"; empty if their numbers differ."""
     types, shapes = _TYPE.findall(text), _SHAPE.findall(text)
     if len(types) != len(shapes) or len(types) > MOST:
         return []
-    return [
-        Tensor(DTYPES.get(name, ""), tuple(int(axis) for axis in re.findall(r"\d{1,12}", shape)))
-        for name, shape in zip(types, shapes, strict=True)
-    ]
+    pairs = zip(types, shapes, strict=True)
+    return [f"{name.lower()}[{', '.join(re.findall('[0-9]+', axes))}]" for name, axes in pairs]
 
 
 def notes_of(plan: ExecutionPlan, engine: str, board: str) -> list[str]:

@@ -144,7 +144,6 @@ class Genio(Target):
         """
         from whisperport.inspection.check import rejections
         from whisperport.inspection.read_tflite import read_tflite
-        from whisperport.targets.mediatek.tflite_io import read_device_io
 
         (graph,) = read_tflite(path)
         rejected = rejections(graph, self.spec)
@@ -155,7 +154,7 @@ class Genio(Target):
             delegated=len(graph.nodes),
             undelegated=(),
             subgraphs=1,
-            others={DEVICE_IO: read_device_io(path, spec).to_json()},
+            others={DEVICE_IO: DeviceIo.of_tflite(path, spec).to_json()},
         )
 
 

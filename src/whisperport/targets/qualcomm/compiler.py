@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, final
 
-from whisperport.errors import BundleError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import other_chip
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -18,7 +18,7 @@ from whisperport.targets.compiler import (
 )
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.chips import FLOAT, Chip
-from whisperport.targets.qualcomm.context import PROVIDER, RECOMPILE, Context, check_context
+from whisperport.targets.qualcomm.context import PROVIDER, Context, check_context
 from whisperport.targets.qualcomm.options import CompileOptions
 from whisperport.targets.stage_report import printable, read_report
 from whisperport.toolchain import Stage
@@ -131,11 +131,11 @@ def check_chip(context: Context, chip: Chip, path: Path) -> None:
     if context.soc_model is None:
         return
     if (context.soc_model, context.architecture) != (chip.soc_model, chip.architecture.number):
-        raise BundleError(
-            f"{path.name} is for another chip than `{chip.name}`",
-            why=f"it was compiled for chip {context.soc_model} with HTP v{context.architecture}; "
+        raise other_chip(
+            path,
+            chip.name,
+            f"it was compiled for chip {context.soc_model} with HTP v{context.architecture}; "
             f"`{chip.name}` is chip {chip.soc_model} with HTP {chip.architecture.name}",
-            hint=RECOMPILE,
         )
 
 

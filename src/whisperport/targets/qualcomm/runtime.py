@@ -8,10 +8,11 @@ from typing import Any
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import RECOMPILE
 from whisperport.targets.onnx.runner import check_signature, session_settings
 from whisperport.targets.qualcomm.chips import EXTRA, Chip
 from whisperport.targets.qualcomm.compiler import check_chip
-from whisperport.targets.qualcomm.context import PROVIDER, RECOMPILE, check_context
+from whisperport.targets.qualcomm.context import PROVIDER, check_context
 from whisperport.targets.qualcomm.options import RunOptions
 
 _registering = Lock()  # the provider is registered once per process
