@@ -1,44 +1,11 @@
 """The files of a program for a target with a vendor's compiler: the lowered one, and the compiled one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError
 from whisperport.program.spec import TargetSpec
-from whisperport.system.progress import Progress
-from whisperport.targets.base import Target
-from whisperport.targets.supported import expect_supported
-
-if TYPE_CHECKING:  # boards have no torch
-    from whisperport.trace.program import Program
-
-
-def lower_separately(
-    target: Target, programs: Sequence["Program"], folder: Path, progress: Progress
-) -> list[ProgramEntry]:
-    """Write each program to `TARGET/PROGRAM` with the target's suffix, by the target's `lower_file`.
-
-    Args:
-        target: the target; its `lower_file` must not call its `lower`, and makes the folder of the file.
-        programs: after the target's rewrites.
-        folder: of the bundle.
-
-    Raises:
-        MissingPackageError: the exporter is not installed.
-        LoweringError: the target rejects a program, or a program cannot be written.
-    """
-    for program in programs:
-        expect_supported(target.spec, program.name, target.check(program))
-    own = folder / target.spec.name
-    entries = []
-    for program in programs:
-        path = own / f"{program.name}{target.spec.lowered_suffix}"
-        entry, _ = target.lower_file(program, path, progress)
-        entries.append(replace(entry, files=tuple(f"{own.name}/{file}" for file in entry.files)))
-    return entries
 
 
 def compiled_files(
@@ -54,12 +21,13 @@ def compiled_files(
     }
 
 
-def lowered_file(spec: TargetSpec, entry: ProgramEntry, suffix: str) -> str:
+def lowered_file(spec: TargetSpec, entry: ProgramEntry) -> str:
     """Return the file of a program that the CPU can emulate, relative to the bundle.
 
     Raises:
         BundleError: the bundle contains no such file.
     """
+    suffix = spec.lowered_suffix
     found = _with_suffix(entry, suffix)
     if found is not None:
         return found

@@ -163,7 +163,7 @@ def test_inputs_and_outputs_are_compared_where_the_compiler_describes_them(tmp_p
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "missing"), (b"", "empty"), (b"\x1c\0\0\0TFL3" + bytes(20), "a .tflite")],
+    [(None, "No such file"), (b"", "empty"), (b"\x1c\0\0\0TFL3" + bytes(20), "a .tflite")],
     ids=["missing", "empty", "tflite"],
 )
 def test_what_is_no_compiled_file_is_rejected(tmp_path, content, why):

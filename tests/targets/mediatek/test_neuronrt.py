@@ -16,7 +16,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek import neuronrt
 from whisperport.targets.mediatek.chips import CHIPS
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
-from whisperport.targets.mediatek.run_options import DeviceOptions
+from whisperport.targets.mediatek.options import RunOptions
 from whisperport.targets.mediatek.runtime import load_dlas
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
@@ -86,7 +86,7 @@ def runner(command: str, tmp_path: Path, model: str = "small", **options: Any) -
     source = HERE / "data" / f"{model}.tflite"
     dla = tmp_path / "encoder.dla"
     dla.write_bytes(HEADER + source.read_bytes())
-    chosen = DeviceOptions(neuronrt=command, **options)
+    chosen = RunOptions(neuronrt=command, **options)
     loaded = load_dlas(CHIP, [SPEC], {"encoder": dla}, chosen, {"encoder": io_of(source)})
     return loaded["encoder"]
 
@@ -281,7 +281,7 @@ def _ended(pid: int) -> bool:
 
 def test_a_missing_command_says_where_to_get_it(tmp_path):
     # given
-    options = DeviceOptions(neuronrt=str(tmp_path / "absent"))
+    options = RunOptions(neuronrt=str(tmp_path / "absent"))
 
     # then
     with pytest.raises(MissingPackageError, match="is not installed") as caught:

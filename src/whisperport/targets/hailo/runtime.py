@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -21,7 +21,7 @@ import numpy as np
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.process import OwnProcess
+from whisperport.system.process import release_with
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.layout import Shape, as_stream, matches, result_outputs, stream_shape
 
@@ -86,7 +86,7 @@ class HailoRunner(Runner):
             )
             self._close = ExitStack()
             self._configured = self._close.enter_context(model.configure())
-        weakref.finalize(self, _close_in_owner, OwnProcess(), self._close.close)
+        release_with(self, self._close.close)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         made = {name: np.empty(shape, np.float32) for name, shape in self._output_shapes.items()}
@@ -105,20 +105,14 @@ class _Device:
     """The chip. A process opens it once and releases it when no runner is left."""
 
     def __init__(self, platform: Any, service: bool) -> None:
-        self.platform, process = platform, OwnProcess()
+        self.platform = platform
         params = platform.VDevice.create_params()
         params.scheduling_algorithm = platform.HailoSchedulingAlgorithm.ROUND_ROBIN
         params.group_id = GROUP
         if service:
             params.multi_process_service = True
         self.vdevice = platform.VDevice(params)
-        weakref.finalize(self, _close_in_owner, process, self.vdevice.release)
-
-
-def _close_in_owner(process: OwnProcess, close: Callable[[], object]) -> None:
-    """Call `close` in the process that opened the device, and not in its forks."""
-    if process.is_current:
-        close()
+        release_with(self, self.vdevice.release)
 
 
 def _device(platform: Any, service: bool) -> _Device:

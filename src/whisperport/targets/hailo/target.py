@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast, final
 
+from whisperport.bundle import ProgramEntry
 from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
@@ -69,12 +70,12 @@ class Hailo(OnnxTarget):
         return {".alls": _script(self.chip, spec)}
 
     def load_compiled(
-        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
         from whisperport.targets.hailo.runtime import load_hefs
 
         service = cast(hailo_options.RunOptions, options).service
-        return load_hefs(self.chip, specs, files, service=service)
+        return load_hefs(self.chip, [one.spec for one in entries], files, service=service)
 
 
 def _is_decoder(spec: ProgramSpec) -> bool:

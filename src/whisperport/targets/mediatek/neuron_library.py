@@ -14,6 +14,7 @@ tests use a small library of their own with the same functions.
 import ctypes
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -22,7 +23,7 @@ import numpy as np
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.process import OwnProcess
+from whisperport.system.process import release_with
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 
 NAMES = (
@@ -153,7 +154,7 @@ class LibraryRunner(Runner):
         super().__init__(spec)
         self._library, self._what = library, f"`{spec.name}` on `{library.target}`"
         self._runtime = self._created(dla)
-        weakref.finalize(self, _release_in_owner, OwnProcess(), library, self._runtime)
+        release_with(self, partial(library.release, self._runtime))
         self._check_sizes("Input", io.inputs)
         self._check_sizes("Output", io.outputs)
         self._inputs_of_device = [_zeros(tensor) for tensor in io.inputs]
@@ -296,14 +297,6 @@ class _LibraryBinding(Binding):
         self._parts.clear()
         self._loaded.written_by = weakref.ref(self)
         return outputs
-
-
-def _release_in_owner(
-    process: OwnProcess, library: NeuronLibrary, runtime: ctypes.c_void_p
-) -> None:
-    """Free a program in the process that loaded it, and not in its forks."""
-    if process.is_current:
-        library.release(runtime)
 
 
 def _loaded(target: str, path: Path | None) -> Any:

@@ -31,7 +31,7 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
-from whisperport.targets.mediatek.run_options import DeviceOptions
+from whisperport.targets.mediatek.options import RunOptions
 
 HARDWARE = ("-m", "hw")
 TMPFS = Path("/dev/shm")
@@ -71,7 +71,7 @@ class NeuronrtRunner(Runner):
     """
 
     def __init__(
-        self, target: str, spec: ProgramSpec, dla: Path, io: DeviceIo, options: DeviceOptions
+        self, target: str, spec: ProgramSpec, dla: Path, io: DeviceIo, options: RunOptions
     ) -> None:
         """
         Args:

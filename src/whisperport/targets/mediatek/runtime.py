@@ -13,14 +13,14 @@ from whisperport.targets.mediatek.chips import Chip
 from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_library import LibraryRunner, NeuronLibrary
 from whisperport.targets.mediatek.neuronrt import NeuronrtRunner
-from whisperport.targets.mediatek.run_options import DeviceOptions
+from whisperport.targets.mediatek.options import RunOptions
 
 
 def load_dlas(
     chip: Chip,
     specs: Sequence[ProgramSpec],
     files: Mapping[str, Path],
-    options: DeviceOptions,
+    options: RunOptions,
     io: Mapping[str, DeviceIo] | None = None,
 ) -> dict[str, Runner]:
     """Load programs on the board that this process runs on.

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
@@ -12,7 +12,8 @@ from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
-from whisperport.targets.base import RunOptions, Target, Unsupported
+from whisperport.targets.base import Unsupported
+from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
 from whisperport.targets.mediatek.chips import CHIPS, Chip
@@ -22,7 +23,7 @@ from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.mediatek.unsupported import unsupported
-from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
+from whisperport.targets.program_files import lowered_file
 from whisperport.targets.supported import expect_supported
 from whisperport.targets.tflite.quantization import ALL, LINEAR, recipe
 from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
@@ -30,14 +31,13 @@ from whisperport.targets.tflite.quantizing import quantize_in_place, static_cali
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
 
-COMPILED, LOWERED = ".dla", ".tflite"
 DEVICE_IO = "device_io"  # in `ProgramFacts.others`: inputs and outputs of the .tflite
 
 log = logging.getLogger(__name__)
 
 
 @final
-class Genio(Target):
+class Genio(CompiledTarget):
     """The target for one board. Lowered .tflite files can be emulated on the CPU before compilation."""
 
     lower_options: ClassVar[type[Any]] = own_options.LowerOptions
@@ -59,12 +59,6 @@ class Genio(Target):
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
         return "fp32" if precision == FLOAT else precision
-
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
-        """Write each program in float32 to a .tflite file of its own, as MediaTek's compiler reads it."""
-        return lower_separately(self, programs, folder, progress)
 
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
@@ -102,7 +96,7 @@ class Genio(Target):
                 else f"{FLOAT} has no such error",
             )
         progress(f"quantizing {name} to {entry.precision}")
-        path = folder / lowered_file(self.spec, entry, LOWERED)
+        path = folder / lowered_file(self.spec, entry)
         quantize_in_place(
             path,
             recipe(entry.precision, operators),
@@ -112,20 +106,18 @@ class Genio(Target):
         )
         return replace(entry, facts=self._checked(path, entry.spec))
 
-    def load(
-        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
-    ) -> dict[str, Runner]:
-        chosen = cast(own_options.RunOptions, options.of(self))
-        if chosen.emulate == "on":
-            from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
+    def load_lowered(
+        self, folder: Path, entry: ProgramEntry, file: str, threads: int | None
+    ) -> Runner:
+        from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
-            name, extra = self.spec.name, self.spec.run_extra
-            runners: dict[str, Runner] = {}
-            for entry in entries:
-                path = regular_file(folder, lowered_file(self.spec, entry, LOWERED))
-                file = TfliteFile(path, options.threads, extra=extra, target=name)
-                runners[entry.spec.name] = TfliteRunner(entry.spec, file)
-            return runners
+        path = regular_file(folder, file)
+        loaded = TfliteFile(path, threads, extra=self.spec.run_extra, target=self.spec.name)
+        return TfliteRunner(entry.spec, loaded)
+
+    def load_compiled(
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
+    ) -> dict[str, Runner]:
         from whisperport.targets.mediatek.runtime import load_dlas
 
         io = {
@@ -133,8 +125,7 @@ class Genio(Target):
             for entry in entries
             if DEVICE_IO in entry.facts.others
         }
-        files = compiled_files(self.spec, folder, entries, COMPILED)
-        return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen, io)
+        return load_dlas(self.chip, [entry.spec for entry in entries], files, options, io)
 
     def _checked(self, path: Path, spec: ProgramSpec) -> ProgramFacts:
         """Check the operators of a .tflite file, and describe the file for the program's entry.

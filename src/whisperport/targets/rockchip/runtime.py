@@ -8,7 +8,6 @@ Source: rknn-toolkit-lite2 2.5.0, rknnlite/api/rknn_lite.py. This project has ne
 compare calls with the signatures of that file.
 """
 
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -18,7 +17,7 @@ import numpy as np
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.process import OwnProcess
+from whisperport.system.process import release_with
 from whisperport.targets.rockchip.chips import EXTRA, Chip
 from whisperport.targets.rockchip.options import CORES
 from whisperport.targets.rockchip.rknn_file import check_rknn
@@ -41,7 +40,7 @@ class RknnRunner(Runner):
         """
         super().__init__(spec)
         self._session, self._formats = session, ["nchw"] * len(spec.inputs)
-        weakref.finalize(self, _release, OwnProcess(), session)
+        release_with(self, session.release)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         given = [np.ascontiguousarray(array) for array in inputs]
@@ -149,9 +148,3 @@ def _check_board(chip: Chip) -> None:
             why=f"its device tree names {', '.join(chips)[:80]}",
             hint="export a bundle for the board's chip with `whisperport export CHECKPOINT --target …`",
         )
-
-
-def _release(process: OwnProcess, session: Any) -> None:
-    """Release the NPU in the process that loaded the program, and not in its forks."""
-    if process.is_current:
-        session.release()
