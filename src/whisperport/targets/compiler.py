@@ -62,6 +62,7 @@ class EmulationNeed:
         *,
         clips: int,
         decides: bool = False,
+        layout: Layout = same_layout,
     ) -> Self:
         """Return the need of a stage whose arrays are called `KIND_INPUT` and `KIND_output_OUTPUT`."""
         return cls(
@@ -70,6 +71,7 @@ class EmulationNeed:
             kind=kind,
             clips=clips,
             decides=decides,
+            layout=layout,
         )
 
 
@@ -151,6 +153,7 @@ class Compiler(ABC):
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
     suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".bin"
     runs: ClassVar[Literal["simulated", "emulated", ""]] = ""  # what a stage does besides compiling
+    layout: ClassVar[Layout] = staticmethod(same_layout)  # of one sample of an emulator's input
     decides: ClassVar[bool] = False  # see `EmulationNeed`; a simulation always decides
     failures: ClassVar[Mapping[str, Explanation]] = {}  # class of a stage's error -> what happened
     failed_stages: ClassVar[Mapping[str, Explanation]] = {}  # stage -> what any error in it means
@@ -181,9 +184,9 @@ class Compiler(ABC):
     def settings(self) -> Mapping[str, Any]:
         """Return JSON for every stage of every program, such as the chip and the supported SDK versions."""
 
-    @abstractmethod
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
-        """Return the calibration set that a program needs; None: none."""
+        """Return the calibration set that a program needs; None: none, as if `export` quantizes."""
+        return None
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
         """Return inputs and outputs of the vendor's emulator; None: there is none, or it is turned off.
@@ -192,7 +195,8 @@ class Compiler(ABC):
         """
         if not self.runs or not options.emulate:
             return None
-        return EmulationNeed.of(spec, self.runs, clips=options.emulate, decides=self.decides)
+        clips, layout = options.emulate, type(self).layout
+        return EmulationNeed.of(spec, self.runs, clips=clips, decides=self.decides, layout=layout)
 
     @abstractmethod
     def plan(self, request: CompileRequest) -> CompilePlan:

@@ -157,7 +157,7 @@ def test_without_the_sdk_the_quantized_program_is_emulated_between_optimizing_an
     given = dict(sdk.calls)
     assert given["ClientRunner.infer_context"] == {"inference_context": "quantized"}
     assert given["ClientRunner.infer"]["dataset"].shape == (2, 1, 1, 2)
-    made = np.load(work / "encoder" / "emulated_output1.npy")
+    made = np.load(work / "encoder" / "emulated_output_features.npy")
     np.testing.assert_allclose(made.reshape(2, 2), [[-6, 14], [2, 4]], atol=14 / 127)
     assert (made != 2 * given["ClientRunner.infer"]["dataset"].reshape(made.shape)).any()
 

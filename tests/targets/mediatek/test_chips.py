@@ -30,7 +30,7 @@ def test_a_board_is_named_as_its_user_would_type_it(chip: Chip) -> None:
 
 
 def test_what_the_compiler_is_told_is_what_the_vendor_documents_for_each_board() -> None:
-    told = {chip.name: (chip.soc, chip.arch, chip.l1_kb, chip.cores) for chip in CHIPS}
+    told = {chip.name: (chip.soc, chip.npu.arch, chip.npu.l1_kb, chip.npu.cores) for chip in CHIPS}
 
     assert told == {
         "genio350": ("MT8365", "vpu", None, 1),
@@ -49,7 +49,7 @@ def test_every_value_of_an_npu_has_a_source_that_says_whose_word_it_is(chip: Chi
     for source in sources.values():
         first_hand = source.startswith("mediatek.gitlab.io")
         assert first_hand or "second-hand" in source or "inferred" in source, source
-    if chip.l1_kb is not None:
+    if chip.npu.l1_kb is not None:
         assert "second-hand" in sources["l1_kb"]
 
 

@@ -396,5 +396,5 @@ def test_the_work_folder_compiles_on_another_machine_with_the_vendors_variable(t
 def test_every_board_has_the_compiler():
     for chip in CHIPS:
         compiler = get_target(chip.name).compiler
-        assert compiler.settings()["arch"] == chip.arch
+        assert compiler.settings()["arch"] == chip.npu.arch
         assert compiler.calibration(SPEC, None, compiler.options()) is None

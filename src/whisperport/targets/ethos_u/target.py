@@ -39,6 +39,13 @@ class EthosU(CompiledTarget):
     def _runs_quantized(self, options: RunOptions) -> bool:
         return cast(own_options.RunOptions, options.of(self)).emulate == "quantized"
 
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        """Write each program in float32 to a file of torch.export with its weights."""
+        _import_torch(self.spec.name)  # before anything is written
+        return super().lower(programs, folder, progress)
+
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:

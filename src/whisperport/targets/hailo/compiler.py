@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, Literal, cast, final
 
 from whisperport.errors import BundleError
 from whisperport.program.dims import Dims
@@ -14,8 +14,8 @@ from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
     CompileRequest,
-    EmulationNeed,
     Explanation,
+    Layout,
 )
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
@@ -76,6 +76,8 @@ class HailoCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = ScriptOptions
     suffix: ClassVar[str] = ".hef"
+    runs: ClassVar[Literal["emulated"]] = "emulated"
+    layout: ClassVar[Layout] = staticmethod(as_stream)
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
     failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
@@ -99,17 +101,6 @@ class HailoCompiler(Compiler):
             else "",
         )
 
-    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(ScriptOptions, options).emulate
-        if not clips:
-            return None
-        return EmulationNeed(
-            inputs=tuple(f"emulated_{layer}" for layer in _layers(spec)),
-            outputs=tuple(f"emulated_output{i}" for i in range(1, len(spec.outputs) + 1)),
-            layout=as_stream,
-            clips=clips,
-        )
-
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(ScriptOptions, request.options)
         script = model_script(
@@ -127,12 +118,12 @@ class HailoCompiler(Compiler):
             Stage("compile", ("optimized.har",), (f"{name}.hef",)),
         ]
         settings: dict[str, Any] = {"calibration": _by_layer(request, request.arrays)}
-        need = self.emulation(request.spec, chosen)
-        if need is not None and request.emulation:
-            outputs = tuple(f"{output}.npy" for output in need.outputs)
-            stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), outputs))
+        _, outputs = self.emulated(request)
+        if outputs:
+            made = tuple(outputs.values())
+            stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), made))
             settings["emulation"] = _by_layer(request, request.emulation)
-            settings["emulated"] = outputs
+            settings["emulated"] = made
         return CompilePlan(
             stages=tuple(stages),
             artifact=f"{name}.hef",

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
 from whisperport.errors import MissingPackageError
-from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiled_file import not_compiled, other_program, read_bytes
 from whisperport.targets.compiler import (
-    CalibrationNeed,
     CompilePlan,
     Compiler,
     CompileRequest,
@@ -97,18 +95,15 @@ class NccCompiler(Compiler):
 
     def __init__(self, chip: Chip) -> None:
         self._chip, self.target = chip, chip.name
-        versions = " or ".join(str(major) for major in chip.sdks)
+        versions = " or ".join(str(major) for major in chip.npu.sdks)
         self.title = f"ncc-tflite of NeuroPilot {versions}"
 
     def settings(self) -> Mapping[str, Any]:
         return {
             "board": self._chip.name,
-            "arch": self._chip.arch,
-            "sdks": list(self._chip.sdks),
+            "arch": self._chip.npu.arch,
+            "sdks": list(self._chip.npu.sdks),
         }
-
-    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
-        return None  # `export` writes the quantized file
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name = request.spec.name
@@ -140,7 +135,7 @@ class NccCompiler(Compiler):
         plan = replace(plan, problems=tuple(dict.fromkeys((*checked.problems, *plan.problems))))
         facts: dict[str, Any] = {
             "compiler": _recorded_version(artifact) or printable(built.get("version", "")),
-            "compiled_for": self._chip.arch,
+            "compiled_for": self._chip.npu.arch,
             "compiler_flags": printable_texts(built.get("flags")),
             "plan": plan.targets,
             "inputs_and_outputs_compared": _compared(folder, spec, artifact),

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, final
 
-from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiled_file import other_chip
 from whisperport.targets.compiler import (
-    CalibrationNeed,
     CompilePlan,
     Compiler,
     CompileRequest,
@@ -65,9 +63,6 @@ class QnnCompiler(Compiler):
     def settings(self) -> Mapping[str, Any]:
         required = {"chip": self._chip.name, "sdk": "onnxruntime-qnn", "oldest": list(OLDEST)}
         return {"requires": required}
-
-    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
-        return None  # `export` writes the quantized file
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
         here = platform.machine() in SIMULATORS
