@@ -12,12 +12,10 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.commands.inspect import InspectOptions, inspect
 from whisperport.compilation.artifacts import Artifact, put_artifacts
-from whisperport.compilation.compile import CompileOptions, compile
-from whisperport.errors import BundleError, MissingPackageError, UsageError
+from whisperport.errors import BundleError, UsageError
 from whisperport.program.spec import TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.ethos_u import stages
-from whisperport.targets.ethos_u.chips import NPUS
 from whisperport.trace.program import Program, trace
 
 from ..compiled_files import pte
@@ -76,16 +74,6 @@ def test_inputs_and_outputs_of_an_emulated_program_keep_their_names_and_order(en
     np.testing.assert_array_equal(given[first], np.full((1, 3), 3))
 
 
-def test_a_program_that_is_not_compiled_says_so(entry, tmp_path):
-    with pytest.raises(
-        BundleError, match=r"`scaled` is not compiled for `ethos-u85` yet"
-    ) as missing:
-        TARGET.load(tmp_path, [entry], RunOptions())
-
-    assert "whisperport compile BUNDLE" in missing.value.hint
-    assert "ethos-u85.emulate=on" in missing.value.hint
-
-
 def test_a_compiled_program_does_not_run_here_and_the_error_says_where(entry, tmp_path):
     (tmp_path / "ethos-u85" / "scaled.pte").write_bytes(b"compiled")
     compiled = replace(entry, files=("ethos-u85/scaled.pte", *entry.files))
@@ -112,31 +100,6 @@ def test_a_damaged_lowered_file_is_rejected(entry, tmp_path, content):
 
     with pytest.raises(BundleError, match=r"cannot read the lowered program scaled.pt2"):
         TARGET.load(tmp_path, [entry], EMULATED)
-
-
-def test_there_is_a_target_for_each_npu_and_it_names_its_precisions():
-    for npu in NPUS:
-        target = get_target(npu.name)
-        assert target.spec.precisions == npu.precisions
-        assert target.compiler.toolchain == "ethos-u"
-
-
-def test_without_the_compiler_the_work_folder_is_prepared_and_the_error_says_what_to_do(
-    micro_on_npu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_ETHOS_U", raising=False)
-    calibration = micro_on_npu.with_name("calibration.npy")
-    options = CompileOptions(calibration=calibration, work=tmp_path / "work", threads=1)
-
-    with pytest.raises(MissingPackageError, match="is not installed here") as missing:
-        compile(micro_on_npu, options)
-
-    assert "WHISPERPORT_TOOLCHAIN_ETHOS_U" in missing.value.hint
-    assert "executorch[ethos-u]" in missing.value.hint
-    folder = tmp_path / "work" / "ethos-u85" / "encoder"
-    assert (folder / "encoder.pt2").is_file()
-    assert np.load(folder / "calibration_mel.npy").shape == (32, 1, 8, 20)
-    assert (folder.parent / "compile.py").is_file()
 
 
 def test_inspect_shows_what_the_npu_runs_and_does_not_run_a_compiled_program(

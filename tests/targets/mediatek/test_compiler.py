@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from whisperport.errors import BundleError, UsageError
-from whisperport.targets import get_target
-from whisperport.targets.mediatek.chips import CHIPS, GENIO510, GENIO720
+from whisperport.errors import BundleError
+from whisperport.targets.mediatek.chips import GENIO510, GENIO720
 from whisperport.targets.mediatek.compiler import NccCompiler
 from whisperport.targets.mediatek.flags import CompileOptions
 from whisperport.toolchain import Failure, has_unfinished_stages, probe, run_driver
@@ -115,17 +114,6 @@ def test_what_does_not_run_on_the_npu_is_a_note(tmp_path, plan, expected):
     notes = checked(tmp_path, plan)["notes"]
 
     assert [expected in note for note in notes] == [True] * bool(expected)
-
-
-def test_what_the_check_of_the_target_printed_is_a_note_too(tmp_path):
-    program = work_folder(tmp_path) / "encoder"
-    (program / "encoder.dla").write_bytes(b"compiled")
-    (program / "check.txt").write_text("OP[4]: GATHER\nMDLA: unsupported operation")
-    (program / "plan.txt").write_text(
-        "Target: MDLA_5_3\nOP[4]: GATHER\nMDLA: unsupported operation"
-    )
-    notes = COMPILER.check(program / "encoder.dla", SPEC)["notes"]
-    assert notes == ["GATHER: the compiler printed: MDLA: unsupported operation"]
 
 
 def test_suppressed_outputs_are_a_note(tmp_path):
@@ -236,18 +224,6 @@ def test_a_failure_of_a_stage_is_explained(tmp_path, stage, lines, kind, message
     assert not (work / "encoder" / "encoder.dla").exists()
 
 
-def test_a_failed_stage_runs_again_and_earlier_ones_are_kept(tmp_path):
-    sdk, work = fake.install(tmp_path / "sdk", compile=["ERROR: once"]), work_folder(tmp_path)
-    assert run(sdk, work) is not None
-    fake.change(sdk)
-
-    assert run(sdk, work) is None
-
-    assert [call[-1] for call in fake.calls(sdk)] == [
-        *("--check-target-only", "--show-io-info", "partial.encoder.dla", "partial.encoder.dla")
-    ]
-
-
 @pytest.mark.parametrize(
     ("faults", "kind"),
     [
@@ -298,26 +274,6 @@ def test_the_sdk_may_be_named_by_any_of_its_folders_or_by_its_program(tmp_path, 
     installed = COMPILER.installed({"mediatek": str(sdk / place)})
     assert installed is not None
     assert probe(installed, COMPILER.script, COMPILER.settings()) is None
-
-
-def test_the_sdk_is_found_in_the_order_option_own_variable_vendors_variable_path(
-    tmp_path, monkeypatch
-):
-    first, second, third, last = (fake.install(tmp_path / name) for name in "1234")
-    monkeypatch.setenv("PATH", str(last / "neuron_sdk/host/bin"))
-    assert COMPILER.installed({}).path == last / "neuron_sdk/host/bin/ncc-tflite"
-    monkeypatch.setenv("MTK_NEURON_SDK", str(third))
-    assert COMPILER.installed({}).path == third
-    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_MEDIATEK", str(second))
-    assert COMPILER.installed({}).path == second
-    assert COMPILER.installed({"mediatek": str(first)}).path == first
-    with pytest.raises(UsageError, match="has no SDK at"):
-        COMPILER.installed({"mediatek": str(tmp_path / "missing")})
-
-
-def test_without_an_sdk_there_is_none(monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert COMPILER.installed({}) is None
 
 
 def _broken(folder: Path, how: str) -> Path:
@@ -391,10 +347,3 @@ def test_the_work_folder_compiles_on_another_machine_with_the_vendors_variable(t
     shutil.copytree(other, work, dirs_exist_ok=True)
     assert not has_unfinished_stages(work)
     assert COMPILER.check(work / "encoder" / "encoder.dla", SPEC)["compiler"] == "8.0.10"
-
-
-def test_every_board_has_the_compiler():
-    for chip in CHIPS:
-        compiler = get_target(chip.name).compiler
-        assert compiler.settings()["arch"] == chip.npu.arch
-        assert compiler.calibration(SPEC, None, compiler.options()) is None

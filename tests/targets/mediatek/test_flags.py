@@ -7,7 +7,6 @@ import pytest
 from whisperport.errors import UsageError
 from whisperport.targets.mediatek.chips import CHIPS, GENIO350, GENIO720
 from whisperport.targets.mediatek.flags import CompileOptions, flags_of
-from whisperport.targets.options import describe, parse_options
 
 from . import fake_ncc_tflite as fake
 
@@ -82,16 +81,3 @@ def test_flags_of_newer_sdks_are_passed_on():
 def test_an_architecture_that_is_no_name_is_rejected(arch):
     with pytest.raises(UsageError, match=r"genio720\.arch"):
         given(arch=arch)
-
-
-def test_a_misspelled_option_is_rejected_with_the_right_name_and_its_help():
-    with pytest.raises(UsageError, match="no option `opt-aggression`") as raised:
-        parse_options(CompileOptions, {"opt-aggression": "on"}, "genio720")
-    assert "`genio720.opt-aggressive`: Prefer speed to accuracy" in raised.value.why
-
-
-def test_what_the_flags_do_is_in_the_help():
-    helps = {one.name: one.help for one in describe(CompileOptions)}
-    assert "float32" in helps["relax-fp32"]
-    assert "float16" in helps["opt-accuracy"]
-    assert "padded to a multiple of 16" in helps["suppress-output"]
