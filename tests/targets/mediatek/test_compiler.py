@@ -196,7 +196,7 @@ UNSUPPORTED = ["OP[11]: ADD", "OP[12]: GATHER", "    MDLA: unsupported operation
             *("OP[0]: ADD: MDLA: unsupported data type FLOAT64", "does not support the type"),
         ),
         (
-            *("compile", ["terminate called: std::bad_alloc"], "OutOfMemoryError"),
+            *("compile", ["terminate called: std::bad_alloc"], "MemoryError"),
             *("terminate called: std::bad_alloc", "ran out of memory"),
         ),
         (
@@ -229,7 +229,7 @@ def test_a_failure_of_a_stage_is_explained(tmp_path, stage, lines, kind, message
     [
         ({"empty": True}, "NotWrittenError"),
         ({"signal": 11}, "NccError"),
-        ({"signal": 9}, "OutOfMemoryError"),
+        ({"signal": 9}, "MemoryError"),
     ],
     ids=["nothing written", "crash", "killed"],
 )

@@ -57,12 +57,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "another `--option {target}.memory-mode` may have room for the program",
     ),
 }
-_FAILED_STAGES: Mapping[str, Explanation] = {
-    "emulate": (
-        "could not run the quantized program in the TOSA reference model",
-        "`--option {target}.emulate=0` compiles without emulation",
-    )
-}
 
 
 @final
@@ -81,7 +75,6 @@ class EthosUCompiler(Compiler):
     runs: ClassVar[Literal["emulated"]] = "emulated"  # there is no simulator of the compiled file
     decides: ClassVar[bool] = True
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
-    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, npu: Npu, precision: str = "") -> None:
         self._npu, self._precision = npu, precision or npu.precisions[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whisperport.errors import BundleError, MissingPackageError, ProgramError
+from whisperport.errors import BundleError, ProgramError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.stated_signature import expect_counts, expect_tensor
@@ -18,19 +18,17 @@ if TYPE_CHECKING:  # boards have no torch
 class TorchRunner(Runner):
     """A lowered program, run by torch in float32."""
 
-    def __init__(self, spec: ProgramSpec, path: Path, target: str) -> None:
+    def __init__(self, spec: ProgramSpec, path: Path) -> None:
         """
         Args:
             spec: the program's signature in the manifest.
             path: of the lowered file.
-            target: name of the target, for errors.
 
         Raises:
-            MissingPackageError: torch is not installed.
             BundleError: the file cannot be read, contains code, or has another signature.
         """
         super().__init__(spec)
-        program = _read(path, target)
+        program = _read(path)
         _check_signature(program.spec, spec, path.name)
         self._module: Any = program.exported.module(check_guards=False)
         self._structure = program.exported.call_spec.in_spec
@@ -54,15 +52,9 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _read(path: Path, target: str) -> "Program":
-    try:
-        from whisperport.trace.pt2 import read_pt2
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot emulate the programs of `{target}`: torch is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
+def _read(path: Path) -> "Program":
+    from whisperport.trace.pt2 import read_pt2
+
     try:
         return read_pt2(path)
     except ProgramError as error:

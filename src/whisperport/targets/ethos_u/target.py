@@ -82,7 +82,7 @@ class EthosU(CompiledTarget):
     ) -> Runner:
         _import_torch(self.spec.name)
         use_threads(threads)
-        return TorchRunner(entry.spec, regular_file(folder, file), self.spec.name)
+        return TorchRunner(entry.spec, regular_file(folder, file))
 
     def load_compiled(
         self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any

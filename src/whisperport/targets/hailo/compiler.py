@@ -54,13 +54,6 @@ _FAILURES: Mapping[str, Explanation] = {
     ),
 }
 
-_FAILED_STAGES: Mapping[str, Explanation] = {
-    "emulate": (
-        "could not run the quantized program in its emulator",
-        "`--option {target}.emulate=0` compiles without emulation",
-    )
-}
-
 # A line at the end of the optimization: "[info] 	whisper_tiny_encoder/output_layer1 SNR:	9.179 dB".
 # Source: the log in the notebook of ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab.
 _SNR = re.compile(r"(\S+) SNR:\s*(-?[0-9]+(?:\.[0-9]+)?) dB")
@@ -79,16 +72,11 @@ class HailoCompiler(Compiler):
     runs: ClassVar[Literal["emulated"]] = "emulated"
     layout: ClassVar[Layout] = staticmethod(as_stream)
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
-    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, chip: Chip) -> None:
         self._chip, self.target = chip, chip.name
+        self.required = {"sdk": "", "oldest": list(chip.compiler), "same_major": True}
         self.title = f"Hailo's Dataflow Compiler {chip.compiler[0]}.x"
-
-    def settings(self) -> Mapping[str, Any]:
-        oldest = list(self._chip.compiler)
-        required = {"chip": self._chip.name, "sdk": "", "oldest": oldest, "same_major": True}
-        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         chosen = cast(ScriptOptions, options)

@@ -51,7 +51,7 @@ _FAILURES: Mapping[str, Explanation] = {
         "turn the option of this flag off with `--option {target}.NAME=off`, or remove it from "
         "`{target}.flags`: `ncc-tflite --help` lists the flags of this version",
     ),
-    "OutOfMemoryError": (
+    "MemoryError": (
         "ran out of memory",
         "use a machine with more memory; or try `--option {target}.opt=1`, and `--option "
         "{target}.relax-fp32=off`, with which the encoder of large-v3-turbo compiled for a user",
@@ -65,10 +65,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "cannot read the configuration of this machine",
         "use the SDK's host/bin/ncc-tflite on a PC; on a board, install the image's Neuron configuration "
         "(commonly /vendor/etc/armnn_app.config)",
-    ),
-    "NotWrittenError": (
-        "reported success and wrote no file",
-        "read the log of the stage compile, and check the free disk space",
     ),
 }
 

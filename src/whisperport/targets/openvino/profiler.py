@@ -20,18 +20,13 @@ from whisperport.program.profiling import (
     median_overhead,
 )
 from whisperport.targets.openvino.core import shared_core
-from whisperport.targets.openvino.runtime import CPU, first_line
+from whisperport.targets.openvino.runtime import CPU, TYPES, first_line
 
 if TYPE_CHECKING:  # the build layer needs torch
     from whisperport.inspection.graph import Value
 
 EXECUTED = "EXECUTED"
-DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "boolean": "bool"}
-DTYPES |= {
-    f"{sign}{bits}": f"{word}{bits}"
-    for sign, word in (("i", "int"), ("u", "uint"))
-    for bits in (8, 16, 32, 64)
-}
+DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
 
 
 @final

@@ -34,12 +34,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "all nodes",
     ),
 }
-_FAILED_STAGES: Mapping[str, Explanation] = {
-    "simulate": (
-        "could not run the compiled program in its simulator",
-        "`--option {target}.emulate=0` compiles without simulation",
-    )
-}
 
 
 @final
@@ -54,15 +48,11 @@ class QnnCompiler(Compiler):
     suffix: ClassVar[str] = COMPILED
     runs: ClassVar[Literal["simulated"]] = "simulated"
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
-    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, chip: Chip) -> None:
+        self.required = {"sdk": "onnxruntime-qnn", "oldest": list(OLDEST)}
         self._chip, self.target = chip, chip.name
         self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]} (QAIRT)"
-
-    def settings(self) -> Mapping[str, Any]:
-        required = {"chip": self._chip.name, "sdk": "onnxruntime-qnn", "oldest": list(OLDEST)}
-        return {"requires": required}
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
         here = platform.machine() in SIMULATORS

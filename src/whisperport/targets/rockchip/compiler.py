@@ -59,15 +59,12 @@ class RknnCompiler(Compiler):
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
 
     def __init__(self, chip: Chip, precision: str = FLOAT) -> None:
+        self.required = {"sdk": "rknn-toolkit2", "oldest": list(OLDEST)}
         self._chip, self._precision, self.target = chip, precision, chip.name
         self.title = f"rknn-toolkit2 {OLDEST[0]}.{OLDEST[1]}"
 
     def in_precision(self, precision: str) -> Self:
         return type(self)(self._chip, precision)
-
-    def settings(self) -> Mapping[str, Any]:
-        required = {"chip": self._chip.name, "sdk": "rknn-toolkit2", "oldest": list(OLDEST)}
-        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
         if self._precision == FLOAT:
