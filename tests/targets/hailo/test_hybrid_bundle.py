@@ -113,11 +113,6 @@ def test_without_a_hef_and_without_the_option_it_says_how_to_compile(hybrid: Bun
     assert "hailo8.emulate=on" in refused.value.hint
 
 
-def test_nothing_but_onnx_stands_in(hybrid: Bundle) -> None:
-    with pytest.raises(UsageError, match=r"`hailo8\.emulate` cannot be `hef`"):
-        load_engine(hybrid, RunOptions(options={"hailo8.emulate": "hef"}))
-
-
 def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: Bundle) -> None:
     """The word error rates differ by at most one percentage point on all shipped audio files."""
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
@@ -221,15 +216,6 @@ def test_a_window_that_is_not_known_to_compile_is_warned_of(
         write(target, whole, window=WindowOptions(seconds=seconds))
 
     assert any("not known to compile" in record.message for record in caplog.records) == warned
-
-
-def test_a_window_that_is_no_multiple_of_20_ms_is_refused(
-    write: Any, micro_checkpoint: Any
-) -> None:
-    whole = replace(micro_checkpoint, dims=replace(micro_checkpoint.dims, n_audio_ctx=1500))
-
-    with pytest.raises(UsageError, match=r"cannot be 5\.01 s"):
-        write("hailo8", whole, window=WindowOptions(seconds=5.01))
 
 
 def test_a_decoder_without_a_cache_is_for_those_who_cannot_cache(write: Any) -> None:

@@ -4,10 +4,6 @@ The tests show what whisperport does with an SDK. They show nothing about MediaT
 """
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ from whisperport.targets.mediatek.compiler import NccCompiler
 from whisperport.targets.mediatek.flags import CompileOptions
 from whisperport.toolchain import Failure, has_unfinished_stages, probe, run_driver
 
-from ...toolchain.test_toolchain import _has_ended
 from . import fake_ncc_tflite as fake
 from .compiling_parts import SPEC, work_folder
 
@@ -247,25 +242,6 @@ def test_a_flag_that_this_version_does_not_have_is_explained(tmp_path):
     assert "ncc-tflite --help" in COMPILER.explain(failure)[1]
 
 
-def test_an_interrupt_ends_the_compiler_and_its_children(tmp_path):
-    sdk, work = fake.install(tmp_path / "sdk", hang="compile"), work_folder(tmp_path)
-    pids = work / "encoder" / "pids"
-
-    def interrupted(message: str) -> None:
-        while message.endswith("compile") and not pids.exists():
-            pass
-        if pids.exists():
-            raise KeyboardInterrupt
-
-    installed = COMPILER.installed({"mediatek": str(sdk)})
-    with pytest.raises(KeyboardInterrupt):
-        run_driver(installed, work, interrupted)
-
-    assert all(_has_ended(int(pid)) for pid in pids.read_text().split())
-    assert not (work / "encoder" / "encoder.dla").exists()
-    assert has_unfinished_stages(work)
-
-
 @pytest.mark.parametrize(
     "place", [".", "neuron_sdk", "neuron_sdk/host", "neuron_sdk/host/bin/ncc-tflite"]
 )
@@ -326,24 +302,3 @@ def test_an_sdk_that_lists_no_architectures_and_no_version_is_tried(tmp_path):
     sdk = fake.install(tmp_path / "sdk", arch=["?"], version=["?"])
     installed = COMPILER.installed({"mediatek": str(sdk)})
     assert probe(installed, COMPILER.script, COMPILER.settings()) is None
-
-
-def test_the_work_folder_compiles_on_another_machine_with_the_vendors_variable(tmp_path):
-    work = work_folder(tmp_path)
-    other = shutil.copytree(work, tmp_path / "other machine" / "work")
-    sdk = fake.install(tmp_path / "other sdk")
-    environment = {**os.environ, "MTK_NEURON_SDK": str(sdk)}
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        other / "compile.py",
-    ]  # without whisperport, or any package
-
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[0] == "compiler version: 8.0.10"
-    shutil.copytree(other, work, dirs_exist_ok=True)
-    assert not has_unfinished_stages(work)
-    assert COMPILER.check(work / "encoder" / "encoder.dla", SPEC)["compiler"] == "8.0.10"

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import sys
 import time
 from pathlib import Path
@@ -211,33 +210,6 @@ def test_a_call_that_hangs_ends_with_all_its_processes(command, tmp_path, monkey
     # when
     with pytest.raises(LoweringError, match="within 2 s"):
         program.run(INPUTS)
-
-    # then
-    assert _ended(int(pid_file.read_text()))
-
-
-def test_an_interrupt_ends_the_call_with_all_its_processes(command, tmp_path, monkeypatch):
-    # given
-    program = runner(command, tmp_path)
-    pid_file = tmp_path / "pid"
-    monkeypatch.setenv("FAKE_NEURONRT", "hangs")
-    monkeypatch.setenv("FAKE_PID_FILE", str(pid_file))
-
-    def interrupt(*_: Any) -> None:
-        if pid_file.exists() and pid_file.read_text():
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-
-    # when
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            program.run(INPUTS)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
     # then
     assert _ended(int(pid_file.read_text()))

@@ -3,7 +3,6 @@
 `build()` makes small files, in which each operator is known to be on the plugin's list or not.
 """
 
-import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -88,28 +87,6 @@ def test_a_damaged_file_is_rejected(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ProgramError, match=r"damaged\.tflite"):
         answer(path)
-
-
-@asked
-def test_a_truncated_file_is_rejected_or_answered(tmp_path):
-    whole = mixed(tmp_path).read_bytes()
-    path = tmp_path / "part.tflite"
-    outcomes = set()
-    for size in (len(whole) // 3, len(whole) * 2 // 3, len(whole) - 4):
-        path.write_bytes(whole[:size])
-        try:
-            outcomes.add(answer(path)["total"])
-        except (ProgramError, LoweringError):
-            outcomes.add(None)
-    assert outcomes <= {None, 3}
-    assert None in outcomes
-
-
-@asked
-def test_a_pipe_is_rejected_without_waiting(tmp_path):
-    os.mkfifo(tmp_path / "pipe.tflite")
-    with pytest.raises(ProgramError, match="a pipe"):
-        PARTITIONER.partition(tmp_path / "pipe.tflite")
 
 
 @asked
