@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import UsageError, needs
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.system.progress import Progress
@@ -99,14 +99,8 @@ class EthosU(CompiledTarget):
 
 
 def _import_torch(target: str) -> None:
-    try:
+    with needs(f"cannot use `{target}`: torch is not installed", extra="export"):
         import torch.export  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot use `{target}`: torch is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
 
 
 TARGETS = tuple(map(EthosU, NPUS))

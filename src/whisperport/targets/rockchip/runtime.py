@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.errors import LoweringError, UsageError, needs
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.process import release_with
@@ -107,15 +107,12 @@ def _session(lite: Any, chip: Chip, path: Path, cores: str) -> Any:
 
 
 def _package(chip: Chip) -> Any:
-    try:
+    with needs(
+        f"cannot run the compiled programs of `{chip.name}`: rknn-toolkit-lite2 is not installed",
+        hint=f'on the board, `pip install "whisperport[{EXTRA}]"`; on another machine, emulate them on '
+        f"the CPU with `--run-option {chip.name}.emulate=on`",
+    ):
         from rknnlite.api import RKNNLite
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot run the compiled programs of `{chip.name}`: rknn-toolkit-lite2 is not installed",
-            why=str(error),
-            hint=f'on the board, `pip install "whisperport[{EXTRA}]"`; on another machine, emulate them on '
-            f"the CPU with `--run-option {chip.name}.emulate=on`",
-        ) from error
     return RKNNLite
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.errors import BundleError, MissingPackageError
+from whisperport.errors import BundleError, needs
 from whisperport.program.runner import Array, Binding, Part
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.buffers import BufferedRunner
@@ -83,15 +83,15 @@ def import_litert(extra: str, target: str) -> Any:
     """
     from whisperport.inspection.quiet import quiet, quiet_natively
 
-    try:
-        with quiet(), quiet_natively():
-            from ai_edge_litert import interpreter
-    except ImportError as error:
-        raise MissingPackageError(
+    with (
+        needs(
             f"cannot run {target}: LiteRT is not installed",
-            why=str(error),
-            hint=f'pip install "whisperport[{extra}]"',
-        ) from error
+            extra=extra,
+        ),
+        quiet(),
+        quiet_natively(),
+    ):
+        from ai_edge_litert import interpreter
     return interpreter
 
 
