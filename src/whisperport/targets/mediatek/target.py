@@ -16,13 +16,12 @@ from whisperport.targets.base import Unsupported
 from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
-from whisperport.targets.mediatek.chips import CHIPS, Chip
+from whisperport.targets.mediatek.chips import CHIPS, MDLA_2_0, Chip
 from whisperport.targets.mediatek.compiler import NccCompiler
 from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
-from whisperport.targets.mediatek.unsupported import unsupported
 from whisperport.targets.program_files import lowered_file
 from whisperport.targets.supported import expect_supported
 from whisperport.targets.tflite.quantization import ALL, LINEAR, recipe
@@ -31,6 +30,9 @@ from whisperport.targets.tflite.quantizing import quantize_in_place, static_cali
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
 
+# Programs without attention: linears only. All others multiply two activations in their attention.
+WITHOUT_ATTENTION = frozenset({"cross_kv", "vocab_projection"})
+ON_THE_CPU = "run Whisper on its CPU: export with `--target litert`"
 DEVICE_IO = "device_io"  # in `ProgramFacts.others`: inputs and outputs of the .tflite
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,27 @@ class Genio(CompiledTarget):
         return type(self)(self.chip, options)
 
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
-        return unsupported(self.chip, program, precision)
+        chip, npu = self.chip, self.chip.npu
+        if npu.engine == "vpu":
+            return Unsupported(
+                f"{chip.board} ({chip.soc}) has no MDLA, MediaTek's accelerator of neural networks; its "
+                "VPU supports quantized convolutions, and no list of its operators contains attention",
+                ON_THE_CPU,
+            )
+        if precision == "w8a16" and not npu.w8a16:
+            return Unsupported(
+                f"{npu.name} of {chip.board} ({chip.soc}) has no 16-bit activations with 8-bit weights "
+                "(16x8)",
+                f"use `fp16`, the default, for linears such as `cross_kv`; {ON_THE_CPU}",
+            )
+        if npu is MDLA_2_0 and program not in WITHOUT_ATTENTION:
+            return Unsupported(
+                f"{npu.name} of {chip.board} ({chip.soc}) does not support transformers, and `{program}` "
+                f"contains attention (source: {npu.sources['transformer']})",
+                f"{ON_THE_CPU}; `--placement cross_kv={chip.name}` then places the linears of the "
+                "cross-attention K/V on the NPU",
+            )
+        return None
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
