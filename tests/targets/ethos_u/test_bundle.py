@@ -13,7 +13,6 @@ from whisperport.bundle import Bundle
 from whisperport.commands.inspect import InspectOptions, inspect
 from whisperport.compilation.artifacts import Artifact, put_artifacts
 from whisperport.errors import BundleError, UsageError
-from whisperport.program.spec import TensorSpec
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.ethos_u import stages
 from whisperport.trace.program import Program, trace
@@ -85,13 +84,6 @@ def test_a_compiled_program_does_not_run_here_and_the_error_says_where(entry, tm
     page = "docs/how-to/ethos-u85.md"
     assert page in refused.value.hint
     assert (Path(__file__).parents[3] / page).is_file()
-
-
-def test_a_lowered_file_of_another_signature_is_rejected(entry, tmp_path):
-    other = replace(entry.spec, outputs=(TensorSpec("double", (1, 4)), entry.spec.outputs[1]))
-
-    with pytest.raises(BundleError, match="another signature"):
-        TARGET.load(tmp_path, [replace(entry, spec=other)], EMULATED)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04.", bytes(4000)])

@@ -19,7 +19,6 @@ from whisperport.program.window import WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions
-from whisperport.targets.options import with_target
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
@@ -140,29 +139,6 @@ def write(micro_checkpoint: Any, tmp_path: Path) -> Callable[..., Bundle]:
         return export(checkpoint, target, tmp_path / "out", ExportOptions(clips=(), **how))
 
     return write
-
-
-@pytest.mark.parametrize(
-    ("lower", "words"),
-    [
-        ({"encoder-opset": "18"}, "`hailo8.encoder-opset` cannot be `18`"),
-        ({"decoder-opset": "18"}, "`hailo8.decoder-opset` cannot be `18`"),
-        ({"decoder-opset": ""}, "`hailo8.decoder-opset` cannot be ``"),
-        ({"sequence-length": "7"}, "`hailo8.sequence-length` cannot be `7`"),
-        ({"sequence-length": "-9"}, "`hailo8.sequence-length` cannot be `-9`"),
-        ({"sequence-length": "٣٢"}, "`hailo8.sequence-length` cannot be `٣٢`"),
-        ({"sequence-length": "9" * 5000}, "`hailo8.sequence-length` cannot be"),
-        ({"positions": "npu"}, "`hailo8.positions` cannot be `npu`"),
-        ({"precision": "int4"}, "has no option `precision`"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_any_work(
-    write: Any, tmp_path: Path, lower: dict[str, str], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        write(options=with_target(lower, "hailo8"), uncached_decoder=True)
-
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", ["hailo8", "hailo8l", "hailo10h"])

@@ -7,7 +7,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.chips import CHIPS, Chip
@@ -101,13 +100,3 @@ def test_v69_rejects_w8a16_for_programs_of_few_rows(program):
 @pytest.mark.parametrize("program", ["encoder", "cross_kv", "prefill_64", "align", "prefill_x"])
 def test_v69_accepts_w8a16_for_programs_of_many_rows(program):
     assert get_target("sm8450").unsupported(program, "w8a16") is None
-
-
-def test_v69_takes_a_mixture_of_precisions():
-    programs = ("encoder", "prefill_4", "prefill_64", "step")
-    mixed = {"prefill_4": "fp16", "step": "fp16"}
-
-    placed = place(PlacementRequest(target="sm8450", precision="w8a16", precisions=mixed), programs)
-
-    precisions = {name: one.precision for name, one in placed.placements.items()}
-    assert precisions == {"encoder": "w8a16", "prefill_64": "w8a16", **mixed}
