@@ -1,6 +1,7 @@
 """A model is given by name: its bundle is exported once and reused; none is chosen silently."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +14,6 @@ from whisperport.bundle import Bundle
 from whisperport.data import embedded_model
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
 from whisperport.exporting import export as exporting
-from whisperport.exporting import model_bundle
-from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.model_bundle import (
     EmbeddedModelWarning,
     bundle_of,
@@ -24,26 +23,28 @@ from whisperport.exporting.model_bundle import (
 from whisperport.transcription import Transcriber, transcribe, transcribe_features, transcribe_files
 from whisperport.verification.clips import shipped_audio
 
-from ..conftest import noise_clips
 from ..embedded import default_bundle, unpacked
 
 AUDIO = shipped_audio()[0].path
 
 
 @pytest.fixture
-def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """The folders that bundles were exported to, in an empty cache."""
-    done: list[Path] = []
-    export = exporting.export
+def exports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exported: Callable[..., Bundle]
+) -> list[Path]:
+    """The folders that bundles were exported to, in an empty cache. An export copies a bundle.
 
-    def counted(checkpoint: Any, target: str, out: Path, *rest: Any, **named: Any) -> Bundle:
+    `default_bundle` is exported the same way, for real.
+    """
+    done: list[Path] = []
+
+    def copied(_: Any, target: str, out: Path, *__: Any, **___: Any) -> Bundle:
         done.append(out)
-        return export(checkpoint, target, out, *rest, **named)
+        shutil.rmtree(out, ignore_errors=True)
+        return Bundle.open(Path(shutil.copytree(exported(target).folder, out)))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(exporting, "export", counted)
-    options = ExportOptions(clips=noise_clips()[:1], batch=1)
-    monkeypatch.setattr(model_bundle, "_options", lambda: options)
+    monkeypatch.setattr(exporting, "export", copied)
     return done
 
 

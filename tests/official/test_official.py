@@ -42,17 +42,23 @@ def bundles(candidate: Candidate, tmp_path_factory: pytest.TempPathFactory) -> A
     """`bundles(target, precisions)`: a verified bundle of the candidate, exported once."""
 
     @cache
-    def bundle(target: str, precision: str = "", of_encoder: str = "") -> Bundle:
+    def bundle(
+        target: str,
+        precision: str = "",
+        of_encoder: str = "",
+        options: tuple[tuple[str, str], ...] = (),
+    ) -> Bundle:
         package = PACKAGE.get(target)
         if package and find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-        options = ExportOptions(
+        how = ExportOptions(
+            options=dict(options),
             precision=precision,
             precisions={"encoder": of_encoder} if of_encoder else {},
             run=RunOptions(threads=1),
         )
         out = tmp_path_factory.mktemp("official") / f"{target}-{precision or of_encoder or 'fp32'}"
-        return export(candidate.checkpoint, target, out, options)
+        return export(candidate.checkpoint, target, out, how)
 
     return bundle
 
@@ -115,13 +121,25 @@ def test_weights_of_8_bits_are_accepted(target: str, bundles: Any, record: dict[
     assert bundle.manifest.verification["passed"] is True
 
 
-def test_a_static_8_bit_encoder_is_refused_with_the_reason(
+def test_a_static_8_bit_encoder_is_accepted_with_its_sensitive_outputs_in_w8(
+    bundles: Any, record: dict[str, Any]
+) -> None:
+    bundle = bundles("litert", of_encoder="w8a8")
+
+    notes = bundle.manifest.program("encoder").facts.notes
+    record["litert encoder=w8a8"] = {"verified": True, "sensitive": notes}
+    assert bundle.manifest.verification["passed"] is True
+    assert notes
+
+
+@pytest.mark.skipif(not (OFFICIAL or EVERYTHING), reason="an export; run make test-all")
+def test_a_static_8_bit_encoder_without_exceptions_is_refused_with_the_reason(
     bundles: Any, record: dict[str, Any]
 ) -> None:
     with pytest.raises(VerificationError) as refused:
-        bundles("litert", of_encoder="w8a8")
+        bundles("litert", of_encoder="w8a8", options=(("litert.sensitive", "as-others"),))
 
-    record["litert encoder=w8a8"] = str(refused.value)
+    record["litert encoder=w8a8, no output in w8"] = str(refused.value)
     assert "encoder" in refused.value.why
     assert "from float32's in" in refused.value.why  # with the number of words
     assert "torch's own encoder of this checkpoint keeps" in refused.value.why

@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnxscript._internal.values import TracedOnnxFunction
 from torch import Tensor, nn
 
 from whisperport.errors import LoweringError
-from whisperport.trace.onnx import ALIGNMENT, OPSET, SharedWeights, write_onnx
+from whisperport.trace import onnx as onnx_module
+from whisperport.trace.onnx import ALIGNMENT, OPSET, SharedWeights, to_onnx, write_onnx
 from whisperport.trace.program import Program, trace
 
 
@@ -135,3 +137,35 @@ def test_written_twice_is_the_same_to_the_byte(tmp_path: Path) -> None:
 
     make: Callable[[Path], tuple[bytes, bytes]] = write
     assert make(tmp_path / "a") == make(tmp_path / "b")
+
+
+def test_the_functions_of_torch_are_parsed_once_and_the_bytes_are_those_of_torch_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = [
+        (module, name, getattr(module, name)) for module, name in onnx_module._parsing_functions()
+    ]
+    parsed: list[str] = []
+    function_ir = TracedOnnxFunction.function_ir.fget
+    assert function_ir is not None
+    monkeypatch.setattr(
+        TracedOnnxFunction,
+        "function_ir",
+        property(lambda function: (parsed.append(function.name), function_ir(function))[1]),
+    )
+    module = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4), nn.Softmax(-1)).eval()
+    program = trace("some", module, (torch.zeros(1, 4),))
+    first = to_onnx(program)
+    parsed.clear()
+
+    again = to_onnx(program)
+
+    assert len(places) == 2
+    assert parsed == []
+    assert all(getattr(module, name) is found for module, name, found in places)
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_module, "_parsing_functions", list)
+        alone = to_onnx(program)
+    assert len(parsed) > 400
+    written = [ir.to_proto(one).SerializeToString() for one in (first, again, alone)]
+    assert written == written[:1] * 3

@@ -159,6 +159,8 @@ def export(
                 for entry in manifest.programs
             ],
         )
+        for entry in manifest.programs:
+            print_lines("", *(f"{entry.spec.name}: {note}" for note in entry.facts.notes))
         print_lines("", f"{out}: {verified_words(manifest)}")
     print_next(*_next_command(out, manifest))
 

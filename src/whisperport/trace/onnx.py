@@ -6,6 +6,7 @@ and identifies equal ones by a hash of their content.
 """
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -183,7 +184,7 @@ def to_onnx(program: Program, opset: int = OPSET) -> ir.Model:
 
 def _convert(program: Program) -> ir.Model:
     output = io.StringIO()
-    with torch.no_grad(), captured(output):
+    with torch.no_grad(), captured(output), _functions_parsed_once():
         try:
             exported = torch.onnx.export(
                 program.exported,
@@ -203,6 +204,39 @@ def _convert(program: Program) -> ir.Model:
             log.debug("torch.onnx on `%s`:\n%s", program.name, output.getvalue())
     assert exported is not None
     return exported.model
+
+
+_cached = functools.cache(functools.cache)  # in every block the same cache of a function
+
+
+@contextlib.contextmanager
+def _functions_parsed_once() -> Iterator[None]:
+    """Within the block, torch gets its ONNX functions from the first call, and does not parse them again.
+
+    `torch.onnx.export` parses the source of 497 functions in each call: 5 of the 25 CPU seconds in which
+    the embedded model is exported (torch 2.13.0, onnxscript 0.7.2). No public function avoids it. Versions
+    of torch without these functions do what they always do.
+    """
+    places = _parsing_functions()
+    originals = [getattr(module, name) for module, name in places]
+    try:
+        for (module, name), original in zip(places, originals, strict=True):
+            setattr(module, name, _cached(original))
+        yield
+    finally:
+        for (module, name), original in zip(places, originals, strict=True):
+            setattr(module, name, original)
+
+
+def _parsing_functions() -> list[tuple[Any, str]]:
+    """Return where torch finds the list of ONNX functions, and the signature of one."""
+    try:
+        from onnxscript._framework_apis import torch_2_11
+        from torch.onnx._internal.exporter import _schemas
+    except ImportError:
+        return []
+    places = [(torch_2_11, "get_torchlib_ops"), (_schemas, "op_signature_from_function")]
+    return [(module, name) for module, name in places if hasattr(module, name)]
 
 
 def _first_line(error: BaseException) -> str:

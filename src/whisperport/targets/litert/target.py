@@ -14,8 +14,18 @@ from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
-from whisperport.targets.tflite.quantization import ALL, LINEAR, PRECISIONS, STATIC_BITS, recipe
-from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.quantization import (
+    LINEAR,
+    OPERATORS,
+    PRECISIONS,
+    STATIC_BITS,
+    recipe,
+)
+from whisperport.targets.tflite.quantizing import (
+    quantize_in_place,
+    quantize_statically,
+    static_calibration,
+)
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
 if TYPE_CHECKING:  # boards have no torch
@@ -23,6 +33,8 @@ if TYPE_CHECKING:  # boards have no torch
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"
+# Operator that one fixed scale may ruin -> its precision then. A product of two activations has no "w8".
+SENSITIVE = {**dict.fromkeys(LINEAR, "w8"), "BATCH_MATMUL": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +42,20 @@ class LowerOptions:
     """Options for lowering."""
 
     static: Annotated[
-        Literal["linear", "all"],
+        Literal["linear", "matmul", "all"],
         Option(
-            "Operators that w8a8 and w8a16 quantize: linears and convolutions, or all that the quantizer "
-            "supports"
+            "Operators that w8a8 and w8a16 quantize: linears and convolutions; these and the matrix "
+            "multiplications of attention; or all that the quantizer supports"
         ),
     ] = "linear"
+    sensitive: Annotated[
+        Literal["w8", "as-others"],
+        Option(
+            "Precision of operators in a w8a8 or w8a16 program that one fixed scale ruins, as the "
+            "calibration shows: w8, whose activations are scaled anew in every run (float32 in attention); "
+            "or the precision of the others"
+        ),
+    ] = "w8"
 
 
 @final
@@ -85,14 +105,16 @@ class LiteRt(Target):
         },
     )
 
-    def __init__(self, static: str = "linear", precisions: Mapping[str, str] | None = None) -> None:
-        self.static, self.precisions = static, dict(precisions or {})
+    def __init__(
+        self, options: LowerOptions | None = None, precisions: Mapping[str, str] | None = None
+    ) -> None:
+        self.options, self.precisions = options or LowerOptions(), dict(precisions or {})
 
     def configured(self, options: Any) -> Self:
-        return type(self)(cast(LowerOptions, options).static, self.precisions)
+        return type(self)(cast(LowerOptions, options), self.precisions)
 
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
-        return type(self)(self.static, precisions)
+        return type(self)(self.options, precisions)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
@@ -120,17 +142,20 @@ class LiteRt(Target):
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
-        operators = LINEAR if self.static == "linear" else ALL
         path = folder / entry.files[0]
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
-        quantize_in_place(
+        notes = quantize_statically(
             path,
-            recipe(entry.precision, operators),
-            {entry.spec.name: arrays},
+            entry.spec,
+            entry.precision,
+            arrays,
+            operators=OPERATORS[self.options.static],
+            sensitive_in=SENSITIVE if self.options.sensitive == "w8" else {},
             target=self.spec.name,
             extra=EXTRA,
         )
-        return self._entry(entry.spec, path, entry.files[0])
+        made = self._entry(entry.spec, path, entry.files[0])
+        return replace(made, facts=replace(made.facts, notes=notes))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions

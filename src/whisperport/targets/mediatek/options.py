@@ -12,10 +12,10 @@ class LowerOptions:
     """Options for lowering."""
 
     static: Annotated[
-        Literal["linear", "all"],
+        Literal["linear", "matmul", "all"],
         Option(
             "Operators that w8a8 and w8a16 quantize: linears and convolutions, while all others compute in "
-            "float16; or all that the quantizer supports"
+            "float16; these and the matrix multiplications of attention; or all that the quantizer supports"
         ),
     ] = "linear"
 

@@ -24,8 +24,11 @@ from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
 from whisperport.targets.program_files import lowered_file
 from whisperport.targets.supported import expect_supported
-from whisperport.targets.tflite.quantization import ALL, LINEAR, recipe
-from whisperport.targets.tflite.quantizing import quantize_in_place, static_calibration
+from whisperport.targets.tflite.quantization import MATMUL, OPERATORS
+from whisperport.targets.tflite.quantizing import (
+    quantize_statically,
+    static_calibration,
+)
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
@@ -107,7 +110,7 @@ class Genio(CompiledTarget):
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
     ) -> ProgramEntry:
-        name, operators = entry.spec.name, LINEAR if self.options.static == "linear" else ALL
+        name = entry.spec.name
         if name == "encoder" and entry.precision == "w8a8":
             log.warning(
                 "`encoder` in w8a8 on %s: an activation has one 8-bit scale for all channels, and "
@@ -119,14 +122,19 @@ class Genio(CompiledTarget):
             )
         progress(f"quantizing {name} to {entry.precision}")
         path = folder / lowered_file(self.spec, entry)
-        quantize_in_place(
+        other = "w8a16" if "w8a16" in self.spec.precisions else "fp32"
+        notes = quantize_statically(
             path,
-            recipe(entry.precision, operators),
-            {name: arrays},
+            entry.spec,
+            entry.precision,
+            arrays,
+            operators=OPERATORS[self.options.static],
+            sensitive_in=dict.fromkeys(MATMUL, other),
             target=self.spec.name,
             extra=self.spec.extra,
         )
-        return replace(entry, facts=self._checked(path, entry.spec))
+        facts = replace(self._checked(path, entry.spec), notes=notes)
+        return replace(entry, facts=facts)
 
     def load_lowered(
         self, folder: Path, entry: ProgramEntry, file: str, threads: int | None

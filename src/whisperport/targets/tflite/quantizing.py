@@ -1,14 +1,25 @@
-"""Quantize a .tflite file for a target: the samples it needs, and the call of the quantizer."""
+"""Quantize a .tflite file for a target: the samples it needs, and the calls of the quantizer."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.quantizing import replace_by_quantized
-from whisperport.targets.tflite.quantization import STATIC_BITS, Recipe, quantize
+from whisperport.targets.tflite.quantization import (
+    ALL,
+    LINEAR,
+    STATIC_BITS,
+    Recipe,
+    quantize,
+    recipe,
+)
+from whisperport.targets.tflite.sensitive import SensitiveOperator, sensitive_operators
 
 SAMPLES = 32  # of calibration; the shipped audio files give enough
+MISSING = "ai-edge-quantizer is not installed"
+FAILURE = "ai-edge-quantizer could not quantize"
 
 
 def static_calibration(spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
@@ -18,20 +29,12 @@ def static_calibration(spec: ProgramSpec, precision: str) -> CalibrationNeed | N
     return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
 
 
-def quantize_in_place(
-    path: Path,
-    steps: Recipe,
-    samples: Mapping[str, Mapping[str, Path]] | None = None,
-    *,
-    target: str,
-    extra: str,
-) -> None:
-    """Quantize a file in place; see `tflite_quantization.quantize`.
+def quantize_in_place(path: Path, steps: Recipe, *, target: str, extra: str) -> None:
+    """Quantize a file in place by a recipe that needs no samples.
 
     Args:
         path: of the file in float32. After an error it is unchanged.
         steps: the recipe.
-        samples: signature -> name of an input -> `.npy` file of its samples, for a static recipe.
         target: name of the target, for messages.
         extra: pip extra that installs the quantizer, for messages.
 
@@ -41,9 +44,53 @@ def quantize_in_place(
     """
     replace_by_quantized(
         path,
-        lambda source, made: quantize(source, made, steps, samples),
-        failure="ai-edge-quantizer could not quantize",
-        missing="ai-edge-quantizer is not installed",
+        lambda source, made: quantize(source, made, steps),
+        failure=FAILURE,
+        missing=MISSING,
         target=target,
         extra=extra,
     )
+
+
+def quantize_statically(
+    path: Path,
+    spec: ProgramSpec,
+    precision: str,
+    arrays: Mapping[str, Path],
+    *,
+    operators: tuple[str, ...] = LINEAR,
+    sensitive_in: Mapping[str, str] = MappingProxyType({}),
+    target: str,
+    extra: str,
+) -> tuple[str, ...]:
+    """Quantize a file with one program in place, in "w8a8" or "w8a16".
+
+    Args:
+        path: of the file in float32. After an error it is unchanged.
+        spec: of the program.
+        precision: the static precision.
+        arrays: name of an input -> `.npy` file of its samples, (samples, ...).
+        operators: names of TFLite's operators that are quantized.
+        sensitive_in: operator that one fixed scale may ruin, by its name in TFLite -> its precision then.
+            Those of others are not examined. Default: none.
+        target: name of the target, for messages.
+        extra: pip extra that installs the quantizer, for messages.
+
+    Returns:
+        A sentence about each operator that has another precision.
+
+    Raises:
+        MissingPackageError: ai-edge-quantizer or LiteRT is not installed.
+        LoweringError: the samples do not fit, or the quantizer could not quantize the file.
+    """
+    found: list[SensitiveOperator] = []
+
+    def run(source: Path, made: Path) -> None:
+        examined = [one for one in sensitive_in if one in operators or operators == ALL]
+        if examined:
+            found.extend(sensitive_operators(source, spec, precision, examined, arrays))
+        others = [(sensitive_in[one.operator], one.operator, one.tensor) for one in found]
+        quantize(source, made, recipe(precision, operators, others), {spec.name: arrays})
+
+    replace_by_quantized(path, run, failure=FAILURE, missing=MISSING, target=target, extra=extra)
+    return tuple(f"in {sensitive_in[one.operator]} instead: {one.activation}" for one in found)
