@@ -6,7 +6,7 @@ import pytest
 
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import TARGETS
-from whisperport.targets.compiler import Compiler, EmulationNeed
+from whisperport.targets.compiler import Compiler
 from whisperport.targets.stage_report import (
     MAX_SHOWN,
     printable,
@@ -60,8 +60,11 @@ def test_arrays_of_an_emulator_are_named_after_its_kind() -> None:
     inputs = (TensorSpec("x", (1, 1, 8)), TensorSpec("mask", (1, 9)))
     spec = ProgramSpec("step", inputs, (TensorSpec("logits", (1, 20)),))
 
-    need = EmulationNeed.of(spec, "simulated", clips=3)
+    compiler = COMPILERS["rk3588"]
 
+    need = compiler.emulation(spec, compiler.options(emulate=3))
+
+    assert need is not None
     assert need.inputs == ("simulated_x", "simulated_mask")
     assert need.outputs == ("simulated_output_logits",)
     assert (need.kind, need.clips, need.decides) == ("simulated", 3, False)

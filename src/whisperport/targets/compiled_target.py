@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.bundle import ProgramEntry
+from whisperport.bundle import ProgramEntry, regular_file
+from whisperport.errors import BundleError, LoweringError
 from whisperport.program.runner import Runner
+from whisperport.program.spec import Rejection
 from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import Compiler
-from whisperport.targets.program_files import compiled_files, lowered_file
-from whisperport.targets.supported import expect_supported
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
@@ -57,8 +57,11 @@ class CompiledTarget(Target):
             Name of the program -> its runner.
 
         Raises:
-            MissingPackageError: the runtime is not installed.
-            BundleError: a file is damaged, or is for another chip or program.
+            UsageError: the device does not have what an option asks for, or two options contradict each
+                other.
+            MissingPackageError: the runtime is not installed, or does not support this Python.
+            BundleError: a file is damaged, is for another chip or program, or cannot be loaded.
+            LoweringError: the machine does not have the device, or another process uses it.
         """
 
     def lower(
@@ -66,7 +69,7 @@ class CompiledTarget(Target):
     ) -> list[ProgramEntry]:
         """Write each program in float32 to `TARGET/PROGRAM` with the target's suffix."""
         for program in programs:
-            expect_supported(self.spec, program.name, self.check(program))
+            self.expect_supported(program.name, self.check(program))
         own = folder / self.spec.name
         entries = []
         for program in programs:
@@ -81,10 +84,57 @@ class CompiledTarget(Target):
     ) -> dict[str, Runner]:
         chosen = options.of(self)
         if chosen.emulate == "on":
-            lowered = [(entry, lowered_file(self.spec, entry)) for entry in entries]
+            lowered = [(entry, self.lowered_file(entry)) for entry in entries]
             return {
                 entry.spec.name: self.load_lowered(folder, entry, file, options.threads)
                 for entry, file in lowered
             }
-        files = compiled_files(self.spec, folder, entries, self.compiler.suffix)
+        files = {one.spec.name: regular_file(folder, self._compiled_file(one)) for one in entries}
         return self.load_compiled(entries, files, chosen)
+
+    def expect_supported(self, program: str, rejected: Sequence[Rejection]) -> None:
+        """Raise LoweringError if the target's check rejects something in a program.
+
+        Args:
+            program: name of the program.
+            rejected: what it rejects.
+        """
+        if rejected:
+            raise LoweringError(
+                f"`{self.spec.name}` does not support the program `{program}`",
+                why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
+                hint=f"place it on the fallback target: `--placement {program}={self.spec.fallback}`",
+            )
+
+    def lowered_file(self, entry: ProgramEntry) -> str:
+        """Return the file of a program that the CPU can emulate, relative to the bundle.
+
+        Raises:
+            BundleError: the bundle contains no such file.
+        """
+        name, suffix = self.spec.name, self.spec.lowered_suffix
+        found = _with_suffix(entry, suffix)
+        if found is not None:
+            return found
+        raise BundleError(
+            f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
+            why=f"the bundle contains {', '.join(entry.files)}, and no {suffix} file",
+            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
+        )
+
+    def _compiled_file(self, entry: ProgramEntry) -> str:
+        name, suffix = self.spec.name, self.compiler.suffix
+        found = _with_suffix(entry, suffix)
+        if found is not None:
+            return found
+        raise BundleError(
+            f"`{entry.spec.name}` is not compiled for `{name}` yet",
+            why=f"the bundle contains {', '.join(entry.files)} for the vendor's compiler, and no "
+            f"{suffix} file",
+            hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
+            f"`--run-option {name}.emulate=on`",
+        )
+
+
+def _with_suffix(entry: ProgramEntry, suffix: str) -> str | None:
+    return next((file for file in entry.files if file.endswith(suffix)), None)

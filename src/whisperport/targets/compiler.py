@@ -55,26 +55,6 @@ class EmulationNeed:
     clips: int = 0  # number of the reference's clips, the first ones; 0: all that the program needs
     decides: bool = False  # a program whose comparisons fail is not written, as after a simulation
 
-    @classmethod
-    def of(
-        cls,
-        spec: ProgramSpec,
-        kind: Literal["emulated", "simulated"],
-        *,
-        clips: int,
-        decides: bool = False,
-        layout: Layout = same_layout,
-    ) -> Self:
-        """Return the need of a stage whose arrays are called `KIND_INPUT` and `KIND_output_OUTPUT`."""
-        return cls(
-            inputs=tuple(f"{kind}_{tensor.name}" for tensor in spec.inputs),
-            outputs=tuple(f"{kind}_output_{tensor.name}" for tensor in spec.outputs),
-            kind=kind,
-            clips=clips,
-            decides=decides,
-            layout=layout,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest:
@@ -207,8 +187,14 @@ class Compiler(ABC):
         """
         if not self.runs or not options.emulate:
             return None
-        clips, layout = options.emulate, type(self).layout
-        return EmulationNeed.of(spec, self.runs, clips=clips, decides=self.decides, layout=layout)
+        return EmulationNeed(
+            inputs=tuple(f"{self.runs}_{tensor.name}" for tensor in spec.inputs),
+            outputs=tuple(f"{self.runs}_output_{tensor.name}" for tensor in spec.outputs),
+            layout=type(self).layout,
+            kind=self.runs,
+            clips=options.emulate,
+            decides=self.decides,
+        )
 
     @abstractmethod
     def plan(self, request: CompileRequest) -> CompilePlan:

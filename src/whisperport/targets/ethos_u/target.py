@@ -15,8 +15,7 @@ from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.ethos_u import options as own_options
 from whisperport.targets.ethos_u.chips import NPUS, Npu, spec_of
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
-from whisperport.targets.ethos_u.reference_model import load_graphs
-from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
+from whisperport.targets.ethos_u.runtime import TorchRunner, load_graphs, use_threads
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program

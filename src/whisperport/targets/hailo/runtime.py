@@ -41,21 +41,7 @@ _open: "weakref.WeakValueDictionary[tuple[int, bool], _Device]" = weakref.WeakVa
 def load_hefs(
     chip: Chip, specs: Sequence[ProgramSpec], hefs: Mapping[str, Path], *, service: bool = False
 ) -> dict[str, Runner]:
-    """Load programs on one chip, which is released when no runner is left.
-
-    Args:
-        specs: signatures of the programs.
-        hefs: name of the program -> its HEF.
-        service: share the chip between processes through HailoRT's service, which must be running.
-
-    Returns:
-        Name of the program -> its runner.
-
-    Raises:
-        MissingPackageError: HailoRT's Python package is not installed, or does not support this Python.
-        LoweringError: no chip was found, or another process uses it.
-        BundleError: a HEF is for another chip, cannot be read, or has other shapes than its program.
-    """
+    """Load programs as `CompiledTarget.load_compiled` on one chip, released when no runner is left."""
     platform = _platform(chip)
     device = _device(platform, service)
     return {spec.name: HailoRunner(chip, spec, hefs[spec.name], device) for spec in specs}

@@ -22,8 +22,6 @@ from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
-from whisperport.targets.program_files import lowered_file
-from whisperport.targets.supported import expect_supported
 from whisperport.targets.tflite.quantization import MATMUL, OPERATORS
 from whisperport.targets.tflite.quantizing import (
     quantize_statically,
@@ -121,7 +119,7 @@ class Genio(CompiledTarget):
                 else f"{FLOAT} has no such error",
             )
         progress(f"quantizing {name} to {entry.precision}")
-        path = folder / lowered_file(self.spec, entry)
+        path = folder / self.lowered_file(entry)
         other = "w8a16" if "w8a16" in self.spec.precisions else "fp32"
         notes = quantize_statically(
             path,
@@ -170,7 +168,7 @@ class Genio(CompiledTarget):
         rejected = rejections(graph, self.spec)
         if rejected:
             path.unlink()
-        expect_supported(self.spec, spec.name, rejected)
+        self.expect_supported(spec.name, rejected)
         return ProgramFacts(
             delegated=len(graph.nodes),
             undelegated=(),

@@ -14,7 +14,6 @@ from whisperport.system.progress import Progress
 from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.target import OnnxTarget
-from whisperport.targets.program_files import lowered_file
 from whisperport.targets.qualcomm import options as own_options
 from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, OPSET, W8A16, Chip, spec_of
 from whisperport.targets.qualcomm.compiler import SIMULATORS, QnnCompiler
@@ -71,7 +70,7 @@ class Qualcomm(OnnxTarget):
         from whisperport.targets.qualcomm.quantization import quantize_in_place
 
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
-        path = folder / lowered_file(self.spec, entry)
+        path = folder / self.lowered_file(entry)
         operand = self.chip.architecture.operand
         quantize_in_place(path, arrays, operand, target=self.spec.name, extra=self.spec.extra)
         return entry

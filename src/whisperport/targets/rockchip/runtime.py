@@ -60,23 +60,7 @@ class RknnRunner(Runner):
 def load_rknn_files(
     chip: Chip, specs: Sequence[ProgramSpec], files: Mapping[str, Path], cores: str
 ) -> dict[str, Runner]:
-    """Load compiled programs on the NPU of this board.
-
-    Args:
-        chip: the chip that they were compiled for.
-        specs: signatures of the programs.
-        files: name of the program -> its compiled file.
-        cores: cores of the NPU, a key of `CORES`.
-
-    Returns:
-        Name of the program -> its runner.
-
-    Raises:
-        UsageError: the chip does not have these cores.
-        BundleError: a file is damaged, or is for another chip or program.
-        MissingPackageError: rknn-toolkit-lite2 is not installed.
-        LoweringError: this machine has another chip, or the runtime cannot load a program.
-    """
+    """Load compiled programs as `CompiledTarget.load_compiled`; `cores` is a key of `CORES`."""
     _check_cores(chip, cores)
     for spec in specs:
         check_rknn(files[spec.name], chip.name, spec)
