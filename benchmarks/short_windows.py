@@ -212,10 +212,10 @@ def evaluation_sets(folder: Path, n_single: int, n_long: int) -> dict[str, list[
     return {"single": single, "long": long}
 
 
-def utterances(folder: Path) -> Iterator[Clip]:
-    """Yield the utterances of voices that the embedded model was trained with."""
+def utterances(folder: Path, *, held_out: bool = False) -> Iterator[Clip]:
+    """Yield the utterances of voices that the embedded model was trained with, or of the others."""
     for index in sorted(folder.glob("*.json")):
-        if index.name.startswith(HELD_OUT):
+        if index.name.startswith(HELD_OUT) != held_out:
             continue
         samples = np.load(index.with_suffix(".wav.npy"))
         for record in json.loads(index.read_text()):

@@ -1,5 +1,7 @@
 """`whisperport export`"""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,13 @@ from whisperport.cli.options import (
     targets_by,
     threads,
 )
-from whisperport.cli.verb import Verb, option
+from whisperport.cli.verb import FloatRange, Verb, option
 from whisperport.commands.fastest import AUTO, Fastest, export_fastest
+from whisperport.commands.precision_search import export_in_fewest_bits
 from whisperport.commands.watchdog import run_watched
 from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.export import export as run_export
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.window import WindowOptions
 from whisperport.targets import TARGETS, RunOptions, get_target
 
@@ -71,7 +75,18 @@ from whisperport.targets import TARGETS, RunOptions, get_target
     metavar="[PROGRAM=]NAME",
     show_default="the target's",
     help="Precision of all programs on --target, or of one program, such as fp16, w8 or encoder=w8a16; may "
-    "be repeated. The page of a target lists its precisions, and so does the error for any other",
+    "be repeated. encoder=auto searches for the one with the fewest bits whose words are as good as "
+    "float32's. The page of a target lists its precisions, and so does the error for any other",
+)
+@option(
+    "--max-wer-increase",
+    group="Target",
+    type=FloatRange(0.01, 100),
+    default=0.5,
+    show_default="0.5",
+    metavar="POINTS",
+    help="With encoder=auto: largest increase of the word error rate over float32's, in percentage "
+    "points, that the clips of the verification must exclude with a confidence of 95%",
 )
 @option(
     "--batch",
@@ -97,6 +112,7 @@ def export(
     out: Path,
     placement: tuple[str, ...],
     precisions: tuple[str, ...],
+    max_wer_increase: float,
     batch: str | None,
     target_options: tuple[str, ...],
     no_preflight: bool,
@@ -119,6 +135,7 @@ def export(
       $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
       $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
       $ whisperport export tiny --target litert --out build/mine --verify-with talks
+      $ whisperport export tiny -t litert --precision encoder=auto --verify-with talks --out build/a
       $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
     """
     options = ExportOptions(
@@ -134,12 +151,22 @@ def export(
     )
     check_writable(out)  # here too: the child imports torch first
     automatic = target == AUTO
-    job = (export_fastest, checkpoint) if automatic else (run_export, checkpoint, target)
+    searched = options.precisions.get(ENCODER) == AUTO
+    if automatic and searched:
+        raise click.UsageError("--target auto and --precision encoder=auto exclude each other")
+    job: tuple[Any, ...] = (run_export, checkpoint, target)
+    if automatic:
+        job = (export_fastest, checkpoint)
+    elif searched:
+        others = {name: one for name, one in options.precisions.items() if name != ENCODER}
+        options = replace(options, precisions=others)
+        search = partial(export_in_fewest_bits, max_increase=max_wer_increase / 100)
+        job = (search, checkpoint, target)
     with stages() as progress:
         found = run_watched(
             *job, out, options, out=out, progress=progress, stall_s=60 * stall_after
         )
-    manifest = found.bundle.manifest if automatic else found.manifest
+    manifest = found.bundle.manifest if automatic or searched else found.manifest
     if as_json:
         timed = {"timed": _timed_json(found)} if automatic else {}
         print_json({**manifest_json(manifest), **timed})

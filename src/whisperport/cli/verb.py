@@ -29,6 +29,8 @@ class Verb(click.Command):
         target_options: tuple[str, Mapping[str, type[Any]]] = ("", {}),
         **settings: Any,
     ) -> None:
+        # Here too, not only for the group: click keeps the option of the first context that asks for it.
+        settings.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
         super().__init__(*args, **settings)
         self._target_options = target_options
 

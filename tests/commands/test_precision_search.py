@@ -1,0 +1,171 @@
+"""`export_in_fewest_bits`: which precisions are tried, which is chosen, and why not the others."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisperport.bundle import Bundle
+from whisperport.commands import precision_search
+from whisperport.commands.precision_search import export_in_fewest_bits
+from whisperport.errors import UsageError, VerificationError
+from whisperport.exporting.export import ExportOptions
+from whisperport.targets import RunOptions, get_target
+
+from ..conftest import micro_clips, noise_clips
+
+OPTIONS = ExportOptions(clips=noise_clips(), batch=1, run=RunOptions(threads=1))
+WORDS = 700
+
+
+@dataclass
+class Exports:
+    """What each precision of the encoder gives; `tried` lists them in order.
+
+    Attributes:
+        bounds: precision -> bound of the increase, or None: the bundle is refused.
+        ms: precision -> time of the encoder.
+    """
+
+    bounds: Mapping[str, float | None]
+    ms: Mapping[str, float]
+    bundle: Bundle
+    tried: list[str]
+
+    def export(self, _: Any, __: str, out: Path, options: ExportOptions, **___: Any) -> Bundle:
+        name = options.precisions["encoder"]
+        self.tried.append(name)
+        if (bound := self.bounds.get(name, 0.0)) is None:
+            raise VerificationError("not written", why="encoder: the SQNR is 4 dB")
+        made = Bundle.open(Path(shutil.copytree(self.bundle.folder, out)))
+        checks = [
+            {**check, "value": {**check["value"], "words": WORDS, "increase_at_most": bound}}
+            if check["level"] == "words"
+            else check
+            for check in made.manifest.verification["checks"]
+        ]
+        verification = {**made.manifest.verification, "checks": checks}
+        return replace(made, manifest=replace(made.manifest, verification=verification))
+
+    def times(self, bundles: list[Bundle], _: RunOptions) -> Any:
+        return iter([self.ms.get(bundle.folder.name, 10.0) for bundle in bundles])
+
+
+@pytest.fixture
+def exports(
+    exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Exports]:
+    """`exports(bounds, ms)`: exports that give these numbers; the words of a bundle are `WORDS`."""
+
+    def prepared(
+        bounds: Mapping[str, float | None], ms: Mapping[str, float] | None = None
+    ) -> Exports:
+        made = Exports(bounds, ms or {}, exported("onnxruntime"), [])
+        monkeypatch.setattr(precision_search, "export", made.export)
+        monkeypatch.setattr(precision_search, "_times", made.times)
+        return made
+
+    return prepared
+
+
+def search(tiny_checkpoint: Any, out: Path, limit: float = 0.005) -> Any:
+    return export_in_fewest_bits(tiny_checkpoint, "litert", out, OPTIONS, max_increase=limit)
+
+
+def test_the_least_exact_precision_within_the_limit_is_chosen_and_each_attempt_is_kept(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    made = exports({"w8a8": None, "w8": 0.012, "w8a16": 0.0043}, {"w8a16": 5.0})
+
+    found = search(tiny_checkpoint, tmp_path / "out")
+
+    notes = found.bundle.manifest.program("encoder").facts.notes
+    assert made.tried == ["fp32", "w8a8", "w8", "w8a16"]
+    assert [attempt.precision for attempt in found.attempts] == ["w8a8", "w8", "w8a16"]
+    assert notes[0] == "w8a8: not verified: encoder: the SQNR is 4 dB"
+    assert (
+        notes[1] == "w8: the word error rate may be 1.20 points higher, with 95%; the limit is 0.5"
+    )
+    assert notes[2].startswith("w8a16: chosen; WER at most +0.43 points; ")
+    assert Bundle.open(tmp_path / "out").manifest.program("encoder").facts.notes == notes
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
+
+
+def test_a_precision_that_is_neither_smaller_nor_faster_is_not_chosen(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    exports({}, {"w8a8": 11.0, "w8": 9.0})
+
+    found = search(tiny_checkpoint, tmp_path / "out")
+
+    assert [attempt.precision for attempt in found.attempts] == ["w8a8", "w8"]
+    assert found.attempts[0].rejected.startswith("neither smaller nor faster than fp32: ")
+    assert found.attempts[1].rejected == ""
+
+
+def test_without_a_precision_within_the_limit_the_bundle_is_float32s(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    made = exports(dict.fromkeys(get_target("litert").spec.precisions[1:], 0.02))
+
+    found = search(tiny_checkpoint, tmp_path / "out")
+
+    assert sorted(made.tried) == sorted(get_target("litert").spec.precisions)
+    assert found.attempts[-1].precision == "fp32"
+    assert found.bundle.manifest.program("encoder").facts.notes[-1].startswith("fp32: chosen; ")
+
+
+def test_too_few_words_are_an_error_that_says_how_many_are_needed(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    made = exports({})
+
+    with pytest.raises(UsageError, match="700 words cannot show") as few:
+        search(tiny_checkpoint, tmp_path / "out", limit=0.004)
+
+    assert "at least 750 words" in few.value.hint
+    assert made.tried == ["fp32"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shipped_clips_are_counted_before_any_work(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    made = exports({})
+
+    with pytest.raises(UsageError, match="55 words cannot show"):
+        export_in_fewest_bits(tiny_checkpoint, "litert", tmp_path / "out")
+
+    assert made.tried == []
+
+
+def test_a_target_that_only_emulates_in_float32_is_refused(
+    tiny_checkpoint: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="`rk3588` has no precision to search"):
+        export_in_fewest_bits(tiny_checkpoint, "rk3588", tmp_path / "out")
+
+
+def test_a_real_export_leaves_only_the_chosen_bundle(
+    fake_targets: dict[str, Any],
+    micro_checkpoint: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The transcripts are float32's own. Few words exclude little, so the limit is the largest there is."""
+    target = fake_targets["fake"]
+    target.spec = replace(target.spec, precisions=("fp32", "w8"))
+    monkeypatch.setattr(precision_search, "_times", lambda *_: iter([10.0, 9.0]))
+    how = replace(OPTIONS, clips=[replace(clip, text="") for clip in micro_clips()])
+
+    found = export_in_fewest_bits(micro_checkpoint, "fake", tmp_path / "out", how, max_increase=1.0)
+
+    assert [attempt.rejected for attempt in found.attempts] == [""]
+    assert found.bundle.manifest.program("encoder").precision == "w8"
+    assert found.bundle.manifest.verified
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
+    assert not (tmp_path / "out" / precision_search.ATTEMPTS).exists()
+    Bundle.open(tmp_path / "out")
