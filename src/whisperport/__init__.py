@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from whisperport.commands.inspect import InspectOptions, inspect
     from whisperport.commands.lower import Lowered, LowerOptions, lower
     from whisperport.commands.plan import Plan, PlanOptions, plan
-    from whisperport.compilation.compile import Compiled, CompileOptions, compile
+    from whisperport.compilation.compile import compile
     from whisperport.compilation.importing import ImportOptions, import_artifact
+    from whisperport.compilation.options import CompileOptions
+    from whisperport.compilation.source import Compiled
     from whisperport.diagnosis.device_inputs import DeviceInputs, write_device_inputs
     from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
     from whisperport.diagnosis.expected_outputs import expected_outputs
@@ -145,8 +147,8 @@ _MODULES = {
     "Bundle": "bundle",
     "Checked": "commands.check",
     "Checkpoint": "checkpoint",
-    "CompileOptions": "compilation.compile",
-    "Compiled": "compilation.compile",
+    "CompileOptions": "compilation.options",
+    "Compiled": "compilation.source",
     "DecodeOptions": "runtime",
     "DeviceInputs": "diagnosis.device_inputs",
     "DiagnoseOptions": "diagnosis.diagnosing",

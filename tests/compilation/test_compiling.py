@@ -472,7 +472,7 @@ def test_a_set_of_another_window_is_not_kept(bundle, recordings, sdk):
 
 
 def test_a_work_folder_inside_the_bundle_is_rejected(bundle, recordings):
-    with pytest.raises(UsageError, match="inside the bundle"):
+    with pytest.raises(UsageError, match="cannot be inside"):
         compile(bundle, CompileOptions(calibration=recordings, work=bundle / "work"))
 
 

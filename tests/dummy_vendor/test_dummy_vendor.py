@@ -15,10 +15,11 @@ import pytest
 
 from whisperport import targets
 from whisperport.bundle import Bundle
-from whisperport.calibration import BundleSession
-from whisperport.compilation.compile import Compiled, CompileOptions, compile
+from whisperport.compilation.bundle_source import BundleSource
+from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.compilation.emulating import prepare_emulation
 from whisperport.compilation.importing import ImportOptions, import_artifact
+from whisperport.compilation.source import Compiled
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -179,9 +180,9 @@ def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch
     bundle = Bundle.open(exported_once)
     compiler, spec = targets.get_target("dummy1").compiler, bundle.manifest.program("encoder").spec
     need = compiler.emulation(spec, compiler.options())
-    session = BundleSession(bundle, ONE)
+    source = BundleSource(bundle, CompileOptions(threads=1))
 
-    assert prepare_emulation(session, spec, need, tmp_path, lambda _: None) is None
+    assert prepare_emulation(source, spec, need, tmp_path, lambda _: None) is None
     plan = compiler.plan(
         CompileRequest(
             spec=spec,

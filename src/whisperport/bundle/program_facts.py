@@ -42,7 +42,7 @@ class ProgramFacts:
         """Create facts from those of a tool by their names; all other names become `others`."""
         known = {name: facts[name] for name in _NAMES if name in facts}
         for name in ("undelegated", "notes"):
-            if name in known:
+            if known.get(name) is not None:
                 known[name] = tuple(known[name])
         return cls(**known, others={n: fact for n, fact in facts.items() if n not in _NAMES})
 

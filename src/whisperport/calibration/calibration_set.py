@@ -61,7 +61,7 @@ class CalibrationRequest:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CalibrationSet:
     """A calibration set on disk."""
 

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +18,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.evidence_words import how_to_record
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import (
     as_json,
     pairs,
@@ -25,96 +27,53 @@ from whisperport.cli.options import (
     threads_for_calibration,
     trust,
 )
-from whisperport.cli.verb import Verb, option
+from whisperport.cli.verb import Verb
 from whisperport.commands.watchdog import run_watched
-from whisperport.compilation.compile import Compiled, CompiledProgram, CompileOptions
 from whisperport.compilation.compile import compile as run_compile
+from whisperport.compilation.options import CompileOptions
+from whisperport.compilation.source import CompiledProgram
 from whisperport.targets import TARGETS
-from whisperport.toolchain.interpreter import variable
 
-TOOLCHAINS = list(dict.fromkeys(t.compiler.toolchain for t in TARGETS if t.compiler))
-VARIABLES = ", ".join(variable(toolchain) for toolchain in TOOLCHAINS)
-COMMANDS = {
-    t.compiler.toolchain: t.compiler.sdk for t in TARGETS if t.compiler and t.compiler.is_command
-}
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no progress meanwhile
 
 
-def _commands() -> str:
-    named = ", ".join(f"{toolchain}=sdk ({command})" for toolchain, command in COMMANDS.items())
-    return f", for example {named}" if named else ""
+# What the vendor's tool ran for the comparison, in words.
+HOW_IT_RAN = {
+    "simulated": "compiled, run by the vendor's simulator",
+    "emulated": "quantized, run by the vendor's emulator",
+}
 
 
 @click.command(
     "compile",
     cls=Verb,
-    short_help="Compile a bundle's programs with the vendor's compiler.",
+    short_help="Compile a bundle's programs, or one program, with the vendor's compiler.",
     target_options=("--option", {t.spec.name: t.compiler.options for t in TARGETS if t.compiler}),
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
-@option(
-    "--calibration",
-    group="Calibration",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    show_default="those of the previous run, else the few that come with whisperport",
-    help="Folder of audio files that resemble what the device will record, or an .npy file of log-mel "
-    "spectrograms (clips, mel bins, frames of one window). The compiler derives quantization ranges "
-    "from them",
-)
-@option(
-    "--force",
-    group="Calibration",
-    is_flag=True,
-    help="Compile even if the calibration audio is too short, silent or narrow-band, or the model is "
-    "larger than the target's limit",
-)
+@click.argument("path", metavar="BUNDLE|FILE", type=click.Path(path_type=Path))
+@field_options(CompileOptions, "calibration", "inputs", "force", group="Calibration")
+@field_options(CompileOptions, "target", "precision", group="Target")
 @target_option
-@option(
-    "--toolchain",
-    "toolchains",
-    group="Target",
-    multiple=True,
-    metavar="NAME=PATH",
-    show_default=f"the environment variables {VARIABLES}, else this interpreter and PATH",
-    help="Where a vendor's SDK is: the Python interpreter in which it is installed, for example "
-    f"{TOOLCHAINS[0]}=sdk/bin/python, or the folder of an SDK that is a program"
-    f"{_commands()}. NAME is one of: {', '.join(TOOLCHAINS)}. May be repeated",
-)
-@option(
-    "--work",
-    group="Output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    show_default="BUNDLE.compile",
-    help="Folder for the results of finished stages. The next run uses them again; a stage runs again "
-    "if its inputs changed, such as the calibration audio or an option",
-)
-@option(
-    "--allow-unverified",
-    group="Verification",
-    is_flag=True,
-    help="Write the compiled programs even if their outputs in the vendor's simulator disagree with the "
-    "reference. Their evidence keeps the failed comparisons",
-)
+@field_options(CompileOptions, "toolchains", group="Target")
+@field_options(CompileOptions, "out", "work", group="Output")
+@field_options(CompileOptions, "allow_unverified", group="Verification")
 @as_json
 @threads_for_calibration
 @stall_after(STALL_MIN)
 @trust
 def compile_verb(
-    bundle: Path,
-    calibration: Path | None,
-    work: Path | None,
-    force: bool,
+    path: Path,
     target_options: tuple[str, ...],
-    toolchains: tuple[str, ...],
     stall_after: float,
     threads: int | None,
     trust: bool,
-    allow_unverified: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
-    """Compile a bundle's programs with the vendor's compiler, and write the result into the bundle.
+    """Compile a bundle's programs, or one program in a FILE, with the vendor's compiler.
+
+    The result is written into the bundle, or to --out. A FILE is what `whisperport lower` wrote, or any
+    program of the format that the target's compiler reads.
 
     The compiler runs in the Python interpreter in which it is installed, or as a program. The results of
     finished stages are kept in --work and used again. If the compiler is not installed on this machine,
@@ -125,23 +84,21 @@ def compile_verb(
     Examples:
       $ whisperport compile build/tiny-npu --calibration calibration_audio
       $ whisperport compile build/tiny-npu --calibration noisy_audio --force
+      $ whisperport compile decoder.onnx --target rk3588 --inputs calls
     """
     options = CompileOptions(
-        calibration=calibration,
-        work=work,
-        force=force,
-        allow_unverified=allow_unverified,
         options=pairs("--option", target_options),
-        toolchains=pairs("--toolchain", toolchains),
         threads=threads,
         trust=trust,
+        **field_values(CompileOptions, chosen),
     )
+    out = options.out or path
     # `resolve` gives a bundle such as `.` its name.
-    log = bundle.absolute().parent / f"{bundle.resolve().name}.compile"
+    log = out.absolute().parent / f"{out.resolve().name}.compile"
     with stages() as progress:
-        job = (run_compile, bundle, options)
+        job = (run_compile, path, options)
         compiled = run_watched(
-            *job, out=log, writes=bundle, progress=progress, stall_s=60 * stall_after
+            *job, out=log, writes=out, progress=progress, stall_s=60 * stall_after
         )
     if as_json:
         print_json([_to_json(program) for program in compiled.programs])
@@ -154,9 +111,9 @@ def compile_verb(
             ],
         )
         for program in filter(lambda one: one.emulation, compiled.programs):
-            print_lines("", f"{program.name}, {_how_it_ran(program, compiled)}:")
+            print_lines("", f"{program.name}, {HOW_IT_RAN[program.ran]}:")
             print_checks(program.emulation)
-        print_lines("", f"{bundle}: compiled")
+        print_lines("", f"{compiled.folder}: compiled")
     for program in compiled.programs:
         failed = [check for check in program.emulation if not check.passed]
         if failed:
@@ -170,16 +127,9 @@ def compile_verb(
             print_note(
                 f"{program.name}: the compiler measured {decibels:g} dB SNR at layer {layer}"
             )
-    print_note(how_to_record(bundle, compiled.bundle.manifest))
-    print_next("transcribe", "talk.mp3", "--bundle", bundle)
-
-
-def _how_it_ran(program: CompiledProgram, compiled: Compiled) -> str:
-    """Return, in words, what the vendor's tool ran: the compiled file, or the quantized program."""
-    kinds = {one.kind for one in compiled.bundle.manifest.evidence(program.name)}
-    if "simulated" in kinds:
-        return "compiled, run by the vendor's simulator"
-    return "quantized, run by the vendor's emulator"
+    if compiled.bundle is not None:
+        print_note(how_to_record(compiled.folder, compiled.bundle.manifest))
+        print_next("transcribe", "talk.mp3", "--bundle", compiled.folder)
 
 
 def _samples(samples: int) -> str:

@@ -56,17 +56,7 @@ from whisperport.targets import TARGETS, RunOptions, get_target
     "installed target that runs on this machine, measures each program, and places it on the fastest "
     "target on which it is verified",
 )
-@option(
-    "--placement",
-    group="Target",
-    multiple=True,
-    metavar="PROGRAM=TARGET",
-    show_default="the target of --target",
-    help="Run one program on another target, for example encoder=xnnpack; may be repeated. "
-    "vocab_projection=TARGET makes the computation of the logits a program of its own. "
-    "coarse_projection=onnxruntime computes the logits in 8 bits first, and in float32 only those of the "
-    "tokens that can win: a step is faster, and the text is the same",
-)
+@field_options(ExportOptions, "placement", group="Target")
 @option(
     "--precision",
     "precisions",
@@ -110,7 +100,6 @@ def export(
     checkpoint: str,
     target: str,
     out: Path,
-    placement: tuple[str, ...],
     precisions: tuple[str, ...],
     max_wer_increase: float,
     batch: str | None,
@@ -140,7 +129,6 @@ def export(
     """
     options = ExportOptions(
         window=WindowOptions(**field_values(WindowOptions, chosen)),
-        placement=pairs("--placement", placement),
         precision=_common_precision(precisions),
         precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
         options=pairs("--option", target_options),

@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import click
 
+from whisperport.cli.options import pairs
 from whisperport.cli.verb import Decorator, FloatRange, IntRange, option, together
 from whisperport.system.option import Option, declared
 
@@ -31,7 +32,22 @@ def field_options(options: type[Any], *names: str, group: str) -> Decorator:
 
 def field_values(options: type[Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The values of an options class's declared fields, among all values that click parsed."""
-    return {name: chosen[name] for name in declared(options) if name in chosen}
+    return {
+        name: _mapping(hint, about, chosen[name]) if _is_mapping(hint) else chosen[name]
+        for name, (hint, about) in declared(options).items()
+        if name in chosen
+    }
+
+
+def _is_mapping(hint: Any) -> bool:
+    return get_origin(hint) is Mapping
+
+
+def _mapping(hint: Any, about: Option, given: tuple[str, ...]) -> dict[str, Any]:
+    """The mapping that an option's NAME=VALUE strings give."""
+    return {
+        name: get_args(hint)[1](text) for name, text in pairs(about.flag.split()[0], given).items()
+    }
 
 
 def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> Decorator:
@@ -48,14 +64,16 @@ def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> De
     if about.or_none:
         limits = f"values: {about.low:g} to {about.high:g}, or none"
         shown = f"{'none' if default is None else format(default, 'g')}; {limits}"
+    if _is_mapping(kind):
+        default = None
     if get_origin(kind) is tuple and not about.repeat:
         default = ",".join(map(str, default))
     return option(
-        flag,
+        *flag.split(),
         name,
         group=group,
         type=_type(kind, about),
-        multiple=about.repeat,
+        multiple=about.repeat or _is_mapping(kind),
         default=default,
         show_default=shown,
         metavar=about.metavar or (None if about.choices else _metavar(kind)),

@@ -1,6 +1,7 @@
 """`whisperport import`"""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,6 +14,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.evidence_words import how_to_record, manifest_json
+from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.options import (
     STALL_MIN,
     as_json,
@@ -28,14 +30,12 @@ from whisperport.compilation.importing import ImportOptions
 from whisperport.compilation.importing import import_artifact as run_import
 from whisperport.targets import TARGETS, RunOptions
 
-IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is not None}
-
 
 @click.command(
     "import",
     cls=Verb,
     short_help="Make a bundle from a compiled encoder that a vendor published.",
-    target_options=("--option", {name: one.options for name, one in IMPORTERS.items()}),
+    target_options=("--option", {t.spec.name: t.importer.options for t in TARGETS if t.importer}),
 )
 @click.argument("artifact", metavar="FILE", type=click.Path(path_type=Path))
 @option(
@@ -46,24 +46,8 @@ IMPORTERS = {one.spec.name: one.importer for one in TARGETS if one.importer is n
     help="Checkpoint that FILE was compiled from: a hub id, folder, .pt file or name, as for "
     "`whisperport export`",
 )
-@option(
-    "--program",
-    "programs",
-    group="Model",
-    multiple=True,
-    metavar="PROGRAM=FILE",
-    help="Compiled file of another program that the vendor published: uncached_decoder=FILE",
-)
-@option(
-    "--target",
-    "-t",
-    group="Target",
-    default="",
-    metavar="NAME",
-    show_default="the target that FILE was compiled for",
-    help="Target that runs FILE: "
-    + ", ".join(f"{name} ({one.suffix} files)" for name, one in IMPORTERS.items()),
-)
+@field_options(ImportOptions, "programs", group="Model")
+@field_options(ImportOptions, "target", group="Target")
 @target_option
 @bundle_out
 @as_json
@@ -73,12 +57,11 @@ def import_verb(
     artifact: Path,
     checkpoint: str,
     out: Path,
-    target: str,
-    programs: tuple[str, ...],
     target_options: tuple[str, ...],
     stall_after: float,
     threads: int | None,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Make a bundle from FILE, the compiled Whisper encoder that a vendor published.
 
@@ -92,10 +75,9 @@ def import_verb(
       $ whisperport import FILE --checkpoint openai/whisper-base --out build/base-npu
     """
     options = ImportOptions(
-        target=target,
-        programs={name: Path(file) for name, file in pairs("--program", programs).items()},
         options=pairs("--option", target_options),
         run=RunOptions(threads=threads),
+        **field_values(ImportOptions, chosen),
     )
     with stages() as progress:
         job = (run_import, artifact, checkpoint, out, options)

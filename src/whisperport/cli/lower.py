@@ -27,7 +27,7 @@ from whisperport.cli.verb import Verb, option
 from whisperport.commands.lower import Lowered, LowerOptions
 from whisperport.commands.lower import lower as run_lower
 from whisperport.commands.watchdog import run_watched
-from whisperport.targets import RunOptions
+from whisperport.targets import RunOptions, get_target
 
 
 @click.command(
@@ -97,7 +97,10 @@ def lower(
         _print(lowered)
     if not lowered.equal:
         print_warning("the outputs of the written file differ from those of the program")
-    print_next("inspect", out)
+    if get_target(target).compiler is None:
+        print_next("inspect", out)
+    else:
+        print_next("compile", out, "--target", target, "--inputs", "INPUTS_DIR")
 
 
 def _print(lowered: Lowered) -> None:

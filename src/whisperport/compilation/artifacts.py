@@ -26,6 +26,7 @@ class Artifact:
         beside: further files that belong to the compiled file.
         emulation: the kind of evidence that `checks` are.
         checks: comparisons of what the vendor's emulator computed.
+        logs: logs of the compiler's stages.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class Artifact:
     beside: tuple[Path, ...] = ()
     emulation: Literal["emulated", "simulated"] = "emulated"
     checks: tuple[Check, ...] = ()
+    logs: tuple[Path, ...] = ()
 
 
 def put_artifacts(
@@ -60,18 +62,33 @@ def put_artifacts(
         for entry in manifest.programs:
             artifact = artifacts.get(entry.spec.name)
             if artifact is not None:
-                (writer.folder / entry.target).mkdir(exist_ok=True)
-                for file, source in _sources(entry, artifact).items():
-                    shutil.copyfile(source, writer.folder / file)
-                entry = _with_artifact(entry, artifact, writer.folder)
+                entry = put_artifact(entry, artifact, writer.folder, entry.target)
             entries.append(entry)
         made = writer.preview(replace(manifest, programs=tuple(entries))).manifest
         return writer.commit(_without_stale_evidence(made))
 
 
-def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> ProgramEntry:
-    first, *beside = _sources(entry, artifact)
-    made = (first, *beside)
+def put_artifact(
+    entry: ProgramEntry, artifact: Artifact, folder: Path, inside: str = "."
+) -> ProgramEntry:
+    """Copy a compiled file to a folder that has the lowered files of its program.
+
+    Args:
+        entry: the program; its files are relative to `folder`.
+        artifact: the compiled file.
+        folder: the folder.
+        inside: its subfolder for the compiled file.
+
+    Returns:
+        The entry of the program, with the compiled file first, and with evidence.
+    """
+    stem = Path(inside, entry.spec.name).as_posix()
+    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
+    sources = {f"{stem}{artifact.suffix}": artifact.path, **beside}
+    for file, source in sources.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / file)
+    made = tuple(sources)
     evidence = entry.evidence
     if artifact.compiler:
         evidence = with_added(evidence, _evidence("compiled", artifact, folder, made))
@@ -82,7 +99,7 @@ def _with_artifact(entry: ProgramEntry, artifact: Artifact, folder: Path) -> Pro
         evidence = with_added(evidence, _evidence(artifact.emulation, artifact, folder, ran))
     return replace(
         entry,
-        files=tuple(dict.fromkeys((first, *entry.files, *beside))),
+        files=tuple(dict.fromkeys((made[0], *entry.files, *beside))),
         facts=entry.facts.compiled(artifact.facts),
         evidence=evidence,
     )
@@ -104,10 +121,3 @@ def _without_stale_evidence(manifest: Manifest) -> Manifest:
         replace(entry, evidence=manifest.evidence(entry.spec.name)) for entry in manifest.programs
     )
     return replace(manifest, programs=tuple(programs))
-
-
-def _sources(entry: ProgramEntry, artifact: Artifact) -> dict[str, Path]:
-    """Return path in the bundle -> source file, the artifact first; all files have the program's name."""
-    stem = f"{entry.target}/{entry.spec.name}"
-    beside = {f"{stem}{path.suffix}": path for path in artifact.beside}
-    return {f"{stem}{artifact.suffix}": artifact.path, **beside}

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from whisperport import targets
 from whisperport.bundle import Bundle, check_writable
@@ -19,6 +19,7 @@ from whisperport.errors import BundleError, UsageError
 from whisperport.exporting.export import ExportOptions, export
 from whisperport.program.program_kind import ENCODER, UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
+from whisperport.system.option import Option
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
@@ -28,20 +29,43 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
 
 
+def _importers() -> dict[str, tuple[Target, Importer]]:
+    return {
+        one.spec.name: (one, one.importer) for one in targets.TARGETS if one.importer is not None
+    }
+
+
+def _files() -> list[str]:
+    """Return every target that imports, with the suffix of its files, for a help text."""
+    return [f"{name} ({importer.suffix} files)" for name, (_, importer) in _importers().items()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
     """Options of `import_artifact`.
 
     Args:
-        target: name of the target that runs the imported files. Default: "", the target that the encoder's
-            file was compiled for.
-        programs: program -> its compiled file, for further programs than the encoder. Default: none.
         options: import options of the target, "TARGET.NAME" -> value. Default: none.
         run: how the bundle's programs are run for verification.
     """
 
-    target: str = ""
-    programs: Mapping[str, Path] = field(default_factory=dict)
+    target: Annotated[
+        str,
+        Option(
+            f"Target that runs FILE: {', '.join(_files())}",
+            metavar="NAME",
+            flag="--target -t",
+            default="the target that FILE was compiled for",
+        ),
+    ] = ""
+    programs: Annotated[
+        Mapping[str, Path],
+        Option(
+            "Compiled file of another program that the vendor published: uncached_decoder=FILE",
+            metavar="PROGRAM=FILE",
+            flag="--program",
+        ),
+    ] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     run: RunOptions = field(default_factory=RunOptions)
 
@@ -149,12 +173,6 @@ def _target_compiled_for(artifact: Path) -> tuple[Target, Importer]:
         hint=f"targets that import: {', '.join(_importers()) or 'none'}; name one with `--target` to see "
         "what is wrong with the file",
     )
-
-
-def _importers() -> dict[str, tuple[Target, Importer]]:
-    return {
-        one.spec.name: (one, one.importer) for one in targets.TARGETS if one.importer is not None
-    }
 
 
 def _other_artifacts(

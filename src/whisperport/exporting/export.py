@@ -65,10 +65,6 @@ class ExportOptions:
     Args:
         window: length of the window and its padding. Default: the longest window known to compile for the
             encoder's target, or else the checkpoint's window.
-        placement: program -> name of its target, for programs that another target than the given one runs.
-            With `vocab_projection`, the vocabulary projection is exported as a program of its own, which
-            runs after `step` and `prefill`. With `coarse_projection`, logits are computed in 8 bits
-            first, and in float32 for the tokens that can win; the text is the same. Default: none.
         precision: precision of all programs on the given target, such as "fp16". Default: "", the target's
             default precision.
         precisions: program -> precision, for single programs; overrides `precision`. Default: none.
@@ -82,7 +78,18 @@ class ExportOptions:
     """
 
     window: WindowOptions = field(default_factory=WindowOptions)
-    placement: Mapping[str, str] = field(default_factory=dict)
+    placement: Annotated[
+        Mapping[str, str],
+        Option(
+            "Run one program on another target, for example encoder=xnnpack; may be repeated. "
+            "vocab_projection=TARGET makes the computation of the logits a program of its own. "
+            "coarse_projection=onnxruntime computes the logits in 8 bits first, and in float32 only those "
+            "of the tokens that can win: a step is faster, and the text is the same",
+            metavar="PROGRAM=TARGET",
+            default="the target of --target",
+            flag="--placement",
+        ),
+    ] = field(default_factory=dict)
     precision: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)

@@ -100,19 +100,20 @@ def requires_torch(action: str) -> Iterator[None]:
         yield
 
 
-def within_memory_of(program: object, *, trust: bool) -> AbstractContextManager[None]:
+def within_memory_of(program: object, *weights: Path, trust: bool) -> AbstractContextManager[None]:
     """Limit the memory of this process while it lowers or rewrites the program of a file.
 
     The limit is several times what programs of the same size were measured to need.
 
     Args:
         program: path of the program; any other object has no limit.
+        weights: paths of further files of the program.
         trust: use no limit.
     """
     if trust or not isinstance(program, str | os.PathLike):
         return nullcontext()
     try:
-        size = os.path.getsize(program)
+        size = sum(map(os.path.getsize, (program, *weights)))
     except (OSError, ValueError):  # the program's reader reports the error
         return nullcontext()
     return memory_within(LIMIT_BASE_BYTES + LIMIT_FACTOR * size)

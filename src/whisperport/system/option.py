@@ -28,7 +28,7 @@ class Option:
         metavar: what the command line shows in place of a value, such as "SECONDS"; empty: N for a whole
             number, NUMBER for another one, TEXT for a text.
         default: the default in words, where the value does not tell it.
-        flag: name on the command line, if it is not that of the field.
+        flag: name on the command line, if it is not that of the field; a short one may follow it.
         choices: the allowed texts, where the type does not state them.
         repeat: whether a tuple is given by repeating the option; if not, with commas between its values.
         or_none: whether the command line accepts `none` for None.

@@ -57,7 +57,7 @@ def _samples(program: "Program", files: Sequence[str | os.PathLike[str]]) -> Ite
         inputs = random_inputs(program, seed)
         scaled = (x * scale if x.is_floating_point() else x for x in inputs)
         yield Sample(f"noise of scale {scale:g}", tuple(scaled))
-    if shape := _mel_shape(program.spec):
+    if shape := mel_shape(program.spec):
         for name, mel in _shipped(*shape):
             yield Sample(name, (from_numpy(mel).reshape(program.spec.inputs[0].shape),))
     wanted = [Value(tensor.name, tensor.shape, tensor.dtype) for tensor in program.spec.inputs]
@@ -66,7 +66,7 @@ def _samples(program: "Program", files: Sequence[str | os.PathLike[str]]) -> Ite
         yield Sample(Path(file).name, tuple(from_numpy(array) for array in arrays))
 
 
-def _mel_shape(spec: ProgramSpec) -> tuple[int, int] | None:
+def mel_shape(spec: ProgramSpec) -> tuple[int, int] | None:
     """Return (bins, frames) if the only input is a mel spectrogram; None otherwise.
 
     The input has the shape (1, bins, frames) or (1, bins, 1, frames).

@@ -130,7 +130,7 @@ class HailoCompiler(Compiler):
 
 def _recipe_name(spec: ProgramSpec) -> str:
     """Return the name of the program whose published recipe is used for this program."""
-    return spec.name if spec.name == "uncached_decoder" else "encoder"
+    return "uncached_decoder" if len(spec.inputs) > 1 else "encoder"
 
 
 def _layers(spec: ProgramSpec) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from whisperport.compilation.emulating import Emulation, _output_checks, _tokens
+from whisperport.compilation.bundle_checks import _output_checks, tokens_of
+from whisperport.compilation.source import Emulation, Examples
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import EmulationNeed
 from whisperport.verification import GATES
@@ -21,7 +22,12 @@ NEED = EmulationNeed(inputs=("x",), outputs=("k", "v", "logits"), kind="simulate
 def emulation(tokens: tuple[int, ...]) -> Emulation:
     random = np.random.default_rng(0)
     expected = tuple(random.standard_normal((2, *t.shape)).astype(np.float32) for t in OUTPUTS)
-    return Emulation(spec=SPEC, need=NEED, files=(), clips=(), expected=expected, tokens=tokens)
+    return Emulation(
+        spec=SPEC,
+        need=NEED,
+        examples=Examples(names=(), inputs=(), tokens=tokens),
+        expected=expected,
+    )
 
 
 def test_the_tokens_of_a_sample_end_where_the_padding_begins() -> None:
@@ -30,13 +36,13 @@ def test_the_tokens_of_a_sample_end_where_the_padding_begins() -> None:
     y = np.ones((1, 4, 8), np.float32)
     y[0, 1] = 0  # an embedding of zeros that is no padding
 
-    assert _tokens(SPEC, [[x], [y], [np.zeros_like(x)]]) == (3, 4, 0)
+    assert tokens_of(SPEC, [[x], [y], [np.zeros_like(x)]]) == (3, 4, 0)
 
 
 def test_a_program_that_reads_one_token_has_no_padding() -> None:
     step = ProgramSpec("step", (TensorSpec("x", (1, 1, 8)),), OUTPUTS)
 
-    assert _tokens(step, [[np.zeros((1, 1, 8), np.float32)]]) == ()
+    assert tokens_of(step, [[np.zeros((1, 1, 8), np.float32)]]) == ()
 
 
 def test_what_was_computed_from_padding_is_not_compared() -> None:

@@ -1,0 +1,62 @@
+"""The work folder of `compile`: one process at a time uses it."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from whisperport.errors import BundleError, WhisperportError
+from whisperport.system.atomic import clear_temporaries
+from whisperport.system.locking import lock_path, locked
+
+
+@contextmanager
+def work_folder(work: Path) -> Iterator[None]:
+    """Make and lock the work folder: two compilations in one would mix their calibration sets and stages.
+
+    Raises:
+        BundleError: another process holds the lock.
+        WhisperportError: the folder cannot be written to.
+    """
+    work = Path(os.path.realpath(work))
+    with ExitStack() as stack:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(locked(lock_path(work)))
+            if lock and lock.is_exclusive:
+                for folder in (work, *work.glob("*/"), *work.glob("*/*/")):
+                    clear_temporaries(folder)
+        except OSError as error:
+            raise WhisperportError(
+                f"cannot write to the work folder {work}",
+                why=str(error),
+                hint="choose another folder with `--work`",
+            ) from error
+        if lock is None:
+            raise BundleError(
+                f"another process is compiling in the work folder {work}",
+                why=f"that process holds the lock {lock_path(work)}",
+                hint="wait until that process ends, or choose another folder with `--work`",
+            )
+        yield
+
+
+def copy_in(source: Path, target: Path, copied: dict[Path, Path]) -> None:
+    """Copy a file of the bundle into a program's folder.
+
+    A file that several programs read, such as their weights, is stored once in the work folder, as hard
+    links to the first copy. Where the file system has none, each program gets a copy.
+
+    Args:
+        source: the file.
+        target: its path in the work folder.
+        copied: file -> its first copy; extended.
+    """
+    target.unlink(missing_ok=True)
+    first = copied.setdefault(source, target)
+    if first != target:
+        with suppress(OSError):
+            os.link(first, target)
+            return
+    shutil.copyfile(source, target)
