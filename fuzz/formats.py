@@ -481,13 +481,13 @@ def _read_pte(folder: Path) -> None:
 
 
 def _make_hef(random: Random, seeds: Path, folder: Path, outside: str) -> None:
-    from fuzz.seeds import hef_bytes
+    from tests.targets.hailo.hef_file import hef_bytes
 
     description = (seeds / "hef" / "description").read_bytes()
     version = random.randrange(4)
     if random.random() < 0.7:
         description = wire.mutated(description, random, outside)
-    data = hef_bytes(description, version)
+    data = hef_bytes(1, {}, {}, version=version, description=description)
     path = folder / "program.hef"
     path.write_bytes(raw.mutated(data, random) if random.random() < 0.4 else data)
     if random.random() < 0.01:

@@ -7,7 +7,6 @@ import argparse
 import json
 import shutil
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -365,44 +364,12 @@ def product_sum_product(width: int) -> bytes:
     return bytes(builder.Output())
 
 
-def hef_bytes(description: bytes, version: int) -> bytes:
-    """Make a HEF of any version with this description, with correct sizes and checksums."""
-    import hashlib
-
-    import xxhash
-
-    from whisperport.targets.hailo.hef import COMMON, MAGIC, TAILS
-
-    data = b"the program"
-    body = description + (data if version else b"")
-    tails = {
-        0: (0, hashlib.md5(body, usedforsecurity=False).digest()),
-        1: (zlib.crc32(body), len(data), 0),
-        2: (xxhash.xxh3_64_intdigest(body), len(data), 0, 0),
-        3: (xxhash.xxh3_64_intdigest(body), len(data), 0, 0, 0, 0),
-    }
-    return (
-        COMMON.pack(MAGIC, version, len(description)) + TAILS[version].pack(*tails[version]) + body
-    )
-
-
 def _hef(folder: Path) -> None:
     """Write the description of an encoder's network; the header is made for each input."""
-    from whisperport.targets.hailo.hef import _message_class
+    from tests.targets.hailo.hef_file import described
 
-    hef = _message_class()()
-    hef.header.hw_arch, hef.header.sdk_version = 1, "3.31.0"
-    group = hef.network_groups.add(network_group_name="net")
-    group.sorted_outputs_order.append("net/output")
-    op = group.ops.add()
-    for pads, name, shape in (
-        (op.input_pads, "net/input", (1, 20, 8)),
-        (op.output_pads, "net/output", (1, 10, 16)),
-    ):
-        pad = pads.add(index=len(name), name=name)
-        size = pad.tensor_shape
-        size.height, size.width, size.features = shape
-    (folder / "description").write_bytes(hef.SerializeToString())
+    shapes = {"net/input": (1, 20, 8)}, {"net/output": (1, 10, 16)}
+    (folder / "description").write_bytes(described(1, *shapes))
 
 
 def _tables(folder: Path) -> None:

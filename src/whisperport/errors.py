@@ -17,6 +17,8 @@ WhisperportError             base class: catch it to catch all of them
 Interrupted                  a KeyboardInterrupt; has the transcript until then
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -64,6 +66,22 @@ class LoweringError(WhisperportError):
 
 class MissingPackageError(LoweringError):
     """An optional package (an extra, a vendor's SDK) is not installed."""
+
+
+@contextmanager
+def needs(what: str, *, extra: str = "", hint: str = "") -> Iterator[None]:
+    """Raise MissingPackageError if a package that the block imports is not installed.
+
+    Args:
+        what: what cannot be done, and what is not installed.
+        extra: pip extra that installs it.
+        hint: what to do; empty: install the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        install = f'pip install "whisperport[{extra}]"'
+        raise MissingPackageError(what, why=str(error), hint=hint or install) from error
 
 
 class ProgramError(WhisperportError):

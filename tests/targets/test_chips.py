@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 
-from whisperport.errors import UsageError
+from whisperport.errors import LoweringError, UsageError
+from whisperport.exporting.export import ExportOptions, export
 from whisperport.exporting.placing import PlacementRequest, place
+from whisperport.inspection.vocabulary import TFLITE
 from whisperport.targets import get_target
 from whisperport.targets.ethos_u.chips import NPUS
+from whisperport.targets.mediatek import limits
+from whisperport.targets.mediatek.chips import CHIPS as GENIOS
 from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS
 from whisperport.targets.rockchip.chips import CHIPS as ROCKCHIPS
 from whisperport.verification import GATES
@@ -22,7 +26,7 @@ def chip(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.fixture(params=["rk3588", "sm8650", "ethos-u85"])
+@pytest.fixture(params=["rk3588", "sm8650", "ethos-u85", "genio720"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -73,3 +77,76 @@ def test_emulation_has_the_precision_of_the_lowered_file(
     target = get_target(name)
 
     assert {one: target.emulated_precision(one) for one in target.spec.precisions} == precisions
+
+
+PLACED = {"placement": {"step": "genio1200"}}
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("rk3588", {"precision": "w8a16"}, ("encoder", "rejects it for this chip", "w16a16")),
+        ("rk3562", {"precision": "w8a16"}, ("encoder", "munmap_chunk", "fp16, w8a8")),
+        ("qcm6490", {"precision": "fp16"}, ("encoder", "v68", "fp16", "--precision w8a16")),
+        ("sm8450", {"precision": "w8a16"}, ("v69", "fewer than 6 rows")),
+        ("genio1200", {}, ("encoder", "transformer", "MDLA 2.0", "--target litert")),
+        ("genio1200", {"precision": "w8a16"}, ("16-bit", "16x8", "MT8395", "--target litert")),
+        ("genio350", {}, ("no MDLA", "MT8365", "Genio 350", "--target litert")),
+        ("onnxruntime", PLACED, ("`step`", "attention", "MDLA 2.0", "--target litert")),
+    ],
+)
+def test_what_a_chip_cannot_run_is_rejected_before_the_checkpoint_is_read(
+    target: str, options: dict[str, Any], words: tuple[str, ...], tmp_path: Any
+) -> None:
+    with pytest.raises(LoweringError, match="does not support") as refused:
+        export(tmp_path / "no-checkpoint", target, tmp_path / "out", ExportOptions(**options))
+
+    said = f"{refused.value.what} {refused.value.why} {refused.value.hint}"
+    assert [word for word in words if word not in said] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "on_the_npu"),
+    [
+        ("qcm6490", "w8a16", set(PROGRAMS)),  # it has no floating point
+        ("sm8450", "fp16", set(PROGRAMS)),
+        ("ethos-u85", "w8a16", set(PROGRAMS)),
+        ("ethos-u55", "w8a8", set(PROGRAMS)),  # its matrix multiplications have 8 bits
+        ("genio720", "fp16", {"encoder", "cross_kv"}),
+        ("hailo8", "w8a8", {"encoder"}),
+    ],
+)
+def test_a_chip_has_a_precision_and_programs_by_default(
+    target: str, precision: str, on_the_npu: set[str]
+) -> None:
+    placed = place(PlacementRequest(target=target), PROGRAMS).placements
+
+    assert {name for name, one in placed.items() if one.target == target} == on_the_npu
+    assert {placed[name].precision for name in on_the_npu} == {precision}
+
+
+@pytest.mark.parametrize("soc", SNAPDRAGONS, ids=lambda one: one.name)
+def test_numbers_are_those_of_the_vendors_own_table(soc: Any) -> None:
+    schema = pytest.importorskip("executorch.backends.qualcomm.serialization.qc_schema")
+    info = schema._soc_info_table[schema.QcomChipset[soc.name.upper()]]
+
+    assert (soc.soc_model, soc.architecture.number, soc.vtcm_mib) == (
+        int(info.soc_model),
+        int(info.htp_info.htp_arch),
+        info.htp_info.vtcm_size_in_mb,
+    )
+
+
+@pytest.mark.parametrize("board", GENIOS, ids=lambda one: one.name)
+def test_what_is_not_the_vendors_own_word_is_marked(board: Any) -> None:
+    sources = board.npu.sources
+
+    assert {"sdks", "per_channel", "w8a16", "transformer"} <= set(sources)
+    for source in sources.values():
+        first_hand = source.startswith("mediatek.gitlab.io")
+        assert first_hand or "second-hand" in source or "inferred" in source, source
+
+
+def test_operators_of_a_list_have_the_names_that_the_check_gives_them() -> None:
+    assert {name: TFLITE.get(name, name) for name in limits.OPERATORS} == dict(limits.OPERATORS)

@@ -365,15 +365,6 @@ def test_our_programs_run_as_in_torch(
             assert found, f"{name}: {output}: {found.reason}"
 
 
-def test_a_second_run_gives_the_same(runners: Mapping[str, Runner]) -> None:
-    for runner in runners.values():
-        inputs = random_inputs(runner.spec)
-        first, second = runner.run(inputs), runner.run(inputs)
-
-        for name, output in first.items():
-            np.testing.assert_array_equal(output, second[name])
-
-
 def test_inputs_are_not_written_to_and_outputs_are_not_overwritten(
     runners: Mapping[str, Runner],
 ) -> None:
@@ -437,35 +428,6 @@ def change(binding: Binding, inputs: Mapping[str, np.ndarray], part: Any) -> Non
             binding.changed(name, part)
 
 
-def test_outputs_have_the_shapes_and_dtypes_of_the_manifest(runners: Mapping[str, Runner]) -> None:
-    for runner in runners.values():
-        outputs = runner.run(random_inputs(runner.spec))
-
-        found = [(name, array.shape, str(array.dtype)) for name, array in outputs.items()]
-        assert found == [(t.name, t.shape, t.dtype) for t in runner.spec.outputs]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda inputs: inputs.pop("mask"), ("'mask'", "got nothing")),
-        (lambda inputs: inputs.update(x=inputs["x"][0]), ("'x'", "(1, 1, 64)", "(1, 64)")),
-        (lambda inputs: inputs.update(x=inputs["x"].astype("f8")), ("'x'", "float64", "float32")),
-    ],
-    ids=["missing", "shape", "dtype"],
-)
-def test_a_wrong_input_is_named(
-    runners: Mapping[str, Runner], spoil: Callable[[Any], Any], words: tuple[str, ...]
-) -> None:
-    inputs = random_inputs(runners["step"].spec)
-    spoil(inputs)
-
-    with pytest.raises(ValueError, match=r"'step' expects") as refused:
-        runners["step"].run(inputs)
-
-    assert all(word in str(refused.value) for word in words)
-
-
 def test_arrays_in_another_memory_order_are_read_right(runners: Mapping[str, Runner]) -> None:
     runner = runners["cross_kv"]
     inputs = random_inputs(runner.spec)
@@ -500,12 +462,6 @@ def test_two_threads_say_what_one_says(here: Target, bundle: Bundle) -> None:
     two = here.load(bundle.folder, entries, RunOptions(threads=2))["encoder"].run(inputs)
 
     assert compare("features", two["features"], one["features"], GATES["fp32"])
-
-
-@pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 2**63])
-def test_a_number_of_threads_that_no_runtime_takes_is_a_usage_error(threads: int) -> None:
-    with pytest.raises(UsageError, match=f"`threads` is {threads}"):
-        RunOptions(threads=threads)
 
 
 # What is missing, what is damaged ----------------------------------------------------------------

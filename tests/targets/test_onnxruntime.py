@@ -10,12 +10,11 @@ import onnx
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.errors import LoweringError, UsageError
+from whisperport.errors import LoweringError
 from whisperport.exporting.export import ExportOptions, export
 from whisperport.model.whisper import build_model
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnxruntime import OPSETS, LowerOptions
-from whisperport.targets.options import parse_options
 from whisperport.trace.program import Program
 from whisperport.trace.trial import eager_outputs, random_inputs
 from whisperport.trace.whisper import Parts
@@ -99,14 +98,6 @@ def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_pat
     assert [(o.domain, o.version) for o in model.opset_import] == [("", opset)]
     for array, expected in zip(found.values(), eager_outputs(step, inputs), strict=True):
         np.testing.assert_allclose(array, expected.numpy(), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("opset", ["12", "21", "", "13.0", "newest"])
-def test_an_opset_that_is_not_written_is_refused_by_name(opset: str) -> None:
-    with pytest.raises(UsageError, match=f"`onnxruntime.opset` cannot be `{opset}`") as refused:
-        parse_options(ORT.lower_options, {"opset": opset}, "onnxruntime")
-
-    assert refused.value.hint == "expected 13 to 20"
 
 
 def test_the_opsets_are_those_that_are_written() -> None:

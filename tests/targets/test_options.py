@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 
 from whisperport.errors import UsageError
-from whisperport.targets import TARGETS
+from whisperport.targets import TARGETS, RunOptions
 from whisperport.targets.options import NoOptions, Option, by_target, describe
 
 
@@ -74,3 +74,9 @@ def test_emulation_has_one_name_and_one_meaning() -> None:
         assert not names & {"emulation", "simulate", "simulation"}
         for one in compiled:
             assert one.name != "emulate" or one.values == "0 to 1000"
+
+
+@pytest.mark.parametrize("threads", [0, 1025, 2**63])
+def test_a_number_of_threads_that_no_runtime_takes_is_a_usage_error(threads: int) -> None:
+    with pytest.raises(UsageError, match=f"`threads` is {threads}"):
+        RunOptions(threads=threads)

@@ -1,7 +1,6 @@
 """Lowering to .tflite and running .tflite files: names, order, dtypes, quantized inputs, damage."""
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, ProgramError
+from whisperport.errors import BundleError, LoweringError, ProgramError
 from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.tflite.lowering import lower_to_tflite
@@ -264,15 +263,6 @@ def test_a_program_without_a_signature_is_found_by_position(rows: Program, rows_
     found = runner(rows_file, renamed).run({"mel": x})["features"]
 
     np.testing.assert_array_equal(found, runner(rows_file, rows.spec).run({"x": x})["y"])
-
-
-def test_a_missing_runtime_is_named(rows_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-
-    with pytest.raises(MissingPackageError, match="LiteRT is not installed") as missing:
-        TfliteFile(rows_file, 1, extra="litert")
-
-    assert missing.value.hint == 'pip install "whisperport[litert]"'
 
 
 # Signatures --------------------------------------------------------------------------------------

@@ -140,14 +140,6 @@ def test_a_method_that_is_not_in_the_file_is_refused(exported: Callable[[str], B
         XNNPACK.load(bundle.folder, [entry], RunOptions(threads=1))
 
 
-def test_a_method_of_another_signature_is_refused(exported: Callable[[str], Bundle]) -> None:
-    bundle = exported("xnnpack")
-    entry = replace(bundle.manifest.program("step"), method="encoder")
-
-    with pytest.raises(BundleError, match="another signature than the manifest lists"):
-        XNNPACK.load(bundle.folder, [entry], RunOptions(threads=1))
-
-
 def test_a_program_of_which_nothing_is_delegated_still_runs(tmp_path: Any) -> None:
     program = trace("norm", nn.LayerNorm(8), (torch.zeros(1, 8),), ["y"])
     x = np.array([[3, 1, 2, 0, 7, 6, 5, 4]], np.float32)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from whisperport.audio.mel import HOP_LENGTH
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.stream import AudioStream
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import UsageError, needs
 
 HOP = 512  # samples from one probability to the next
 CONTEXT = 64  # samples before them that are also inputs of the network
@@ -145,14 +145,11 @@ def _session() -> Any:
     Raises:
         MissingPackageError: ONNX Runtime cannot be imported.
     """
-    try:
+    with needs(
+        "cannot detect speech: ONNX Runtime is not installed for this Python",
+        hint="pip install --upgrade whisperport",
+    ):
         import onnxruntime as ort
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot detect speech: ONNX Runtime is not installed for this Python",
-            why=str(error),
-            hint="pip install --upgrade whisperport",
-        ) from error
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = settings.inter_op_num_threads = (
         1  # its matrix multiplications are small

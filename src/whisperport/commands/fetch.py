@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from whisperport.errors import CheckpointError, MissingPackageError
+from whisperport.errors import CheckpointError, needs
 from whisperport.system.progress import Progress
 
 
@@ -26,16 +26,10 @@ def fetch(name: str, *, progress: Progress = lambda stage: None) -> Path:
             not here and cannot be downloaded.
         MissingPackageError: torch, or a package for downloads, is not installed.
     """
-    try:
+    with needs("cannot fetch a checkpoint: torch is not installed", extra="export"):
         from whisperport.checkpoint.by_name import locate
         from whisperport.checkpoint.huggingface import check_config_files
         from whisperport.checkpoint.names import HUB_IDS
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot fetch a checkpoint: torch is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
     if name not in HUB_IDS:
         raise CheckpointError(
             f"`{name}` is not a known name",

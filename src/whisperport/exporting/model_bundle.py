@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.data import embedded_model
-from whisperport.errors import BundleError, MissingPackageError, UsageError, WhisperportError
+from whisperport.errors import BundleError, UsageError, WhisperportError, needs
 from whisperport.system.atomic import write_atomic
 from whisperport.system.locking import waiting_for_lock
 from whisperport.system.progress import Progress
@@ -142,18 +142,15 @@ def _exported(model: str, progress: Progress) -> Bundle:
     from whisperport.exporting.export import export  # it imports every target
 
     progress(f"reading {model}")
-    try:
+    with needs(
+        f"cannot export `{model}`: torch is not installed",
+        hint='pip install "whisperport[export]"\n'
+        "or, for a board: install that on a computer, run there `whisperport export "
+        f"{model} --target {TARGET} --out DIR`, copy DIR here, and give it with --bundle",
+    ):
         from whisperport.checkpoint import load_checkpoint
 
         checkpoint = load_checkpoint(model)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot export `{model}`: torch is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"\n'
-            "or, for a board: install that on a computer, run there `whisperport export "
-            f"{model} --target {TARGET} --out DIR`, copy DIR here, and give it with --bundle",
-        ) from error
     key = _key(checkpoint)
     folder, record = _bundles() / key, _record(model)
     try:

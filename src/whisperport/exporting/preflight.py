@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from whisperport.errors import MissingPackageError, WhisperportError
+from whisperport.errors import WhisperportError, needs
 from whisperport.program.dims import Dims
 from whisperport.system.limited import memory_within
 from whisperport.targets import TARGETS
@@ -96,14 +96,8 @@ def requires_torch(action: str) -> Iterator[None]:
     Raises:
         MissingPackageError: an import in the block failed.
     """
-    try:
+    with needs(f"cannot {action}: torch and its exporters are not installed", extra="export"):
         yield
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot {action}: torch and its exporters are not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
 
 
 def within_memory_of(program: object, *weights: Path, trust: bool) -> AbstractContextManager[None]:

@@ -25,6 +25,8 @@ class Quantization:
 
     scales: int  # number of scales: 1 for the complete tensor, or one per channel
     symmetric: bool  # whether every zero point is 0
+    scale: float = 0.0  # the first; 0: not read
+    zero_point: int = 0  # the first
 
 
 @dataclass(frozen=True, slots=True)

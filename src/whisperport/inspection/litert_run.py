@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.errors import ProgramError, needs
 from whisperport.inspection.graph import Value
 from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.litert_profiler import ProfilerUnavailableError, Run, profiled_runs
@@ -113,14 +113,8 @@ def _measure(path: Path, options: ProfileOptions, profiled: bool) -> Measured:
 
 
 def _litert() -> Any:
-    try:
+    with needs("cannot inspect a .tflite: LiteRT is not installed", extra="litert"):
         from ai_edge_litert import interpreter
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot inspect a .tflite: LiteRT is not installed",
-            why=str(error),
-            hint='pip install "whisperport[litert]"',
-        ) from error
     return interpreter
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import MissingPackageError, ProgramError, UsageError
+from whisperport.errors import ProgramError, UsageError, needs
 from whisperport.inspection.gain import Rates, compute_and_bytes, is_compute_bound, rates
 from whisperport.inspection.graph import Node, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
@@ -88,14 +88,11 @@ def _message(error: Exception) -> str:
 
 
 def _onnxruntime() -> Any:
-    try:
+    with needs(
+        "cannot inspect an .onnx: ONNX Runtime is not installed",
+        hint="pip install --upgrade whisperport",
+    ):
         import onnxruntime
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot inspect an .onnx: ONNX Runtime is not installed",
-            why=str(error),
-            hint="pip install --upgrade whisperport",
-        ) from error
     return onnxruntime
 
 

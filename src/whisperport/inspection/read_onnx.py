@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.errors import ProgramError, needs
 from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
 from whisperport.inspection.protobuf_skeleton import Walk, skeleton
 from whisperport.inspection.vocabulary import ONNX
@@ -37,17 +37,11 @@ def read_onnx(path: Path) -> Graph:
         ProgramError: the file is damaged or not an ONNX model, or its external data is missing.
         MissingPackageError: onnx is not installed.
     """
-    try:
+    with needs("cannot read an ONNX file: the package onnx is not installed", extra="export"):
         import onnx
         from google.protobuf.message import DecodeError
 
         from whisperport.inspection.onnx_shapes import with_shapes
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot read an ONNX file: the package onnx is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
     try:
         with path.open("rb") as file:
             model = onnx.load_model_from_string(skeleton(file, path.stat().st_size, MODEL))

@@ -197,8 +197,9 @@ def _quantization(tensor: Any, size: int) -> Quantization | None:
     scales = _count(stated.ScaleLength(), size) if stated else 0
     if not scales:
         return None
-    zero_points = range(_count(stated.ZeroPointLength(), size))
-    return Quantization(scales, all(stated.ZeroPoint(i) == 0 for i in zero_points))
+    zero_points = [stated.ZeroPoint(i) for i in range(_count(stated.ZeroPointLength(), size))]
+    first = zero_points[0] if zero_points else 0
+    return Quantization(scales, not any(zero_points), float(stated.Scale(0)), int(first))
 
 
 def _has_data(buffer: Any) -> bool:

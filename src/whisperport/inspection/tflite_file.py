@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.errors import ProgramError, needs
 
 
 @contextmanager
@@ -18,14 +18,8 @@ def opened_tflite(path: Path) -> Iterator[tuple[Any, mmap.mmap]]:
         ProgramError: the file is damaged or not a TFLite model; also when it is read in the block.
         MissingPackageError: the package tflite is not installed.
     """
-    try:
+    with needs("cannot read a .tflite file: the package tflite is not installed", extra="export"):
         from tflite.Model import Model
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot read a .tflite file: the package tflite is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield Model.GetRootAs(data), data

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import sys
+import weakref
+from collections.abc import Callable
 from weakref import WeakSet
 
 from whisperport.errors import ForkError
@@ -37,6 +39,20 @@ class OwnProcess:
                 "permanently for a thread that does not exist",
                 hint=hint,
             )
+
+
+def release_with(owner: object, release: Callable[[], object]) -> None:
+    """Call `release` when an object is deleted, in this process and not in its forks.
+
+    Args:
+        release: has no reference to the object.
+    """
+    weakref.finalize(owner, _if_current, OwnProcess(), release)
+
+
+def _if_current(process: OwnProcess, call: Callable[[], object]) -> None:
+    if process.is_current:
+        call()
 
 
 def keep_in_forks(native: object) -> None:

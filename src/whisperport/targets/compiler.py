@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from whisperport.program.dims import Dims
@@ -53,24 +54,6 @@ class EmulationNeed:
     kind: Literal["emulated", "simulated"] = "emulated"
     clips: int = 0  # number of the reference's clips, the first ones; 0: all that the program needs
     decides: bool = False  # a program whose comparisons fail is not written, as after a simulation
-
-    @classmethod
-    def of(
-        cls,
-        spec: ProgramSpec,
-        kind: Literal["emulated", "simulated"],
-        *,
-        clips: int,
-        decides: bool = False,
-    ) -> Self:
-        """Return the need of a stage whose arrays are called `KIND_INPUT` and `KIND_output_OUTPUT`."""
-        return cls(
-            inputs=tuple(f"{kind}_{tensor.name}" for tensor in spec.inputs),
-            outputs=tuple(f"{kind}_output_{tensor.name}" for tensor in spec.outputs),
-            kind=kind,
-            clips=clips,
-            decides=decides,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +110,17 @@ _FAILURES: Mapping[str, Explanation] = {
     ),
     "NotWrittenError": ("reported success and wrote no file", "check the free disk space"),
 }
+# Stage of several compilers -> what any error in it means.
+_FAILED_STAGES: Mapping[str, Explanation] = {
+    "simulate": (
+        "could not run the compiled program in its simulator",
+        "`--option {target}.emulate=0` compiles without simulation",
+    ),
+    "emulate": (
+        "could not run the quantized program in its emulator",
+        "`--option {target}.emulate=0` compiles without emulation",
+    ),
+}
 _OTHER_FAILURE: Explanation = (
     "failed",
     "finished stages are kept: the same command continues with the failed stage",
@@ -147,13 +141,14 @@ class Compiler(ABC):
         tuple[str, ...]
     ] = ()  # the vendor's own variables for the folder of such an SDK
     source: ClassVar[str]  # where to get the SDK, shown to the user
+    required: Mapping[str, Any] = MappingProxyType({})  # versions: `version_fault` of kit.py
     script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
     options: ClassVar[type[Any]] = NoOptions  # see `options.py`
     suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".bin"
     runs: ClassVar[Literal["simulated", "emulated", ""]] = ""  # what a stage does besides compiling
+    layout: ClassVar[Layout] = staticmethod(same_layout)  # of one sample of an emulator's input
     decides: ClassVar[bool] = False  # see `EmulationNeed`; a simulation always decides
     failures: ClassVar[Mapping[str, Explanation]] = {}  # class of a stage's error -> what happened
-    failed_stages: ClassVar[Mapping[str, Explanation]] = {}  # stage -> what any error in it means
 
     def installed(self, given: Mapping[str, str]) -> Installed | None:
         """Find the SDK on this machine; None: it is not here.
@@ -177,13 +172,13 @@ class Compiler(ABC):
         """
         return self
 
-    @abstractmethod
     def settings(self) -> Mapping[str, Any]:
         """Return JSON for every stage of every program, such as the chip and the supported SDK versions."""
+        return {"chip": self.target, "requires": {"chip": self.target, **self.required}}
 
-    @abstractmethod
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
-        """Return the calibration set that a program needs; None: none."""
+        """Return the calibration set that a program needs; None: none, as if `export` quantizes."""
+        return None
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
         """Return inputs and outputs of the vendor's emulator; None: there is none, or it is turned off.
@@ -192,7 +187,14 @@ class Compiler(ABC):
         """
         if not self.runs or not options.emulate:
             return None
-        return EmulationNeed.of(spec, self.runs, clips=options.emulate, decides=self.decides)
+        return EmulationNeed(
+            inputs=tuple(f"{self.runs}_{tensor.name}" for tensor in spec.inputs),
+            outputs=tuple(f"{self.runs}_output_{tensor.name}" for tensor in spec.outputs),
+            layout=type(self).layout,
+            kind=self.runs,
+            clips=options.emulate,
+            decides=self.decides,
+        )
 
     @abstractmethod
     def plan(self, request: CompileRequest) -> CompilePlan:
@@ -240,7 +242,7 @@ class Compiler(ABC):
         """Explain a failed stage: what happened, as words that follow the compiler's title; and a hint."""
         known = {**_FAILURES, **self.failures}
         found = [known[name] for name in failure.classes if name in known]
-        happened, hint = self.failed_stages.get(failure.stage) or (found or [_OTHER_FAILURE])[0]
+        happened, hint = _FAILED_STAGES.get(failure.stage) or (found or [_OTHER_FAILURE])[0]
         return happened, hint.replace("{program}", failure.program).replace("{target}", self.target)
 
     def inputs(self, files: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import UsageError, needs
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.program.runner import Runner
@@ -182,14 +182,10 @@ class OnnxRuntime(Target):
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
-        try:
+        with needs(
+            "cannot lower for `onnxruntime`: the ONNX exporter is not installed", extra="export"
+        ):
             from whisperport.trace.onnx import SharedWeights, write_onnx
-        except ImportError as error:
-            raise MissingPackageError(
-                "cannot lower for `onnxruntime`: the ONNX exporter is not installed",
-                why=str(error),
-                hint='pip install "whisperport[export]"',
-            ) from error
         (folder / FOLDER).mkdir()
         weights = SharedWeights(folder / FOLDER / "weights.bin")
         entries = []

@@ -14,7 +14,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from whisperport.errors import UsageError
 from whisperport.system.option import Option as Option
@@ -27,6 +27,33 @@ ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 @dataclass(frozen=True, slots=True)
 class NoOptions:
     """The options class where there are no options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulationOptions:
+    """Options for running: on the device, or emulated on the CPU."""
+
+    emulate: Annotated[
+        Literal["off", "on"],
+        Option(
+            "on runs the lowered files in emulation on the CPU; off runs the compiled files on the device"
+        ),
+    ] = "off"
+
+
+def clips_option(runs_in: str, more: str = "") -> Option:
+    """Return the option `emulate` for compiling.
+
+    Args:
+        runs_in: the simulator or the emulator.
+        more: what else the user should know.
+    """
+    return Option(
+        "Number of the reference's audio clips that every program is verified on in "
+        f"{runs_in}; 0 verifies none{more}",
+        low=0,
+        high=1000,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.errors import LoweringError, needs
 from whisperport.trace.onnx import OPSET, captured, check_onnx, max_rank, to_onnx
 from whisperport.trace.program import Program
 
@@ -75,14 +75,8 @@ def _weight_bytes(model: ir.Model) -> int:
 
 def _simplified(model: ir.Model, name: str, weights: int) -> ir.Model:
     """Simplify a model with onnxslim, and check that no weight is stored twice."""
-    try:
+    with needs("cannot simplify the ONNX graph: onnxslim is not installed", extra="simplify"):
         import onnxslim
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot simplify the ONNX graph: onnxslim is not installed",
-            why=str(error),
-            hint='pip install "whisperport[simplify]"',
-        ) from error
     if weights > MAX_WEIGHT_BYTES:
         raise LoweringError(
             f"`{name}` is too large to simplify",

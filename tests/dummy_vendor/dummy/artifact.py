@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import expect_signature, not_compiled, other_chip
 
 SUFFIX = ".dmy"
 
@@ -32,11 +32,7 @@ def read_artifact(path: Path) -> Artifact:
         description = json.loads(header)
         return Artifact(**description, program=program)
     except (OSError, ValueError, TypeError) as error:
-        raise BundleError(
-            f"{path.name} is not a compiled file of this vendor",
-            why=str(error),
-            hint=f"give the {SUFFIX} file that the compiler wrote",
-        ) from error
+        raise not_compiled(path, str(error)) from error
 
 
 def check_artifact(path: Path, chip: str, spec: ProgramSpec) -> Artifact:
@@ -47,17 +43,7 @@ def check_artifact(path: Path, chip: str, spec: ProgramSpec) -> Artifact:
     """
     artifact = read_artifact(path)
     if artifact.chip != chip:
-        raise BundleError(
-            f"{path.name} is for another chip than `{chip}`",
-            why=f"it was compiled for {artifact.chip}",
-            hint="export and compile for your chip",
-        )
-    expected = [[list(tensor.shape) for tensor in side] for side in (spec.inputs, spec.outputs)]
-    if [artifact.inputs, artifact.outputs] != expected:
-        raise BundleError(
-            f"{path.name} does not compute `{spec.name}`",
-            why=f"its inputs are {artifact.inputs} and its outputs {artifact.outputs}; expected "
-            f"{expected[0]} and {expected[1]}",
-            hint="compile this bundle with `whisperport compile`",
-        )
+        raise other_chip(path, chip, f"it was compiled for {artifact.chip}")
+    inputs, outputs = list(map(str, artifact.inputs)), list(map(str, artifact.outputs))
+    expect_signature(path, spec, inputs, outputs, lambda tensor: str(list(tensor.shape)))
     return artifact

@@ -57,10 +57,7 @@ class DummyCompiler(Compiler):
 
     def __init__(self, chip: str) -> None:
         self.target = chip
-
-    def settings(self) -> Mapping[str, Any]:
-        required = {"chip": self.target, "sdk": "dummy-sdk", "oldest": [2, 0]}
-        return {"chip": self.target, "requires": required}
+        self.required = {"sdk": "dummy-sdk", "oldest": [2, 0]}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         names = tuple(tensor.name for tensor in spec.inputs)

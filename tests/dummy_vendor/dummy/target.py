@@ -1,36 +1,26 @@
 """The targets for the dummy's chips."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Any, ClassVar, final
 
+from whisperport.bundle import ProgramEntry
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TargetSpec
 from whisperport.targets.dummy.compiler import DummyCompiler
 from whisperport.targets.dummy.importer import DummyImporter
 from whisperport.targets.dummy.runner import DummyRunner
 from whisperport.targets.onnx.target import OnnxTarget
-from whisperport.targets.options import Option
+from whisperport.targets.options import EmulationOptions
 
 CHIPS = ("dummy1", "dummy2")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DummyRunOptions:
-    """Options for running."""
-
-    emulate: Annotated[
-        Literal["off", "on"],
-        Option("on runs the lowered ONNX files in emulation on the CPU; off runs on the chip"),
-    ] = "off"
 
 
 @final
 class Dummy(OnnxTarget):
     """The target for one chip."""
 
-    run_options: ClassVar[type[Any]] = DummyRunOptions
+    run_options: ClassVar[type[Any]] = EmulationOptions
 
     def __init__(self, chip: str) -> None:
         self.spec = TargetSpec(
@@ -62,8 +52,9 @@ class Dummy(OnnxTarget):
         return 17
 
     def load_compiled(
-        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
+        specs = [entry.spec for entry in entries]
         return {spec.name: DummyRunner(spec, files[spec.name], self.spec.name) for spec in specs}
 
 

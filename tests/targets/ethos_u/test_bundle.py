@@ -12,15 +12,12 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.commands.inspect import InspectOptions, inspect
 from whisperport.compilation.artifacts import Artifact, put_artifacts
-from whisperport.compilation.compile import CompileOptions, compile
-from whisperport.errors import BundleError, MissingPackageError, UsageError
-from whisperport.program.spec import TensorSpec
+from whisperport.errors import BundleError, UsageError
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.ethos_u import stages
-from whisperport.targets.ethos_u.chips import NPUS
 from whisperport.trace.program import Program, trace
 
-from .pte_file import pte_bytes
+from ..compiled_files import pte
 
 TARGET = get_target("ethos-u85")
 EMULATED = RunOptions(threads=1, options={"ethos-u85.emulate": "on"})
@@ -76,16 +73,6 @@ def test_inputs_and_outputs_of_an_emulated_program_keep_their_names_and_order(en
     np.testing.assert_array_equal(given[first], np.full((1, 3), 3))
 
 
-def test_a_program_that_is_not_compiled_says_so(entry, tmp_path):
-    with pytest.raises(
-        BundleError, match=r"`scaled` is not compiled for `ethos-u85` yet"
-    ) as missing:
-        TARGET.load(tmp_path, [entry], RunOptions())
-
-    assert "whisperport compile BUNDLE" in missing.value.hint
-    assert "ethos-u85.emulate=on" in missing.value.hint
-
-
 def test_a_compiled_program_does_not_run_here_and_the_error_says_where(entry, tmp_path):
     (tmp_path / "ethos-u85" / "scaled.pte").write_bytes(b"compiled")
     compiled = replace(entry, files=("ethos-u85/scaled.pte", *entry.files))
@@ -99,13 +86,6 @@ def test_a_compiled_program_does_not_run_here_and_the_error_says_where(entry, tm
     assert (Path(__file__).parents[3] / page).is_file()
 
 
-def test_a_lowered_file_of_another_signature_is_rejected(entry, tmp_path):
-    other = replace(entry.spec, outputs=(TensorSpec("double", (1, 4)), entry.spec.outputs[1]))
-
-    with pytest.raises(BundleError, match="another signature"):
-        TARGET.load(tmp_path, [replace(entry, spec=other)], EMULATED)
-
-
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04.", bytes(4000)])
 def test_a_damaged_lowered_file_is_rejected(entry, tmp_path, content):
     (tmp_path / entry.files[0]).write_bytes(content)
@@ -114,39 +94,12 @@ def test_a_damaged_lowered_file_is_rejected(entry, tmp_path, content):
         TARGET.load(tmp_path, [entry], EMULATED)
 
 
-def test_there_is_a_target_for_each_npu_and_it_names_its_precisions():
-    for npu in NPUS:
-        target = get_target(npu.name)
-        assert target.spec.precisions == npu.precisions
-        assert target.compiler.toolchain == "ethos-u"
-
-
-def test_without_the_compiler_the_work_folder_is_prepared_and_the_error_says_what_to_do(
-    micro_on_npu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_ETHOS_U", raising=False)
-    calibration = micro_on_npu.with_name("calibration.npy")
-    options = CompileOptions(calibration=calibration, work=tmp_path / "work", threads=1)
-
-    with pytest.raises(MissingPackageError, match="is not installed here") as missing:
-        compile(micro_on_npu, options)
-
-    assert "WHISPERPORT_TOOLCHAIN_ETHOS_U" in missing.value.hint
-    assert "executorch[ethos-u]" in missing.value.hint
-    folder = tmp_path / "work" / "ethos-u85" / "encoder"
-    assert (folder / "encoder.pt2").is_file()
-    assert np.load(folder / "calibration_mel.npy").shape == (32, 1, 8, 20)
-    assert (folder.parent / "compile.py").is_file()
-
-
 def test_inspect_shows_what_the_npu_runs_and_does_not_run_a_compiled_program(
     micro_on_npu: Path, tmp_path: Path
 ) -> None:
     opened = Bundle.open(Path(shutil.copytree(micro_on_npu, tmp_path / "bundle")))
     spec = opened.manifest.program("encoder").spec
-    path = tmp_path / "encoder.pte"
-    shapes = [[tensor.shape for tensor in side] for side in (spec.inputs, spec.outputs)]
-    path.write_bytes(pte_bytes(*shapes))
+    path = pte(tmp_path, spec)
     facts = TARGET.compiler.check(path, spec)
     made = put_artifacts(opened, {"encoder": Artifact(path=path, suffix=".pte", facts=facts)})
 

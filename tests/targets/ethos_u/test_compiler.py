@@ -1,34 +1,27 @@
 """The plan of the compiler, the check of its files, its errors, and the stage script without its SDK."""
 
-import re
 import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from whisperport.compilation.compile_errors import compile_error
-from whisperport.errors import LoweringError, UsageError
-from whisperport.exporting.placing import PlacementRequest, place
+from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets import get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.ethos_u import stages
-from whisperport.targets.ethos_u.chips import DRIVER_FLAGS, NPUS, U55, U65, U85
+from whisperport.targets.ethos_u.chips import NPUS, U55, U65, U85
 from whisperport.targets.ethos_u.compiler import VERSIONS, EthosUCompiler
 from whisperport.targets.ethos_u.options import CompileOptions
-from whisperport.targets.options import parse_options
-from whisperport.toolchain import Failure, driver, prepare
-from whisperport.toolchain.work import Job
 
+from ...extent import EVERYTHING
 from ...micro import DIMS
-from .pte_file import CONVERSIONS, pte_bytes
 
 MEL, FEATURES = (1, 8, 20), (1, 10, 16)
 ENCODER = ProgramSpec("encoder", (TensorSpec("mel", MEL),), (TensorSpec("features", FEATURES),))
-PROGRAMS = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align")
 INSTALLED = "executorch 1.5.1, ethos-u-vela 5.1.0, tosa-tools 2026.5.0, torch 2.13.0+cpu"
 
 
@@ -89,23 +82,6 @@ def test_a_program_is_quantized_in_its_own_precision(tmp_path, precision):
     assert settings["precision"] == precision
 
 
-def test_every_size_and_memory_system_of_an_npu_is_an_option(tmp_path, npu):
-    for name, allowed in (
-        ("macs", npu.macs),
-        ("system_config", npu.system_configs),
-        ("memory_mode", npu.memory_modes),
-        ("driver", npu.drivers),
-    ):
-        for value in allowed:
-            settings = EthosUCompiler(npu).plan(request(tmp_path, **{name: value})).settings
-            if name == "macs":
-                assert settings["accelerator"] == f"{npu.name}-{value}"
-            elif name == "driver":
-                assert settings["flags"] == list(DRIVER_FLAGS[value])
-            else:
-                assert settings[name] == value
-
-
 @pytest.mark.parametrize(
     ("npu", "option", "value"),
     [
@@ -127,133 +103,33 @@ def test_what_an_npu_does_not_have_is_a_usage_error_that_lists_what_it_has(
     assert "expected one of" in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("macs", "16"), ("macs", "many"), ("headroom", "0"), ("emulate", "-1")],
-)
-def test_an_option_out_of_its_range_is_a_usage_error(name, value):
-    with pytest.raises(UsageError):
-        parse_options(CompileOptions, {name: value}, "ethos-u85")
-
-
-@pytest.mark.parametrize("on_npu", [("encoder",), ("encoder", "cross_kv"), PROGRAMS])
-def test_the_encoder_alone_with_cross_kv_and_everything_are_placements(on_npu):
-    asked = PlacementRequest(target="onnxruntime", programs=dict.fromkeys(on_npu, "ethos-u85"))
-
-    placed = place(asked, PROGRAMS)
-
-    found = {name for name, one in placed.placements.items() if one.target == "ethos-u85"}
-    assert found == set(on_npu)
-    assert {placed.placements[name].precision for name in on_npu} == {"w8a16"}
-
-
-def test_a_precision_that_the_npu_lacks_is_a_usage_error():
-    with pytest.raises(UsageError, match="fp16") as refused:
-        place(PlacementRequest(target="ethos-u85", precision="fp16"), PROGRAMS)
-
-    assert "w8a16, w8a8" in refused.value.hint
-
-
-@pytest.mark.parametrize("name", ["ethos-u65", "ethos-u55"])
-def test_npus_without_16_bit_matrix_multiplications_have_8_bits_only(name):
-    asked = PlacementRequest(target="onnxruntime", programs={"encoder": name})
-    assert place(asked, PROGRAMS).placements["encoder"].precision == "w8a8"
-
-    with pytest.raises(UsageError, match="w8a16"):
-        place(PlacementRequest(target=name, precision="w8a16"), PROGRAMS)
-
-
 # What the compiler wrote ----------------------------------------------------------------------------
 
 
-def written(tmp_path: Path, **given) -> Path:
-    path = tmp_path / "encoder.pte"
-    path.write_bytes(pte_bytes([MEL], [FEATURES], **given))
-    return path
+class Ranked(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x * 2)[0]
 
 
-def test_one_subgraph_and_the_conversions_around_it_are_accepted(tmp_path):
-    facts = EthosUCompiler(U85).check(written(tmp_path), ENCODER)
+@pytest.mark.skipif(not EVERYTHING, reason="importing ExecuTorch takes seconds; make test-all")
+def test_a_compiled_program_is_described_with_its_signature_and_what_runs_where():
+    exir = pytest.importorskip("executorch.exir")
+    exported = torch.export.export(Ranked(), (torch.zeros(2, 3),))
+    finished = exir.to_edge_transform_and_lower({"encoder": exported}).to_executorch()
 
-    assert facts["subgraphs"] == 1
-    assert facts["compiled_for"] == "ethos-u85-256"
-    assert facts["plan"] == {"NPU subgraphs": 1, "CPU conversions": 2}
-    assert facts["estimate"] == {}  # there is no file with it
-    assert facts["notes"] == []
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"subgraphs": 2}, "2 subgraphs, and 0 operators"),
-        ({"subgraphs": 0}, "0 subgraphs"),
-        (
-            {"operators": (*CONVERSIONS, ("aten::bmm", "out"))},
-            "1 operators on the CPU: aten::bmm.out",
-        ),
-    ],
-)
-def test_a_program_of_several_parts_is_rejected(tmp_path, given, why):
-    with pytest.raises(LoweringError, match="`encoder` is not one subgraph") as rejected:
-        EthosUCompiler(U85).check(written(tmp_path, **given), ENCODER)
-
-    assert why in rejected.value.why
-    assert "--placement encoder=onnxruntime" in rejected.value.hint
-
-
-@pytest.mark.parametrize(
-    ("kind", "stage", "words"),
-    [
-        ("UnsupportedOperatorError", "compile", "--placement encoder=onnxruntime"),
-        ("OtherGraphError", "compile", "--placement encoder=onnxruntime"),
-        ("CompilerExitError", "compile", "ethos-u85.memory-mode"),
-        ("MemoryError", "quantize", "more memory"),
-        ("ValueError", "compile", "finished stages are kept"),
-        ("OtherGraphError", "emulate", "ethos-u85.emulate=0"),
-    ],
-)
-def test_a_failed_stage_says_what_to_do(tmp_path, kind, stage, words):
-    failure = Failure(
-        kind="failed", message="why", program="encoder", stage=stage, classes=(kind, "Exception")
-    )
-
-    error = compile_error(get_target("ethos-u85"), failure, tmp_path, None)
-
-    assert words in error.hint
-    assert not re.search(r"\{\w+\}", error.what + error.hint)
-    assert "encoder" in error.why
-
-
-def test_a_killed_compiler_is_reported_with_its_stage(tmp_path):
-    message = "the system killed the process, most likely because memory ran out"
-    failure = Failure(kind="died", message=message, program="step", stage="compile")
-
-    error = compile_error(get_target("ethos-u85"), failure, tmp_path, None)
-
-    assert message in error.why
-    assert "step, compile" in error.why
+    assert stages.described(finished.executorch_program) == {
+        "subgraphs": 0,
+        "undelegated": [
+            "dim_order_ops::_to_dim_order_copy.out",
+            "aten::mul.out",
+            "aten::sort.values",
+        ],
+        "inputs": ["[2, 3] float32"],
+        "outputs": ["[2, 3] float32"],
+    }
 
 
 # The stage script, without its SDK ------------------------------------------------------------------
-
-
-def test_without_its_packages_the_work_folder_is_complete_and_says_what_is_missing(tmp_path):
-    pytest.importorskip("executorch")  # a part of the toolchain, but not all of it
-    compiler = EthosUCompiler(U85)
-    folder = tmp_path / "encoder"
-    folder.mkdir()
-    (folder / "encoder.pt2").write_bytes(b"pt2")
-    np.save(folder / "calibration_mel.npy", np.zeros((2, *MEL), np.float32))
-    plan = compiler.plan(request(folder, emulate=0))
-    job = Job(name="encoder", stages=plan.stages, settings=plan.settings)
-    prepare(tmp_path, compiler.script, compiler.settings(), [job])
-    events = []
-
-    with pytest.raises(driver.StopError):
-        driver.run(tmp_path, lambda event, **facts: events.append({"event": event, **facts}))
-
-    assert events[-1]["event"] == "missing"
-    assert "ethos-u-vela" in events[-1]["message"]
 
 
 def test_the_versions_that_were_tried_are_supported():

@@ -1,31 +1,47 @@
-"""Write HEFs of version 1 by the public description: a header and streams, without a program."""
+"""Write HEFs by the public description: a header and streams, without a program."""
 
-import zlib
 from collections.abc import Mapping
 
 from whisperport.targets.hailo.hef import COMMON, MAGIC, TAILS, _message_class
 
+Shapes = Mapping[str, tuple[int, int, int]]
+
 
 def hef_bytes(
     architecture: int,
-    inputs: Mapping[str, tuple[int, int, int]],
-    outputs: Mapping[str, tuple[int, int, int]],
+    inputs: Shapes,
+    outputs: Shapes,
     compiler: str = "3.31.0",
+    *,
+    version: int = 1,
+    description: bytes | None = None,
 ) -> bytes:
+    if description is None:
+        description = described(architecture, inputs, outputs, compiler)
+    data = b"the program" if version else b""
+    tails = {
+        0: (0, bytes(16)),
+        1: (0, len(data), 0),
+        2: (0, len(data), 0, 0),
+        3: (0, len(data) - 4, 0, 4, 0, 0),
+    }
+    form, _ = TAILS[version]
+    header = COMMON.pack(MAGIC, version, len(description)) + form.pack(*tails[version])
+    return header + description + data
+
+
+def described(
+    architecture: int, inputs: Shapes, outputs: Shapes, compiler: str = "3.31.0"
+) -> bytes:
+    """Return the description: the streams of one network."""
     hef = _message_class()()
     hef.header.hw_arch, hef.header.sdk_version = architecture, compiler
-    group = hef.network_groups.add(network_group_name="net")
-    group.sorted_outputs_order.extend(outputs)
-    op = group.ops.add()
+    op = hef.network_groups.add().ops.add()
     for index, (name, shape) in enumerate(inputs.items()):
         _describe(op.input_pads.add(index=index, name=name), shape)
     for index, (name, shape) in enumerate(outputs.items(), len(inputs)):
         _describe(op.output_pads.add(index=index, name=name), shape)
-    described, data = hef.SerializeToString(), b"the program"
-    body = described + data
-    return (
-        COMMON.pack(MAGIC, 1, len(described)) + TAILS[1].pack(zlib.crc32(body), len(data), 0) + body
-    )
+    return bytes(hef.SerializeToString())
 
 
 def encoder_hef(architecture: int, frames: int = 200, bins: int = 80, width: int = 64) -> bytes:

@@ -19,7 +19,6 @@ from whisperport.program.window import WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.hailo.options import LowerOptions
-from whisperport.targets.options import with_target
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
@@ -113,11 +112,6 @@ def test_without_a_hef_and_without_the_option_it_says_how_to_compile(hybrid: Bun
     assert "hailo8.emulate=on" in refused.value.hint
 
 
-def test_nothing_but_onnx_stands_in(hybrid: Bundle) -> None:
-    with pytest.raises(UsageError, match=r"`hailo8\.emulate` cannot be `hef`"):
-        load_engine(hybrid, RunOptions(options={"hailo8.emulate": "hef"}))
-
-
 def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: Bundle) -> None:
     """The word error rates differ by at most one percentage point on all shipped audio files."""
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
@@ -145,29 +139,6 @@ def write(micro_checkpoint: Any, tmp_path: Path) -> Callable[..., Bundle]:
         return export(checkpoint, target, tmp_path / "out", ExportOptions(clips=(), **how))
 
     return write
-
-
-@pytest.mark.parametrize(
-    ("lower", "words"),
-    [
-        ({"encoder-opset": "18"}, "`hailo8.encoder-opset` cannot be `18`"),
-        ({"decoder-opset": "18"}, "`hailo8.decoder-opset` cannot be `18`"),
-        ({"decoder-opset": ""}, "`hailo8.decoder-opset` cannot be ``"),
-        ({"sequence-length": "7"}, "`hailo8.sequence-length` cannot be `7`"),
-        ({"sequence-length": "-9"}, "`hailo8.sequence-length` cannot be `-9`"),
-        ({"sequence-length": "٣٢"}, "`hailo8.sequence-length` cannot be `٣٢`"),
-        ({"sequence-length": "9" * 5000}, "`hailo8.sequence-length` cannot be"),
-        ({"positions": "npu"}, "`hailo8.positions` cannot be `npu`"),
-        ({"precision": "int4"}, "has no option `precision`"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_any_work(
-    write: Any, tmp_path: Path, lower: dict[str, str], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        write(options=with_target(lower, "hailo8"), uncached_decoder=True)
-
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", ["hailo8", "hailo8l", "hailo10h"])
@@ -221,15 +192,6 @@ def test_a_window_that_is_not_known_to_compile_is_warned_of(
         write(target, whole, window=WindowOptions(seconds=seconds))
 
     assert any("not known to compile" in record.message for record in caplog.records) == warned
-
-
-def test_a_window_that_is_no_multiple_of_20_ms_is_refused(
-    write: Any, micro_checkpoint: Any
-) -> None:
-    whole = replace(micro_checkpoint, dims=replace(micro_checkpoint.dims, n_audio_ctx=1500))
-
-    with pytest.raises(UsageError, match=r"cannot be 5\.01 s"):
-        write("hailo8", whole, window=WindowOptions(seconds=5.01))
 
 
 def test_a_decoder_without_a_cache_is_for_those_who_cannot_cache(write: Any) -> None:

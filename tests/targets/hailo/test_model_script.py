@@ -4,7 +4,6 @@ import pytest
 
 from whisperport.errors import UsageError
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
-from whisperport.targets.options import parse_options
 
 CHIPS = ("hailo8", "hailo8l", "hailo10h")
 
@@ -112,19 +111,3 @@ def test_samples_needed_are_those_of_the_longest_reader():
     assert samples_needed(512) == 2048
     assert samples_needed(384, ScriptOptions(finetune=False)) == 1024
     assert samples_needed(384, program="uncached_decoder") == 1024
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("optimization-level", "5", "0 to 4"),
-        ("compression-level", "-1", "0 to 5"),
-        ("epochs", "0", "1 to 10000"),
-        ("sixteen-bit", "all", "adds, published-layers, nothing"),
-        ("compiler-optimization-level", "3", "0, 1, 2, max"),
-    ],
-)
-def test_an_impossible_option_is_refused_with_the_possible_values(name, value, expected):
-    with pytest.raises(UsageError, match=f"`hailo8.{name}` cannot be `{value}`") as caught:
-        parse_options(ScriptOptions, {name: value}, "hailo8")
-    assert caught.value.hint == f"expected {expected}"

@@ -1,6 +1,6 @@
 """The files for Hailo's compiler are valid ONNX, within its limits, and equal to torch. No chip is used."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import TensorSpec
 from whisperport.program.window import WindowOptions
-from whisperport.rewrites import run_rewrites
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.hailo.target import Hailo
 from whisperport.targets.options import parse_options
@@ -163,14 +162,6 @@ def test_check_refuses_nothing_and_warns_of_repeated_work_only(case: Lowered, pr
     assert {(group.rule, group.kind) for group in findings} == expected
 
 
-def test_encoders_are_written_in_opset_17_and_decoders_in_13_unless_asked_for_otherwise() -> None:
-    options = parse_options(get_target("hailo8l").lower_options, {}, "hailo8l")
-    asked = parse_options(get_target("hailo8l").lower_options, {"decoder-opset": "17"}, "hailo8l")
-
-    assert (options.encoder_opset, options.decoder_opset) == (17, 13)
-    assert (asked.encoder_opset, asked.decoder_opset) == (17, 17)
-
-
 @pytest.mark.parametrize("program", ["encoder", "uncached_decoder"])
 def test_the_file_is_valid_whole_and_static(case: Lowered, program: str) -> None:
     path = case.file(program)
@@ -209,13 +200,3 @@ def test_a_model_script_lies_beside_each(case: Lowered) -> None:
         )
         script = (case.folder / entry.files[1]).read_text()
         assert "performance_param(" in script
-
-
-def test_the_rewrites_for_others_find_nothing_to_do_in_ours(micro: Whisper) -> None:
-    spec = get_target("hailo8").spec
-    small = replace(get_target("hailo8").uncached_form(micro.dims), sequence_length=8)
-    names = ("encoder", "uncached_decoder")
-    for program in whisper_programs(Parts(micro, [], small), names, spec.variants):
-        _, outcomes = run_rewrites(program, spec.rewrites)
-
-        assert [outcome.rewrite for outcome in outcomes if outcome.changed] == []

@@ -16,10 +16,8 @@ from whisperport.errors import (
     ForkError,
     LoweringError,
     MissingPackageError,
-    UsageError,
 )
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets import RunOptions, get_target
 from whisperport.targets.hailo import runtime
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.runtime import load_hefs
@@ -154,11 +152,6 @@ def test_without_a_device_the_service_is_asked_to_share_the_chip_where_that_was_
     del runners, alone
 
 
-def test_the_service_is_on_or_off(tmp_path):
-    with pytest.raises(UsageError, match=r"`hailo8\.service` cannot be `perhaps`"):
-        get_target("hailo8").load(tmp_path, [], RunOptions(options={"hailo8.service": "perhaps"}))
-
-
 def test_without_a_device_results_stay_when_the_runner_runs_again(platform):
     platform()
     runner = _load_encoder()
@@ -200,12 +193,6 @@ def test_without_a_device_both_generations_of_decoders_give_their_pieces_in_orde
     assert [float(outputs[f"logits_{i}"].max()) for i in range(4)] == [0, 1, 2, 3]
     rows = embeddings.reshape(5, 2).T  # (S, d), whatever the layout
     assert (seen[0].reshape(2, 5) == rows).all()
-
-
-def test_without_a_device_a_generation_that_the_program_is_not_of_is_refused(platform):
-    platform(hefs={DECODER_HEF: _decoder_hef((1, 2, 5))})
-    with pytest.raises(BundleError, match="does not have the shapes"):
-        load_hefs(HAILO8, [_decoder((2, 1))], {"uncached_decoder": DECODER_HEF})
 
 
 def test_without_a_device_one_virtual_device_serves_all_and_is_released_with_the_last(platform):
@@ -335,11 +322,3 @@ def test_without_a_device_a_run_that_does_not_come_back_says_so(platform):
     )
     with pytest.raises(LoweringError, match="within 10 s"):
         runner.run({"mel": np.zeros((1, 3, 1, 8), np.float32)})
-
-
-def test_a_call_that_was_not_recorded_would_fail_here(platform):
-    fake = platform()
-    with pytest.raises(TypeError):
-        fake.called("ConfiguredInferModel.run", [], timeout_ms=1)
-    with pytest.raises(TypeError):
-        fake.called("VDevice", None, ["0000:01:00.0"])

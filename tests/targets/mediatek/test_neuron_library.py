@@ -15,7 +15,7 @@ import pytest
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek.chips import CHIPS
-from whisperport.targets.mediatek.run_options import DeviceOptions
+from whisperport.targets.mediatek.options import RunOptions
 from whisperport.targets.mediatek.runtime import load_dlas
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ def library(tmp_path_factory):
 def load(library: Path, tmp_path: Path, content: str = f"none {SIZES}", **options: Any) -> Any:
     dla = tmp_path / "step.dla"
     dla.write_text(content)
-    chosen = DeviceOptions(api="library", library=library, **options)
+    chosen = RunOptions(api="library", library=library, **options)
     return load_dlas(CHIP, [SPEC], {"step": dla}, chosen)["step"]
 
 

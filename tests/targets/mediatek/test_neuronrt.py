@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek import neuronrt
 from whisperport.targets.mediatek.chips import CHIPS
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
-from whisperport.targets.mediatek.run_options import DeviceOptions
+from whisperport.targets.mediatek.options import RunOptions
 from whisperport.targets.mediatek.runtime import load_dlas
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
@@ -86,7 +85,7 @@ def runner(command: str, tmp_path: Path, model: str = "small", **options: Any) -
     source = HERE / "data" / f"{model}.tflite"
     dla = tmp_path / "encoder.dla"
     dla.write_bytes(HEADER + source.read_bytes())
-    chosen = DeviceOptions(neuronrt=command, **options)
+    chosen = RunOptions(neuronrt=command, **options)
     loaded = load_dlas(CHIP, [SPEC], {"encoder": dla}, chosen, {"encoder": io_of(source)})
     return loaded["encoder"]
 
@@ -154,8 +153,8 @@ def test_a_device_that_executes_nothing_is_found(command, tmp_path, monkeypatch)
         ),
         ("unknown", LoweringError, "neuronrt failed", "exit status 7: something went wrong"),
         ("missing", BundleError, "wrote no output `soft`", "No such file"),
-        ("truncated", BundleError, "wrote 44 bytes for the output `soft`", "48 bytes.*truncated"),
-        ("as-int8", BundleError, "wrote 12 bytes", "the file has the size of int8"),
+        ("truncated", BundleError, "wrote 44 bytes for the output `soft`", "expected 48 bytes"),
+        ("as-int8", BundleError, "wrote 12 bytes", "expected 48 bytes"),
     ],
 )
 def test_a_fault_is_an_error_that_names_it(command, tmp_path, monkeypatch, fault, kind, what, why):
@@ -191,16 +190,6 @@ def test_the_raw_files_are_kept_also_if_their_size_is_wrong(command, tmp_path, m
     assert (kept / "encoder.soft.out.bin").read_bytes() == complete["encoder.soft.out.bin"][:-4]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(command, tmp_path):
-    # given
-    (tmp_path / "file").write_text("")
-    program = runner(command, tmp_path, files=tmp_path / "file" / "folder")
-
-    # then
-    with pytest.raises(LoweringError, match="cannot be kept in"):
-        program.run(INPUTS)
-
-
 def test_a_file_of_another_neuropilot_version_is_named(command, tmp_path):
     # given
     program = runner(command, tmp_path)
@@ -209,19 +198,6 @@ def test_a_file_of_another_neuropilot_version_is_named(command, tmp_path):
     # then
     with pytest.raises(LoweringError, match="another version of NeuroPilot"):
         program.run(INPUTS)
-
-
-def test_garbage_on_the_terminal_does_not_matter(command, tmp_path, monkeypatch):
-    # given
-    program = runner(command, tmp_path)
-    monkeypatch.setenv("FAKE_NEURONRT", "garbage")
-
-    # when
-    outputs = program.run(INPUTS)
-
-    # then
-    assert np.array_equal(outputs["hidden"], expected()["hidden"])
-    assert program.last_inference_ms == 12.5
 
 
 def test_a_call_that_hangs_ends_with_all_its_processes(command, tmp_path, monkeypatch):
@@ -234,33 +210,6 @@ def test_a_call_that_hangs_ends_with_all_its_processes(command, tmp_path, monkey
     # when
     with pytest.raises(LoweringError, match="within 2 s"):
         program.run(INPUTS)
-
-    # then
-    assert _ended(int(pid_file.read_text()))
-
-
-def test_an_interrupt_ends_the_call_with_all_its_processes(command, tmp_path, monkeypatch):
-    # given
-    program = runner(command, tmp_path)
-    pid_file = tmp_path / "pid"
-    monkeypatch.setenv("FAKE_NEURONRT", "hangs")
-    monkeypatch.setenv("FAKE_PID_FILE", str(pid_file))
-
-    def interrupt(*_: Any) -> None:
-        if pid_file.exists() and pid_file.read_text():
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-
-    # when
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            program.run(INPUTS)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
     # then
     assert _ended(int(pid_file.read_text()))
@@ -281,7 +230,7 @@ def _ended(pid: int) -> bool:
 
 def test_a_missing_command_says_where_to_get_it(tmp_path):
     # given
-    options = DeviceOptions(neuronrt=str(tmp_path / "absent"))
+    options = RunOptions(neuronrt=str(tmp_path / "absent"))
 
     # then
     with pytest.raises(MissingPackageError, match="is not installed") as caught:

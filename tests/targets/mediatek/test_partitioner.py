@@ -3,9 +3,7 @@
 `build()` makes small files, in which each operator is known to be on the plugin's list or not.
 """
 
-import os
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from whisperport.commands.check import check
 from whisperport.errors import LoweringError, ProgramError
 from whisperport.system.limited import Limits
-from whisperport.targets import get_target
 from whisperport.targets.mediatek import partitioner as module
 from whisperport.targets.mediatek.chips import CHIPS, GENIO350, GENIO720, GENIO1200
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
@@ -90,35 +87,6 @@ def test_a_damaged_file_is_rejected(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ProgramError, match=r"damaged\.tflite"):
         answer(path)
-
-
-@asked
-def test_a_truncated_file_is_rejected_or_answered(tmp_path):
-    whole = mixed(tmp_path).read_bytes()
-    path = tmp_path / "part.tflite"
-    outcomes = set()
-    for size in (len(whole) // 3, len(whole) * 2 // 3, len(whole) - 4):
-        path.write_bytes(whole[:size])
-        try:
-            outcomes.add(answer(path)["total"])
-        except (ProgramError, LoweringError):
-            outcomes.add(None)
-    assert outcomes <= {None, 3}
-    assert None in outcomes
-
-
-@pytest.mark.parametrize("path", ["missing.tflite", "."], ids=["missing", "folder"])
-@asked
-def test_what_is_no_file_is_rejected(tmp_path, path):
-    with pytest.raises(ProgramError):
-        PARTITIONER.partition(tmp_path / path)
-
-
-@asked
-def test_a_pipe_is_rejected_without_waiting(tmp_path):
-    os.mkfifo(tmp_path / "pipe.tflite")
-    with pytest.raises(ProgramError, match="a pipe"):
-        PARTITIONER.partition(tmp_path / "pipe.tflite")
 
 
 @asked
@@ -261,28 +229,8 @@ def test_a_partition_that_declines_is_a_failed_check_with_the_names():
     assert not partition_check("step", empty).passed
 
 
-def test_every_board_asks_for_its_own_soc():
-    assert {chip.name: get_target(chip.name).partitioner.title for chip in CHIPS} == {
-        chip.name: f"MediaTek's LiteRT partitioner for {chip.litert_soc or chip.soc}"
-        for chip in CHIPS
-    }
-
-
 def test_the_stub_defines_a_version_and_no_other_function():
     lines = module.STUB.read_text("utf-8").splitlines()
     assert [line for line in lines if line.startswith("int ")] == [
         "int Neuron_getVersion(NeuronRuntimeVersion *version) {"
     ]
-
-
-@asked
-def test_the_built_stub_exports_its_version_alone(tmp_path):
-    module._build_stub(tmp_path)
-    nm = subprocess.run(
-        ["nm", "-D", "--defined-only", tmp_path / "libneuron_adapter.so"],
-        capture_output=True,
-        text=True,
-    )
-    if nm.returncode:
-        pytest.skip("nm of binutils cannot read the library")
-    assert [line.split()[-1] for line in nm.stdout.splitlines()] == ["Neuron_getVersion"]

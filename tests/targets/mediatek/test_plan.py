@@ -7,13 +7,11 @@ from hypothesis import strategies as st
 from whisperport.targets.mediatek.chips import GENIO720
 from whisperport.targets.mediatek.plan import (
     ExecutionPlan,
-    Problem,
-    Tensor,
     notes_of,
     read_io,
     read_plan,
 )
-from whisperport.targets.mediatek.stages import PATTERNS, _error, architectures
+from whisperport.targets.mediatek.stages import _error, architectures
 
 ENGINE = GENIO720.npu.plan_target
 
@@ -44,7 +42,6 @@ IO = """
 def test_the_engines_of_a_plan_are_counted():
     plan = read_plan(PLAN)
     assert plan.targets == {"MDLA_5_3": 2, "EDMA_3_6": 1}
-    assert plan.elsewhere(ENGINE) == ()
     assert notes_of(plan, ENGINE, "Genio 720") == []
 
 
@@ -55,21 +52,16 @@ def test_an_engine_that_the_board_does_not_have_is_named_with_what_to_do():
     assert "disallow-bridge=on" in note
 
 
-def test_a_plan_for_another_generation_of_the_npu_is_a_note():
-    (note,) = notes_of(read_plan("Target: MDLA_3_0"), ENGINE, "Genio 720")
-    assert "on MDLA_3_0, not on MDLA_5_3" in note
-
-
 def test_a_message_belongs_to_the_operator_before_it():
     text = "OP[0]: ADD\nfine\nOP[17]: GATHER\n  MDLA: unsupported operation\n  VPU: not supported\n"
     assert read_plan(text).problems == (
-        Problem("GATHER", "MDLA: unsupported operation"),
-        Problem("GATHER", "VPU: not supported"),
+        "GATHER: the compiler printed: MDLA: unsupported operation",
+        "GATHER: the compiler printed: VPU: not supported",
     )
 
 
 def test_more_messages_than_fit_are_counted():
-    plan = ExecutionPlan({ENGINE: 1}, tuple(Problem(f"OP{i}", "why") for i in range(10)))
+    plan = ExecutionPlan({ENGINE: 1}, tuple(f"OP{i}: why" for i in range(10)))
     notes = notes_of(plan, ENGINE, "Genio 720")
     assert len(notes) == 4
     assert notes[-1].startswith("7 further messages")
@@ -77,8 +69,8 @@ def test_more_messages_than_fit_are_counted():
 
 def test_inputs_and_outputs_are_read_with_type_and_shape():
     assert read_io(IO) == (
-        [Tensor("float32", (1, 80, 3000)), Tensor("uint8", (1, 1))],
-        [Tensor("int16", (1, 1500, 384))],
+        ["float32[1, 80, 3000]", "uint8[1, 1]"],
+        ["int16[1, 1500, 384]"],
     )
 
 
@@ -95,11 +87,6 @@ def test_inputs_and_outputs_are_read_with_type_and_shape():
 def test_inputs_and_outputs_in_another_form_are_not_guessed(text):
     inputs, _ = read_io(text)
     assert inputs == []
-
-
-def test_a_type_without_a_name_in_numpy_is_not_taken_for_another():
-    inputs, _ = read_io("Type: kTfLiteNew\nShape: {1}\n# of output tensors: 0")
-    assert inputs == [Tensor("", (1,))]
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,7 +107,7 @@ def test_any_text_is_read_without_an_error_and_printed_without_control_character
 def test_text_without_end_is_cut():
     plan = read_plan("OP[1]: ADD unsupported " * 200_000 + "\n" + "unsupported\n" * 200_000)
     assert len(plan.problems) <= 2
-    assert all(len(problem.reason) <= 200 for problem in plan.problems)
+    assert all(len(problem) <= 300 for problem in plan.problems)
 
 
 def test_architectures_are_the_lines_with_a_dash():
@@ -129,7 +116,3 @@ def test_architectures_are_the_lines_with_a_dash():
     )
     assert architectures(text) == ["mdla5.3", "edma3.6", "vpu"]
     assert architectures("ERROR: no list") == []
-
-
-def test_every_pattern_names_its_own_class():
-    assert len({kind for _, kind in PATTERNS}) == len(PATTERNS)

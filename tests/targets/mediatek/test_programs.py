@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.commands.check import check
-from whisperport.errors import BundleError, LoweringError
+from whisperport.errors import LoweringError
 from whisperport.inspection.check import CheckedProgram, check_graph
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.targets import RunOptions, get_target
+from whisperport.targets import get_target
 from whisperport.targets.mediatek.limits import OPERATORS
 from whisperport.trace.program import trace
 from whisperport.trace.variants import program_names
 
-from ...extent import EVERYTHING, core_or_all
+from ...extent import core_or_all
 from ...inspection.tflite_file import INT64, Op, T, tflite_file
 
 BOARD = "genio720"
@@ -112,30 +112,6 @@ def test_a_bundle_on_the_npu_is_verified_by_emulation_and_claims_no_more(bundle:
         kinds = {one.kind for one in bundle.manifest.evidence(entry.spec.name)}
         assert "emulated" in kinds
         assert not kinds & {"run", "compiled", "simulated"}
-
-
-def test_a_bundle_that_is_not_compiled_says_how_to_go_on(bundle: Bundle) -> None:
-    entries = on_the_npu(bundle)
-
-    with pytest.raises(BundleError, match="is not compiled for `genio720` yet") as raised:
-        get_target(BOARD).load(bundle.folder, entries, RunOptions(threads=1))
-
-    assert "whisperport compile" in raised.value.hint
-    assert "genio720.emulate=on" in raised.value.hint
-
-
-@pytest.mark.skipif(not EVERYTHING, reason="one more export")
-@pytest.mark.parametrize("board", ["genio720", "genio1200"])
-def test_the_linears_alone_on_the_npu_beside_another_runtime_are_verified(
-    exported: Callable[..., Bundle], board: str
-) -> None:
-    # given: cross_kv has four axes on the NPU, and the decoder on the CPU has three
-    bundle = exported("litert", placement={"cross_kv": board})
-
-    # then
-    assert bundle.manifest.verified
-    assert bundle.manifest.program("cross_kv").target == board
-    assert bundle.manifest.program("step").target == "litert"
 
 
 # What the NPU does not support --------------------------------------------------------------------

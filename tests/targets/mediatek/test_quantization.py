@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from whisperport.bundle import ProgramEntry
-from whisperport.errors import LoweringError
 from whisperport.inspection.check import check_graph
 from whisperport.inspection.read_tflite import read_tflite
 from whisperport.program.placement import Placement
@@ -140,30 +139,3 @@ def test_8_bits_for_an_encoder_is_a_warning_that_names_the_vendors_own_choice(
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "outliers" in warning
     assert "MediaTek's own export of Whisper uses w8a16 by default" in warning
-
-
-def test_a_float_program_needs_no_samples_and_is_emulated_in_float32(program: Program) -> None:
-    target = get_target(BOARD)
-
-    assert target.calibration(program.spec, "fp16") is None
-    assert target.emulated_precision("fp16") == "fp32"
-
-
-def test_a_quantizer_that_fails_leaves_the_file_as_it_was(
-    lowered: tuple[Path, ProgramEntry], tmp_path: Path
-) -> None:
-    # given: samples of another width
-    folder = shutil.copytree(lowered[0], tmp_path / "bundle")
-    entry = replace(lowered[1], placement=Placement(BOARD, "w8a16"))
-    before = (folder / entry.files[0]).read_bytes()
-    np.save(tmp_path / "bad.npy", np.zeros((2, 1, WIDTH + 1), np.float32))
-
-    # when
-    with pytest.raises(LoweringError, match="ai-edge-quantizer could not quantize") as raised:
-        get_target(BOARD).quantize(entry, folder, {"input": tmp_path / "bad.npy"}, silent)
-
-    # then
-    assert raised.value.why
-    assert "--precision" in raised.value.hint
-    assert (folder / entry.files[0]).read_bytes() == before
-    assert [path.name for path in (folder / BOARD).iterdir()] == ["encoder.tflite"]

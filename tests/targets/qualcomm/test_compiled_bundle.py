@@ -112,14 +112,6 @@ def test_the_mask_is_bounded_in_both_precisions(export_once):
         assert placement.mask == (-64 if has_mask else -30000)
 
 
-def test_a_program_that_is_not_compiled_is_emulated_from_a_file_of_its_own_only(exported_bundle):
-    (entry, *_) = Bundle.open(exported_bundle).manifest.programs
-    entry = replace(entry, files=(f"{CHIP}/encoder.qnn",))
-
-    with pytest.raises(BundleError, match="cannot emulate `encoder`"):
-        get_target(CHIP).load(exported_bundle, [entry], EMULATED)
-
-
 # The compiler and the simulator ----------------------------------------------------------------------
 
 

@@ -7,9 +7,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from whisperport.errors import LoweringError
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.chips import CHIPS, Chip
@@ -103,22 +100,3 @@ def test_v69_rejects_w8a16_for_programs_of_few_rows(program):
 @pytest.mark.parametrize("program", ["encoder", "cross_kv", "prefill_64", "align", "prefill_x"])
 def test_v69_accepts_w8a16_for_programs_of_many_rows(program):
     assert get_target("sm8450").unsupported(program, "w8a16") is None
-
-
-def test_v69_in_w8a16_is_rejected_before_the_checkpoint_is_read(tmp_path):
-    options = ExportOptions(precision="w8a16")
-
-    with pytest.raises(LoweringError, match=r"`sm8450` does not support `prefill_4`") as rejected:
-        export(tmp_path / "no-checkpoint", "sm8450", tmp_path / "out", options)
-
-    assert "below 4 dB" in rejected.value.why
-
-
-def test_v69_takes_a_mixture_of_precisions():
-    programs = ("encoder", "prefill_4", "prefill_64", "step")
-    mixed = {"prefill_4": "fp16", "step": "fp16"}
-
-    placed = place(PlacementRequest(target="sm8450", precision="w8a16", precisions=mixed), programs)
-
-    precisions = {name: one.precision for name, one in placed.placements.items()}
-    assert precisions == {"encoder": "w8a16", "prefill_64": "w8a16", **mixed}

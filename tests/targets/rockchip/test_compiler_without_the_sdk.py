@@ -3,22 +3,19 @@
 import os
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.compilation.compile import CompileOptions, compile
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
-from whisperport.targets import RunOptions, get_target
+from whisperport.errors import UsageError
+from whisperport.targets import get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.options import parse_options
 from whisperport.targets.rockchip import stages
 from whisperport.targets.rockchip.options import MISCOMPILING_RULE
-from whisperport.toolchain import Failure, kit
+from whisperport.toolchain import kit
 
 from ...micro import DIMS
 from .rknn_bytes import SPEC, rknn_bytes
@@ -71,43 +68,12 @@ def test_only_a_quantized_program_is_calibrated(precision, dtype):
     assert "step.rknn" in stage.writes
 
 
-def test_the_calibration_set_has_as_many_samples_as_asked_for():
-    compiler = COMPILER.in_precision("w8a8")
-    options = parse_options(compiler.options, {"samples": "7"}, "rk3588")
-
-    need = compiler.calibration(SPEC, DIMS, options)
-
-    assert (need.samples, need.names) == (7, ("x", "mask"))
-
-
 def test_without_simulation_the_stage_reads_and_writes_nothing_of_it():
     planned = plan(emulate="0")
 
     assert planned.stages[0].reads == ("step.onnx",)
     assert planned.settings["simulated_outputs"] == []
     assert COMPILER.emulation(SPEC, OPTIONS).kind == "simulated"
-
-
-@pytest.mark.parametrize(
-    ("failure", "happened"),
-    [
-        ("RejectedError", "rejected the program"),
-        ("SimulationError", "could not run the compiled program in its simulator"),
-        ("MemoryError", "ran out of memory"),
-        ("NotWrittenError", "reported success and wrote no file"),
-        ("KeyError", "failed"),
-    ],
-)
-def test_a_failure_is_explained(failure, happened):
-    failed = Failure(
-        kind="failed", message="", program="step", stage="compile", classes=(failure, "Exception")
-    )
-
-    explained, hint = COMPILER.explain(failed)
-
-    assert explained == happened
-    assert hint
-    assert "{" not in hint
 
 
 # The stage, with a fake of the SDK ---------------------------------------------------------------------
@@ -241,54 +207,4 @@ def test_errors_that_the_compiler_prints_and_ignores_become_a_note(sdk, tmp_path
     assert "'RKNN: Unkown op target: 0'" in note
 
 
-@pytest.mark.parametrize("built", ["", "[]", '{"errors": 5}', '{"errors": []}'])
-def test_a_damaged_report_of_the_stage_gives_no_note(tmp_path, built):
-    (tmp_path / "built.json").write_text(built)
-    (tmp_path / "step.rknn").write_bytes(rknn_bytes())
-
-    assert COMPILER.check(tmp_path / "step.rknn", SPEC)["notes"] == []
-
-
 # A bundle without the SDK ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def exported(micro_bundle_on: Callable[[str, str], Path]) -> Path:
-    """The micro model with its encoder on the NPU."""
-    return micro_bundle_on("rk3588", "encoder")
-
-
-def test_without_the_sdk_a_work_folder_is_prepared_and_the_error_says_what_to_do(
-    exported, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_ROCKCHIP", raising=False)
-    work = tmp_path / "work"
-
-    with pytest.raises(MissingPackageError, match="not compiled yet") as missing:
-        compile(exported, CompileOptions(work=work, threads=1))
-
-    assert "WHISPERPORT_TOOLCHAIN_ROCKCHIP" in missing.value.hint
-    assert "pip install rknn-toolkit2" in missing.value.hint
-    assert "licence" in missing.value.hint
-    assert {path.name for path in (work / "rk3588" / "encoder").iterdir()} >= {"encoder.onnx"}
-    assert (work / "rk3588" / "compile.py").is_file()
-
-
-def test_an_interpreter_without_the_sdk_is_named_before_anything_is_computed(exported, tmp_path):
-    options = CompileOptions(toolchains={"rockchip": sys.executable}, work=tmp_path / "work")
-
-    with pytest.raises(LoweringError, match="cannot be used") as missing:
-        compile(exported, options)
-
-    assert "rknn" in missing.value.why
-
-
-def test_a_bundle_that_is_not_compiled_says_so(exported):
-    manifest = Bundle.open(exported).manifest
-    entry = manifest.program("encoder")
-
-    with pytest.raises(BundleError, match="is not compiled for `rk3588` yet") as missing:
-        get_target("rk3588").load(exported, [entry], RunOptions())
-
-    assert "whisperport compile BUNDLE" in missing.value.hint
-    assert manifest.status("encoder") == "checked against vendor documentation"

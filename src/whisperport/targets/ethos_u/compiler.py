@@ -4,9 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast, final
 
-from whisperport.errors import LoweringError, UsageError
+from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import (
+    expect_signature,
+    not_compiled,
+    other_chip,
+    read_bytes,
+)
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -19,16 +25,22 @@ from whisperport.targets.ethos_u import stages
 from whisperport.targets.ethos_u.chips import DRIVER_FLAGS, Npu
 from whisperport.targets.ethos_u.estimate import read_estimate, summary, to_estimate
 from whisperport.targets.ethos_u.options import CompileOptions
-from whisperport.targets.ethos_u.pte import check_pte
+from whisperport.targets.stage_report import printable, printable_texts, read_report
 from whisperport.toolchain import Stage
 
 T = TypeVar("T")
 LOWERED, COMPILED = ".pt2", ".pte"
-QUANTIZED, GRAPH, TENSORS, ESTIMATE = "quantized.pt2", "graph.tosa", "tensors.json", "estimate.csv"
+QUANTIZED, BUILT, GRAPH, TENSORS, ESTIMATE = (
+    "quantized.pt2",
+    "built.json",
+    "graph.tosa",
+    "tensors.json",
+    "estimate.csv",
+)
 # The versions that were tried. A file of torch.export has the version of torch that wrote it.
 VERSIONS = {"executorch": [1, 5], "ethos-u-vela": [5, 1], "tosa-tools": [2026, 5], "torch": [2, 13]}
 SAMPLES = 32  # of calibration
-CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor")  # of inputs and outputs, on the CPU
+MAGIC, MAGIC_PLACE = b"ET", 4  # of a .pte; source: executorch/schema/extended_header.h
 
 # Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
 _FAILURES: Mapping[str, Explanation] = {
@@ -44,12 +56,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "failed",
         "another `--option {target}.memory-mode` may have room for the program",
     ),
-}
-_FAILED_STAGES: Mapping[str, Explanation] = {
-    "emulate": (
-        "could not run the quantized program in the TOSA reference model",
-        "`--option {target}.emulate=0` compiles without emulation",
-    )
 }
 
 
@@ -69,7 +75,6 @@ class EthosUCompiler(Compiler):
     runs: ClassVar[Literal["emulated"]] = "emulated"  # there is no simulator of the compiled file
     decides: ClassVar[bool] = True
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
-    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, npu: Npu, precision: str = "") -> None:
         self._npu, self._precision = npu, precision or npu.precisions[0]
@@ -103,7 +108,7 @@ class EthosUCompiler(Compiler):
         }
         planned = [
             Stage("quantize", (*request.files, *request.arrays), (QUANTIZED,)),
-            Stage("compile", (QUANTIZED,), (artifact, GRAPH, TENSORS, ESTIMATE)),
+            Stage("compile", (QUANTIZED,), (artifact, BUILT, GRAPH, TENSORS, ESTIMATE)),
         ]
         inputs, outputs = self.emulated(request)
         if outputs:
@@ -145,22 +150,30 @@ class EthosUCompiler(Compiler):
         return value
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
-        found = check_pte(artifact, spec, self._npu.name)
-        elsewhere = [one for one in found.undelegated if not _is_conversion(one)]
-        if found.subgraphs != 1 or elsewhere:
-            raise LoweringError(
-                f"`{spec.name}` is not one subgraph for the NPU of `{self._npu.name}`",
-                why=f"{artifact.name} has {found.subgraphs} subgraphs, and {len(elsewhere)} operators on "
-                f"the CPU{': ' if elsewhere else ''}{', '.join(sorted(set(elsewhere))[:5])}",
-                hint=f"place it on the CPU: export with `--placement {spec.name}=onnxruntime`",
+        """Compare what the stage compile wrote about the file with the program; see `described` there.
+
+        The stage rejects a program that is not one subgraph for the NPU.
+        """
+        if read_bytes(artifact, len(MAGIC) + MAGIC_PLACE)[MAGIC_PLACE:] != MAGIC:
+            raise not_compiled(artifact, "it is not an ExecuTorch program")
+        built = read_report(artifact.with_name(BUILT))
+        accelerator = printable(built.get("accelerator", ""))
+        if accelerator.rpartition("-")[0] != self._npu.name:
+            raise other_chip(
+                artifact, self.target, f"it was compiled for {accelerator or 'no NPU'}"
             )
+        inputs, outputs = (printable_texts(built.get(side)) for side in ("inputs", "outputs"))
+        expect_signature(
+            artifact, spec, inputs, outputs, lambda one: f"{list(one.shape)} {one.dtype}"
+        )
+        undelegated = printable_texts(built.get("undelegated"))
         estimate = read_estimate(artifact.with_name(ESTIMATE))
         return {
             "compiler": "executorch 1.5, ethos-u-vela 5.1",
-            "compiled_for": found.accelerator,
-            "subgraphs": found.subgraphs,
-            "undelegated": list(found.undelegated),
-            "plan": {"NPU subgraphs": found.subgraphs, "CPU conversions": len(found.undelegated)},
+            "compiled_for": accelerator,
+            "subgraphs": 1,
+            "undelegated": undelegated,
+            "plan": {"NPU subgraphs": 1, "CPU conversions": len(undelegated)},
             "estimate": estimate,
             "notes": [summary(estimate)] if estimate else [],
         }
@@ -168,15 +181,5 @@ class EthosUCompiler(Compiler):
     def estimate(self, facts: Mapping[str, Any]) -> Estimate | None:
         try:
             return to_estimate(facts["estimate"])
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            OverflowError,
-        ):  # none, or someone else wrote the manifest
+        except (LookupError, TypeError, ValueError, OverflowError):  # none, or a foreign manifest
             return None
-
-
-def _is_conversion(operator: str) -> bool:
-    """Return whether an operator converts an input or output between float32 and the NPU's integers."""
-    return any(name in operator for name in CONVERSIONS)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.options import Option, check_ranges, clips_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,7 @@ class CompileOptions:
     ] = 1
     emulate: Annotated[
         int,
-        Option(
-            "Number of the reference's audio clips that every program is verified on in the TOSA "
-            "reference model; 0 verifies none",
-            low=0,
-            high=1000,
-        ),
+        clips_option("the TOSA reference model"),
     ] = 2
 
     def __post_init__(self) -> None:

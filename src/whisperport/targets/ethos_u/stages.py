@@ -4,7 +4,7 @@ This script needs torch, executorch with its Arm backend, ethos-u-vela and tosa-
 whisperport: a copy of it is the `stages.py` of a work folder.
 
     step.pt2, calibration set ─quantize─► quantized.pt2
-    quantized.pt2 ─compile─► step.pte, graph.tosa, tensors.json, estimate.csv
+    quantized.pt2 ─compile─► step.pte, built.json, graph.tosa, tensors.json, estimate.csv
     graph.tosa, tensors.json, inputs ─emulate─► outputs
 
 `emulate` runs graph.tosa, the quantized graph that Vela compiles, in the TOSA reference model. It does not
@@ -24,6 +24,8 @@ from typing import Any
 
 PACKAGES = ("executorch", "ethos-u-vela", "tosa-tools", "torch")
 DTYPES = {"torch.int8": "int8", "torch.int16": "int16", "torch.int32": "int32"}
+# executorch's name of a type -> numpy's.
+SCALAR_TYPES = {"FLOAT": "float32", "HALF": "float16", "INT": "int32"}
 
 
 class UnsupportedOperatorError(Exception):
@@ -177,14 +179,46 @@ def _compile(job: Any, kit: Any) -> None:
             )
     except SystemExit as error:
         raise CompilerExitError(f"Vela ended with exit status {error.code}") from error
-    described = _tensors(edge.exported_program(job.name), own, made / "out.tosa")
-    content = edge.to_executorch().buffer
-    kit.write_json(folder / "tensors.json", described)
+    tensors = _tensors(edge.exported_program(job.name), own, made / "out.tosa")
+    finished = edge.to_executorch()
+    kit.write_json(
+        folder / "built.json",
+        {"accelerator": own["accelerator"], **described(finished.executorch_program)},
+    )
+    kit.write_json(folder / "tensors.json", tensors)
     os.replace(str(made / "out.tosa"), str(folder / "graph.tosa"))
     (summary,) = (made / "output").glob("out_summary_*.csv")
     os.replace(str(summary), str(folder / "estimate.csv"))
     with kit.written(folder / own["artifact"]) as partial:
-        partial.write_bytes(content)
+        partial.write_bytes(finished.buffer)
+
+
+def described(program: Any) -> dict[str, Any]:
+    """Return what a compiled program consists of: its signature, and what runs where.
+
+    Args:
+        program: executorch's description of a program with one method.
+    """
+    (plan,) = program.execution_plan
+    calls = [one.instr_args for chain in plan.chains for one in chain.instructions]
+    kernels = [
+        plan.operators[call.op_index] for call in calls if type(call).__name__ == "KernelCall"
+    ]
+    inputs, outputs = (
+        [_shown(plan.values[index].val) for index in side] for side in (plan.inputs, plan.outputs)
+    )
+    return {
+        "subgraphs": sum(type(call).__name__ == "DelegateCall" for call in calls),
+        "undelegated": [f"{kernel.name}.{kernel.overload}".rstrip(".") for kernel in kernels],
+        "inputs": inputs,
+        "outputs": outputs,
+    }
+
+
+def _shown(tensor: Any) -> str:
+    """Return shape and type, such as "[1, 80] float32"."""
+    kind = tensor.scalar_type.name
+    return f"{list(tensor.sizes)} {SCALAR_TYPES.get(kind, kind)}"
 
 
 def _tensors(exported: Any, own: Mapping[str, Any], graph: Path) -> dict[str, Any]:

@@ -1,29 +1,28 @@
 """The targets: write programs for the compiler, and emulate them on the CPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import UsageError, needs
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.system.progress import Progress
-from whisperport.targets.base import RunMode, RunOptions, Target
+from whisperport.targets.base import RunMode, RunOptions
+from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.ethos_u import options as own_options
 from whisperport.targets.ethos_u.chips import NPUS, Npu, spec_of
 from whisperport.targets.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
-from whisperport.targets.ethos_u.reference_model import load_graphs
-from whisperport.targets.ethos_u.runtime import TorchRunner, use_threads
-from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
+from whisperport.targets.ethos_u.runtime import TorchRunner, load_graphs, use_threads
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
 
 
 @final
-class EthosU(Target):
+class EthosU(CompiledTarget):
     """The target for one NPU. Lowered programs can be emulated on the CPU before compilation."""
 
     compiler: EthosUCompiler
@@ -34,20 +33,17 @@ class EthosU(Target):
         self.compiler = EthosUCompiler(npu)
 
     def run_mode(self, options: RunOptions) -> RunMode:
-        if cast(own_options.RunOptions, options.of(self)).emulate == "quantized":
-            return "quantized"
-        return super().run_mode(options)
+        return "quantized" if self._runs_quantized(options) else super().run_mode(options)
 
-    def emulated_precision(self, precision: str) -> str:
-        """Return the precision of the lowered file: `compile` quantizes, not `export`."""
-        return "fp32"
+    def _runs_quantized(self, options: RunOptions) -> bool:
+        return cast(own_options.RunOptions, options.of(self)).emulate == "quantized"
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
         """Write each program in float32 to a file of torch.export with its weights."""
         _import_torch(self.spec.name)  # before anything is written
-        return lower_separately(self, programs, folder, progress)
+        return super().lower(programs, folder, progress)
 
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
@@ -76,28 +72,20 @@ class EthosU(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        """Load lowered programs, or the compiler's quantized graphs, for emulation.
-
-        Raises:
-            UsageError: the options do not choose emulation: compiled files run on a device only.
-            BundleError: a file is missing or damaged, or a program is not compiled.
-            MissingPackageError: torch, or the compiler's environment, is not installed.
-        """
-        chosen = cast(own_options.RunOptions, options.of(self))
-        if chosen.emulate == "quantized":
+        if self._runs_quantized(options):
             return load_graphs(self.compiler, folder, entries)
-        if chosen.emulate == "on":
-            _import_torch(self.spec.name)
-            use_threads(options.threads)
-            return {
-                entry.spec.name: TorchRunner(
-                    entry.spec,
-                    regular_file(folder, lowered_file(self.spec, entry, LOWERED)),
-                    self.spec.name,
-                )
-                for entry in entries
-            }
-        compiled_files(self.spec, folder, entries, COMPILED)  # raises if there are none
+        return super().load(folder, entries, options)
+
+    def load_lowered(
+        self, folder: Path, entry: ProgramEntry, file: str, threads: int | None
+    ) -> Runner:
+        _import_torch(self.spec.name)
+        use_threads(threads)
+        return TorchRunner(entry.spec, regular_file(folder, file))
+
+    def load_compiled(
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
+    ) -> dict[str, Runner]:
         raise UsageError(
             f"the compiled programs of `{self.spec.name}` do not run on this machine",
             why="they run on a chip with the NPU, in an ExecuTorch runner that contains its delegate; "
@@ -110,14 +98,8 @@ class EthosU(Target):
 
 
 def _import_torch(target: str) -> None:
-    try:
+    with needs(f"cannot use `{target}`: torch is not installed", extra="export"):
         import torch.export  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot use `{target}`: torch is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
 
 
 TARGETS = tuple(map(EthosU, NPUS))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whisperport.program.spec import Limit, Package, TargetSpec
+from whisperport.targets.onnx.target import onnx_spec
 
 TOOLKIT = "hailocs/hailo-whisper@ebe7a85"  # published by Hailo
 NOTEBOOK = "ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab"  # by a user, with logs
@@ -93,13 +94,12 @@ class Chip:
 
 
 def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec:
-    return TargetSpec(
+    return onnx_spec(
         name=name,
         summary=summary,
         operators=OPERATORS,
         operators_observed=True,
         max_rank=4,
-        formats=frozenset({"torch", "onnx"}),
         limits=LIMITS,
         suggested_rewrites={
             "embedding": "lookup-on-host",
@@ -117,23 +117,16 @@ def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec
             "split-vocab-projection",
         ),
         host_rewrites=("lookup-on-host", "join-on-host"),
-        rejects_programs=True,
-        lowered_suffix=".onnx",
         programs=frozenset({"encoder", "uncached_decoder"}),
-        fallback="onnxruntime",
         precisions=("w8a8",),  # with element-wise additions in 16 bits
         # Source: TOOLKIT export/export_whisper_model.py and the patch beside it, which also gives
         # attention its batch axis, as NOTEBOOK does. No MatMul of rank 3 is known to compile.
         variants={"encoder": "nchw"},
         windows_s=windows_s,
-        emulation={"emulate": "on"},
         runtime="hailort",
-        emulation_runtime="onnxruntime",
-        extra="export",
         run_extra="hailo",
         packages={
             "hailo": (
-                Package("xxhash", "xxhash"),
                 Package(
                     "hailo_platform",
                     "hailort",

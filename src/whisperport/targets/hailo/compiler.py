@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast, final
+from typing import Any, ClassVar, Literal, cast, final
 
 from whisperport.errors import BundleError
 from whisperport.program.dims import Dims
@@ -14,8 +14,8 @@ from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
     CompileRequest,
-    EmulationNeed,
     Explanation,
+    Layout,
 )
 from whisperport.targets.hailo import stages
 from whisperport.targets.hailo.chips import Chip
@@ -54,13 +54,6 @@ _FAILURES: Mapping[str, Explanation] = {
     ),
 }
 
-_FAILED_STAGES: Mapping[str, Explanation] = {
-    "emulate": (
-        "could not run the quantized program in its emulator",
-        "`--option {target}.emulate=0` compiles without emulation",
-    )
-}
-
 # A line at the end of the optimization: "[info] 	whisper_tiny_encoder/output_layer1 SNR:	9.179 dB".
 # Source: the log in the notebook of ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab.
 _SNR = re.compile(r"(\S+) SNR:\s*(-?[0-9]+(?:\.[0-9]+)?) dB")
@@ -76,17 +69,14 @@ class HailoCompiler(Compiler):
     script: ClassVar[Path] = Path(stages.__file__)
     options: ClassVar[type[Any]] = ScriptOptions
     suffix: ClassVar[str] = ".hef"
+    runs: ClassVar[Literal["emulated"]] = "emulated"
+    layout: ClassVar[Layout] = staticmethod(as_stream)
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
-    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, chip: Chip) -> None:
         self._chip, self.target = chip, chip.name
+        self.required = {"sdk": "", "oldest": list(chip.compiler), "same_major": True}
         self.title = f"Hailo's Dataflow Compiler {chip.compiler[0]}.x"
-
-    def settings(self) -> Mapping[str, Any]:
-        oldest = list(self._chip.compiler)
-        required = {"chip": self._chip.name, "sdk": "", "oldest": oldest, "same_major": True}
-        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
         chosen = cast(ScriptOptions, options)
@@ -97,17 +87,6 @@ class HailoCompiler(Compiler):
             fewer_hint=f"`--option {self._chip.name}.finetune=off` needs fewer samples"
             if chosen.finetune
             else "",
-        )
-
-    def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
-        clips = cast(ScriptOptions, options).emulate
-        if not clips:
-            return None
-        return EmulationNeed(
-            inputs=tuple(f"emulated_{layer}" for layer in _layers(spec)),
-            outputs=tuple(f"emulated_output{i}" for i in range(1, len(spec.outputs) + 1)),
-            layout=as_stream,
-            clips=clips,
         )
 
     def plan(self, request: CompileRequest) -> CompilePlan:
@@ -127,12 +106,12 @@ class HailoCompiler(Compiler):
             Stage("compile", ("optimized.har",), (f"{name}.hef",)),
         ]
         settings: dict[str, Any] = {"calibration": _by_layer(request, request.arrays)}
-        need = self.emulation(request.spec, chosen)
-        if need is not None and request.emulation:
-            outputs = tuple(f"{output}.npy" for output in need.outputs)
-            stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), outputs))
+        _, outputs = self.emulated(request)
+        if outputs:
+            made = tuple(outputs.values())
+            stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), made))
             settings["emulation"] = _by_layer(request, request.emulation)
-            settings["emulated"] = outputs
+            settings["emulated"] = made
         return CompilePlan(
             stages=tuple(stages),
             artifact=f"{name}.hef",
@@ -176,22 +155,21 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
     """
     hef = read_hef(path)
     check_chip(hef, chip, path)
-    (network, *others) = hef.networks or (None,)
-    if network is None or others:
+    if len(hef.networks) != 1:
         raise BundleError(
             f"{path.name} contains {len(hef.networks)} networks; expected one",
             hint="give a HEF that was compiled from one program",
         )
+    (network,) = hef.networks
     kept = result_outputs([stream.name for stream in network.outputs], len(spec.outputs))
     results = [stream for stream in network.outputs if stream.name in kept]
-    for kind, streams, tensors in (
-        ("inputs", network.inputs, spec.inputs),
-        ("outputs", results, spec.outputs),
-    ):
-        # Files of older compilers describe streams in another way, which is not read; then there are none.
+    # Files of older compilers describe streams in another way, which is not read; then there are none.
+    sides = [("inputs", network.inputs, spec.inputs)] if network.inputs else []
+    sides += [("outputs", tuple(results), spec.outputs)] if network.outputs else []
+    for kind, streams, tensors in sides:
         found = [stream.shape for stream in streams]
         expected = [stream_shape(tensor.shape) for tensor in tensors]
-        if streams and not all_match(found, tensors):
+        if not all_match(found, tensors):
             raise BundleError(
                 f"{path.name} does not compute `{spec.name}`",
                 why=f"its {kind} are {found}; expected {expected} (height, width, channels), where axes of "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
-from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.options import Option, check_ranges, clips_option
 
 SixteenBit = Literal["adds", "published-layers", "nothing"]
 LEARNING_RATE = "0.00001"  # written as in the vendor's scripts
@@ -65,12 +65,7 @@ class ScriptOptions:
     ] = "adds"
     emulate: Annotated[
         int,
-        Option(
-            "Number of the reference's audio clips that every program is verified on in Hailo's "
-            "emulator on the CPU; 0 verifies none",
-            low=0,
-            high=1000,
-        ),
+        clips_option("Hailo's emulator on the CPU"),
     ] = 6  # all clips of a default reference
     compiler_optimization_level: Annotated[
         Literal[0, 1, 2, "max"] | None,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.options import EmulationOptions, Option, check_ranges
 
 # The opsets of published programs that compiled: hailocs/hailo-whisper@ebe7a85 export/ writes decoders in
 # opset 13; ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab writes encoders in opset 17, in which a
@@ -42,16 +42,9 @@ class LowerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(EmulationOptions):
     """Options for running."""
 
-    emulate: Annotated[
-        Literal["off", "on"],
-        Option(
-            "on runs the lowered ONNX files in emulation on the CPU, in float32; off runs the compiled "
-            "files on the chip"
-        ),
-    ] = "off"
     service: Annotated[
         bool, Option("Share the chip with other processes through HailoRT's multi-process service")
     ] = False

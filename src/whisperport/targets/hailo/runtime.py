@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -21,7 +21,7 @@ import numpy as np
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.process import OwnProcess
+from whisperport.system.process import release_with
 from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.layout import Shape, as_stream, matches, result_outputs, stream_shape
 
@@ -41,21 +41,7 @@ _open: "weakref.WeakValueDictionary[tuple[int, bool], _Device]" = weakref.WeakVa
 def load_hefs(
     chip: Chip, specs: Sequence[ProgramSpec], hefs: Mapping[str, Path], *, service: bool = False
 ) -> dict[str, Runner]:
-    """Load programs on one chip, which is released when no runner is left.
-
-    Args:
-        specs: signatures of the programs.
-        hefs: name of the program -> its HEF.
-        service: share the chip between processes through HailoRT's service, which must be running.
-
-    Returns:
-        Name of the program -> its runner.
-
-    Raises:
-        MissingPackageError: HailoRT's Python package is not installed, or does not support this Python.
-        LoweringError: no chip was found, or another process uses it.
-        BundleError: a HEF is for another chip, cannot be read, or has other shapes than its program.
-    """
+    """Load programs as `CompiledTarget.load_compiled` on one chip, released when no runner is left."""
     platform = _platform(chip)
     device = _device(platform, service)
     return {spec.name: HailoRunner(chip, spec, hefs[spec.name], device) for spec in specs}
@@ -86,7 +72,7 @@ class HailoRunner(Runner):
             )
             self._close = ExitStack()
             self._configured = self._close.enter_context(model.configure())
-        weakref.finalize(self, _close_in_owner, OwnProcess(), self._close.close)
+        release_with(self, self._close.close)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         made = {name: np.empty(shape, np.float32) for name, shape in self._output_shapes.items()}
@@ -105,20 +91,14 @@ class _Device:
     """The chip. A process opens it once and releases it when no runner is left."""
 
     def __init__(self, platform: Any, service: bool) -> None:
-        self.platform, process = platform, OwnProcess()
+        self.platform = platform
         params = platform.VDevice.create_params()
         params.scheduling_algorithm = platform.HailoSchedulingAlgorithm.ROUND_ROBIN
         params.group_id = GROUP
         if service:
             params.multi_process_service = True
         self.vdevice = platform.VDevice(params)
-        weakref.finalize(self, _close_in_owner, process, self.vdevice.release)
-
-
-def _close_in_owner(process: OwnProcess, close: Callable[[], object]) -> None:
-    """Call `close` in the process that opened the device, and not in its forks."""
-    if process.is_current:
-        close()
+        release_with(self, self.vdevice.release)
 
 
 def _device(platform: Any, service: bool) -> _Device:

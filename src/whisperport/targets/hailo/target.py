@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast, final
 
+from whisperport.bundle import ProgramEntry
 from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
@@ -13,12 +14,18 @@ from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H, Chip
 from whisperport.targets.hailo.compiler import HailoCompiler
 from whisperport.targets.hailo.importer import HailoImporter
 from whisperport.targets.hailo.model_script import model_script
-from whisperport.targets.hailo.size import too_large
 from whisperport.targets.onnx.target import OnnxTarget
 
 DEFAULT_SEQUENCE_LENGTH = (
     32  # of `uncached_decoder`, where none is published for a checkpoint's width
 )
+
+# Numbers of weights of Whisper's encoders, without positions. Hailo's toolkit compiles only these two.
+TINY_WEIGHTS, BASE_WEIGHTS = 7_632_384, 19_822_592
+
+# The encoder of tiny with a 10 s window has 7 to 9 contexts; partitioning took about 21 minutes on a CPU.
+# Source: ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab, the log in its notebook.
+TINY_CONTEXTS, TINY_MINUTES = 8, 21
 
 
 @final
@@ -59,7 +66,20 @@ class Hailo(OnnxTarget):
         return UncachedForm(sequence_length, self.options.positions)
 
     def too_large(self, dims: Dims) -> str:
-        return too_large(dims)
+        """Return why an encoder is too large, with an estimate; "" up to the size of base.
+
+        The estimate is proportional to the number of weights, starting from the log of tiny.
+        """
+        weights = dims.encoder_weights
+        if weights <= BASE_WEIGHTS:
+            return ""
+        times = weights / TINY_WEIGHTS
+        return (
+            f"its encoder has {weights / 1e6:.1f} million weights; the largest that is known to compile "
+            f"has {BASE_WEIGHTS / 1e6:.1f} million. In proportion to a log for tiny, it would need about "
+            f"{TINY_CONTEXTS * times:.0f} contexts and {TINY_MINUTES * times / 60:.1f} hours to partition "
+            "them"
+        )
 
     def opset(self, spec: ProgramSpec) -> int:
         return self.options.decoder_opset if _is_decoder(spec) else self.options.encoder_opset
@@ -69,12 +89,12 @@ class Hailo(OnnxTarget):
         return {".alls": _script(self.chip, spec)}
 
     def load_compiled(
-        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
         from whisperport.targets.hailo.runtime import load_hefs
 
         service = cast(hailo_options.RunOptions, options).service
-        return load_hefs(self.chip, specs, files, service=service)
+        return load_hefs(self.chip, [one.spec for one in entries], files, service=service)
 
 
 def _is_decoder(spec: ProgramSpec) -> bool:

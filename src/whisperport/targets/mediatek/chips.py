@@ -76,26 +76,6 @@ class Chip:
     litert_soc: str
     npu: Npu
 
-    @property
-    def arch(self) -> str:
-        """Value of the compiler's `--arch`."""
-        return self.npu.arch
-
-    @property
-    def l1_kb(self) -> int | None:
-        """Size of the first memory in KiB, for `--l1-size-kb`; None: not known."""
-        return self.npu.l1_kb
-
-    @property
-    def cores(self) -> int:
-        """Number of engines, for `--num-mdla`."""
-        return self.npu.cores
-
-    @property
-    def sdks(self) -> tuple[int, ...]:
-        """Major versions of NeuroPilot that compile for this board, the oldest first."""
-        return self.npu.sdks
-
 
 PER_CHANNEL = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "PRELU", "TRANSPOSE_CONV"}

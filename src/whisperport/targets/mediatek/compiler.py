@@ -3,18 +3,15 @@
 import json
 import mmap
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
-from whisperport.errors import BundleError
-from whisperport.program.dims import Dims
+from whisperport.errors import MissingPackageError
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.regular_file import other_kind
+from whisperport.targets.compiled_file import not_compiled, other_program, read_bytes
 from whisperport.targets.compiler import (
-    CalibrationNeed,
     CompilePlan,
     Compiler,
     CompileRequest,
@@ -24,7 +21,6 @@ from whisperport.targets.mediatek import stages
 from whisperport.targets.mediatek.chips import Chip
 from whisperport.targets.mediatek.flags import CompileOptions, flags_of
 from whisperport.targets.mediatek.plan import notes_of, read_io, read_plan
-from whisperport.targets.mediatek.tflite_io import read_device_io
 from whisperport.targets.stage_report import (
     printable,
     printable_texts,
@@ -55,7 +51,7 @@ _FAILURES: Mapping[str, Explanation] = {
         "turn the option of this flag off with `--option {target}.NAME=off`, or remove it from "
         "`{target}.flags`: `ncc-tflite --help` lists the flags of this version",
     ),
-    "OutOfMemoryError": (
+    "MemoryError": (
         "ran out of memory",
         "use a machine with more memory; or try `--option {target}.opt=1`, and `--option "
         "{target}.relax-fp32=off`, with which the encoder of large-v3-turbo compiled for a user",
@@ -69,10 +65,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "cannot read the configuration of this machine",
         "use the SDK's host/bin/ncc-tflite on a PC; on a board, install the image's Neuron configuration "
         "(commonly /vendor/etc/armnn_app.config)",
-    ),
-    "NotWrittenError": (
-        "reported success and wrote no file",
-        "read the log of the stage compile, and check the free disk space",
     ),
 }
 
@@ -99,18 +91,15 @@ class NccCompiler(Compiler):
 
     def __init__(self, chip: Chip) -> None:
         self._chip, self.target = chip, chip.name
-        versions = " or ".join(str(major) for major in chip.sdks)
+        versions = " or ".join(str(major) for major in chip.npu.sdks)
         self.title = f"ncc-tflite of NeuroPilot {versions}"
 
     def settings(self) -> Mapping[str, Any]:
         return {
             "board": self._chip.name,
-            "arch": self._chip.arch,
-            "sdks": list(self._chip.sdks),
+            "arch": self._chip.npu.arch,
+            "sdks": list(self._chip.npu.sdks),
         }
-
-    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
-        return None  # `export` writes the quantized file
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name = request.spec.name
@@ -133,16 +122,17 @@ class NccCompiler(Compiler):
         MediaTek does not publish the format of .dla files, so that its contents are not checked. Inputs and
         outputs are compared as the compiler describes them, if its description is beside the file.
         """
-        _check_file(artifact)
+        if read_bytes(artifact, 8)[4:] == b"TFL3":
+            raise not_compiled(artifact, "it is a .tflite, the input of the compiler")
         folder = artifact.parent
-        built = _built(folder / BUILT)
+        built = read_report(folder / BUILT)
         plan = read_plan(read_text(folder / PLAN))
         checked = read_plan(read_text(folder / CHECKED))
         plan = replace(plan, problems=tuple(dict.fromkeys((*checked.problems, *plan.problems))))
         facts: dict[str, Any] = {
-            "compiler": _recorded_version(artifact) or built.get("version", ""),
-            "compiled_for": self._chip.arch,
-            "compiler_flags": built.get("flags", []),
+            "compiler": _recorded_version(artifact) or printable(built.get("version", "")),
+            "compiled_for": self._chip.npu.arch,
+            "compiler_flags": printable_texts(built.get("flags")),
             "plan": plan.targets,
             "inputs_and_outputs_compared": _compared(folder, spec, artifact),
         }
@@ -151,31 +141,6 @@ class NccCompiler(Compiler):
             *notes_of(plan, self._chip.npu.plan_target, self._chip.board),
         ]
         return facts
-
-
-def _check_file(path: Path) -> None:
-    """
-    Raises:
-        BundleError: this is no file, is empty, or is a file of another known format.
-    """
-    kind = other_kind(path) or ("" if path.is_file() else "missing")
-    head = b"" if kind else _head(path)
-    why = f"the path is {kind}" if kind else ""
-    if not kind and not head:
-        why = "the file is empty"
-    elif head[4:8] == b"TFL3":
-        why = "the file is a .tflite, the input of the compiler and not its output"
-    if why:
-        raise BundleError(
-            f"{path.name} is not a file that ncc-tflite compiled",
-            why=why,
-            hint="compile the bundle again with `whisperport compile`",
-        )
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)
 
 
 def _recorded_version(path: Path) -> str:
@@ -189,43 +154,30 @@ def _compared(folder: Path, spec: ProgramSpec, artifact: Path) -> bool:
     """Compare the inputs and outputs that the compiler described with those of the .tflite.
 
     Returns:
-        False if the compiler's description is missing or not understood.
+        False if the compiler's description, or the package tflite, is missing, or it is not understood.
 
     Raises:
         BundleError: they differ.
     """
+    from whisperport.inspection.tflite_signatures import read_signatures
+
     inputs, outputs = read_io(read_text(folder / IO))
     model = folder / f"{spec.name}{MODEL}"
     if not inputs or not outputs or not model.is_file():
         return False
-    io = read_device_io(model, spec)
-    for kind, found, expected in (
-        ("inputs", inputs, io.inputs),
-        ("outputs", outputs, io.outputs),
+    try:
+        (stated,) = read_signatures(model).values()
+    except MissingPackageError:
+        return False
+    for side, found, tensors in (
+        ("inputs", inputs, stated.inputs),
+        ("outputs", outputs, stated.outputs),
     ):
-        described = Counter((tensor.dtype, tensor.shape) for tensor in found)
-        wanted = Counter((tensor.dtype, tensor.shape) for tensor in expected)
-        if described != wanted:
-            raise BundleError(
-                f"{artifact.name} does not compute `{spec.name}`",
-                why=f"the compiler describes its {kind} as {_shown(described)}; expected {_shown(wanted)}",
-                hint="compile the bundle again with `whisperport compile`",
-            )
+        expected = sorted(f"{one.dtype}{list(one.shape)}" for one in tensors)
+        if sorted(found) != expected:
+            what = f"the compiler describes its {side} as"
+            raise other_program(artifact, spec, what, sorted(found), expected)
     return True
-
-
-def _shown(tensors: Mapping[tuple[str, tuple[int, ...]], int]) -> str:
-    some = [f"{dtype or 'unknown'}{list(shape)}" for dtype, shape in tensors][:4]
-    return ", ".join(some) + (", …" if len(tensors) > 4 else "")
-
-
-def _built(path: Path) -> Mapping[str, Any]:
-    """Return what the stage compile wrote: the compiler's version, and its flags."""
-    report = read_report(path)
-    return {
-        "version": printable(report.get("version", "")),
-        "flags": printable_texts(report.get("flags")),
-    }
 
 
 def _noted(path: Path) -> list[str]:

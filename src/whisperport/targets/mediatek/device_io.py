@@ -7,8 +7,9 @@ dequantizes them: real value = scale · (integer − zero point). Data is C-cont
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from whisperport.errors import BundleError, NumericalError
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.tflite.lowering import stored
+
+if TYPE_CHECKING:  # boards do not read .tflite files
+    from whisperport.inspection.graph import Value
 
 QUANTIZED = ("int8", "uint8", "int16")
 NARROWER = {  # dtype of a signature -> dtypes that the device may have without a scale
@@ -96,6 +100,24 @@ class DeviceIo:
         return cls(_plain(spec.inputs), _plain(spec.outputs))
 
     @classmethod
+    def of_tflite(cls, path: Path, spec: ProgramSpec) -> "DeviceIo":
+        """Return the inputs and outputs of a .tflite with one signature, with their quantization.
+
+        Raises:
+            ProgramError: the file is damaged.
+            BundleError: it has other inputs or outputs than the program.
+        """
+        from whisperport.inspection.read_tflite import read_tflite
+        from whisperport.inspection.tflite_signatures import read_signatures
+
+        (graph,), (signature,) = read_tflite(path), read_signatures(path).values()
+        pairs = ((signature.inputs, graph.inputs), (signature.outputs, graph.outputs))
+        sides = (
+            tuple(_of_value(one, value) for one, value in zip(*pair, strict=True)) for pair in pairs
+        )
+        return cls.from_json(cls(*sides).to_json(), spec)
+
+    @classmethod
     def from_json(cls, data: Any, spec: ProgramSpec) -> "DeviceIo":
         """Read what `to_json` returned, and check it against the program's signature.
 
@@ -135,6 +157,14 @@ def _plain(tensors: Sequence[TensorSpec]) -> tuple[DeviceTensor, ...]:
         DeviceTensor(name=one.name, shape=one.shape, dtype=one.dtype)
         for one in map(stored, tensors)
     )
+
+
+def _of_value(tensor: TensorSpec, value: "Value") -> DeviceTensor:
+    stated = value.quantization
+    found = DeviceTensor(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype)
+    if stated is None or stated.scales != 1:  # `from_json` rejects integers without one scale
+        return found
+    return replace(found, scale=stated.scale, zero_point=stated.zero_point)
 
 
 def _little_endian(dtype: str) -> np.dtype[Any]:

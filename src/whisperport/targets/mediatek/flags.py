@@ -6,7 +6,6 @@ of superLin006/MTK_model_zoo@942c4fb. The defaults are those of a transformer th
 --opt-footprint --fc-to-conv, with the sizes of the board's NPU.
 """
 
-import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -142,34 +141,14 @@ _OWN = (
     *("--platform", "--platform-config"),
 )
 
-# Flags without an option: those of MediaTek's help of 6.x, then those in scripts for NeuroPilot 8.
-_FURTHER = (
-    *("--opt-size", "--l2-size-kb", "--int8-to-uint8", "--gno", "--avoid-reorder", "--resize"),
-    *("--suppress-input", "--dla-metadata"),
-    *("--gno-exp", "--gno-non-4d-tiling", "--mlo", "--mdla-int16-lut", "--gen-debug-info"),
-)
-
-_KNOWN = (*_SWITCHES, *_VALUES, *_OWN, *_FURTHER)
 _ARCH = re.compile(r"[A-Za-z][\w.]*(,[A-Za-z][\w.]*)*", re.ASCII)
-_NEAR = 0.75  # ratio of `difflib` from which on a name is taken for a misspelled one
-
-_MISNAMED: Mapping[str, str] = {
-    "--opt-aggression": "--opt-aggressive",
-    "--l1": "--l1-size-kb",
-    "--mdla": "--num-mdla",
-}
-_MEANINGS: Mapping[str, str] = {
-    "--opt-aggressive": "which prefers speed to accuracy: MediaTek's help says that it may lose accuracy",
-    "--l1-size-kb": "the size of the NPU's first memory in KiB",
-    "--num-mdla": "the number of NPU cores",
-}
 
 
 def flags_of(options: CompileOptions, chip: Chip) -> Flags:
     """Return the flags that the options become for a board.
 
     Raises:
-        UsageError: a flag in `flags` is misspelled or has an option of its own, or `arch` is no name.
+        UsageError: a flag in `flags` has an option of its own, or `arch` is no name.
     """
     if options.arch is not None and not _ARCH.fullmatch(options.arch):
         raise UsageError(
@@ -178,8 +157,8 @@ def flags_of(options: CompileOptions, chip: Chip) -> Flags:
             "`ncc-tflite --arch=?` lists them",
         )
     extra = _further(options.flags, chip.name)
-    l1_kb, cores = options.l1_size_kb or chip.l1_kb, options.num_mdla or chip.cores
-    flags = [f"--arch={options.arch or chip.arch}", f"-O{options.opt}"]
+    l1_kb, cores = options.l1_size_kb or chip.npu.l1_kb, options.num_mdla or chip.npu.cores
+    flags = [f"--arch={options.arch or chip.npu.arch}", f"-O{options.opt}"]
     flags += [f"--l1-size-kb={l1_kb}"] if l1_kb else []
     flags += [f"--num-mdla={cores}"] if chip.npu.engine == "mdla" else []
     accuracy = not options.opt_aggressive if options.opt_accuracy is None else options.opt_accuracy
@@ -219,10 +198,11 @@ def _notes(options: CompileOptions, extra: Sequence[str], chip: Chip) -> Sequenc
 def _further(text: str, target: str) -> tuple[str, ...]:
     """Split and check further flags.
 
-    A flag that is not known and not similar to a known one is passed on: newer SDKs have more flags.
+    A flag that is not known is passed on: newer SDKs have more flags, and the compiler names one that it
+    does not have.
 
     Raises:
-        UsageError: a flag is misspelled, has an option of its own, or is whisperport's own.
+        UsageError: a flag has an option of its own, or is whisperport's own.
     """
     try:
         words = shlex.split(text)
@@ -255,17 +235,4 @@ def _check_flag(flag: str, target: str) -> None:
             f"{shown} is not for the user",
             why="whisperport gives this flag itself, or the compiler would do something else with it",
             hint="remove it",
-        )
-    if flag in _FURTHER:
-        return
-    near = difflib.get_close_matches(flag, _KNOWN, n=1, cutoff=_NEAR)
-    meant = _MISNAMED.get(flag) or (near[0] if near else "")
-    if meant:
-        field = {**_SWITCHES, **_VALUES}.get(meant, "").replace("_", "-")
-        option = f"; use `--option {target}.{field}=…`" if field else ""
-        meaning = f", {_MEANINGS[meant]}" if meant in _MEANINGS else ""
-        raise UsageError(
-            f"{shown} does not exist",
-            why="ncc-tflite has no flag of this name",
-            hint=f"the flag with a similar name is {meant}{meaning}{option}",
         )

@@ -12,17 +12,18 @@ tests use a small library of their own with the same functions.
 """
 
 import ctypes
-import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.runner import Array, Part
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.process import OwnProcess
+from whisperport.system.process import release_with
+from whisperport.targets.buffers import BufferedRunner
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 
 NAMES = (
@@ -140,7 +141,7 @@ class NeuronLibrary:
 
 
 @final
-class LibraryRunner(Runner):
+class LibraryRunner(BufferedRunner):
     """One compiled program that stays loaded. Only the process that loaded it may use it."""
 
     def __init__(self, library: NeuronLibrary, spec: ProgramSpec, dla: Path, io: DeviceIo) -> None:
@@ -153,7 +154,7 @@ class LibraryRunner(Runner):
         super().__init__(spec)
         self._library, self._what = library, f"`{spec.name}` on `{library.target}`"
         self._runtime = self._created(dla)
-        weakref.finalize(self, _release_in_owner, OwnProcess(), library, self._runtime)
+        release_with(self, partial(library.release, self._runtime))
         self._check_sizes("Input", io.inputs)
         self._check_sizes("Output", io.outputs)
         self._inputs_of_device = [_zeros(tensor) for tensor in io.inputs]
@@ -167,12 +168,7 @@ class LibraryRunner(Runner):
         by_name = {tensor.name: place for place, tensor in enumerate(io.outputs)}
         self._result_places = [by_name[tensor.name] for tensor in spec.outputs]
         self._io = io
-        self.written_by: weakref.ref[Binding] | None = None  # whose arrays the input buffers hold
         self._check_follows_inputs()
-
-    def binding(self) -> Binding:
-        """Return a binding that copies constants once, and of the state only what changed."""
-        return _LibraryBinding(self)
 
     def write(self, index: int, array: Array, part: Part = ()) -> None:
         """Copy a part of an input, `spec.inputs[index]`, to the device's buffer."""
@@ -197,12 +193,6 @@ class LibraryRunner(Runner):
             output = self._outputs_of_device[place].reshape(tensor.shape).copy()
             found.append(self._io.outputs[place].from_device(output, tensor.dtype))
         return found
-
-    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        self.written_by = None
-        for index, array in enumerate(inputs):
-            self.write(index, array)
-        return self.execute()
 
     def _created(self, dla: Path) -> ctypes.c_void_p:
         runtime = ctypes.c_void_p()
@@ -261,49 +251,6 @@ class LibraryRunner(Runner):
                 why="some versions of the library read the inputs at the first run only",
                 hint=USE_COMMAND,
             )
-
-
-class _LibraryBinding(Binding):
-    """Copies to the device only what it does not hold yet. All bindings of a runner share its buffers."""
-
-    def __init__(self, runner: LibraryRunner) -> None:
-        super().__init__(runner)
-        self._loaded = runner
-        self._missing: set[int] = set()  # bound inputs that the device's buffers do not hold
-        self._parts: dict[
-            int, list[Part]
-        ] = {}  # input -> its parts that changed since the last run
-
-    def changed(self, name: str, part: Part) -> None:
-        """Report that a part of the array bound to the state `name` was written since the last run."""
-        self._parts.setdefault(self._index[name], []).append(part)
-
-    def _bind(self, name: str, array: Array) -> None:
-        self._missing.add(self._index[name])
-
-    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        holder = self._loaded.written_by
-        mine = holder is not None and holder() is self
-        self._loaded.written_by = None  # until this run has succeeded
-        for index, array in enumerate(inputs):
-            if not mine or index in self._unbound or index in self._missing:
-                self._loaded.write(index, array)
-            else:
-                for part in self._parts.get(index, ()):
-                    self._loaded.write(index, array, part)
-        outputs = self._loaded.execute()
-        self._missing.clear()
-        self._parts.clear()
-        self._loaded.written_by = weakref.ref(self)
-        return outputs
-
-
-def _release_in_owner(
-    process: OwnProcess, library: NeuronLibrary, runtime: ctypes.c_void_p
-) -> None:
-    """Free a program in the process that loaded it, and not in its forks."""
-    if process.is_current:
-        library.release(runtime)
 
 
 def _loaded(target: str, path: Path | None) -> Any:

@@ -31,7 +31,8 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
-from whisperport.targets.mediatek.run_options import DeviceOptions
+from whisperport.targets.mediatek.options import RunOptions
+from whisperport.toolchain.process import kill_group
 
 HARDWARE = ("-m", "hw")
 TMPFS = Path("/dev/shm")
@@ -71,7 +72,7 @@ class NeuronrtRunner(Runner):
     """
 
     def __init__(
-        self, target: str, spec: ProgramSpec, dla: Path, io: DeviceIo, options: DeviceOptions
+        self, target: str, spec: ProgramSpec, dla: Path, io: DeviceIo, options: RunOptions
     ) -> None:
         """
         Args:
@@ -215,8 +216,8 @@ class NeuronrtRunner(Runner):
         if len(data) != tensor.nbytes:
             raise BundleError(
                 f"neuronrt wrote {len(data)} bytes for the output `{tensor.name}` of {self._what}",
-                why=f"expected {tensor.nbytes} bytes: {list(tensor.shape)} of {tensor.dtype}"
-                + _explained(len(data), tensor),
+                why=f"expected {tensor.nbytes} bytes: {list(tensor.shape)} of {tensor.dtype}; the option "
+                "`files` keeps the file, and `verify --device-output` explains its size",
                 hint="compile the .dla again from the .tflite of this bundle",
             )
         kind = np.dtype(tensor.dtype).newbyteorder("<")
@@ -285,9 +286,7 @@ def _status(arguments: Sequence[str], output: IO[bytes], timeout: float) -> int:
         return process.wait(timeout)
     finally:
         if process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill_group(process)
 
 
 def _tail(output: IO[bytes]) -> str:
@@ -299,17 +298,3 @@ def _tail(output: IO[bytes]) -> str:
 def _last_line(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"
-
-
-def _explained(found: int, tensor: DeviceTensor) -> str:
-    """Explain a size that is a multiple or a part of the expected one; see `verify --device-output`."""
-    itemsize = np.dtype(tensor.dtype).itemsize
-    elements = tensor.nbytes // itemsize
-    for name in ("int8", "int16", "float32"):
-        if found == elements * np.dtype(name).itemsize:
-            return f"; the file has the size of {name}, so the .dla comes from another .tflite"
-    last = tensor.shape[-1]
-    padded = elements // last * (-(-last // 16) * 16) * itemsize
-    if found == padded:
-        return "; the last axis is padded to a multiple of 16, as `--suppress-output` leaves it"
-    return "; the file is truncated" if found < tensor.nbytes else ""

@@ -1,10 +1,10 @@
 """Options of the MediaTek targets, for lowering and for running."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
-from whisperport.targets.mediatek.run_options import DeviceOptions
-from whisperport.targets.options import Option
+from whisperport.targets.options import EmulationOptions, Option, check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +21,49 @@ class LowerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions(DeviceOptions):
-    """Options for running: on the board, or emulated on the CPU.
+class RunOptions(EmulationOptions):
+    """Options for running: on the board, or emulated on the CPU with LiteRT.
 
     Raises:
         UsageError: a number is out of its range.
     """
 
-    emulate: Annotated[
-        Literal["off", "on"],
+    api: Annotated[
+        Literal["command", "library"],
         Option(
-            "on runs the lowered .tflite files in emulation on the CPU, with LiteRT; off runs the "
-            "compiled files on the NPU"
+            "command starts neuronrt for every call; library loads each program once through the Neuron "
+            "runtime library, which suits programs that run once per token"
         ),
-    ] = "off"
+    ] = "command"
+    neuronrt: Annotated[str, Option("Name or path of the neuronrt command, for api=command")] = (
+        "neuronrt"
+    )
+    library: Annotated[
+        Path | None,
+        Option(
+            "Path of the Neuron runtime library, for api=library; the default is the system's "
+            "libneuronusdk_runtime.mtk.so or libneuron_runtime.so"
+        ),
+    ] = None
+    timeout: Annotated[
+        int,
+        Option("Time limit in seconds of one neuronrt call, for api=command", low=1, high=3600),
+    ] = 60
+    files: Annotated[
+        Path | None,
+        Option(
+            "Folder that keeps the raw input and output files of each program's last call, for api=command "
+            "and `whisperport verify --device-output`"
+        ),
+    ] = None
+    boost: Annotated[
+        int | None,
+        Option(
+            "Boost value of the NPU's clock (neuronrt's -b), for api=command; the default passes none",
+            low=0,
+            high=100,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)

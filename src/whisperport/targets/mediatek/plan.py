@@ -34,20 +34,6 @@ _TYPE = re.compile(r"\bType:\s*kTfLite(\w{1,20})")
 _SHAPE = re.compile(r"\bShape:\s*\{\s*([\d\s,]{0,200})\}")
 _OUTPUTS = "# of output tensors"
 
-# TfLiteType of tensorflow/lite/core/c/c_api_types.h -> numpy's name
-DTYPES = {
-    name: name.lower()
-    for name in ("Float32", "Float16", "Int8", "UInt8", "Int16", "Int32", "Int64", "Bool")
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An operator that an engine does not run, and what the compiler printed about it."""
-
-    operator: str  # such as "GATHER"; empty: the compiler did not name it
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
@@ -55,40 +41,18 @@ class ExecutionPlan:
 
     Attributes:
         targets: engine -> number of parts of the plan that it runs; empty: the plan is not understood.
-        problems: operators that an engine does not run.
+        problems: operators that an engine does not run, each with what the compiler printed about it.
     """
 
     targets: dict[str, int]
-    problems: tuple[Problem, ...]
-
-    def elsewhere(self, engine: str) -> tuple[str, ...]:
-        """Return the engines of the plan other than the NPU's, such as ("EDPA_1_2",).
-
-        The engine EDMA is a part of the NPU: it moves its data.
-
-        Args:
-            engine: name of the NPU in plans, such as "MDLA_5_3".
-        """
-        return tuple(
-            target
-            for target in self.targets
-            if target.upper() != engine and not target.upper().startswith("EDMA")
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An input or output, as the compiler describes it."""
-
-    dtype: str  # numpy's name; empty: the compiler's name is not known
-    shape: tuple[int, ...]
+    problems: tuple[str, ...]
 
 
 def read_plan(text: str) -> ExecutionPlan:
     """Read the output of `--show-exec-plan` or `--check-target-only`."""
     targets: Counter[str] = Counter()
-    problems: dict[Problem, None] = {}
-    operator = ""
+    problems: dict[str, None] = {}
+    operator = "an operator"
     for line in text[:LONGEST_TEXT].splitlines():
         line = line[:2000]
         if named := _OPERATOR.match(line):
@@ -97,25 +61,23 @@ def read_plan(text: str) -> ExecutionPlan:
             if len(targets) < MOST:
                 targets[target[1]] += 1
         elif _PROBLEM.search(line) and len(problems) < MOST:
-            problems[Problem(operator, printable(line))] = None
+            problems[f"{operator}: the compiler printed: {printable(line)}"] = None
     return ExecutionPlan(dict(targets), tuple(problems))
 
 
-def read_io(text: str) -> tuple[list[Tensor], list[Tensor]]:
+def read_io(text: str) -> tuple[list[str], list[str]]:
     """Read the output of `--show-io-info`: inputs and outputs; both empty if it is not understood."""
     inputs, found, outputs = text[:LONGEST_TEXT].partition(_OUTPUTS)
     return (_tensors(inputs), _tensors(outputs)) if found else ([], [])
 
 
-def _tensors(text: str) -> list[Tensor]:
-    """Return one tensor per type and shape; empty if their numbers differ."""
+def _tensors(text: str) -> list[str]:
+    """Return type and shape of each tensor, such as "float32[2, 4]"; empty if their numbers differ."""
     types, shapes = _TYPE.findall(text), _SHAPE.findall(text)
     if len(types) != len(shapes) or len(types) > MOST:
         return []
-    return [
-        Tensor(DTYPES.get(name, ""), tuple(int(axis) for axis in re.findall(r"\d{1,12}", shape)))
-        for name, shape in zip(types, shapes, strict=True)
-    ]
+    pairs = zip(types, shapes, strict=True)
+    return [f"{name.lower()}[{', '.join(re.findall('[0-9]+', axes))}]" for name, axes in pairs]
 
 
 def notes_of(plan: ExecutionPlan, engine: str, board: str) -> list[str]:
@@ -131,20 +93,17 @@ def notes_of(plan: ExecutionPlan, engine: str, board: str) -> list[str]:
             "the compiler's execution plan is not understood, so that it is not known whether all "
             "operators run on the NPU; it is in the log of the stage compile"
         )
-    for target in plan.elsewhere(engine):
-        parts = plan.targets[target]
-        which = (
-            "1 part of the execution plan runs"
-            if parts == 1
-            else f"{parts} parts of the execution plan run"
-        )
-        notes.append(f"{which} on {target}, not on {engine}, the NPU of {board}{_advice(target)}")
-    for problem in plan.problems[:SHOWN]:
-        notes.append(f"{problem.operator or 'an operator'}: the compiler printed: {problem.reason}")
-    if len(plan.problems) > SHOWN:
-        notes.append(
-            f"{len(plan.problems) - SHOWN} further messages are in the log of the stage compile"
-        )
+    for target, parts in plan.targets.items():
+        if target.upper() == engine or target.upper().startswith("EDMA"):  # moves the NPU's data
+            continue
+        run = "1 part of the execution plan runs"
+        if parts > 1:
+            run = f"{parts} parts of the execution plan run"
+        notes.append(f"{run} on {target}, not on {engine}, the NPU of {board}{_advice(target)}")
+    notes += plan.problems[:SHOWN]
+    further = len(plan.problems) - SHOWN
+    if further > 0:
+        notes.append(f"{further} further messages are in the log of the stage compile")
     return notes
 
 

@@ -13,35 +13,22 @@ from whisperport.targets.mediatek.chips import Chip
 from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_library import LibraryRunner, NeuronLibrary
 from whisperport.targets.mediatek.neuronrt import NeuronrtRunner
-from whisperport.targets.mediatek.run_options import DeviceOptions
+from whisperport.targets.mediatek.options import RunOptions
 
 
 def load_dlas(
     chip: Chip,
     specs: Sequence[ProgramSpec],
     files: Mapping[str, Path],
-    options: DeviceOptions,
+    options: RunOptions,
     io: Mapping[str, DeviceIo] | None = None,
 ) -> dict[str, Runner]:
-    """Load programs on the board that this process runs on.
+    """Load programs as `CompiledTarget.load_compiled` on the board that this process runs on.
 
     Args:
-        chip: the board.
-        specs: signatures of the programs.
-        files: name of the program -> its .dla.
-        options: how to run them.
         io: name of the program -> inputs and outputs of the .tflite that was compiled; needed for quantized
             programs, and where their order differs from the signature's. Programs without an entry have
             those of their signature.
-
-    Returns:
-        Name of the program -> its runner.
-
-    Raises:
-        UsageError: two options contradict each other.
-        MissingPackageError: the command or the library is not installed.
-        BundleError: the library cannot load a file, or it has other inputs and outputs than its program.
-        LoweringError: a program does not run as it should.
     """
     known = io or {}
     ios = {spec.name: known.get(spec.name) or DeviceIo.of_spec(spec) for spec in specs}

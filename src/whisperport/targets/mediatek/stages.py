@@ -17,7 +17,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ PLACES = ("neuron_sdk/host/bin", "host/bin", "bin", ".")
 LIBRARIES = ("../lib", "../lib64")
 
 QUERY_S = 120  # time limit of --version and --arch=?, which compile nothing
-KEPT_BYTES = 4 * 2**20  # of the output of a stage that is examined; the log has all of it
+KEPT_BYTES = 4 * 2**20  # of the output of --arch=? that is examined
 LONGEST_LINE = 300
 
 
@@ -51,10 +50,6 @@ class UnknownFlagError(NccError):
     """This version of `ncc-tflite` does not have a flag."""
 
 
-class OutOfMemoryError(NccError):
-    """The compiler ran out of memory."""
-
-
 class MissingLibraryError(NccError):
     """The compiler cannot load one of its libraries."""
 
@@ -63,20 +58,16 @@ class MissingConfigurationError(NccError):
     """The compiler cannot read the vendor's configuration of this machine."""
 
 
-class NotWrittenError(NccError):
-    """The compiler reported success and wrote no file."""
-
-
 # The first pattern that is found decides. Sources of the messages: the loader of Linux; reports of users of
 # ncc-tflite: "MDLA: unsupported operation", "Can't open config file", "Getting configuration data failed".
-PATTERNS: Sequence[tuple[str, type[NccError]]] = (
+PATTERNS: Sequence[tuple[str, type[Exception]]] = (
     (r"error while loading shared libraries|cannot open shared object file", MissingLibraryError),
     (r"can't open config file|getting configuration data failed", MissingConfigurationError),
     (
         r"(unknown|unrecogni[sz]ed|invalid|unexpected) (option|flag|argument|parameter)",
         UnknownFlagError,
     ),
-    (r"bad_alloc|out of memory|cannot allocate memory|\boom\b", OutOfMemoryError),
+    (r"bad_alloc|out of memory|cannot allocate memory|\boom\b", MemoryError),
     (
         r"(unsupported|not supported|does not support|doesn't support)[^\n]*\b(data ?)?type\b"
         r"|\btype\b[^\n]*(unsupported|not supported)",
@@ -159,12 +150,12 @@ def architectures(output: str) -> list[str]:
 
 
 def _check(job: Any, kit: Any) -> None:
-    output = _ncc(job, ["--check-target-only"])
+    output = _ncc(job, kit, "check", ["--check-target-only"])
     (job.folder / "check.txt").write_bytes(output.encode("utf-8", "replace"))
 
 
 def _describe(job: Any, kit: Any) -> None:
-    output = _ncc(job, ["--show-io-info"])
+    output = _ncc(job, kit, "describe", ["--show-io-info"])
     (job.folder / "io.txt").write_bytes(output.encode("utf-8", "replace"))
 
 
@@ -172,15 +163,15 @@ def _compile(job: Any, kit: Any) -> None:
     folder, own = job.folder, job.settings
     with kit.written(folder / own["artifact"]) as partial:
         printed = ["--show-exec-plan", "--show-memory-summary"]
-        output = _ncc(job, [*printed, "-d", partial.name])
-        if not partial.is_file() or partial.stat().st_size == 0:
-            raise NotWrittenError(_problem(output) or f"it wrote no {own['artifact']}")
-        (folder / "plan.txt").write_bytes(output.encode("utf-8", "replace"))
-        kit.write_json(folder / "built.json", {"version": version(), "flags": list(own["flags"])})
+        output = _ncc(job, kit, "compile", [*printed, "-d", partial.name])
+    (folder / "plan.txt").write_bytes(output.encode("utf-8", "replace"))
+    kit.write_json(folder / "built.json", {"version": version(), "flags": list(own["flags"])})
 
 
-def _ncc(job: Any, more: Sequence[str]) -> str:
-    """Run the compiler in a program's folder, print all of its output, and return the first part.
+def _ncc(job: Any, kit: Any, stage: str, more: Sequence[str]) -> str:
+    """Run the compiler in a program's folder, and return the first part of its output.
+
+    All of its output is in the log of the stage, to which the driver leads it.
 
     Raises:
         NccError: it failed; the class tells why, and the message is its own line about it.
@@ -188,34 +179,22 @@ def _ncc(job: Any, more: Sequence[str]) -> str:
     own = job.settings
     arguments = [own["model"], *own["flags"], *more]
     print("$", COMMAND, *arguments, flush=True)
-    process = subprocess.Popen(
+    done = subprocess.run(
         [str(command()), *arguments],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=str(job.folder),
         env=_environment(),
     )
-    assert process.stdout is not None
-    kept: list[bytes] = []
-    size = 0
-    with process.stdout as stream:
-        for chunk in iter(lambda: stream.read1(65536), b""):  # type: ignore[attr-defined]
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-            if size < KEPT_BYTES:
-                kept.append(chunk)
-                size += len(chunk)
-    code = process.wait()
-    output = b"".join(kept).decode("utf-8", "replace")
-    if code:
-        raise _error(code, output)
-    return output
+    _, _, output = kit.read_log(job.folder / f"{stage}.log").partition("\n")
+    if done.returncode:
+        raise _error(done.returncode, output)
+    return str(output)
 
 
-def _error(code: int, output: str) -> NccError:
+def _error(code: int, output: str) -> Exception:
     if code == -signal.SIGKILL:
-        return OutOfMemoryError("the system ended it, most likely because memory ran out")
+        return MemoryError("the system ended it, most likely because memory ran out")
     last = ""
     for line in output.splitlines():
         operator = OPERATOR.match(line)

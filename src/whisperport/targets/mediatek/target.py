@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
@@ -12,18 +12,16 @@ from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
-from whisperport.targets.base import RunOptions, Target, Unsupported
+from whisperport.targets.base import Unsupported
+from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.mediatek import options as own_options
-from whisperport.targets.mediatek.chips import CHIPS, Chip
+from whisperport.targets.mediatek.chips import CHIPS, MDLA_2_0, Chip
 from whisperport.targets.mediatek.compiler import NccCompiler
 from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.neuron_provider import NEURON
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
-from whisperport.targets.mediatek.unsupported import unsupported
-from whisperport.targets.program_files import compiled_files, lower_separately, lowered_file
-from whisperport.targets.supported import expect_supported
 from whisperport.targets.tflite.quantization import MATMUL, OPERATORS
 from whisperport.targets.tflite.quantizing import (
     quantize_statically,
@@ -33,14 +31,16 @@ from whisperport.targets.tflite.quantizing import (
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
 
-COMPILED, LOWERED = ".dla", ".tflite"
+# Programs without attention: linears only. All others multiply two activations in their attention.
+WITHOUT_ATTENTION = frozenset({"cross_kv", "vocab_projection"})
+ON_THE_CPU = "run Whisper on its CPU: export with `--target litert`"
 DEVICE_IO = "device_io"  # in `ProgramFacts.others`: inputs and outputs of the .tflite
 
 log = logging.getLogger(__name__)
 
 
 @final
-class Genio(Target):
+class Genio(CompiledTarget):
     """The target for one board. Lowered .tflite files can be emulated on the CPU before compilation."""
 
     lower_options: ClassVar[type[Any]] = own_options.LowerOptions
@@ -57,17 +57,31 @@ class Genio(Target):
         return type(self)(self.chip, options)
 
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
-        return unsupported(self.chip, program, precision)
+        chip, npu = self.chip, self.chip.npu
+        if npu.engine == "vpu":
+            return Unsupported(
+                f"{chip.board} ({chip.soc}) has no MDLA, MediaTek's accelerator of neural networks; its "
+                "VPU supports quantized convolutions, and no list of its operators contains attention",
+                ON_THE_CPU,
+            )
+        if precision == "w8a16" and not npu.w8a16:
+            return Unsupported(
+                f"{npu.name} of {chip.board} ({chip.soc}) has no 16-bit activations with 8-bit weights "
+                "(16x8)",
+                f"use `fp16`, the default, for linears such as `cross_kv`; {ON_THE_CPU}",
+            )
+        if npu is MDLA_2_0 and program not in WITHOUT_ATTENTION:
+            return Unsupported(
+                f"{npu.name} of {chip.board} ({chip.soc}) does not support transformers, and `{program}` "
+                f"contains attention (source: {npu.sources['transformer']})",
+                f"{ON_THE_CPU}; `--placement cross_kv={chip.name}` then places the linears of the "
+                "cross-attention K/V on the NPU",
+            )
+        return None
 
     def emulated_precision(self, precision: str) -> str:
         """Return the precision of the lowered file: float32 if the NPU computes it in float16."""
         return "fp32" if precision == FLOAT else precision
-
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
-        """Write each program in float32 to a .tflite file of its own, as MediaTek's compiler reads it."""
-        return lower_separately(self, programs, folder, progress)
 
     def lower_file(
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
@@ -105,7 +119,7 @@ class Genio(Target):
                 else f"{FLOAT} has no such error",
             )
         progress(f"quantizing {name} to {entry.precision}")
-        path = folder / lowered_file(self.spec, entry, LOWERED)
+        path = folder / self.lowered_file(entry)
         other = "w8a16" if "w8a16" in self.spec.precisions else "fp32"
         notes = quantize_statically(
             path,
@@ -120,20 +134,18 @@ class Genio(Target):
         facts = replace(self._checked(path, entry.spec), notes=notes)
         return replace(entry, facts=facts)
 
-    def load(
-        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
-    ) -> dict[str, Runner]:
-        chosen = cast(own_options.RunOptions, options.of(self))
-        if chosen.emulate == "on":
-            from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
+    def load_lowered(
+        self, folder: Path, entry: ProgramEntry, file: str, threads: int | None
+    ) -> Runner:
+        from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
-            name, extra = self.spec.name, self.spec.run_extra
-            runners: dict[str, Runner] = {}
-            for entry in entries:
-                path = regular_file(folder, lowered_file(self.spec, entry, LOWERED))
-                file = TfliteFile(path, options.threads, extra=extra, target=name)
-                runners[entry.spec.name] = TfliteRunner(entry.spec, file)
-            return runners
+        path = regular_file(folder, file)
+        loaded = TfliteFile(path, threads, extra=self.spec.run_extra, target=self.spec.name)
+        return TfliteRunner(entry.spec, loaded)
+
+    def load_compiled(
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
+    ) -> dict[str, Runner]:
         from whisperport.targets.mediatek.runtime import load_dlas
 
         io = {
@@ -141,8 +153,7 @@ class Genio(Target):
             for entry in entries
             if DEVICE_IO in entry.facts.others
         }
-        files = compiled_files(self.spec, folder, entries, COMPILED)
-        return load_dlas(self.chip, [entry.spec for entry in entries], files, chosen, io)
+        return load_dlas(self.chip, [entry.spec for entry in entries], files, options, io)
 
     def _checked(self, path: Path, spec: ProgramSpec) -> ProgramFacts:
         """Check the operators of a .tflite file, and describe the file for the program's entry.
@@ -152,18 +163,17 @@ class Genio(Target):
         """
         from whisperport.inspection.check import rejections
         from whisperport.inspection.read_tflite import read_tflite
-        from whisperport.targets.mediatek.tflite_io import read_device_io
 
         (graph,) = read_tflite(path)
         rejected = rejections(graph, self.spec)
         if rejected:
             path.unlink()
-        expect_supported(self.spec, spec.name, rejected)
+        self.expect_supported(spec.name, rejected)
         return ProgramFacts(
             delegated=len(graph.nodes),
             undelegated=(),
             subgraphs=1,
-            others={DEVICE_IO: read_device_io(path, spec).to_json()},
+            others={DEVICE_IO: DeviceIo.of_tflite(path, spec).to_json()},
         )
 
 

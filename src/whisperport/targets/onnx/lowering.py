@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.bundle import ProgramEntry
 from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.errors import MissingPackageError
+from whisperport.errors import needs
 from whisperport.program.placement import Placement
 from whisperport.system.progress import Progress
 from whisperport.targets.base import Target
@@ -59,12 +59,6 @@ def lower_file_to_onnx(
 
 
 def _writer(target: str) -> "Callable[..., OnnxFileInfo]":
-    try:
+    with needs(f"cannot lower for `{target}`: the ONNX exporter is not installed", extra="export"):
         from whisperport.trace.onnx_file import write_onnx_file
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot lower for `{target}`: the ONNX exporter is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]"',
-        ) from error
     return write_onnx_file

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.errors import BundleError, LoweringError, needs
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.own_weights import OwnWeights
@@ -177,14 +177,11 @@ def require_provider(provider: str) -> Any:
         MissingPackageError: onnxruntime is not installed.
         LoweringError: the execution provider is not installed.
     """
-    try:
+    with needs(
+        "cannot use `onnxruntime`: it is not installed, or does not support this Python",
+        hint="pip install --upgrade whisperport",
+    ):
         import onnxruntime as ort
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot use `onnxruntime`: it is not installed, or does not support this Python",
-            why=str(error),
-            hint="pip install --upgrade whisperport",
-        ) from error
     if provider not in ort.get_available_providers():
         raise LoweringError(
             f"ONNX Runtime has no execution provider `{provider}` on this machine",

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.errors import LoweringError, needs
 from whisperport.system.progress import Progress
 from whisperport.targets.openvino.core import shared_core
 from whisperport.targets.openvino.int8_weights import store_in_int8
@@ -47,17 +47,11 @@ def lower_to_openvino(
         MissingPackageError: OpenVINO or the ONNX exporter is not installed.
         LoweringError: a program cannot be written as ONNX, or OpenVINO cannot convert it.
     """
-    try:
+    with needs("cannot lower for `openvino`: a package is not installed", extra="openvino-export"):
         import openvino
 
         from whisperport.trace.onnx_file import write_onnx_file
         from whisperport.trace.shared_bytes import SharedBytes
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot lower for `openvino`: a package is not installed",
-            why=str(error),
-            hint='pip install "whisperport[openvino-export]"',
-        ) from error
     weights.parent.mkdir(exist_ok=True)
     shared = SharedBytes(weights, ALIGNMENT)
     nodes = []

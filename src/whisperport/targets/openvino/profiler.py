@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.errors import ProgramError, needs
 from whisperport.program.profiling import (
     NodeProfile,
     Profile,
@@ -20,18 +20,13 @@ from whisperport.program.profiling import (
     median_overhead,
 )
 from whisperport.targets.openvino.core import shared_core
-from whisperport.targets.openvino.runtime import CPU, first_line
+from whisperport.targets.openvino.runtime import CPU, TYPES, first_line
 
 if TYPE_CHECKING:  # the build layer needs torch
     from whisperport.inspection.graph import Value
 
 EXECUTED = "EXECUTED"
-DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "boolean": "bool"}
-DTYPES |= {
-    f"{sign}{bits}": f"{word}{bits}"
-    for sign, word in (("i", "int"), ("u", "uint"))
-    for bits in (8, 16, 32, 64)
-}
+DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
 
 
 @final
@@ -54,7 +49,9 @@ class OpenVinoProfiler(Profiler):
         from whisperport.inspection.inputs import inputs_for
 
         model, weights = files if len(files) == 2 else (files[0], files[0].with_suffix(".bin"))
-        device, core = options.options.get("device", CPU), _core()
+        device = options.options.get("device", CPU)
+        with needs("cannot inspect an OpenVINO model: OpenVINO is not installed", extra="openvino"):
+            core = shared_core()
         try:
             compiled = core.compile_model(
                 core.read_model(model, weights), device, _properties(options)
@@ -70,17 +67,6 @@ class OpenVinoProfiler(Profiler):
                 why=first_line(error),
                 hint="check the file, and the device and properties given with --runtime-option",
             ) from error
-
-
-def _core() -> Any:
-    try:
-        return shared_core()
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot inspect an OpenVINO model: OpenVINO is not installed",
-            why=str(error),
-            hint='pip install "whisperport[openvino]"',
-        ) from error
 
 
 def _properties(options: ProfileOptions) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.errors import BundleError, LoweringError, needs
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.openvino.bfloat16 import Bf16Copy, copies, inputs_in_bf16, read_in_bf16
@@ -229,14 +229,8 @@ def start(device: Device) -> Any:
         MissingPackageError: OpenVINO is not installed.
         LoweringError: there is no such device on this machine.
     """
-    try:
+    with needs("cannot run programs for `openvino`: OpenVINO is not installed", extra="openvino"):
         started = shared_core()
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot run programs for `openvino`: OpenVINO is not installed",
-            why=str(error),
-            hint='pip install "whisperport[openvino]"',
-        ) from error
     known = started.available_devices
     # OpenVINO calls the first of several devices of a kind `GPU` or `GPU.0`.
     if device.name not in known and f"{device.name}.0" not in known:

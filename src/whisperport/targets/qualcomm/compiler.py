@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, final
 
-from whisperport.errors import BundleError
-from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import other_chip
 from whisperport.targets.compiler import (
-    CalibrationNeed,
     CompilePlan,
     Compiler,
     CompileRequest,
@@ -18,7 +16,7 @@ from whisperport.targets.compiler import (
 )
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.chips import FLOAT, Chip
-from whisperport.targets.qualcomm.context import PROVIDER, RECOMPILE, Context, check_context
+from whisperport.targets.qualcomm.context import PROVIDER, Context, check_context
 from whisperport.targets.qualcomm.options import CompileOptions
 from whisperport.targets.stage_report import printable, read_report
 from whisperport.toolchain import Stage
@@ -36,12 +34,6 @@ _FAILURES: Mapping[str, Explanation] = {
         "all nodes",
     ),
 }
-_FAILED_STAGES: Mapping[str, Explanation] = {
-    "simulate": (
-        "could not run the compiled program in its simulator",
-        "`--option {target}.emulate=0` compiles without simulation",
-    )
-}
 
 
 @final
@@ -56,18 +48,11 @@ class QnnCompiler(Compiler):
     suffix: ClassVar[str] = COMPILED
     runs: ClassVar[Literal["simulated"]] = "simulated"
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
-    failed_stages: ClassVar[Mapping[str, Explanation]] = _FAILED_STAGES
 
     def __init__(self, chip: Chip) -> None:
+        self.required = {"sdk": "onnxruntime-qnn", "oldest": list(OLDEST)}
         self._chip, self.target = chip, chip.name
         self.title = f"onnxruntime-qnn {OLDEST[0]}.{OLDEST[1]} (QAIRT)"
-
-    def settings(self) -> Mapping[str, Any]:
-        required = {"chip": self._chip.name, "sdk": "onnxruntime-qnn", "oldest": list(OLDEST)}
-        return {"requires": required}
-
-    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
-        return None  # `export` writes the quantized file
 
     def emulation(self, spec: ProgramSpec, options: Any) -> EmulationNeed | None:
         here = platform.machine() in SIMULATORS
@@ -131,11 +116,11 @@ def check_chip(context: Context, chip: Chip, path: Path) -> None:
     if context.soc_model is None:
         return
     if (context.soc_model, context.architecture) != (chip.soc_model, chip.architecture.number):
-        raise BundleError(
-            f"{path.name} is for another chip than `{chip.name}`",
-            why=f"it was compiled for chip {context.soc_model} with HTP v{context.architecture}; "
+        raise other_chip(
+            path,
+            chip.name,
+            f"it was compiled for chip {context.soc_model} with HTP v{context.architecture}; "
             f"`{chip.name}` is chip {chip.soc_model} with HTP {chip.architecture.name}",
-            hint=RECOMPILE,
         )
 
 

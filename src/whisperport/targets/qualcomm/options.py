@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.options import EmulationOptions, Option, check_ranges, clips_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +17,10 @@ class CompileOptions:
 
     emulate: Annotated[
         int,
-        Option(
-            "Number of the reference's audio clips that every program is verified on in the vendor's "
-            "simulator; 0 verifies none. The encoder takes a minute per clip for a model of width 128 "
-            "in fp16, and much longer for larger ones",
-            low=0,
-            high=1000,
+        clips_option(
+            "the vendor's simulator",
+            ". The encoder takes a minute per clip for a model of width 128 in fp16, and much longer for "
+            "larger ones",
         ),
     ] = 2  # `prefill_64` runs in the second window
     optimization: Annotated[
@@ -38,16 +36,9 @@ class CompileOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(EmulationOptions):
     """Options for running: on the chip, in the simulator, or emulated on the CPU."""
 
-    emulate: Annotated[
-        Literal["off", "on"],
-        Option(
-            "on runs the lowered ONNX files in emulation on the CPU, in float32; off runs the compiled "
-            "files, on an Arm machine on its NPU, on an x86-64 machine in the vendor's simulator"
-        ),
-    ] = "off"
     library: Annotated[
         Path | None,
         Option(

@@ -8,10 +8,11 @@ from typing import Any
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import RECOMPILE
 from whisperport.targets.onnx.runner import check_signature, session_settings
 from whisperport.targets.qualcomm.chips import EXTRA, Chip
 from whisperport.targets.qualcomm.compiler import check_chip
-from whisperport.targets.qualcomm.context import PROVIDER, RECOMPILE, check_context
+from whisperport.targets.qualcomm.context import PROVIDER, check_context
 from whisperport.targets.qualcomm.options import RunOptions
 
 _registering = Lock()  # the provider is registered once per process
@@ -45,22 +46,7 @@ class QnnRunner(Runner):
 def load_contexts(
     chip: Chip, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: RunOptions
 ) -> dict[str, Runner]:
-    """Load compiled programs.
-
-    Args:
-        chip: the chip that they were compiled for.
-        specs: signatures of the programs.
-        files: name of the program -> its compiled file.
-        options: how to run them.
-
-    Returns:
-        Name of the program -> its runner.
-
-    Raises:
-        MissingPackageError: onnxruntime-qnn is not installed.
-        BundleError: a file is damaged, is for another chip or program, or cannot be loaded.
-        LoweringError: the provider has no device here.
-    """
+    """Load compiled programs as `CompiledTarget.load_compiled`."""
     ort, provider = _packages(chip)
     runners: dict[str, Runner] = {}
     for spec in specs:

@@ -13,8 +13,7 @@ from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
 from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
-from whisperport.targets.onnx.target import LOWERED, OnnxTarget
-from whisperport.targets.program_files import lowered_file
+from whisperport.targets.onnx.target import OnnxTarget
 from whisperport.targets.qualcomm import options as own_options
 from whisperport.targets.qualcomm.chips import CHIPS, FLOAT, OPSET, W8A16, Chip, spec_of
 from whisperport.targets.qualcomm.compiler import SIMULATORS, QnnCompiler
@@ -71,17 +70,19 @@ class Qualcomm(OnnxTarget):
         from whisperport.targets.qualcomm.quantization import quantize_in_place
 
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
-        path = folder / lowered_file(self.spec, entry, LOWERED)
+        path = folder / self.lowered_file(entry)
         operand = self.chip.architecture.operand
         quantize_in_place(path, arrays, operand, target=self.spec.name, extra=self.spec.extra)
         return entry
 
     def load_compiled(
-        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
         from whisperport.targets.qualcomm.runtime import load_contexts
 
-        return load_contexts(self.chip, specs, files, cast(own_options.RunOptions, options))
+        return load_contexts(
+            self.chip, [one.spec for one in entries], files, cast(own_options.RunOptions, options)
+        )
 
 
 def _rows(program: str) -> int:

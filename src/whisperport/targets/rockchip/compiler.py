@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self, cast, final
 from whisperport.errors import BundleError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import RECOMPILE
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -18,7 +19,7 @@ from whisperport.targets.compiler import (
 from whisperport.targets.rockchip import stages
 from whisperport.targets.rockchip.chips import FLOAT, W8A8, W16A16, Chip
 from whisperport.targets.rockchip.options import CompileOptions
-from whisperport.targets.rockchip.rknn_file import FLOAT_TYPE, RECOMPILE, RknnFile, check_rknn
+from whisperport.targets.rockchip.rknn_file import FLOAT_TYPE, check_rknn
 from whisperport.targets.stage_report import printable_texts, read_report
 from whisperport.toolchain import Stage
 
@@ -58,15 +59,12 @@ class RknnCompiler(Compiler):
     failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
 
     def __init__(self, chip: Chip, precision: str = FLOAT) -> None:
+        self.required = {"sdk": "rknn-toolkit2", "oldest": list(OLDEST)}
         self._chip, self._precision, self.target = chip, precision, chip.name
         self.title = f"rknn-toolkit2 {OLDEST[0]}.{OLDEST[1]}"
 
     def in_precision(self, precision: str) -> Self:
         return type(self)(self._chip, precision)
-
-    def settings(self) -> Mapping[str, Any]:
-        required = {"chip": self._chip.name, "sdk": "rknn-toolkit2", "oldest": list(OLDEST)}
-        return {"chip": self._chip.name, "requires": required}
 
     def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed | None:
         if self._precision == FLOAT:
@@ -99,7 +97,13 @@ class RknnCompiler(Compiler):
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
         found = check_rknn(artifact, self._chip.name, spec)
-        self._check_type(found, artifact)
+        expected = FLOAT_TYPE if self._precision == FLOAT else QUANTIZED[self._precision][1]
+        if found.types != {expected}:
+            raise BundleError(
+                f"{artifact.name} was not compiled in the precision {self._precision}",
+                why=f"its tensors are {', '.join(sorted(found.types))[:80]}; expected {expected}",
+                hint=RECOMPILE,
+            )
         built = read_report(artifact.with_name(BUILT))
         return {
             "compiler": found.compiler,
@@ -108,17 +112,6 @@ class RknnCompiler(Compiler):
             "disabled_rules": printable_texts(built.get("disabled_rules")),
             "notes": _notes(printable_texts(built.get("errors"))),
         }
-
-    def _check_type(self, found: RknnFile, artifact: Path) -> None:
-        """Check that a file was compiled in the precision of its program."""
-        expected = FLOAT_TYPE if self._precision == FLOAT else QUANTIZED[self._precision][1]
-        other = next((one for one in (*found.inputs, *found.outputs) if one.type != expected), None)
-        if other is not None:
-            raise BundleError(
-                f"{artifact.name} was not compiled in the precision {self._precision}",
-                why=f"its tensor {other.name[:40]} is {other.type}; expected {expected}",
-                hint=RECOMPILE,
-            )
 
 
 def _notes(errors: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
-from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.options import EmulationOptions, Option, check_ranges, clips_option
 
 MISCOMPILING_RULE = "convert_exmatmul_to_mul"
 NONE = "none"
@@ -22,12 +22,7 @@ class CompileOptions:
 
     emulate: Annotated[
         int,
-        Option(
-            "Number of the reference's audio clips that every program is verified on in the vendor's "
-            "simulator; 0 verifies none",
-            low=0,
-            high=1000,
-        ),
+        clips_option("the vendor's simulator"),
     ] = 6  # all clips of a default reference: words decide about a quantized encoder
     disable_rules: Annotated[
         str,
@@ -66,16 +61,9 @@ class CompileOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(EmulationOptions):
     """Options for running: on the chip, or emulated on the CPU."""
 
-    emulate: Annotated[
-        Literal["off", "on"],
-        Option(
-            "on runs the lowered ONNX files in emulation on the CPU, in float32; off runs the compiled "
-            "files on the chip"
-        ),
-    ] = "off"
     cores: Annotated[
         Literal["auto", "0", "1", "2", "0-1", "0-2"],
         Option(

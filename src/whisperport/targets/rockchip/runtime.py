@@ -8,17 +8,16 @@ Source: rknn-toolkit-lite2 2.5.0, rknnlite/api/rknn_lite.py. This project has ne
 compare calls with the signatures of that file.
 """
 
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.errors import LoweringError, UsageError, needs
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.process import OwnProcess
+from whisperport.system.process import release_with
 from whisperport.targets.rockchip.chips import EXTRA, Chip
 from whisperport.targets.rockchip.options import CORES
 from whisperport.targets.rockchip.rknn_file import check_rknn
@@ -41,7 +40,7 @@ class RknnRunner(Runner):
         """
         super().__init__(spec)
         self._session, self._formats = session, ["nchw"] * len(spec.inputs)
-        weakref.finalize(self, _release, OwnProcess(), session)
+        release_with(self, session.release)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         given = [np.ascontiguousarray(array) for array in inputs]
@@ -61,23 +60,7 @@ class RknnRunner(Runner):
 def load_rknn_files(
     chip: Chip, specs: Sequence[ProgramSpec], files: Mapping[str, Path], cores: str
 ) -> dict[str, Runner]:
-    """Load compiled programs on the NPU of this board.
-
-    Args:
-        chip: the chip that they were compiled for.
-        specs: signatures of the programs.
-        files: name of the program -> its compiled file.
-        cores: cores of the NPU, a key of `CORES`.
-
-    Returns:
-        Name of the program -> its runner.
-
-    Raises:
-        UsageError: the chip does not have these cores.
-        BundleError: a file is damaged, or is for another chip or program.
-        MissingPackageError: rknn-toolkit-lite2 is not installed.
-        LoweringError: this machine has another chip, or the runtime cannot load a program.
-    """
+    """Load compiled programs as `CompiledTarget.load_compiled`; `cores` is a key of `CORES`."""
     _check_cores(chip, cores)
     for spec in specs:
         check_rknn(files[spec.name], chip.name, spec)
@@ -108,15 +91,12 @@ def _session(lite: Any, chip: Chip, path: Path, cores: str) -> Any:
 
 
 def _package(chip: Chip) -> Any:
-    try:
+    with needs(
+        f"cannot run the compiled programs of `{chip.name}`: rknn-toolkit-lite2 is not installed",
+        hint=f'on the board, `pip install "whisperport[{EXTRA}]"`; on another machine, emulate them on '
+        f"the CPU with `--run-option {chip.name}.emulate=on`",
+    ):
         from rknnlite.api import RKNNLite
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot run the compiled programs of `{chip.name}`: rknn-toolkit-lite2 is not installed",
-            why=str(error),
-            hint=f'on the board, `pip install "whisperport[{EXTRA}]"`; on another machine, emulate them on '
-            f"the CPU with `--run-option {chip.name}.emulate=on`",
-        ) from error
     return RKNNLite
 
 
@@ -149,9 +129,3 @@ def _check_board(chip: Chip) -> None:
             why=f"its device tree names {', '.join(chips)[:80]}",
             hint="export a bundle for the board's chip with `whisperport export CHECKPOINT --target …`",
         )
-
-
-def _release(process: OwnProcess, session: Any) -> None:
-    """Release the NPU in the process that loaded the program, and not in its forks."""
-    if process.is_current:
-        session.release()

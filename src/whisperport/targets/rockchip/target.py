@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
+from whisperport.bundle import ProgramEntry
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.base import Unsupported
@@ -35,12 +36,12 @@ class Rockchip(OnnxTarget):
         return OPSET
 
     def load_compiled(
-        self, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: Any
+        self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
         from whisperport.targets.rockchip.runtime import load_rknn_files
 
         cores = cast(own_options.RunOptions, options).cores
-        return load_rknn_files(self.chip, specs, files, cores)
+        return load_rknn_files(self.chip, [one.spec for one in entries], files, cores)
 
 
 TARGETS = tuple(map(Rockchip, CHIPS))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.errors import LoweringError, needs
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.system.progress import Progress
 
@@ -74,15 +74,9 @@ def lower_to_tflite(
 
 
 def _converter(target: str, extra: str) -> Any:
-    try:
+    with needs(f"cannot lower for `{target}`: litert_torch is not installed", extra=extra):
         from litert_torch._config import config
         from litert_torch._convert.interface import Converter
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot lower for `{target}`: litert_torch is not installed",
-            why=str(error),
-            hint=f'pip install "whisperport[{extra}]"',
-        ) from error
     config.show_progress = False  # it prints with rich, on its own console
     return Converter()
 

@@ -5,7 +5,8 @@ dequantizes with the scale and the zero point that the file states.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.errors import BundleError, MissingPackageError
-from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.errors import BundleError, needs
+from whisperport.program.runner import Array, Binding, Part
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.targets.buffers import BufferedRunner
 from whisperport.targets.stated_signature import (
     expect_counts,
     expect_tensor,
@@ -81,15 +83,15 @@ def import_litert(extra: str, target: str) -> Any:
     """
     from whisperport.inspection.quiet import quiet, quiet_natively
 
-    try:
-        with quiet(), quiet_natively():
-            from ai_edge_litert import interpreter
-    except ImportError as error:
-        raise MissingPackageError(
+    with (
+        needs(
             f"cannot run {target}: LiteRT is not installed",
-            why=str(error),
-            hint=f'pip install "whisperport[{extra}]"',
-        ) from error
+            extra=extra,
+        ),
+        quiet(),
+        quiet_natively(),
+    ):
+        from ai_edge_litert import interpreter
     return interpreter
 
 
@@ -134,7 +136,7 @@ class _Tensor:
         return array.astype(self.spec.dtype)
 
 
-class TfliteRunner(Runner):
+class TfliteRunner(BufferedRunner):
     """Runs one program of a .tflite file.
 
     The program is the signature with the program's name; in a file with one subgraph and no such signature,
@@ -149,72 +151,44 @@ class TfliteRunner(Runner):
         self.file = file
         # LiteRT's public functions write to and read from the first subgraph only.
         self.inputs, self.outputs, self.is_first = _tensors(spec, file)
-        self.holder: object = None  # the binding whose arrays the first subgraph's inputs hold
 
     def binding(self) -> Binding:
-        """Return a binding that copies bound arrays to the interpreter once, and changes of them."""
-        return _TfliteBinding(self) if self.is_first else Binding(self)
+        return super().binding() if self.is_first else Binding(self)
+
+    def write(self, index: int, array: Array, part: Part = ()) -> None:
+        """Copy a part of an input to the first subgraph."""
+        tensor, interpreter = self.inputs[index], self.file.interpreter
+        stored = tensor.stored(array[part])
+        with self._explained():
+            if part:
+                interpreter.tensor(tensor.index)()[part] = stored
+            else:
+                interpreter.set_tensor(tensor.index, stored)
+
+    def execute(self) -> list[Array]:
+        """Run the first subgraph on what its inputs hold."""
+        interpreter = self.file.interpreter
+        with self._explained():
+            interpreter.invoke()
+        return [tensor.returned(interpreter.get_tensor(tensor.index)) for tensor in self.outputs]
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        arrays = [tensor.stored(array) for tensor, array in zip(self.inputs, inputs, strict=True)]
-        self.holder = None
+        return super()._run(inputs) if self.is_first else self._run_signature(inputs)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            return self._run_first(arrays) if self.is_first else self._run_signature(arrays)
+            yield
         except (RuntimeError, ValueError) as error:
             raise self.file.unreadable(error) from error
 
-    def _run_first(self, arrays: Sequence[Array]) -> list[Array]:
-        for tensor, array in zip(self.inputs, arrays, strict=True):
-            self.file.interpreter.set_tensor(tensor.index, array)
-        return self.invoke()
-
-    def _run_signature(self, arrays: Sequence[Array]) -> list[Array]:
-        # Made for every run: LiteRT does not run the first subgraph while such an object exists.
-        run = self.file.interpreter.get_signature_runner(self.spec.name)
-        feed = {t.name: array for t, array in zip(self.spec.inputs, arrays, strict=True)}
-        found = run(**feed)
+    def _run_signature(self, inputs: Sequence[Array]) -> list[Array]:
+        named = zip(self.spec.inputs, self.inputs, inputs, strict=True)
+        feed = {tensor.name: file.stored(array) for tensor, file, array in named}
+        with self._explained():
+            # Made for every run: LiteRT does not run the first subgraph while such an object exists.
+            found = self.file.interpreter.get_signature_runner(self.spec.name)(**feed)
         return [tensor.returned(found[tensor.spec.name]) for tensor in self.outputs]
-
-    def invoke(self) -> list[Array]:
-        """Run the first subgraph on what its inputs hold."""
-        interpreter = self.file.interpreter
-        interpreter.invoke()
-        return [tensor.returned(interpreter.get_tensor(tensor.index)) for tensor in self.outputs]
-
-
-class _TfliteBinding(Binding):
-    """A binding whose arrays stay in the interpreter's inputs, until another binding runs."""
-
-    runner: TfliteRunner
-
-    def __init__(self, runner: TfliteRunner) -> None:
-        super().__init__(runner)
-        self._changed: dict[str, list[Part]] = {}
-
-    def changed(self, name: str, part: Part) -> None:
-        self._changed.setdefault(name, []).append(part)
-
-    def _bind(self, name: str, array: Array) -> None:
-        if self.runner.holder is self:
-            self.runner.holder = None
-
-    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        runner, interpreter = self.runner, self.runner.file.interpreter
-        kept = runner.holder is self
-        runner.holder = None  # if this fails, the inputs hold an unknown state
-        try:
-            for index, (tensor, array) in enumerate(zip(runner.inputs, inputs, strict=True)):
-                if index in self._unbound or not kept:
-                    interpreter.set_tensor(tensor.index, tensor.stored(array))
-                    continue
-                for part in self._changed.get(tensor.spec.name, ()):
-                    interpreter.tensor(tensor.index)()[part] = tensor.stored(array[part])
-            self._changed.clear()
-            outputs = runner.invoke()
-        except (RuntimeError, ValueError) as error:
-            raise runner.file.unreadable(error) from error
-        runner.holder = self
-        return outputs
 
 
 def _tensors(
