@@ -42,7 +42,6 @@ WITHOUT_ENCODER = (
     "blocks reordered",
     "not dequantized",
     "zero point not subtracted",
-    "scale and zero point swapped",
     "wrong scale",
     "axes permuted",
     "axis padded",

@@ -17,9 +17,6 @@ Mask = NDArray[np.bool_]
 
 SHORTEST = 8  # values; a shorter run of equal values is chance
 SHORTEST_SHARE = 1 / 500  # of the file
-UNRELATED = 0.1  # error of a part that holds something else, in parts of the mean square (10 dB)
-TIMES_WORSE = 30.0  # its error in multiples of the other part's
-STRAY = 0.03  # blocks that may be on the wrong side of a boundary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,69 +97,6 @@ def region_between(
     boundary = low + int(gain.argmax() if at_end else gain.argmin())
     mask = np.zeros(own.size, bool)
     start, stop = (boundary, own.size) if at_end else (0, boundary)
-    mask[start:stop] = True
-    return Region(mask, start, stop)
-
-
-def stale_region(
-    blocks: Doubles, floor: float, x: Doubles, predicted: Doubles, used: Mask
-) -> Region | None:
-    """Return the part of a file that holds something else, if one end agrees and the rest does not.
-
-    Args:
-        blocks: mean square error of each block in parts of the mean square; NaN without values.
-        floor: the error that rounding explains.
-        x: (n,) values.
-        predicted: (n,) values that the reference implies.
-        used: (n,) whether a value counts.
-    """
-    known = np.flatnonzero(np.isfinite(blocks))
-    if known.size < 4:
-        return None
-    errors = blocks[known]
-    good_level = max(float(np.median(np.sort(errors)[: max(1, errors.size // 8)])), floor, 1e-7)
-    bad = errors > max(TIMES_WORSE * good_level, UNRELATED)
-    if good_level > UNRELATED / TIMES_WORSE or not bad.any() or bad.all():
-        return None
-    before = np.concatenate([[0], np.cumsum(bad)])
-    total, count = int(bad.sum()), bad.size
-    splits = np.arange(count + 1)
-    # Wrong blocks if the part from `split` on is bad, and if the part before `split` is bad.
-    bad_end = before + (count - splits) - (total - before)
-    bad_start = (splits - before) + (total - before)
-    at_end = bad_end.min() <= bad_start.min()
-    wrong = bad_end if at_end else bad_start
-    split = int(wrong.argmin())
-    if wrong[split] > max(1, STRAY * count) or split in (0, count):
-        return None
-    if total < 0.7 * ((count - split) if at_end else split):
-        return None
-    return _refined(x, predicted, used, good_level, known, split, blocks.size, at_end=at_end)
-
-
-def _refined(
-    x: Doubles,
-    predicted: Doubles,
-    used: Mask,
-    good_level: float,
-    known: NDArray[np.int64],
-    split: int,
-    n_blocks: int,
-    *,
-    at_end: bool,
-) -> Region:
-    """Find the boundary to the value, inside of the blocks next to it."""
-    edges = np.unique(np.linspace(0, x.size, n_blocks, endpoint=False).astype(np.int64))
-    edges = np.concatenate([edges, [x.size]])
-    low = int(edges[max(0, int(known[split - 1]))])
-    high = int(edges[min(edges.size - 1, int(known[min(split, known.size - 1)]) + 1)])
-    square = np.where(used, np.square(x - predicted), 0.0)[low:high]
-    limit = TIMES_WORSE * good_level * float(np.mean(np.square(predicted[used])))
-    is_bad = square > limit
-    score = np.concatenate([[0], np.cumsum(np.where(is_bad, 1, -1))])
-    boundary = low + int(score.argmin() if at_end else score.argmax())
-    mask = np.zeros(x.size, bool)
-    start, stop = (boundary, x.size) if at_end else (0, boundary)
     mask[start:stop] = True
     return Region(mask, start, stop)
 

@@ -14,12 +14,10 @@ from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.expected_outputs import expected_outputs
-from whisperport.diagnosis.explanation import Explanation
-from whisperport.diagnosis.fixes import fix_program
+from whisperport.diagnosis.explaining import Explanation
 from whisperport.diagnosis.noise import is_noise
 from whisperport.diagnosis.raw_files import RawOutput, files_of, raw_of
 from whisperport.diagnosis.result import Diagnosis, Finding, OutputDiagnosis
-from whisperport.diagnosis.scales import SMALLEST
 from whisperport.diagnosis.search import Search, search
 from whisperport.diagnosis.sizes import size_sentences
 from whisperport.diagnosis.verdict import Verdict, verdict_of
@@ -33,8 +31,6 @@ from whisperport.verification.tolerances import GATES
 
 DeviceOutput = str | os.PathLike[str] | Array
 """A file of a device, headerless little-endian or `.npy`, or an array in memory."""
-
-COMPLETE = 10**-3.5  # error that needs no further cause: 35 dB, the tolerance of float16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,16 +192,16 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         )
     if constant := _constant(raw):
         return _only(raw, tensor, before, constant)
-    found = search(raw, tensor, expected, SMALLEST)
+    found = search(raw, tensor, expected)
     best = found.best
     if best is None:
         return _unexplained(raw, tensor, before, found)
     after = _after(best, tensor, gate)
     findings = list(best.findings)
-    if not (best.is_complete(SMALLEST) or after) or not findings:
+    if not (best.is_complete or after) or not findings:
         if not is_noise(best, tensor, expected):
             return _unexplained(raw, tensor, before, found)
-        if not best.hypothesis.reference.is_window:  # the rest is the distance of two windows
+        if not best.reference.is_window:  # the rest is the distance of two windows
             findings.append(_quantization_error(best))
     return OutputDiagnosis(
         output=tensor.name,
@@ -214,7 +210,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         findings=tuple(findings),
         before=before,
         after=after,
-        fix=fix_program(best, raw, tensor),
+        fix=_fix_program(best, raw, tensor),
         corrected=_values(best, tensor),
     )
 
@@ -243,7 +239,7 @@ def _as_it_is(raw: RawOutput, tensor: ExpectedTensor) -> Array | None:
 
 def _after(best: Explanation, tensor: ExpectedTensor, gate: Gate) -> Comparison:
     """Compare the corrected values with the output that the file holds, where values exist."""
-    reference = best.hypothesis.reference
+    reference = best.reference
     known = np.isfinite(best.corrected)
     actual, wanted = best.corrected, reference.array
     if known.all():
@@ -315,6 +311,16 @@ def _unexplained(
         after=before,
         excluded=(*size_sentences(raw.data.size, tensor), *excluded),
     )
+
+
+def _fix_program(best: Explanation, raw: RawOutput, tensor: ExpectedTensor) -> str:
+    """Return a numpy program that reads a file and writes the corrected float32 values."""
+    path = raw.source if raw.source != "array" else "output.bin"
+    load = f"data = open({path!r}, 'rb').read()"
+    if raw.dtype is not None and raw.source != "array":
+        load = f"data = np.load({path!r}).tobytes()"
+    end = f"x = np.ascontiguousarray(x, np.float32).reshape({tensor.array.shape})"
+    return "\n".join(["import numpy as np", load, *best.code, end, "x.tofile('corrected.bin')"])
 
 
 def _quantization_error(best: Explanation) -> Finding:

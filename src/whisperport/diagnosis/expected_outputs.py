@@ -11,7 +11,7 @@ from whisperport.bundle import Bundle
 from whisperport.calibration import BundleSession
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
-from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
+from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes
 from whisperport.errors import UsageError
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec, TensorSpec
@@ -76,7 +76,6 @@ def expected_outputs(
         source=FROM_REFERENCE if program == ENCODER and found.features.size else FROM_BUNDLE,
         precision=precision or ("fp16" if own == "fp32" else own),
         make_alternatives=lambda: tuple(source.alternatives(found)),
-        make_both=lambda first, second: source.both(found, first, second),
     )
 
 
@@ -116,33 +115,20 @@ class _Source:
                     f"The file holds the output for the clip `{other.name}`.",
                     self.outputs(other),
                     "Give the device the input of the clip that is compared.",
-                    clip=other.name,
                 )
         if self.spec.name not in AFTER_AUDIO:
             return
         for mistake in input_mistakes(self.session.bundle.manifest.dims):
             arrays = self._wrong(clip, mistake)
             if arrays is not None:
-                yield Alternative(
-                    mistake.cause, mistake.sentence, arrays, mistake.advice, mistake=mistake
-                )
+                yield Alternative(mistake.cause, mistake.sentence, arrays, mistake.advice)
 
-    def both(
-        self, clip: ReferenceClip, first: Alternative, second: Alternative
-    ) -> dict[str, Array] | None:
-        """Return the outputs for an input with two mistakes; None if there is no such input."""
-        if self.spec.name not in AFTER_AUDIO or first.excludes(second):
-            return None
-        name = first.clip or second.clip
-        chosen = next((c for c in self.session.reference.clips if c.name == name), clip)
-        return self._wrong(chosen, *(a.mistake for a in (first, second) if a.mistake))
-
-    def _wrong(self, clip: ReferenceClip, *mistakes: InputMistake) -> dict[str, Array] | None:
+    def _wrong(self, clip: ReferenceClip, mistake: InputMistake) -> dict[str, Array] | None:
         """Return the outputs for a wrong spectrogram of a clip; None if there is no such spectrogram."""
-        mel = wrong_input(clip.audio, self.session.bundle.manifest.dims, *mistakes)
+        mel = mistake.spectrogram(clip.audio, self.session.bundle.manifest.dims)
         if mel is None:
             return None
-        self.progress(f"encoding a wrong input: {', '.join(m.cause for m in mistakes)}")
+        self.progress(f"encoding a wrong input: {mistake.cause}")
         features = self.engine.encode(mel)[None]
         if self.spec.name == ENCODER:
             return {"features": features}

@@ -6,7 +6,7 @@ import numpy as np
 
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Expected, ExpectedTensor
-from whisperport.diagnosis.explanation import Explanation
+from whisperport.diagnosis.explaining import Explanation
 
 NOISE_DB = 3.0  # a lower SQNR is no error of the computation but another output
 CLOSER_DB = 3.0  # the expected output must be closer by this much than the outputs for other inputs

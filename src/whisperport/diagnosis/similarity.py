@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 
 from whisperport.diagnosis.buffers import constant_run
 from whisperport.diagnosis.candidates import Candidate
-from whisperport.diagnosis.frames import REPEATS
 from whisperport.diagnosis.readings import Floats
 from whisperport.diagnosis.reference_outputs import ReferenceOutput
 
 Doubles = NDArray[np.float64]
 
 SAMPLED = 40_000  # values that are compared
-COARSE = 4  # every so many sampled frames are compared with repeated ones
 SIMPLER = 0.01  # of two equally similar candidates, that with fewer causes is the more similar one
 
 
@@ -49,10 +47,6 @@ def similarity(candidate: Candidate, reference: ReferenceOutput) -> float:
         columns, rows = known.any(axis=0), known.any(axis=1)
         scores.append(_correlation(x0.sum(0)[columns], r0.sum(0)[columns]))
         scores.append(0.8 * _correlation(x0.std(1)[rows], r0.std(1)[rows]))
-        if candidate.causes < 2:
-            few = np.arange(0, index.size, COARSE)
-            for n in REPEATS:
-                scores.append(_correlation(x[few][known[few]], r[index[few] // n][known[few]]))
     return max(scores) - SIMPLER * candidate.causes
 
 

@@ -1,6 +1,5 @@
 """How a device stores the encoder's output: dtype, quantization and layout; stated, or found by example."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import COMPLETE, DiagnoseOptions, diagnose
+from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected_outputs import ENCODER, expected_outputs
 from whisperport.diagnosis.layouts import Layout
 from whisperport.diagnosis.raw_files import RawOutput, raw_of
@@ -40,7 +39,6 @@ SAME_IN_EVERY_FILE = frozenset(
         CauseCode.NOT_DEQUANTIZED,
         CauseCode.WRONG_SCALE,
         CauseCode.WRONG_ZERO_POINT,
-        CauseCode.SCALE_AND_ZERO_POINT_SWAPPED,
         CauseCode.AXES_PERMUTED,
         CauseCode.PADDED_AXIS,
         CauseCode.CHANNEL_TILES,
@@ -53,7 +51,6 @@ SCALING = frozenset(
         CauseCode.NOT_DEQUANTIZED,
         CauseCode.WRONG_SCALE,
         CauseCode.WRONG_ZERO_POINT,
-        CauseCode.SCALE_AND_ZERO_POINT_SWAPPED,
     }
 )
 
@@ -218,22 +215,21 @@ def storage_by_example(
         return FeatureStorage(), sentences
     (tensor,) = expected.tensors
     raw = raw_of(example, 4 * tensor.array.size)
-    best = search(raw, tensor, expected, COMPLETE).best
+    best = search(raw, tensor, expected).best
     assert best is not None, "the diagnosis explains the file"
     causes = {finding.cause for finding in found.findings}
-    reading, layout = best.hypothesis.reading, best.hypothesis.layout
+    reading, layout = best.candidate.reading, best.candidate.layout
     scale, zero_point = None, 0.0
     if causes & SCALING:
         wanted = tensor.array.reshape(layout.shape)
         scale, zero_point = _fitted(layout.view(reading.values), wanted)
-    cut = re.match(r"path = cut\(path, (\d+),", "".join(best.hypothesis.code))
     return FeatureStorage(
         dtype=reading.dtype,
         scale=scale,
         zero_point=zero_point,
         is_big_endian=CauseCode.BYTE_ORDER in causes,
         layout=layout,
-        skipped=int(cut[1]) if cut else 0,
+        skipped=best.candidate.cut[0],
     ), sentences
 
 
