@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.coarse import coarse_output
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.explaining import Explanation
@@ -93,52 +94,62 @@ def diagnose(
     """
     options = options or DiagnoseOptions()
     expected = bundle if isinstance(bundle, Expected) else _expected(bundle, options, progress)
-    outputs = _outputs(output, expected)
-    raws = {
-        name: raw_of(given, 4 * expected.tensor(name).array.size) for name, given in outputs.items()
-    }
-    found = []
-    for name, raw in raws.items():
-        progress(f"diagnosing the output {name}")
-        found.append(_diagnosed(raw, expected.tensor(name), expected))
-    verdict = _verdict(found, options.simulated, expected, progress)
+    simulated = {}
+    if options.simulated is not None:
+        progress("reading the simulated quantization")
+        simulated = _values_of(_diagnosed_all(options.simulated, expected, progress))
+        own = expected.simulate
+        expected = replace(expected, simulate=lambda: (simulated, *own()))
+    found = _diagnosed_all(output, expected, progress)
+    verdict = None
+    if options.simulated is not None:
+        verdict = _verdict(_values_of(found), simulated, expected)
     return Diagnosis(
         program=expected.program,
         clip=expected.clip,
-        outputs=tuple(found),
+        outputs=tuple(found.values()),
         expected_from=expected.source,
         verdict=verdict.sentence if verdict else "",
         numbers=verdict.numbers if verdict else {},
-        missing=tuple(t.name for t in expected.tensors if t.name not in raws),
+        missing=tuple(t.name for t in expected.tensors if t.name not in found),
     )
 
 
-def _verdict(
-    found: Sequence[OutputDiagnosis],
-    simulated: DeviceOutput | Mapping[str, DeviceOutput] | None,
-    expected: Expected,
-    progress: Progress,
-) -> Verdict | None:
-    """Compare the corrected outputs with the simulated quantization; None if nothing can be compared."""
-    if simulated is None:
-        return None
-    simulation = {
-        one.output: one.corrected
-        for one in diagnose(expected, simulated, progress=progress).outputs
+def _diagnosed_all(
+    output: DeviceOutput | Mapping[str, DeviceOutput], expected: Expected, progress: Progress
+) -> dict[str, OutputDiagnosis]:
+    """Return the diagnosis of each output that was given, by its name."""
+    raws = {
+        name: raw_of(given, 4 * expected.tensor(name).array.size)
+        for name, given in _outputs(output, expected).items()
     }
-    names, device, quantized = [], [], []
-    for one in found:
-        other = simulation.get(one.output)
-        if one.corrected is not None and other is not None:
-            names.append(one.output)
-            device.append(one.corrected)
-            quantized.append(other)
+    found = {}
+    for name, raw in raws.items():
+        progress(f"diagnosing the output {name}")
+        found[name] = _diagnosed(raw, expected.tensor(name), expected)
+    return found
+
+
+def _values_of(found: Mapping[str, OutputDiagnosis]) -> dict[str, Array]:
+    """Return the outputs whose values are known, corrected where they can be."""
+    return {name: one.corrected for name, one in found.items() if one.corrected is not None}
+
+
+def _verdict(
+    device: Mapping[str, Array], simulated: Mapping[str, Array], expected: Expected
+) -> Verdict:
+    """Compare the outputs of the device with the simulated quantization."""
+    names = [name for name in device if name in simulated]
     if not names:
         return Verdict(
             sentence="No output is known of both the device and the simulation.", numbers={}
         )
-    arrays = [expected.tensor(name).array for name in names]
-    return verdict_of(device, quantized, arrays, GATES["w8a8"])
+    return verdict_of(
+        [device[name] for name in names],
+        [simulated[name] for name in names],
+        [expected.tensor(name).array for name in names],
+        GATES["w8a8"],
+    )
 
 
 def _expected(
@@ -193,26 +204,34 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
     if constant := _constant(raw):
         return _only(raw, tensor, before, constant)
     found = search(raw, tensor, expected)
-    best = found.best
+    best = _explained(found, tensor, expected, gate)
     if best is None:
         return _unexplained(raw, tensor, before, found)
-    after = _after(best, tensor, gate)
-    findings = list(best.findings)
-    if not (best.is_complete or after) or not findings:
-        if not is_noise(best, tensor, expected):
-            return _unexplained(raw, tensor, before, found)
-        if not best.reference.is_window:  # the rest is the distance of two windows
-            findings.append(_quantization_error(best))
     return OutputDiagnosis(
         output=tensor.name,
         source=raw.source,
         passed=False,
-        findings=tuple(findings),
+        findings=best.findings,
         before=before,
-        after=after,
+        after=_after(best, tensor, gate),
         fix=_fix_program(best, raw, tensor),
         corrected=_values(best, tensor),
     )
+
+
+def _explained(
+    found: Search, tensor: ExpectedTensor, expected: Expected, gate: Gate
+) -> Explanation | None:
+    """Return the explanation with quantization as its last cause, if that is the rest of the error."""
+    best = found.best
+    if best is not None:
+        if best.findings and (best.is_complete or _after(best, tensor, gate)):
+            return best
+        if is_noise(best, tensor, expected):
+            if best.reference.is_window:  # the rest is the distance of two windows
+                return best
+            return replace(best, findings=(*best.findings, _quantization_error(best)))
+    return coarse_output(found.likely, tensor, expected)
 
 
 def _before(raw: RawOutput, tensor: ExpectedTensor, gate: Gate) -> Comparison:
@@ -309,6 +328,7 @@ def _unexplained(
         findings=(),
         before=before,
         after=before,
+        corrected=_as_it_is(raw, tensor),
         excluded=(*size_sentences(raw.data.size, tensor), *excluded),
     )
 

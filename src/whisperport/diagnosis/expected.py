@@ -82,12 +82,14 @@ class Alternative:
         sentence: what the input was, such as "The input was the clip `02.wav`."
         arrays: output name -> its value.
         advice: what to change.
+        simulate: computes the same outputs as `Expected.simulate`.
     """
 
     cause: CauseCode
     sentence: str
     arrays: Mapping[str, Array]
     advice: str = ""
+    simulate: Callable[[], Sequence[Mapping[str, Array]]] = field(default=tuple, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +103,8 @@ class Expected:
         source: where the outputs come from, in one sentence.
         precision: the precision whose tolerances decide whether an output passes, such as "fp16".
         make_alternatives: computes the outputs for other inputs; called once, when it is first needed.
+        simulate: computes the outputs of the program in static 8 bits, once for each usual way to choose
+            its ranges, or of the toolchain's own simulation; nothing if none is at hand.
     """
 
     program: str
@@ -109,6 +113,7 @@ class Expected:
     source: str = ""
     precision: str = "fp16"
     make_alternatives: Callable[[], Sequence[Alternative]] = field(default=tuple, repr=False)
+    simulate: Callable[[], Sequence[Mapping[str, Array]]] = field(default=tuple, repr=False)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:

@@ -43,6 +43,7 @@ STALE_PART = 0.2  # a part of another output must lower the error to this part: 
 UNRELATED = 0.1  # error of a part that holds something unknown, in parts of the mean square (10 dB)
 AGREEING = UNRELATED / 30  # largest error of the other part then
 OWN_PART = 0.02  # part of a file with a stale part that must hold the reference
+OWN_PART_OF_UNKNOWN = 0.05  # the same if the other part is unknown: a few massive frames are exact
 UNKNOWN = "another output, or to none"
 TRIALS = 1e8  # hypotheses that are compared for 1,000 files: readings, layouts, outputs, shifts
 MANY = 2  # more causes than this must explain the file completely
@@ -231,8 +232,11 @@ def _stale(
     mine = np.where(used, np.square(data.x - line.a * fitted.r - line.b), 0.0)
     region = region_between(mine, np.where(used, errors, 0.0), own.starts, split, at_end=at_end)
     rest = usable & ~region.mask
-    if np.count_nonzero(rest) < OWN_PART * np.count_nonzero(usable):
+    least = OWN_PART if described else OWN_PART_OF_UNKNOWN
+    if np.count_nonzero(rest) < least * np.count_nonzero(usable):
         return None  # the file holds the other output
+    if not (usable & region.mask).any():
+        return None
     if not described and np.mean(mine[rest]) > AGREEING * line.a**2 * size:
         return None  # the rest differs, too
     return region, described

@@ -50,8 +50,8 @@ class OutputDiagnosis:
         fix: a short numpy program that reads the file and applies all corrections; empty if there are none.
         excluded: what was tried and does not explain the file, one sentence each.
         corrected: the values with all corrections, float32 in the output's shape, NaN where the file holds
-            none; None if nothing explains the file. If the input or the output was another one, these are
-            the values of that one.
+            none; as they are if nothing explains the file, and None if it has another size then. If the
+            input or the output was another one, these are the values of that one.
     """
 
     output: str

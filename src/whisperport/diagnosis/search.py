@@ -40,10 +40,12 @@ class Search:
     Attributes:
         best: the cheapest explanation; None if there is no hypothesis at all.
         tried: what was tried, one sentence each.
+        likely: the most similar readings and layouts, if nothing explains the file completely.
     """
 
     best: Explanation | None
     tried: tuple[str, ...]
+    likely: tuple[Candidate, ...] = ()
 
 
 def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Search:
@@ -64,16 +66,18 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Search
     best = _best_of(inexact, references, references, best)
     if inexact:
         tried.append(_described(inexact, references))
-    wrong = [] if _is_done(best) else list(_wrong(tensor, expected))
+    if _is_done(best):
+        return Search(best, tuple(tried))
+    likely = _likely(exact, inexact, references)
+    wrong = list(_wrong(tensor, expected))
     if wrong:
         # A stale part is what another run left: the output for the right input of any clip.
         right = [*references, *(r for r in wrong if _is_right(r))]
         best = _again(best, right)
-        likely = _likely(exact, inexact, references)
         best = _best_of(likely, references, right, best, thorough=False)
         best = _best_of(likely, wrong, right, best)
         tried += [f"Not the output for another input: {r.findings[0].sentence}" for r in wrong]
-    return Search(best, tuple(tried))
+    return Search(best, tuple(tried), tuple(likely))
 
 
 def _is_right(reference: ReferenceOutput) -> bool:

@@ -29,21 +29,35 @@ def scored(
                 yield similarity(candidate, reference), candidate, reference
 
 
-@np.errstate(invalid="ignore", over="ignore")
-def similarity(candidate: Candidate, reference: ReferenceOutput) -> float:
-    """Return how similar a reading in a layout is to a reference, 0 to 1."""
-    r = reference.frames
-    index = _sampled_frames(*r.shape)
+def over_time(candidate: Candidate, reference: ReferenceOutput) -> float:
+    """Return the correlation of the values' deviations from the means of their channels, 0 to 1."""
+    x, r = _samples(candidate, reference)
+    known = np.isfinite(x).all(axis=1)
+    if np.count_nonzero(known) < 8:
+        return 0.0
+    x, r = x[known], r[known]
+    return max(0.0, _correlation(x - x.mean(axis=0), r - r.mean(axis=0)))
+
+
+def _samples(candidate: Candidate, reference: ReferenceOutput) -> tuple[Doubles, Doubles]:
+    """Return the values of some frames of a file and of a reference, (f, C) each."""
+    index = _sampled_frames(*reference.frames.shape)
     key = (reference.frame_axis, reference.array.shape)
     if key not in candidate.samples:
         candidate.samples[key] = _robust(_sample(candidate, reference, index))
-    x = candidate.samples[key]
+    return candidate.samples[key], reference.frames[index]
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def similarity(candidate: Candidate, reference: ReferenceOutput) -> float:
+    """Return how similar a reading in a layout is to a reference, 0 to 1."""
+    x, r = _samples(candidate, reference)
     known = np.isfinite(x)
     if np.count_nonzero(known) < 8:
         return 0.0
-    scores = [_correlation(x[known], r[index][known])]
+    scores = [_correlation(x[known], r[known])]
     if r.shape[0] >= 8 and r.shape[1] >= 8:
-        x0, r0 = np.where(known, x, 0), np.where(known, r[index], 0)
+        x0, r0 = np.where(known, x, 0), np.where(known, r, 0)
         columns, rows = known.any(axis=0), known.any(axis=1)
         scores.append(_correlation(x0.sum(0)[columns], r0.sum(0)[columns]))
         scores.append(0.8 * _correlation(x0.std(1)[rows], r0.std(1)[rows]))
