@@ -23,6 +23,7 @@ Map = NDArray[np.int64]
 COMPARED = 64  # channels that a shift is estimated with
 SMALLEST_OVERLAP = 0.15  # part of the frames that a shift must leave
 FEWEST_SHIFTED = 8  # fewer frames are not compared with each other
+ALIKE = 0.5  # correlation of the frames' means or deviations, which a part of another output lowers
 FEWEST_FRAMES = 16  # frames that are needed to recognize a channel
 FRAMES = 512  # frames that channels are compared with
 BLOCK_COUNTS = (2, 3, 4, 6, 8, 12, 16)  # blocks of channels that are looked for in few frames
@@ -51,6 +52,8 @@ def geometries(data: FileValues) -> Iterator[Geometry]:
         if moved.frame_map is not None:
             yield moved
             held, there = known & (moved.frame_map >= 0), r[moved.frame_map]
+            if not _are_alike(x[held], there[held]):
+                continue  # the comparison of all channels takes long
         order = _channel_order(x[held], there[held])
         if order is not None:
             findings = (*moved.findings, _block_finding(order))
@@ -120,9 +123,20 @@ def _likely_shifts(x: Doubles, r: Doubles) -> list[int]:
         return []
     step = max(1, x.shape[1] // COMPARED)
     in_channels = _peaks(_standard(x[:, ::step]), _standard(r[:, ::step]), 2)
-    u, v = (_standard(np.stack([a.mean(axis=1), a.std(axis=1)], axis=1)) for a in (x, r))
-    in_profiles = _peaks(u, v, 1)
+    in_profiles = _peaks(_profile(x), _profile(r), 1)
     return [n for n in dict.fromkeys((*in_channels, *in_profiles)) if n]
+
+
+def _profile(a: Doubles) -> Doubles:
+    """Return mean and deviation of each frame (F, 2)."""
+    return _standard(np.stack([a.mean(axis=1), a.std(axis=1)], axis=1))
+
+
+def _are_alike(x: Doubles, r: Doubles) -> bool:
+    """Return whether the frames can be the same ones, with the channels in any order."""
+    if x.shape[0] < FEWEST_SHIFTED:
+        return True
+    return bool(np.abs(np.mean(_profile(x) * _profile(r), axis=0)).max() >= ALIKE)
 
 
 def _standard(a: Doubles) -> Doubles:
