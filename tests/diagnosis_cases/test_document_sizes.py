@@ -16,8 +16,8 @@ from whisperport.bundle import MANIFEST, Bundle, FileEntry
 from whisperport.bundle.folder import file_sha256
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import diagnose
+from whisperport.diagnosis.layouts import explain_size
 from whisperport.diagnosis.result import Diagnosis
-from whisperport.diagnosis.sizes import explain_size
 from whisperport.program.signatures import expected_signature
 
 from ..embedded import default_bundle

@@ -1,4 +1,4 @@
-"""Buffers that hold only a part of the output: constant values at an end, or values of another output.
+"""Values that hold no output: constant ends, parts that belong to another output, and clipped values.
 
 Positions are those of the values in the order of the file, without padding.
 """
@@ -17,6 +17,11 @@ Mask = NDArray[np.bool_]
 
 SHORTEST = 8  # values; a shorter run of equal values is chance
 SHORTEST_SHARE = 1 / 500  # of the file
+
+
+FEWEST_AT_A_LIMIT = 4  # values; fewer are the extremes of a range that fits
+SHARE_AT_A_LIMIT = 2e-4
+BEYOND = 0.8  # share of the values at the limits for which the reference is beyond the limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,4 +131,69 @@ def stale_finding(stale: Region, count: int, held: str) -> Finding:
         cause=CauseCode.STALE_BUFFER,
         sentence=f"The values {part}, of {count:,}, belong to {held or 'no output: they are constant'}.",
         advice="Wait until the device has finished, and clear the buffer before each run.",
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """The largest and the smallest value of a file, where many values are equal to it.
+
+    Attributes:
+        low: the smallest value; −infinity if few values are equal to it.
+        high: the largest value; infinity if few values are equal to it.
+        mask: (n,) the values at a limit.
+    """
+
+    low: float
+    high: float
+    mask: Mask
+
+
+def limits_of(x: Doubles, ok: Mask) -> Limits:
+    """Return the limits at which many values lie.
+
+    Args:
+        x: (n,) values in the order of the file.
+        ok: (n,) whether a value counts.
+    """
+    nothing = np.zeros(x.size, bool)
+    count = int(np.count_nonzero(ok))
+    low, high = float(x.min(where=ok, initial=np.inf)), float(x.max(where=ok, initial=-np.inf))
+    at_low, at_high = ok & (x == low), ok & (x == high)
+    fewest = max(FEWEST_AT_A_LIMIT, SHARE_AT_A_LIMIT * count)
+    if np.count_nonzero(at_low) < fewest:
+        low, at_low = -np.inf, nothing
+    if np.count_nonzero(at_high) < fewest:
+        high, at_high = np.inf, nothing
+    mask = at_low | at_high
+    if np.count_nonzero(mask) > 0.9 * count:
+        return Limits(-np.inf, np.inf, nothing)
+    return Limits(low, high, mask)
+
+
+def saturation_finding(limits: Limits, predicted: Doubles, used: Mask) -> Finding | None:
+    """Return the cause if the reference is beyond the limits where the file is at them; None otherwise.
+
+    Args:
+        limits: the limits of the file's values.
+        predicted: (n,) values that the reference implies, without limits.
+        used: (n,) whether a value counts.
+    """
+    at_limit = limits.mask & used
+    count = int(np.count_nonzero(at_limit))
+    if not count:
+        return None
+    values = predicted[at_limit]
+    clipped = np.clip(values, limits.low, limits.high)
+    # Without saturation, the largest value is the reference's own: the excess is rounding only.
+    excess = float(np.mean(np.square(values - clipped)))
+    spread = float(np.std(predicted[used]))
+    beyond = np.count_nonzero((values > limits.high) | (values < limits.low))
+    if beyond < BEYOND * count or excess < (0.01 * spread) ** 2:
+        return None
+    shown = [f"{limit:.6g}" for limit in (limits.low, limits.high) if np.isfinite(limit)]
+    return Finding(
+        cause=CauseCode.SATURATED,
+        sentence=f"{count:,} of {np.count_nonzero(used):,} values are clipped to {' or '.join(shown)}.",
+        advice="Calibrate the quantization with louder and more varied audio, or use 16-bit activations.",
     )

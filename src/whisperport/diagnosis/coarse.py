@@ -27,6 +27,8 @@ from whisperport.program.runner import Array
 
 Doubles = NDArray[np.float64]
 
+NOISE_DB = 3.0  # a lower SQNR is no small error
+CLOSER_DB = 3.0  # noise is smaller by this much than the distance of the outputs for other clips
 FEWEST_FRAMES = 16  # that show a correlation over time
 LEAST = 0.3  # correlation below which nothing is recognized
 PER_CAUSE = 0.1  # by which the correlation must be larger for each cause of a reading or a layout
@@ -75,6 +77,32 @@ class _Input:
     def has_its_error(self) -> bool:
         """Whether the file shares the error of the simulation."""
         return self.best >= LEAST and _rest_db(self.exact) - _rest_db(self.simulated) >= SHARED_DB
+
+
+def is_noise(best: Explanation, tensor: ExpectedTensor, expected: Expected) -> bool:
+    """Return whether the rest of an error is small enough to be noise on the output that was found.
+
+    The values must be clearly closer to it than the outputs for other clips are to the expected output:
+    these are the distances at which another output lies.
+    """
+    e = tensor.array.astype(np.float64)
+    distances = [NOISE_DB]
+    for alternative in expected.alternatives:
+        if alternative.cause in (CauseCode.OTHER_CLIP, CauseCode.SILENT_INPUT):
+            for reference in _references(tensor, [alternative]):
+                error = float(np.sum(np.square(e.reshape(reference.array.shape) - reference.array)))
+                if error > 0:
+                    distances.append(10 * math.log10(float(np.vdot(e, e)) / error) + CLOSER_DB)
+    return best.sqnr_db >= max(distances)
+
+
+def quantization_error(best: Explanation) -> Finding:
+    """Return the cause of noise."""
+    rest = 10 * math.log10(best.error / max(best.floor, 1e-12))
+    beyond = (
+        f", {rest:.0f} dB more than the rounding of the file's dtype" if best.floor > 1e-9 else ""
+    )
+    return _finding(f"The rest of the error is noise: SQNR {best.sqnr_db:.1f} dB{beyond}.")
 
 
 def coarse_output(
@@ -227,7 +255,7 @@ def _explained(candidate: Candidate, given: _Input) -> Explanation:
         *candidate.layout.findings,
         *of_line,
         *given.reference.findings,
-        _finding(given, error),
+        _finding(_sentence(given, error)),
     )
     values = data.in_frames(np.where(data.written, corrected, np.nan))
     return Explanation(
@@ -253,20 +281,26 @@ def _line(x: Doubles, r: Doubles, used: NDArray[np.bool_], *, is_stored: bool) -
     return Line(a, b)
 
 
-def _finding(given: _Input, error: float) -> Finding:
-    sqnr = -10 * math.log10(max(error, 1e-30))
-    sentence = (
-        f"The quantization is coarse: the values follow the expected ones, but the rest of the error is as "
-        f"large as an SQNR of {sqnr:.1f} dB."
-    )
-    if given.has_its_error and given.simulation is not None:
-        r = given.reference.array
-        noise = np.square(given.simulation - r).mean() / given.reference.mean_square
-        sentence = (
-            f"The quantization is coarse: this checkpoint's own encoder in static 8 bits has an SQNR of "
-            f"{-10 * math.log10(max(noise, 1e-30)):.1f} dB here, and the file (SQNR {sqnr:.1f} dB) has the "
-            "same error."
+def _sentence(given: _Input, error: float) -> str:
+    sqnr = _db(1 / error)
+    if given.simulation is None or not given.has_its_error:
+        return (
+            "The quantization is coarse: the values follow the expected ones, with an SQNR of only "
+            f"{sqnr:.1f} dB."
         )
+    noise = float(np.mean(np.square(given.simulation - given.reference.array)))
+    return (
+        "The quantization is coarse: the simulated static 8-bit encoder of this checkpoint has an SQNR of "
+        f"{_db(given.reference.mean_square / noise):.1f} dB itself, and the file has the same error: "
+        f"{sqnr:.1f} dB."
+    )
+
+
+def _db(ratio: float) -> float:
+    return 10 * math.log10(ratio)
+
+
+def _finding(sentence: str) -> Finding:
     return Finding(
         cause=CauseCode.QUANTIZATION_ERROR,
         sentence=sentence,

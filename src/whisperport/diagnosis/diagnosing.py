@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.coarse import coarse_output
+from whisperport.diagnosis.coarse import coarse_output, is_noise, quantization_error
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.explaining import Explanation
-from whisperport.diagnosis.noise import is_noise
+from whisperport.diagnosis.layouts import explain_size
 from whisperport.diagnosis.raw_files import RawOutput, files_of, raw_of
 from whisperport.diagnosis.result import Diagnosis, Finding, OutputDiagnosis
 from whisperport.diagnosis.search import Search, search
-from whisperport.diagnosis.sizes import size_sentences
 from whisperport.diagnosis.verdict import Verdict, verdict_of
 from whisperport.errors import UsageError
 from whisperport.program.runner import Array
@@ -191,31 +190,30 @@ def _outputs(
 def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> OutputDiagnosis:
     gate = GATES[expected.precision]
     before = _before(raw, tensor, gate)
+    as_it_is = OutputDiagnosis(
+        output=tensor.name,
+        source=raw.source,
+        passed=bool(before),
+        findings=(),
+        before=before,
+        after=before,
+        corrected=_as_it_is(raw, tensor),
+    )
     if before:
-        return OutputDiagnosis(
-            output=tensor.name,
-            source=raw.source,
-            passed=True,
-            findings=(),
-            before=before,
-            after=before,
-            corrected=_as_it_is(raw, tensor),
-        )
+        return as_it_is
     if constant := _constant(raw):
-        return _only(raw, tensor, before, constant)
+        return replace(as_it_is, findings=(constant,))
     found = search(raw, tensor, expected)
     best = _explained(found, tensor, expected, gate)
     if best is None:
-        return _unexplained(raw, tensor, before, found)
-    return OutputDiagnosis(
-        output=tensor.name,
-        source=raw.source,
-        passed=False,
+        return replace(as_it_is, excluded=_excluded(raw, tensor, before, found))
+    return replace(
+        as_it_is,
         findings=best.findings,
-        before=before,
         after=_after(best, tensor, gate),
         fix=_fix_program(best, raw, tensor),
-        corrected=_values(best, tensor),
+        corrected=best.corrected.astype(np.float32).reshape(tensor.array.shape),
+        storage=best.candidate,
     )
 
 
@@ -230,7 +228,7 @@ def _explained(
         if is_noise(best, tensor, expected):
             if best.reference.is_window:  # the rest is the distance of two windows
                 return best
-            return replace(best, findings=(*best.findings, _quantization_error(best)))
+            return replace(best, findings=(*best.findings, quantization_error(best)))
     return coarse_output(found.likely, tensor, expected)
 
 
@@ -266,12 +264,6 @@ def _after(best: Explanation, tensor: ExpectedTensor, gate: Gate) -> Comparison:
     return compare(reference.name, actual[known], wanted[known], gate)
 
 
-def _values(best: Explanation, tensor: ExpectedTensor) -> Array:
-    """Return the corrected values in the output's shape."""
-    values: Array = best.corrected.astype(np.float32).reshape(tensor.array.shape)
-    return values
-
-
 def _constant(raw: RawOutput) -> Finding | None:
     """Return the finding if all values of a file are equal, whatever their dtype."""
     data: NDArray[Any] = raw.data
@@ -282,8 +274,7 @@ def _constant(raw: RawOutput) -> Finding | None:
                 break
     else:
         return None
-    shown = "0" if not data.any() else f"the bytes {items[0].tobytes().hex(' ')}"
-    is_finite = True
+    shown, is_finite = f"the bytes {items[0].tobytes().hex(' ')}" if data.any() else "0", True
     if itemsize == 4:
         value = float(np.frombuffer(items[0].tobytes(), "<f4")[0])
         shown, is_finite = f"{value:.6g}", math.isfinite(value)
@@ -299,38 +290,18 @@ def _are_zeros(data: NDArray[Any]) -> bool:
     return not (np.frombuffer(data, "<u4") & 0x7FFFFFFF).any()
 
 
-def _only(
-    raw: RawOutput, tensor: ExpectedTensor, before: Comparison, finding: Finding
-) -> OutputDiagnosis:
-    return OutputDiagnosis(
-        output=tensor.name,
-        source=raw.source,
-        passed=False,
-        findings=(finding,),
-        before=before,
-        after=before,
-    )
-
-
-def _unexplained(
+def _excluded(
     raw: RawOutput, tensor: ExpectedTensor, before: Comparison, found: Search
-) -> OutputDiagnosis:
-    excluded = list(found.tried)
-    if found.best and not before.reason.startswith("the file has"):
-        excluded.append(
-            f"The best correction leaves an SQNR of {found.best.sqnr_db:.1f} dB, which is too low to "
-            "name a cause."
-        )
-    return OutputDiagnosis(
-        output=tensor.name,
-        source=raw.source,
-        passed=False,
-        findings=(),
-        before=before,
-        after=before,
-        corrected=_as_it_is(raw, tensor),
-        excluded=(*size_sentences(raw.data.size, tensor), *excluded),
+) -> tuple[str, ...]:
+    """Return what was tried and does not explain a file, one sentence each."""
+    sizes = explain_size(raw.data.size, tensor.name, tensor.array.shape)
+    if found.best is None or before.reason.startswith("the file has"):
+        return (*sizes, *found.tried)
+    rest = (
+        f"The best correction leaves an SQNR of {found.best.sqnr_db:.1f} dB, which is too low to name a "
+        "cause."
     )
+    return (*sizes, *found.tried, rest)
 
 
 def _fix_program(best: Explanation, raw: RawOutput, tensor: ExpectedTensor) -> str:
@@ -341,16 +312,3 @@ def _fix_program(best: Explanation, raw: RawOutput, tensor: ExpectedTensor) -> s
         load = f"data = np.load({path!r}).tobytes()"
     end = f"x = np.ascontiguousarray(x, np.float32).reshape({tensor.array.shape})"
     return "\n".join(["import numpy as np", load, *best.code, end, "x.tofile('corrected.bin')"])
-
-
-def _quantization_error(best: Explanation) -> Finding:
-    rest = 10 * math.log10(best.error / max(best.floor, 1e-12))
-    beyond = (
-        f", {rest:.0f} dB more than the rounding of the file's dtype" if best.floor > 1e-9 else ""
-    )
-    return Finding(
-        cause=CauseCode.QUANTIZATION_ERROR,
-        sentence=f"The rest of the error is noise: SQNR {best.sqnr_db:.1f} dB{beyond}.",
-        advice="Use 16-bit activations or keep sensitive layers in float; compare with the simulated "
-        "quantization to see whether the device or the quantization causes it.",
-    )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from whisperport.diagnosis.buffers import (
     Region,
     region_between,
+    saturation_finding,
     split_between,
     stale_finding,
     tail_finding,
@@ -32,7 +33,6 @@ from whisperport.diagnosis.fitting import (
 from whisperport.diagnosis.geometries import in_order, undone
 from whisperport.diagnosis.reference_outputs import ReferenceOutput
 from whisperport.diagnosis.result import Finding
-from whisperport.diagnosis.saturation import saturation_finding
 from whisperport.diagnosis.scales import PER_CAUSE_DB, SMALLEST, BlockSums, line_findings
 
 Doubles = NDArray[np.float64]

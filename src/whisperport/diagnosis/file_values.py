@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.buffers import Region, constant_run
+from whisperport.diagnosis.buffers import Limits, Region, constant_run, limits_of
 from whisperport.diagnosis.candidates import Candidate
 from whisperport.diagnosis.reference_outputs import ReferenceOutput
-from whisperport.diagnosis.saturation import Limits, limits_of
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -11,11 +11,9 @@ from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected_outputs import ENCODER, expected_outputs
-from whisperport.diagnosis.layouts import Layout
+from whisperport.diagnosis.layouts import Layout, explain_size
 from whisperport.diagnosis.raw_files import RawOutput, raw_of
 from whisperport.diagnosis.readings import FORMATS, read_as
-from whisperport.diagnosis.search import search
-from whisperport.diagnosis.sizes import explain_size
 from whisperport.errors import UsageError
 from whisperport.system.option import Option
 from whisperport.system.progress import Progress
@@ -214,30 +212,22 @@ def storage_by_example(
     if found.passed:
         return FeatureStorage(), sentences
     (tensor,) = expected.tensors
-    raw = raw_of(example, 4 * tensor.array.size)
-    best = search(raw, tensor, expected).best
-    assert best is not None, "the diagnosis explains the file"
+    assert found.storage is not None, "the diagnosis explains the file"
     causes = {finding.cause for finding in found.findings}
-    reading, layout = best.candidate.reading, best.candidate.layout
+    reading, layout = found.storage.reading, found.storage.layout
     scale, zero_point = None, 0.0
     if causes & SCALING:
-        wanted = tensor.array.reshape(layout.shape)
-        scale, zero_point = _fitted(layout.view(reading.values), wanted)
+        stored = layout.view(reading.values).astype(np.float64)
+        a, b = np.polyfit(tensor.array.astype(np.float64).reshape(-1), stored.reshape(-1), 1)
+        scale, zero_point = float(1 / a), float(b)
     return FeatureStorage(
         dtype=reading.dtype,
         scale=scale,
         zero_point=zero_point,
         is_big_endian=CauseCode.BYTE_ORDER in causes,
         layout=layout,
-        skipped=best.candidate.cut[0],
+        skipped=found.storage.cut[0],
     ), sentences
-
-
-def _fitted(stored: Floats, wanted: Floats) -> tuple[float, float]:
-    """Return scale and zero point that fit stored values to the expected ones, by least squares."""
-    x, r = stored.astype(np.float64), wanted.astype(np.float64)
-    a = float(((x - x.mean()) * (r - r.mean())).sum() / np.square(r - r.mean()).sum())
-    return 1 / a, float(x.mean() - a * r.mean())
 
 
 def _layout(shape: tuple[int, int], order: Order) -> Layout:
