@@ -128,13 +128,15 @@ def test_exchanged_outputs_are_named(tmp_path: Path) -> None:
 def test_the_simulation_tells_a_bad_quantization_from_a_wrong_device() -> None:
     # given
     right, coarse = floats(features(1)), floats(noisy(features(1), 12))
+    coarser = floats(noisy(features(1), 9))
     fine, unknown = floats(noisy(features(1), 25)), np.full_like(right, np.nan)
 
     def verdict(device: Any, simulated: Any) -> str:
         return verdict_of([device], [simulated], [right], GATES["w8a8"]).sentence
 
     # then
-    assert verdict(coarse, coarse).startswith("The quantization is bad, and the device is right")
+    assert verdict(coarse, coarse).startswith("The device computes what its toolchain simulates")
+    assert verdict(coarser, coarse).startswith("The quantization is bad, and the device is right")
     assert verdict(coarse, fine).startswith("The device is wrong, and the quantization is good")
     assert verdict(fine, fine).startswith("Quantization and device are right")
     assert verdict(-right, coarse).startswith("Quantization and device are both wrong")

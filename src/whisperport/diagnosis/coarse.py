@@ -26,8 +26,10 @@ from whisperport.diagnosis.similarity import over_time
 from whisperport.program.runner import Array
 
 Doubles = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 NOISE_DB = 3.0  # a lower SQNR is no small error
+MOST = 0.5  # part of a file's values that noise is named for
 CLOSER_DB = 3.0  # noise is smaller by this much than the distance of the outputs for other clips
 FEWEST_FRAMES = 16  # that show a correlation over time
 LEAST = 0.3  # correlation below which nothing is recognized
@@ -35,12 +37,13 @@ PER_CAUSE = 0.1  # by which the correlation must be larger for each cause of a r
 OTHER_INPUT_DB = (
     2.0  # an output for another input must leave less of the values unexplained by this much
 )
-OTHER_CLIP = 0.02  # by which the correlation with another clip's output must be larger
+OTHER_INPUT = 0.2  # or by which the correlation must be larger
+OTHER_CLIP = 0.02  # the same for the right input of another clip
 SHARED_DB = 3.0  # the same for the simulation, if it has the file's error
 SETTLED = 0.97  # correlation with a simulation that ends the search for other inputs
 ROUGH = 0.15  # by which the error is less like that of the next frame than the output is
 USUAL_FACTOR = math.sqrt(2)  # the values' deviation may be larger or smaller by this much
-USUAL_OFFSET = 0.25  # and their mean, in parts of the deviation
+USUAL_OFFSET = 0.25  # largest difference of their means, in parts of the deviation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +72,7 @@ class _Input:
 
     def is_nearer_than(self, other: "_Input") -> bool:
         """Whether the file is clearly more similar to its outputs than to those for the other one."""
-        if self.is_clip and self.best >= other.best + OTHER_CLIP:
+        if self.best >= other.best + (OTHER_CLIP if self.is_clip else OTHER_INPUT):
             return True
         return _rest_db(other.best) - _rest_db(self.best) >= OTHER_INPUT_DB
 
@@ -83,8 +86,11 @@ def is_noise(best: Explanation, tensor: ExpectedTensor, expected: Expected) -> b
     """Return whether the rest of an error is small enough to be noise on the output that was found.
 
     The values must be clearly closer to it than the outputs for other clips are to the expected output:
-    these are the distances at which another output lies.
+    these are the distances at which another output lies. And most values of the file must belong to it.
     """
+    held = min(best.candidate.reading.values.size, best.corrected.size)
+    if np.count_nonzero(np.isfinite(best.corrected)) < MOST * held:
+        return False
     e = tensor.array.astype(np.float64)
     distances = [NOISE_DB]
     for alternative in expected.alternatives:
@@ -229,7 +235,7 @@ def _like_the_next(values: Doubles) -> float:
     return float(np.vdot(values[1:], values[:-1])) / max(energy, 1e-300)
 
 
-def _explained(candidate: Candidate, given: _Input) -> Explanation:
+def _explained(candidate: Candidate, given: _Input) -> Explanation | None:
     """Return the explanation: reading, layout, scale, input and quantization."""
     data = file_values(candidate, given.reference)
     frames = given.reference.in_frames(
@@ -238,10 +244,11 @@ def _explained(candidate: Candidate, given: _Input) -> Explanation:
         else given.reference.array
     )
     line = _line(data.x, data.in_file(frames), data.usable, is_stored=candidate.reading.are_stored)
+    if line is None:
+        return None
     sums = BlockSums(data.x, data.in_file(given.reference.frames), data.usable)
-    causes = int(line.a != 1) + int(line.b != 0)
     blocks = sums.errors(line)
-    fit = ScaleFit(line, causes, blocks, float(np.nanmean(blocks)))
+    fit = ScaleFit(line, int(line.a != 1), blocks, float(np.nanmean(blocks)))
     spread = math.sqrt(given.reference.mean_square)
     of_line, code = line_findings(fit, candidate.reading, spread)
     corrected = (data.x - line.b) / line.a
@@ -270,15 +277,18 @@ def _explained(candidate: Candidate, given: _Input) -> Explanation:
     )
 
 
-def _line(x: Doubles, r: Doubles, used: NDArray[np.bool_], *, is_stored: bool) -> Line:
-    """Return the line that gives r the mean and the deviation of x; the usual one if it is near."""
+def _line(x: Doubles, r: Doubles, used: Mask, *, is_stored: bool) -> Line | None:
+    """Return the line that gives r the mean and the deviation of x; None if x is far from a·r.
+
+    The usual scale is kept if it is near.
+    """
     a = float(np.std(x[used]) / np.std(r[used]))
     if not is_stored and 1 / USUAL_FACTOR < a < USUAL_FACTOR:
         a = 1.0
     b = float(np.mean(x[used]) - a * np.mean(r[used]))
-    if not is_stored and abs(b) < USUAL_OFFSET * np.std(x[used]):
-        b = 0.0
-    return Line(a, b)
+    if is_stored:
+        return Line(a, b)
+    return Line(a) if abs(b) < USUAL_OFFSET * np.std(x[used]) else None
 
 
 def _sentence(given: _Input, error: float) -> str:

@@ -208,11 +208,12 @@ def _stale(
     """Return the part of the file that holds something else, and what; "" if that is not known.
 
     Each block of values is counted with its error against the expected output, or against the other one.
-    Against something unknown, every block has the same error.
+    Against something unknown, every value has the same error.
     """
     if fitted.fit.error <= max(ROUNDING_FACTOR * fitted.floor, NO_ERROR):
         return None
-    line, size = fitted.fit.line, data.reference.mean_square
+    line = fitted.fit.line
+    size = line.a**2 * data.reference.mean_square
     usable = data.usable & used
     own = BlockSums(data.x, fitted.r, usable)
     own_errors = own.squares(line)
@@ -222,24 +223,33 @@ def _stale(
         found = split_between(own_errors, BlockSums(data.x, r, usable).squares(line))
         if found and (best is None or found[0] < best[0]):
             best = (*found, np.square(data.x - line.a * r - line.b), other.described)
-    if best is None or best[0] > STALE_PART:
-        found = split_between(own_errors, own.n * UNRELATED * line.a**2 * size)
-        if found is None:
-            return None
-        unknown = np.full(data.x.size, UNRELATED * line.a**2 * size)
-        best = (*found, unknown, "")
+    is_known = best is not None and best[0] <= STALE_PART
+    if not is_known and not data.reference.findings:  # with a wrong input, it would be two guesses
+        found = split_between(own_errors, own.n * UNRELATED * size)
+        best = (*found, np.full(data.x.size, UNRELATED * size), "") if found else None
+    if best is None or not (is_known or best[-1] == ""):
+        return None
     _, split, at_end, errors, described = best
     mine = np.where(used, np.square(data.x - line.a * fitted.r - line.b), 0.0)
     region = region_between(mine, np.where(used, errors, 0.0), own.starts, split, at_end=at_end)
-    rest = usable & ~region.mask
+    most = math.inf if described else AGREEING * size
     least = OWN_PART if described else OWN_PART_OF_UNKNOWN
-    if np.count_nonzero(rest) < least * np.count_nonzero(usable):
-        return None  # the file holds the other output
-    if not (usable & region.mask).any():
-        return None
-    if not described and np.mean(mine[rest]) > AGREEING * line.a**2 * size:
-        return None  # the rest differs, too
-    return region, described
+    is_own = _is_own(mine, errors, usable, region.mask, least=least, most=most)
+    return (region, described) if is_own else None
+
+
+def _is_own(
+    mine: Doubles, errors: Doubles, usable: Mask, stale: Mask, *, least: float, most: float
+) -> bool:
+    """Return whether the rest of a file with a stale part holds the reference.
+
+    It must be large enough, its error small enough, and the other output must not explain it as well.
+    """
+    rest = usable & ~stale
+    if np.count_nonzero(rest) < least * np.count_nonzero(usable) or not (usable & stale).any():
+        return False
+    error = float(np.mean(mine[rest]))
+    return error <= most and error <= STALE_PART * float(np.mean(errors[rest]))
 
 
 def _mean_error(corrected: Doubles, r: Doubles, used: Mask, mean_square: float) -> float:
