@@ -152,6 +152,18 @@ def test_a_diagnosis_with_a_simulation_has_a_verdict() -> None:
     assert found.numbers["l2_ratio"] == 1
 
 
+def test_a_file_like_the_toolchains_simulation_has_the_model_as_its_cause() -> None:
+    # given a file that is far from the expected output, and the same as the toolchain's simulation
+    noise = floats(np.random.default_rng(8).standard_normal(features(1).shape))
+
+    # when
+    found = diagnose(expected(), noise, DiagnoseOptions(simulated=noise.copy()))
+
+    # then
+    assert found.verdict.startswith("The device computes what its toolchain simulates")
+    assert found.causes == (CauseCode.QUANTIZATION_ERROR,)
+
+
 def test_a_diagnosis_is_plain_json(tmp_path: Path) -> None:
     import json
 

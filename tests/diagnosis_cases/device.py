@@ -272,7 +272,7 @@ def _dequantized(q: Array, plan: Plan, scale: float, zero: int) -> Floats:
         case "no scale":
             x = x - z
         case "other signedness":
-            viewed = q.view({"int8": np.uint8, "uint8": np.int8, "int16": np.uint16}[plan.storage])
+            viewed = q.view({"int8": np.uint8, "uint8": np.int8}[plan.storage])
             x = (viewed.astype(np.float64) - z) * s
         case _:
             x = (x - z) * s

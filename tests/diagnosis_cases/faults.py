@@ -157,7 +157,7 @@ def _shifted(plan: Plan, random: Random) -> Plan | None:
 @_fault("blocks reordered", "channel blocks", "blocks", "blocks")
 def _blocks(plan: Plan, random: Random) -> Plan | None:
     x = expected(plan)
-    if plan.output == "logits":
+    if plan.output == "logits" or x.shape[position_axis(plan.output)] < 100:
         return None
     blocks = int(_one(random, 2, 4)) if plan.output == "features" else x.shape[0]
     order = list(range(blocks))
@@ -210,7 +210,14 @@ _script_fault("not dequantized", "not dequantized", "not at all")
 _script_fault("scale not applied", "wrong scale", "no scale")
 _script_fault("zero point not subtracted", "wrong zero point", "no zero point")
 _script_fault("zero point added", "wrong zero point", "added zero point")
-_script_fault("other signedness", "signedness", "other signedness")
+
+
+@_fault("other signedness", "signedness", "script", "dequantize")
+def _other_signedness(plan: Plan, random: Random) -> Plan | None:
+    stored = _integers(plan, random)
+    if stored is None or stored.storage == "int16":
+        return None
+    return replace(stored, dequantize="other signedness")
 
 
 @_fault("zero point off by 128", "wrong zero point", "script", "dequantize", "offset_steps")

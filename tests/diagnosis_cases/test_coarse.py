@@ -17,7 +17,7 @@ import torch
 from whisperport.audio import load_audio, log_mel
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
+from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.result import Diagnosis
@@ -143,10 +143,10 @@ def _causes(encoders: Encoders, kind: str, mistake: str) -> set[CauseCode]:
     }
 
 
-def _diagnosis(expected: Expected, values: Any, folder: Path, **options: Any) -> Diagnosis:
+def _diagnosis(expected: Expected, values: Any, folder: Path) -> Diagnosis:
     path = folder / "output.bin"
     values.tofile(path)
-    return diagnose(expected, path, DiagnoseOptions(**options))
+    return diagnose(expected, path)
 
 
 def test_the_causes_of_files_of_8_bit_encoders_are_named(
@@ -154,7 +154,7 @@ def test_the_causes_of_files_of_8_bit_encoders_are_named(
 ) -> None:
     # given each quantization, with one of the mistakes on top of it
     every = [(kind, mistake) for kind in KINDS for mistake in MISTAKES]
-    cases = core_or_all([every[i] for i in (0, 2, 9, 4, 6, 13, 17)], every)
+    cases = core_or_all([every[i] for i in (0, 2, 4, 7, 9, 13)], every)
     # when the files are diagnosed
     named = {
         case: set(
@@ -192,19 +192,6 @@ def test_declared_integers_of_a_coarse_quantization_are_read_and_named(
     found = _diagnosis(replace(expected, tensors=(declared,)), stored.quantize(features), tmp_path)
     # then
     assert set(found.causes) == _causes(encoders, "min-max", "none")
-
-
-def test_a_file_like_the_toolchains_simulation_has_the_model_as_its_cause(
-    encoders: Encoders, tmp_path: Path
-) -> None:
-    # given a file that nothing explains, and the same as the toolchain's simulation
-    noise = np.random.default_rng(0).standard_normal(encoders.exact["none"].shape)
-    values = noise.astype(np.float32)
-    # when
-    found = _diagnosis(encoders.expected(), values, tmp_path, simulated=values)
-    # then
-    assert found.causes == ()
-    assert found.verdict.startswith("The device computes what its toolchain simulates")
 
 
 def test_the_static_encoder_of_a_bundle_is_simulated_if_its_checkpoint_is_here() -> None:

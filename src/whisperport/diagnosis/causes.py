@@ -99,5 +99,6 @@ class CauseCode(StrEnum):
     # The spectrogram was computed with the natural logarithm instead of log10.
     NATURAL_LOG = "natural-log"
     # The layout and the values' scale are right, but the error is larger than the file's dtype explains,
-    # and spread over the values like noise.
+    # and spread over the values like noise. It may be as large as the values, as that of static 8 bits is
+    # for a checkpoint with massive activations.
     QUANTIZATION_ERROR = "quantization-error"

@@ -26,8 +26,6 @@ FEWEST_SHIFTED = 8  # fewer frames are not compared with each other
 ALIKE = 0.5  # correlation of the frames' means or deviations, which a part of another output lowers
 FEWEST_FRAMES = 16  # frames that are needed to recognize a channel
 FRAMES = 512  # frames that channels are compared with
-BLOCK_COUNTS = (2, 3, 4, 6, 8, 12, 16)  # blocks of channels that are looked for in few frames
-SMALLEST_BLOCK = 8  # values of one block
 CERTAIN = 0.8  # correlation from which on a channel is recognized
 
 
@@ -181,9 +179,7 @@ def _channel_order(x: Doubles, r: Doubles) -> Map | None:
     is tried: the others may hold another output.
     """
     frames, channels = x.shape
-    if frames < FEWEST_FRAMES:
-        return _block_order(x, r)
-    if not 4 <= channels <= 4096:
+    if frames < FEWEST_FRAMES or not 4 <= channels <= 4096:
         return None
     third = frames // 3
     parts = [slice(None)]
@@ -207,23 +203,6 @@ def _similar_order(x: Doubles, r: Doubles) -> Map | None:
     if np.array_equal(found, index) or not np.array_equal(np.sort(found), index):
         return None
     return found
-
-
-def _block_order(x: Doubles, r: Doubles) -> Map | None:
-    """Return the order of equal blocks of channels of few frames; None if no order is much better."""
-    frames, channels = x.shape
-    for count in BLOCK_COUNTS:
-        if channels % count or channels * frames // count < SMALLEST_BLOCK:
-            continue
-        u, v = (a.reshape(frames, count, -1).swapaxes(1, 2).reshape(-1, count) for a in (x, r))
-        similar = _similarities(u, v)
-        best = similar.argmax(axis=1)
-        is_certain = similar[np.arange(count), best].min() >= CERTAIN
-        if is_certain and np.unique(best).size == count and np.any(best != np.arange(count)):
-            width = channels // count
-            order: Map = (best[:, None] * width + np.arange(width)).reshape(-1)
-            return order
-    return None
 
 
 def _similarities(x: Doubles, r: Doubles) -> Doubles:
