@@ -180,6 +180,18 @@ def test_a_coarse_quantization_is_named_without_a_simulation(
     assert set(found.causes) == _causes(encoders, kind, "none")
 
 
+def test_an_unknown_clip_is_no_quantization(encoders: Encoders, tmp_path: Path) -> None:
+    # given the exact output for a clip that the diagnosis does not know
+    expected = encoders.expected()
+    known = [a for a in expected.alternatives if a.sentence != "other clip"]
+    # when
+    found = _diagnosis(
+        replace(expected, make_alternatives=lambda: known), encoders.exact["other clip"], tmp_path
+    )
+    # then
+    assert found.causes == ()
+
+
 def test_declared_integers_of_a_coarse_quantization_are_read_and_named(
     encoders: Encoders, tmp_path: Path
 ) -> None:

@@ -34,13 +34,12 @@ CLOSER_DB = 3.0  # noise is smaller by this much than the distance of the output
 FEWEST_FRAMES = 16  # that show a correlation over time
 LEAST = 0.3  # correlation below which nothing is recognized
 PER_CAUSE = 0.1  # by which the correlation must be larger for each cause of a reading or a layout
-OTHER_INPUT_DB = (
-    2.0  # an output for another input must leave less of the values unexplained by this much
-)
+OTHER_INPUT_DB = 2.0  # another input must leave less of the values unexplained by this much
 OTHER_INPUT = 0.2  # or by which the correlation must be larger
 OTHER_CLIP = 0.02  # the same for the right input of another clip
 SHARED_DB = 3.0  # the same for the simulation, if it has the file's error
 SETTLED = 0.97  # correlation with a simulation that ends the search for other inputs
+CLEAR = 0.85  # correlation that outputs for different inputs do not have
 ROUGH = 0.15  # by which the error is less like that of the next frame than the output is
 USUAL_FACTOR = math.sqrt(2)  # the values' deviation may be larger or smaller by this much
 USUAL_OFFSET = 0.25  # largest difference of their means, in parts of the deviation
@@ -139,8 +138,9 @@ def coarse_output(
     given = _given(candidate, usual, tensor, expected.alternatives)
     if given is None:
         return None
-    stands_out = usual is not given or _stands_out(candidate, given, _references(tensor, clips))
-    if given.best < LEAST or not (given.has_its_error or stands_out):
+    if given.best < LEAST:
+        return None
+    if not given.has_its_error and not _is_noisy(candidate, given):
         return None
     return _explained(candidate, given)
 
@@ -214,14 +214,13 @@ def _rest_db(correlation: float) -> float:
     return 10 * math.log10(max(1 - correlation**2, 1e-6))
 
 
-def _stands_out(candidate: Candidate, given: _Input, clips: Sequence[ReferenceOutput]) -> bool:
-    """Return whether a file is nearer to the output than to those for other clips, or its error is noise.
+def _is_noisy(candidate: Candidate, given: _Input) -> bool:
+    """Return whether a file is the output with noise, and not that for an input that is not known.
 
-    The outputs for all inputs have much in common. The output for an unknown input is not nearer to one of
-    them, and its error changes as slowly over time as the output itself does.
+    The outputs for all inputs have much in common, but not as much as that. And the error of an unknown
+    input changes as slowly over time as the output itself does.
     """
-    others = [over_time(candidate, clip) for clip in clips if clip is not given.reference]
-    if others and given.exact - max(others) >= OTHER_CLIP:
+    if given.exact >= CLEAR:
         return True
     data = file_values(candidate, given.reference)
     x, r = (a - a.mean(axis=0) for a in (data.in_frames(data.x), given.reference.frames))
