@@ -37,7 +37,8 @@ PER_CAUSE = 0.1  # by which the correlation must be larger for each cause of a r
 OTHER_INPUT_DB = 2.0  # another input must leave less of the values unexplained by this much
 OTHER_INPUT = 0.2  # or by which the correlation must be larger
 OTHER_CLIP = 0.02  # the same for the right input of another clip
-SHARED_DB = 3.0  # the same for the simulation, if it has the file's error
+SHARED_DB = 3.0  # a simulation with the file's error leaves less unexplained by this much
+SHARED = 0.2  # or its correlation is larger by this much
 SETTLED = 0.97  # correlation with a simulation that ends the search for other inputs
 CLEAR = 0.85  # correlation that outputs for different inputs do not have
 ROUGH = 0.15  # by which the error is less like that of the next frame than the output is
@@ -78,7 +79,10 @@ class _Input:
     @property
     def has_its_error(self) -> bool:
         """Whether the file shares the error of the simulation."""
-        return self.best >= LEAST and _rest_db(self.exact) - _rest_db(self.simulated) >= SHARED_DB
+        if self.best < LEAST:
+            return False
+        shared = _rest_db(self.exact) - _rest_db(self.simulated)
+        return shared >= SHARED_DB or self.simulated - self.exact >= SHARED
 
 
 def is_noise(best: Explanation, tensor: ExpectedTensor, expected: Expected) -> bool:
@@ -237,24 +241,18 @@ def _like_the_next(values: Doubles) -> float:
 def _explained(candidate: Candidate, given: _Input) -> Explanation | None:
     """Return the explanation: reading, layout, scale, input and quantization."""
     data = file_values(candidate, given.reference)
-    frames = given.reference.in_frames(
-        given.simulation
-        if given.has_its_error and given.simulation is not None
-        else given.reference.array
-    )
-    line = _line(data.x, data.in_file(frames), data.usable, is_stored=candidate.reading.are_stored)
+    r = data.in_file(given.reference.frames)
+    similar = given.simulation if given.has_its_error else None
+    quantized = r if similar is None else data.in_file(given.reference.in_frames(similar))
+    line = _line(data.x, quantized, data.usable, is_stored=candidate.reading.are_stored)
     if line is None:
         return None
-    sums = BlockSums(data.x, data.in_file(given.reference.frames), data.usable)
-    blocks = sums.errors(line)
+    blocks = BlockSums(data.x, r, data.usable).errors(line)
     fit = ScaleFit(line, int(line.a != 1), blocks, float(np.nanmean(blocks)))
     spread = math.sqrt(given.reference.mean_square)
     of_line, code = line_findings(fit, candidate.reading, spread)
     corrected = (data.x - line.b) / line.a
-    error = float(
-        np.mean(np.square(corrected - data.in_file(given.reference.frames))[data.written])
-    )
-    error /= given.reference.mean_square
+    error = float(np.mean(np.square(corrected - r)[data.written])) / given.reference.mean_square
     findings = (
         *candidate.findings,
         *candidate.reading.findings,
