@@ -592,7 +592,7 @@ def _diagnose(folder: Path) -> None:
     """Diagnose the files, and check every text that would be printed."""
     from fuzz.command_line import check_printed
     from whisperport.diagnosis.diagnosing import diagnose
-    from whisperport.diagnosis.quantization_file import read_quantization
+    from whisperport.diagnosis.raw_files import read_quantization
 
     is_stated = _one_of(("stated", "not stated"), folder / "quantization.json") == "stated"
     stated = read_quantization(folder / "quantization.json") if is_stated else {}

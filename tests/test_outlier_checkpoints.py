@@ -7,7 +7,8 @@ import pytest
 import torch
 from tests.outlier_checkpoints import NAMES, STORED, Planted, digest, outlier_checkpoint, planted_in
 from tests.shared_exports import run_folder
-from torch import Tensor, nn
+from tests.static_rounding import Rounding
+from torch import Tensor
 
 from whisperport.audio import load_audio, log_mel
 from whisperport.checkpoint import load_checkpoint
@@ -20,33 +21,6 @@ PROMPT = [50258, 50259, 50359, 50363]  # English, transcribe, no timestamps
 END = 50257
 CLIPS = [clip for clip in shipped_audio() if clip.path.stem in ("03-slt", "16-awb")]
 LOST_DB = 6.0
-
-
-class Rounding:
-    """Rounds inputs and outputs of linear layers and convolutions, and blocks' outputs, to static int8.
-
-    The first pass records the ranges. `kept`: modules whose output stays in float32.
-    """
-
-    def __init__(self, encoder: nn.Module, kept: tuple[str, ...] = ()) -> None:
-        self.recording, self._ranges = True, dict[str, tuple[Tensor, Tensor]]()
-        for name, module in encoder.named_modules():
-            if isinstance(module, nn.Linear | nn.Conv1d):
-                module.register_forward_pre_hook(
-                    lambda _, x, name=name: self._round(f"{name}.in", x[0])
-                )
-            elif not name.startswith("blocks.") or name.count(".") > 1:
-                continue
-            if name not in kept:
-                module.register_forward_hook(lambda _m, _x, y, name=name: self._round(name, y))
-
-    def _round(self, name: str, x: Tensor) -> Tensor:
-        if self.recording:
-            self._ranges[name] = (x.min(), x.max())
-            return x
-        low, high = self._ranges[name]
-        scale = (high - low) / 255
-        return ((x - low) / scale).round() * scale + low
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -130,7 +104,7 @@ def test_static_int8_loses_and_two_tensors_repair_it(
 
 def _sqnr(model: Whisper, kept: tuple[str, ...], mels: list[Tensor]) -> float:
     """SQNR in dB of the encoder in simulated static int8; the ranges are those of the same clip."""
-    exact, rounding = model.encode(mels[0]), Rounding(model.encoder, kept)
+    exact, rounding = model.encode(mels[0]), Rounding(model.encoder, kept=kept)
     model.encode(mels[0])
     rounding.recording = False
     noise = model.encode(mels[0]) - exact

@@ -13,8 +13,8 @@ from whisperport.diagnosis.device_inputs import write_device_inputs
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.diagnosis.expected import Quantization
 from whisperport.diagnosis.layers import compare_layers, layer_sentences
-from whisperport.diagnosis.quantization_file import read_quantization
-from whisperport.diagnosis.sizes import explain_size
+from whisperport.diagnosis.layouts import explain_size
+from whisperport.diagnosis.raw_files import read_quantization
 from whisperport.errors import UsageError
 
 from ..embedded import default_bundle

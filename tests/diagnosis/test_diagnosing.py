@@ -71,7 +71,7 @@ def test_an_unrelated_file_has_no_cause_and_says_what_was_tried(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name",
     [
-        *("factors of channels", "int16 read as uint16", "int8, transposed", "shifted"),
+        *("int8 read as uint8", "int8, transposed", "shifted"),
         *core_or_all((), ("int8", "float16", "big-endian", "header", "scale", "zero point")),
         *core_or_all((), ("transposed", "padded", "tiles", "halves exchanged")),
         "padded and transposed",
@@ -128,13 +128,15 @@ def test_exchanged_outputs_are_named(tmp_path: Path) -> None:
 def test_the_simulation_tells_a_bad_quantization_from_a_wrong_device() -> None:
     # given
     right, coarse = floats(features(1)), floats(noisy(features(1), 12))
+    coarser = floats(noisy(features(1), 9))
     fine, unknown = floats(noisy(features(1), 25)), np.full_like(right, np.nan)
 
     def verdict(device: Any, simulated: Any) -> str:
         return verdict_of([device], [simulated], [right], GATES["w8a8"]).sentence
 
     # then
-    assert verdict(coarse, coarse).startswith("The quantization is bad, and the device is right")
+    assert verdict(coarse, coarse).startswith("The device computes what its toolchain simulates")
+    assert verdict(coarser, coarse).startswith("The quantization is bad, and the device is right")
     assert verdict(coarse, fine).startswith("The device is wrong, and the quantization is good")
     assert verdict(fine, fine).startswith("Quantization and device are right")
     assert verdict(-right, coarse).startswith("Quantization and device are both wrong")
@@ -148,6 +150,18 @@ def test_a_diagnosis_with_a_simulation_has_a_verdict() -> None:
 
     assert found.verdict.startswith("Quantization and device are right")
     assert found.numbers["l2_ratio"] == 1
+
+
+def test_a_file_like_the_toolchains_simulation_has_the_model_as_its_cause() -> None:
+    # given a file that is far from the expected output, and the same as the toolchain's simulation
+    noise = floats(np.random.default_rng(8).standard_normal(features(1).shape))
+
+    # when
+    found = diagnose(expected(), noise, DiagnoseOptions(simulated=noise.copy()))
+
+    # then
+    assert found.verdict.startswith("The device computes what its toolchain simulates")
+    assert found.causes == (CauseCode.QUANTIZATION_ERROR,)
 
 
 def test_a_diagnosis_is_plain_json(tmp_path: Path) -> None:

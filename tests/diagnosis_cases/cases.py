@@ -107,6 +107,8 @@ def _attempt(
     faults = [FAULTS[kind] for kind in wanted]
     if len({fault.slot for fault in faults}) < len(faults):
         return None
+    if len([fault for fault in faults if fault.slot in _INPUT]) > 1:
+        return None  # no diagnosis runs the encoder on inputs with two mistakes
     for fault in sorted(faults, key=lambda f: _ORDER.index(f.slot)):
         changed = fault.change(plan, random)
         if changed is None:
@@ -117,6 +119,7 @@ def _attempt(
     return _labelled(seed, number, plan, faults, precision, random)
 
 
+_INPUT = ("clip", "window", "silence", "mel")
 # Faults are applied in this order, so that each sees what the earlier ones have decided.
 _ORDER = (
     *("clip", "window", "silence", "mel", "arithmetic", "finite", "frames", "blocks", "outputs"),
@@ -172,8 +175,6 @@ def _labelled(
     made = run(plan)
     if len(faults) > 1 and _are_equal(made.numbers):
         return None  # equal values show nothing of another mistake
-    if plan.dequantize == "swapped" and made.zero_point == 0:
-        return None  # all values are 0 then
     if plan.dtype == "float16" and np.nanmax(np.abs(made.numbers)) > LARGEST_HALF:
         return None  # a third mistake: float16 overflows
     effects = [_visible(made, run(_without(plan, [fault])), precision) for fault in faults]
@@ -320,7 +321,7 @@ def _is_noise(plan: Plan, faults: list[Fault]) -> bool:
 
 def _is_clipped(plan: Plan) -> bool:
     """Return whether integers clip an output although their range was calibrated as it should be."""
-    if plan.storage not in INTEGERS or plan.range_factor != 1 or plan.per_channel:
+    if plan.storage not in INTEGERS or plan.range_factor != 1:
         return False
     right = replace(plan, storage="float32", dequantize="right", dtype="float32", factor=1.0)
     x = run(right).numbers

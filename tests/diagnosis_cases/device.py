@@ -41,13 +41,10 @@ class Plan:
     taken_from: str = ""  # another output of the program
     shift: int = 0
     shift_edge: str = "zeros"  # "zeros", "wrap", "edge"
-    repeated: int = 1  # every frame this many times
-    overwritten: int = 0  # every n-th frame overwrites the next one; 0: none
     blocks: tuple[int, ...] = ()  # order of equal blocks of channels, or of heads
     # storage
     storage: str = "float32"  # "float32", "float16", or a name of INTEGERS
     symmetric: bool = False
-    per_channel: bool = False
     range_factor: float = 1.0  # below 1: the calibrated range was too small
     # layout in the device's memory
     order: tuple[int, ...] = ()  # of the axes without those of size 1
@@ -110,14 +107,14 @@ def run(plan: Plan) -> Steps:
     return Steps(
         _file(numbers, plan),
         numbers.astype(np.float32),
-        float(np.mean(scale)),
+        scale,
         zero,
         plan.big_endian,
     )
 
 
-def _memory(plan: Plan) -> tuple[Array, Array | float, int]:
-    """Return the device's memory, flat, its scale or that of each element, and its zero point."""
+def _memory(plan: Plan) -> tuple[Array, float, int]:
+    """Return the device's memory, flat, its scale, and its zero point."""
     x = _frames(_computed(plan), plan)
     if plan.storage not in INTEGERS:
         kind = np.float16 if plan.storage == "float16" else np.float32
@@ -126,14 +123,7 @@ def _memory(plan: Plan) -> tuple[Array, Array | float, int]:
     scale, zero = _parameters(plan)
     q = np.rint(x / scale) + zero
     q = np.clip(q, lowest, highest).astype(plan.storage)
-    flat_scale = (
-        scale
-        if np.ndim(scale) == 0
-        else _laid_out(
-            np.broadcast_to(_wrong_scales(scale, plan), q.shape).astype(np.float32), plan, 1
-        )
-    )
-    return _laid_out(q, plan, zero), flat_scale, zero
+    return _laid_out(q, plan, zero), scale, zero
 
 
 def _computed(plan: Plan) -> Floats:
@@ -205,13 +195,6 @@ def _frames(x: Floats, plan: Plan) -> Floats:
         elif plan.shift_edge == "edge":
             moved[edge] = frames[0] if plan.shift > 0 else frames[-1]
         frames = moved
-    if plan.repeated > 1:
-        frames = np.repeat(frames, plan.repeated, axis=0)[: len(frames)]
-    if plan.overwritten:
-        frames = frames.copy()
-        first = frames[:: plan.overwritten]
-        second = frames[1 :: plan.overwritten]
-        second[:] = first[: len(second)]
     x = np.moveaxis(frames, 0, axis)
     if plan.blocks:
         axis = _block_axis(x.shape, plan.output)
@@ -229,17 +212,13 @@ def _block_axis(shape: tuple[int, ...], output: str) -> int:
     return 2 if output == "features" else 0  # channels, or heads
 
 
-def _parameters(plan: Plan) -> tuple[Array | float, int]:
+def _parameters(plan: Plan) -> tuple[float, int]:
     """Return scale and zero point, calibrated on the right outputs of all clips."""
     here = world(plan.world)
     name = plan.taken_from or plan.output
     values = [here.outputs(plan.program, Input(c))[name] for c in range(len(here.clips))]
     every = np.stack(values) * np.float32(plan.range_factor)
     lowest, highest = INTEGERS[plan.storage]
-    if plan.per_channel:
-        axes = tuple(i for i in range(every.ndim) if i != every.ndim - 1)
-        largest = np.abs(every).max(axis=axes)
-        return np.maximum(largest, 1e-3).astype(np.float32) / np.float32(highest), 0
     low, high = min(0.0, float(every.min())), max(0.0, float(every.max()))
     if plan.symmetric:
         scale = max(-low, high) / (highest if lowest < 0 else highest / 2)
@@ -252,22 +231,7 @@ def representable(plan: Plan) -> tuple[float, float]:
     """Return the smallest and the largest value that the storage of a plan can hold."""
     scale, zero = _parameters(plan)
     lowest, highest = INTEGERS[plan.storage]
-    return float((lowest - zero) * np.max(scale)), float((highest - zero) * np.max(scale))
-
-
-def _wrong_scales(scale: Array, plan: Plan) -> Array:
-    """Return the scale of each channel that the script uses."""
-    match plan.dequantize:
-        case "one scale":
-            return np.full_like(scale, float(np.median(scale)))
-        case "largest scale":
-            return np.full_like(scale, float(scale.max()))
-        case "next channel":
-            return np.roll(scale, 1)
-        case "reversed channels":
-            return scale[::-1]
-        case _:
-            return scale
+    return float((lowest - zero) * scale), float((highest - zero) * scale)
 
 
 def _laid_out(x: Array, plan: Plan, neutral: int) -> Array:
@@ -292,9 +256,9 @@ def _laid_out(x: Array, plan: Plan, neutral: int) -> Array:
     return x.reshape(-1).copy()
 
 
-def _dequantized(q: Array, plan: Plan, scale: Array | float, zero: int) -> Floats:
+def _dequantized(q: Array, plan: Plan, scale: float, zero: int) -> Floats:
     """Apply scale and zero point as the user's script does."""
-    s, z = np.float64(scale) if np.ndim(scale) == 0 else scale.astype(np.float64), float(zero)
+    s, z = np.float64(scale), float(zero)
     x = q.astype(np.float64)
     match plan.dequantize:
         case "not at all":
@@ -307,10 +271,8 @@ def _dequantized(q: Array, plan: Plan, scale: Array | float, zero: int) -> Float
             x = (x - z - plan.offset_steps) * s
         case "no scale":
             x = x - z
-        case "swapped":
-            x = (x - s) * z
         case "other signedness":
-            viewed = q.view({"int8": np.uint8, "uint8": np.int8, "int16": np.uint16}[plan.storage])
+            viewed = q.view({"int8": np.uint8, "uint8": np.int8}[plan.storage])
             x = (viewed.astype(np.float64) - z) * s
         case _:
             x = (x - z) * s

@@ -14,8 +14,6 @@ from .device import INTEGERS, Plan, expected, position_axis
 from .spectrogram import Spectrogram
 from .worlds import Input, world
 
-FEWEST_OF_A_CHANNEL = 8  # values that show that a channel has a factor of its own
-
 Random = np.random.Generator
 Change = Callable[[Plan, Random], Plan | None]
 
@@ -156,26 +154,10 @@ def _shifted(plan: Plan, random: Random) -> Plan | None:
     return replace(plan, shift=n, shift_edge=_one(random, "zeros", "wrap", "edge"))
 
 
-@_fault("frames repeated", "duplicated frames", "frames", "repeated")
-def _repeated(plan: Plan, random: Random) -> Plan | None:
-    x = expected(plan)
-    if x.shape[position_axis(plan.output)] < 100:
-        return None
-    return replace(plan, repeated=int(random.integers(2, 5)))
-
-
-@_fault("frames overwritten", "duplicated frames", "frames", "overwritten")
-def _overwritten(plan: Plan, random: Random) -> Plan | None:
-    x = expected(plan)
-    if x.shape[position_axis(plan.output)] < 100:
-        return None
-    return replace(plan, overwritten=int(random.integers(2, 9)))
-
-
 @_fault("blocks reordered", "channel blocks", "blocks", "blocks")
 def _blocks(plan: Plan, random: Random) -> Plan | None:
     x = expected(plan)
-    if plan.output == "logits":
+    if plan.output == "logits" or x.shape[position_axis(plan.output)] < 100:
         return None
     blocks = int(_one(random, 2, 4)) if plan.output == "features" else x.shape[0]
     order = list(range(blocks))
@@ -199,7 +181,7 @@ def _integers(plan: Plan, random: Random, *, symmetric: bool | None = None) -> P
     if plan.not_finite or plan.dtype == "stored":
         return None
     if plan.storage in INTEGERS:
-        return plan if plan.dequantize == "right" and not plan.per_channel else None
+        return plan if plan.dequantize == "right" else None
     kinds = ("int8", "uint8") if random.random() < 0.85 else ("int16",)
     chosen = random.random() < 0.3 if symmetric is None else symmetric
     return replace(plan, storage=_one(random, *kinds), symmetric=chosen)
@@ -228,8 +210,14 @@ _script_fault("not dequantized", "not dequantized", "not at all")
 _script_fault("scale not applied", "wrong scale", "no scale")
 _script_fault("zero point not subtracted", "wrong zero point", "no zero point")
 _script_fault("zero point added", "wrong zero point", "added zero point")
-_script_fault("scale and zero point swapped", "swapped parameters", "swapped")
-_script_fault("other signedness", "signedness", "other signedness")
+
+
+@_fault("other signedness", "signedness", "script", "dequantize")
+def _other_signedness(plan: Plan, random: Random) -> Plan | None:
+    stored = _integers(plan, random)
+    if stored is None or stored.storage == "int16":
+        return None
+    return replace(stored, dequantize="other signedness")
 
 
 @_fault("zero point off by 128", "wrong zero point", "script", "dequantize", "offset_steps")
@@ -258,20 +246,6 @@ def _wrong_scale(plan: Plan, random: Random) -> Plan | None:
         return None
     factor = float(np.exp(random.uniform(np.log(1.2), np.log(30))))
     return replace(plan, factor=factor if random.random() < 0.5 else 1 / factor)
-
-
-@_fault("one scale for all channels", "channel scales", "script", "dequantize")
-def _channel_scales(plan: Plan, random: Random) -> Plan | None:
-    if plan.storage in INTEGERS or plan.not_finite or plan.dtype == "stored":
-        return None
-    if plan.output not in ("features", "logits") and "_v_" not in plan.output:
-        return None  # the channels are the last axis
-    if plan.output == "logits":
-        return None  # a matrix product has no scale per word
-    if expected(plan).size < FEWEST_OF_A_CHANNEL * expected(plan).shape[-1]:
-        return None  # a factor for each channel explains any output then
-    wrong = ("one scale", "largest scale", "next channel", "reversed channels")
-    return replace(plan, storage="int8", per_channel=True, dequantize=_one(random, *wrong))
 
 
 # Layout.

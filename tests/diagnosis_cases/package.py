@@ -1,6 +1,6 @@
 """Ask the package for a diagnosis of a case: the only place where cases and diagnosis meet."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,12 +9,11 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.result import Diagnosis
-from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
+from whisperport.diagnosis.wrong_inputs import input_mistakes
 from whisperport.program.dims import Dims
 
 from .cases import Case
 from .evaluation import Answer
-from .whisper import Floats
 from .worlds import Input, World, world
 
 
@@ -47,7 +46,6 @@ def expected_of(case: Case) -> Expected:
         tensors=tensors,
         precision=case.precision,
         make_alternatives=lambda: _alternatives(plan.world, plan.program, plan.clip),
-        make_both=lambda first, second: _both(plan.world, plan.program, plan.clip, first, second),
     )
 
 
@@ -66,39 +64,20 @@ def _other_clips(here: World, program: str, clip: int) -> Iterator[Alternative]:
     for other, name in enumerate(here.clip_names):
         if other != clip:
             outputs = here.outputs(program, Input(other))
-            yield Alternative(CauseCode.OTHER_CLIP, f"clip {name}", outputs, clip=name)
+            yield Alternative(CauseCode.OTHER_CLIP, f"clip {name}", outputs)
 
 
 def _wrong_inputs(here: World, program: str, clip: int) -> Iterator[Alternative]:
     """Yield the outputs for the spectrograms that the package takes for the usual mistakes."""
-    for mistake in input_mistakes(dims_of(here)):
-        outputs = _outputs(here, program, clip, mistake)
-        if outputs is not None:
-            yield Alternative(mistake.cause, mistake.sentence, outputs, mistake=mistake)
-
-
-@lru_cache(maxsize=64)
-def _both(
-    of: str, program: str, clip: int, first: Alternative, second: Alternative
-) -> Mapping[str, Floats] | None:
-    here = world(of)
-    if first.excludes(second):
-        return None
-    name = first.clip or second.clip
-    chosen = here.clip_names.index(name) if name else clip
-    return _outputs(here, program, chosen, *(a.mistake for a in (first, second) if a.mistake))
-
-
-def _outputs(
-    here: World, program: str, clip: int, *mistakes: InputMistake
-) -> Mapping[str, Floats] | None:
     if program not in ("encoder", "cross_kv"):
-        return None
-    mel = wrong_input(here.clips[clip], dims_of(here), *mistakes)
-    if mel is None:
-        return None
-    outputs = here.model.encoder(mel)
-    return outputs if program == "encoder" else here.model.cross_kv(outputs["features"])
+        return
+    for mistake in input_mistakes(dims_of(here)):
+        mel = mistake.spectrogram(here.clips[clip], dims_of(here))
+        if mel is not None:
+            outputs = here.model.encoder(mel)
+            if program == "cross_kv":
+                outputs = here.model.cross_kv(outputs["features"])
+            yield Alternative(mistake.cause, mistake.sentence, outputs)
 
 
 def dims_of(here: World) -> Dims:

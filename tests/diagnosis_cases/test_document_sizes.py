@@ -17,7 +17,6 @@ from whisperport.bundle.folder import file_sha256
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.result import Diagnosis
-from whisperport.diagnosis.sizes import explain_size
 from whisperport.program.signatures import expected_signature
 
 from ..embedded import default_bundle
@@ -94,17 +93,6 @@ def _features(bundle: Bundle) -> np.ndarray:
 def _in_int8(x: np.ndarray) -> tuple[np.ndarray, float]:
     scale = float(np.abs(x).max()) / 127
     return np.clip(np.rint(x / scale), -128, 127).astype(np.int8), scale
-
-
-def test_the_large_file_is_the_output_in_float32(small: Bundle, tmp_path: Path) -> None:
-    # given a file of 4.6 MB with the features in float32
-    path = tmp_path / "output.bin"
-    _features(small).tofile(path)
-    assert path.stat().st_size == FLOAT32_BYTES
-    # when it is diagnosed
-    found = diagnose(small, path)
-    # then it passes
-    assert found.passed
 
 
 def test_the_small_file_is_the_output_in_int8(
@@ -199,17 +187,3 @@ def _verify(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
         code = int(exit_.code or 0)
     captured = capsys.readouterr()
     return code, captured.out + captured.err
-
-
-def test_the_size_of_a_small_file_of_noise_is_explained(small: Bundle, tmp_path: Path) -> None:
-    # given a file of 1.2 MB with the output of an unknown model
-    path = tmp_path / "output.bin"
-    path.write_bytes(np.random.default_rng(1).bytes(INT8_BYTES))
-    # when its size is explained
-    (sentence, *_) = explain_size(path.stat().st_size, "features", (1, T, WIDTH))
-    # then every value has one byte
-    assert "1,152,000 bytes are exactly 1500 x 768 values of 1 byte" in sentence
-    # and every value of a file of 4.6 MB has four
-    (sentence, *_) = explain_size(FLOAT32_BYTES, "features", (1, T, WIDTH))
-    assert "4,608,000 bytes are exactly 1500 x 768 values of 4 byte" in sentence
-    assert "float32" in sentence

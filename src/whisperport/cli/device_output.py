@@ -10,7 +10,7 @@ from whisperport.cli.fields import field_options
 from whisperport.cli.verb import option, together
 from whisperport.diagnosis.device_inputs import DeviceInputs
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
-from whisperport.diagnosis.quantization_file import read_quantization
+from whisperport.diagnosis.raw_files import read_quantization
 from whisperport.diagnosis.result import Diagnosis, OutputDiagnosis
 from whisperport.targets import RunOptions
 from whisperport.verification.compare import Comparison

@@ -1,4 +1,4 @@
-"""Buffers that hold only a part of the output: constant values at an end, or values of another output.
+"""Values that hold no output: constant ends, parts that belong to another output, and clipped values.
 
 Positions are those of the values in the order of the file, without padding.
 """
@@ -17,9 +17,11 @@ Mask = NDArray[np.bool_]
 
 SHORTEST = 8  # values; a shorter run of equal values is chance
 SHORTEST_SHARE = 1 / 500  # of the file
-UNRELATED = 0.1  # error of a part that holds something else, in parts of the mean square (10 dB)
-TIMES_WORSE = 30.0  # its error in multiples of the other part's
-STRAY = 0.03  # blocks that may be on the wrong side of a boundary
+
+
+FEWEST_AT_A_LIMIT = 4  # values; fewer are the extremes of a range that fits
+SHARE_AT_A_LIMIT = 2e-4
+BEYOND = 0.8  # share of the values at the limits for which the reference is beyond the limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,69 +106,6 @@ def region_between(
     return Region(mask, start, stop)
 
 
-def stale_region(
-    blocks: Doubles, floor: float, x: Doubles, predicted: Doubles, used: Mask
-) -> Region | None:
-    """Return the part of a file that holds something else, if one end agrees and the rest does not.
-
-    Args:
-        blocks: mean square error of each block in parts of the mean square; NaN without values.
-        floor: the error that rounding explains.
-        x: (n,) values.
-        predicted: (n,) values that the reference implies.
-        used: (n,) whether a value counts.
-    """
-    known = np.flatnonzero(np.isfinite(blocks))
-    if known.size < 4:
-        return None
-    errors = blocks[known]
-    good_level = max(float(np.median(np.sort(errors)[: max(1, errors.size // 8)])), floor, 1e-7)
-    bad = errors > max(TIMES_WORSE * good_level, UNRELATED)
-    if good_level > UNRELATED / TIMES_WORSE or not bad.any() or bad.all():
-        return None
-    before = np.concatenate([[0], np.cumsum(bad)])
-    total, count = int(bad.sum()), bad.size
-    splits = np.arange(count + 1)
-    # Wrong blocks if the part from `split` on is bad, and if the part before `split` is bad.
-    bad_end = before + (count - splits) - (total - before)
-    bad_start = (splits - before) + (total - before)
-    at_end = bad_end.min() <= bad_start.min()
-    wrong = bad_end if at_end else bad_start
-    split = int(wrong.argmin())
-    if wrong[split] > max(1, STRAY * count) or split in (0, count):
-        return None
-    if total < 0.7 * ((count - split) if at_end else split):
-        return None
-    return _refined(x, predicted, used, good_level, known, split, blocks.size, at_end=at_end)
-
-
-def _refined(
-    x: Doubles,
-    predicted: Doubles,
-    used: Mask,
-    good_level: float,
-    known: NDArray[np.int64],
-    split: int,
-    n_blocks: int,
-    *,
-    at_end: bool,
-) -> Region:
-    """Find the boundary to the value, inside of the blocks next to it."""
-    edges = np.unique(np.linspace(0, x.size, n_blocks, endpoint=False).astype(np.int64))
-    edges = np.concatenate([edges, [x.size]])
-    low = int(edges[max(0, int(known[split - 1]))])
-    high = int(edges[min(edges.size - 1, int(known[min(split, known.size - 1)]) + 1)])
-    square = np.where(used, np.square(x - predicted), 0.0)[low:high]
-    limit = TIMES_WORSE * good_level * float(np.mean(np.square(predicted[used])))
-    is_bad = square > limit
-    score = np.concatenate([[0], np.cumsum(np.where(is_bad, 1, -1))])
-    boundary = low + int(score.argmin() if at_end else score.argmax())
-    mask = np.zeros(x.size, bool)
-    start, stop = (boundary, x.size) if at_end else (0, boundary)
-    mask[start:stop] = True
-    return Region(mask, start, stop)
-
-
 def tail_finding(tail: Region, count: int) -> Finding:
     """Return the cause of constant values at the end."""
     return Finding(
@@ -192,4 +131,69 @@ def stale_finding(stale: Region, count: int, held: str) -> Finding:
         cause=CauseCode.STALE_BUFFER,
         sentence=f"The values {part}, of {count:,}, belong to {held or 'no output: they are constant'}.",
         advice="Wait until the device has finished, and clear the buffer before each run.",
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """The largest and the smallest value of a file, where many values are equal to it.
+
+    Attributes:
+        low: the smallest value; −infinity if few values are equal to it.
+        high: the largest value; infinity if few values are equal to it.
+        mask: (n,) the values at a limit.
+    """
+
+    low: float
+    high: float
+    mask: Mask
+
+
+def limits_of(x: Doubles, ok: Mask) -> Limits:
+    """Return the limits at which many values lie.
+
+    Args:
+        x: (n,) values in the order of the file.
+        ok: (n,) whether a value counts.
+    """
+    nothing = np.zeros(x.size, bool)
+    count = int(np.count_nonzero(ok))
+    low, high = float(x.min(where=ok, initial=np.inf)), float(x.max(where=ok, initial=-np.inf))
+    at_low, at_high = ok & (x == low), ok & (x == high)
+    fewest = max(FEWEST_AT_A_LIMIT, SHARE_AT_A_LIMIT * count)
+    if np.count_nonzero(at_low) < fewest:
+        low, at_low = -np.inf, nothing
+    if np.count_nonzero(at_high) < fewest:
+        high, at_high = np.inf, nothing
+    mask = at_low | at_high
+    if np.count_nonzero(mask) > 0.9 * count:
+        return Limits(-np.inf, np.inf, nothing)
+    return Limits(low, high, mask)
+
+
+def saturation_finding(limits: Limits, predicted: Doubles, used: Mask) -> Finding | None:
+    """Return the cause if the reference is beyond the limits where the file is at them; None otherwise.
+
+    Args:
+        limits: the limits of the file's values.
+        predicted: (n,) values that the reference implies, without limits.
+        used: (n,) whether a value counts.
+    """
+    at_limit = limits.mask & used
+    count = int(np.count_nonzero(at_limit))
+    if not count:
+        return None
+    values = predicted[at_limit]
+    clipped = np.clip(values, limits.low, limits.high)
+    # Without saturation, the largest value is the reference's own: the excess is rounding only.
+    excess = float(np.mean(np.square(values - clipped)))
+    spread = float(np.std(predicted[used]))
+    beyond = np.count_nonzero((values > limits.high) | (values < limits.low))
+    if beyond < BEYOND * count or excess < (0.01 * spread) ** 2:
+        return None
+    shown = [f"{limit:.6g}" for limit in (limits.low, limits.high) if np.isfinite(limit)]
+    return Finding(
+        cause=CauseCode.SATURATED,
+        sentence=f"{count:,} of {np.count_nonzero(used):,} values are clipped to {' or '.join(shown)}.",
+        advice="Calibrate the quantization with louder and more varied audio, or use 16-bit activations.",
     )

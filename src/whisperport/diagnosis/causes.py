@@ -59,13 +59,8 @@ class CauseCode(StrEnum):
     WRONG_SCALE = "wrong-scale"
     # One constant was added to all values: the zero point is wrong or was not subtracted.
     WRONG_ZERO_POINT = "wrong-zero-point"
-    # Scale and zero point are exchanged: value = (q - scale) * zero_point.
-    SCALE_AND_ZERO_POINT_SWAPPED = "scale-and-zero-point-swapped"
     # Signed 8-bit integers were read as unsigned ones, or the reverse, and then dequantized.
     WRONG_SIGNEDNESS = "wrong-signedness"
-    # Each channel is multiplied by its own constant: one scale was used for all channels, or the scales
-    # belong to other channels.
-    WRONG_CHANNEL_SCALES = "wrong-channel-scales"
     # Values beyond a limit are clipped to it: the range of the quantization is too small.
     SATURATED = "saturated"
     # The axes are in another order, such as (C, T) where (T, C) is expected.
@@ -79,8 +74,6 @@ class CauseCode(StrEnum):
     # Frame t of the file is frame t - n of the expected output; the n frames at the edge are those of the
     # other end, zeros, or a copy of the edge.
     FRAME_SHIFT = "frame-shift"
-    # Frames are repeated: every frame n times, or some frames overwrite their neighbours.
-    DUPLICATED_FRAMES = "duplicated-frames"
     # The file holds another output of the program than its name says.
     OUTPUTS_SWAPPED = "outputs-swapped"
     # The file holds the output of another clip of the bundle.
@@ -106,5 +99,6 @@ class CauseCode(StrEnum):
     # The spectrogram was computed with the natural logarithm instead of log10.
     NATURAL_LOG = "natural-log"
     # The layout and the values' scale are right, but the error is larger than the file's dtype explains,
-    # and spread over the values like noise.
+    # and spread over the values like noise. It may be as large as the values, as that of static 8 bits is
+    # for a checkpoint with massive activations.
     QUANTIZATION_ERROR = "quantization-error"

@@ -132,18 +132,13 @@ def write_device_inputs(
 
 
 def _check_free(out: Path) -> None:
+    why, hint = "", "give the path of a new folder"
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"cannot write the device's inputs to {out}",
-            why="it exists and is not an empty folder",
-            hint="give the path of a new folder",
-        )
-    if not out.parent.is_dir():
-        raise UsageError(
-            f"cannot write the device's inputs to {out}",
-            why=f"the folder {out.parent} does not exist",
-            hint="create the folder first",
-        )
+        why = "it exists and is not an empty folder"
+    elif not out.parent.is_dir():
+        why, hint = f"the folder {out.parent} does not exist", "create the folder first"
+    if why:
+        raise UsageError(f"cannot write the device's inputs to {out}", why=why, hint=hint)
 
 
 def _write_clip(
@@ -153,12 +148,7 @@ def _write_clip(
     clip = reference_clip(bundle, name)
     spec = spec_of(bundle, options.program)
     expected = expected_outputs(
-        bundle,
-        options.program,
-        clip.name,
-        quantization={n: q for n, q in options.quantization.items() if _is_output(n, spec.outputs)},
-        run=options.run,
-        progress=progress,
+        bundle, options.program, clip.name, run=options.run, progress=progress
     )
     arrays = inputs_of(BundleSession(bundle, options.run), spec, clip)
     at = folder / _folder_name(clip.name)
@@ -177,10 +167,6 @@ def _write_clip(
 def _folder_name(clip: str) -> str:
     """Return the name of a clip without characters that mean something in a path."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", clip).strip(".")[:100] or "clip"
-
-
-def _is_output(name: str, outputs: Sequence[TensorSpec]) -> bool:
-    return any(tensor.name == name for tensor in outputs)
 
 
 def _files(

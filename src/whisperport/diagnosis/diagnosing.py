@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.coarse import coarse_output, is_noise, quantization_error
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.expected_outputs import expected_outputs
-from whisperport.diagnosis.explanation import Explanation
-from whisperport.diagnosis.fixes import fix_program
-from whisperport.diagnosis.noise import is_noise
+from whisperport.diagnosis.explaining import Explanation
+from whisperport.diagnosis.layouts import explain_size
 from whisperport.diagnosis.raw_files import RawOutput, files_of, raw_of
 from whisperport.diagnosis.result import Diagnosis, Finding, OutputDiagnosis
-from whisperport.diagnosis.scales import SMALLEST
 from whisperport.diagnosis.search import Search, search
-from whisperport.diagnosis.sizes import size_sentences
 from whisperport.diagnosis.verdict import Verdict, verdict_of
 from whisperport.errors import UsageError
 from whisperport.program.runner import Array
@@ -33,8 +31,6 @@ from whisperport.verification.tolerances import GATES
 
 DeviceOutput = str | os.PathLike[str] | Array
 """A file of a device, headerless little-endian or `.npy`, or an array in memory."""
-
-COMPLETE = 10**-3.5  # error that needs no further cause: 35 dB, the tolerance of float16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,52 +93,62 @@ def diagnose(
     """
     options = options or DiagnoseOptions()
     expected = bundle if isinstance(bundle, Expected) else _expected(bundle, options, progress)
-    outputs = _outputs(output, expected)
-    raws = {
-        name: raw_of(given, 4 * expected.tensor(name).array.size) for name, given in outputs.items()
-    }
-    found = []
-    for name, raw in raws.items():
-        progress(f"diagnosing the output {name}")
-        found.append(_diagnosed(raw, expected.tensor(name), expected))
-    verdict = _verdict(found, options.simulated, expected, progress)
+    simulated = {}
+    if options.simulated is not None:
+        progress("reading the simulated quantization")
+        simulated = _values_of(_diagnosed_all(options.simulated, expected, progress))
+        own = expected.simulate
+        expected = replace(expected, simulate=lambda: (simulated, *own()))
+    found = _diagnosed_all(output, expected, progress)
+    verdict = None
+    if options.simulated is not None:
+        verdict = _verdict(_values_of(found), simulated, expected)
     return Diagnosis(
         program=expected.program,
         clip=expected.clip,
-        outputs=tuple(found),
+        outputs=tuple(found.values()),
         expected_from=expected.source,
         verdict=verdict.sentence if verdict else "",
         numbers=verdict.numbers if verdict else {},
-        missing=tuple(t.name for t in expected.tensors if t.name not in raws),
+        missing=tuple(t.name for t in expected.tensors if t.name not in found),
     )
 
 
-def _verdict(
-    found: Sequence[OutputDiagnosis],
-    simulated: DeviceOutput | Mapping[str, DeviceOutput] | None,
-    expected: Expected,
-    progress: Progress,
-) -> Verdict | None:
-    """Compare the corrected outputs with the simulated quantization; None if nothing can be compared."""
-    if simulated is None:
-        return None
-    simulation = {
-        one.output: one.corrected
-        for one in diagnose(expected, simulated, progress=progress).outputs
+def _diagnosed_all(
+    output: DeviceOutput | Mapping[str, DeviceOutput], expected: Expected, progress: Progress
+) -> dict[str, OutputDiagnosis]:
+    """Return the diagnosis of each output that was given, by its name."""
+    raws = {
+        name: raw_of(given, 4 * expected.tensor(name).array.size)
+        for name, given in _outputs(output, expected).items()
     }
-    names, device, quantized = [], [], []
-    for one in found:
-        other = simulation.get(one.output)
-        if one.corrected is not None and other is not None:
-            names.append(one.output)
-            device.append(one.corrected)
-            quantized.append(other)
+    found = {}
+    for name, raw in raws.items():
+        progress(f"diagnosing the output {name}")
+        found[name] = _diagnosed(raw, expected.tensor(name), expected)
+    return found
+
+
+def _values_of(found: Mapping[str, OutputDiagnosis]) -> dict[str, Array]:
+    """Return the outputs whose values are known, corrected where they can be."""
+    return {name: one.corrected for name, one in found.items() if one.corrected is not None}
+
+
+def _verdict(
+    device: Mapping[str, Array], simulated: Mapping[str, Array], expected: Expected
+) -> Verdict:
+    """Compare the outputs of the device with the simulated quantization."""
+    names = [name for name in device if name in simulated]
     if not names:
         return Verdict(
             sentence="No output is known of both the device and the simulation.", numbers={}
         )
-    arrays = [expected.tensor(name).array for name in names]
-    return verdict_of(device, quantized, arrays, GATES["w8a8"])
+    return verdict_of(
+        [device[name] for name in names],
+        [simulated[name] for name in names],
+        [expected.tensor(name).array for name in names],
+        GATES["w8a8"],
+    )
 
 
 def _expected(
@@ -184,39 +190,46 @@ def _outputs(
 def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> OutputDiagnosis:
     gate = GATES[expected.precision]
     before = _before(raw, tensor, gate)
-    if before:
-        return OutputDiagnosis(
-            output=tensor.name,
-            source=raw.source,
-            passed=True,
-            findings=(),
-            before=before,
-            after=before,
-            corrected=_as_it_is(raw, tensor),
-        )
-    if constant := _constant(raw):
-        return _only(raw, tensor, before, constant)
-    found = search(raw, tensor, expected, SMALLEST)
-    best = found.best
-    if best is None:
-        return _unexplained(raw, tensor, before, found)
-    after = _after(best, tensor, gate)
-    findings = list(best.findings)
-    if not (best.is_complete(SMALLEST) or after) or not findings:
-        if not is_noise(best, tensor, expected):
-            return _unexplained(raw, tensor, before, found)
-        if not best.hypothesis.reference.is_window:  # the rest is the distance of two windows
-            findings.append(_quantization_error(best))
-    return OutputDiagnosis(
+    as_it_is = OutputDiagnosis(
         output=tensor.name,
         source=raw.source,
-        passed=False,
-        findings=tuple(findings),
+        passed=bool(before),
+        findings=(),
         before=before,
-        after=after,
-        fix=fix_program(best, raw, tensor),
-        corrected=_values(best, tensor),
+        after=before,
+        corrected=_as_it_is(raw, tensor),
     )
+    if before:
+        return as_it_is
+    if constant := _constant(raw):
+        return replace(as_it_is, findings=(constant,))
+    found = search(raw, tensor, expected)
+    best = _explained(found, tensor, expected, gate)
+    if best is None:
+        return replace(as_it_is, excluded=_excluded(raw, tensor, before, found))
+    return replace(
+        as_it_is,
+        findings=best.findings,
+        after=_after(best, tensor, gate),
+        fix=_fix_program(best, raw, tensor),
+        corrected=best.corrected.astype(np.float32).reshape(tensor.array.shape),
+        storage=best.candidate,
+    )
+
+
+def _explained(
+    found: Search, tensor: ExpectedTensor, expected: Expected, gate: Gate
+) -> Explanation | None:
+    """Return the explanation with quantization as its last cause, if that is the rest of the error."""
+    best = found.best
+    if best is not None:
+        if best.findings and (best.is_complete or _after(best, tensor, gate)):
+            return best
+        if is_noise(best, tensor, expected):
+            if best.reference.is_window:  # the rest is the distance of two windows
+                return best
+            return replace(best, findings=(*best.findings, quantization_error(best)))
+    return coarse_output(found.likely, tensor, expected)
 
 
 def _before(raw: RawOutput, tensor: ExpectedTensor, gate: Gate) -> Comparison:
@@ -243,18 +256,12 @@ def _as_it_is(raw: RawOutput, tensor: ExpectedTensor) -> Array | None:
 
 def _after(best: Explanation, tensor: ExpectedTensor, gate: Gate) -> Comparison:
     """Compare the corrected values with the output that the file holds, where values exist."""
-    reference = best.hypothesis.reference
+    reference = best.reference
     known = np.isfinite(best.corrected)
     actual, wanted = best.corrected, reference.array
     if known.all():
         return compare(reference.name, actual, wanted, gate, frame_axis=reference.frame_axis)
     return compare(reference.name, actual[known], wanted[known], gate)
-
-
-def _values(best: Explanation, tensor: ExpectedTensor) -> Array:
-    """Return the corrected values in the output's shape."""
-    values: Array = best.corrected.astype(np.float32).reshape(tensor.array.shape)
-    return values
 
 
 def _constant(raw: RawOutput) -> Finding | None:
@@ -267,8 +274,7 @@ def _constant(raw: RawOutput) -> Finding | None:
                 break
     else:
         return None
-    shown = "0" if not data.any() else f"the bytes {items[0].tobytes().hex(' ')}"
-    is_finite = True
+    shown, is_finite = f"the bytes {items[0].tobytes().hex(' ')}" if data.any() else "0", True
     if itemsize == 4:
         value = float(np.frombuffer(items[0].tobytes(), "<f4")[0])
         shown, is_finite = f"{value:.6g}", math.isfinite(value)
@@ -284,47 +290,25 @@ def _are_zeros(data: NDArray[Any]) -> bool:
     return not (np.frombuffer(data, "<u4") & 0x7FFFFFFF).any()
 
 
-def _only(
-    raw: RawOutput, tensor: ExpectedTensor, before: Comparison, finding: Finding
-) -> OutputDiagnosis:
-    return OutputDiagnosis(
-        output=tensor.name,
-        source=raw.source,
-        passed=False,
-        findings=(finding,),
-        before=before,
-        after=before,
-    )
-
-
-def _unexplained(
+def _excluded(
     raw: RawOutput, tensor: ExpectedTensor, before: Comparison, found: Search
-) -> OutputDiagnosis:
-    excluded = list(found.tried)
-    if found.best and not before.reason.startswith("the file has"):
-        excluded.append(
-            f"The best correction leaves an SQNR of {found.best.sqnr_db:.1f} dB, which is too low to "
-            "name a cause."
-        )
-    return OutputDiagnosis(
-        output=tensor.name,
-        source=raw.source,
-        passed=False,
-        findings=(),
-        before=before,
-        after=before,
-        excluded=(*size_sentences(raw.data.size, tensor), *excluded),
+) -> tuple[str, ...]:
+    """Return what was tried and does not explain a file, one sentence each."""
+    sizes = explain_size(raw.data.size, tensor.name, tensor.array.shape)
+    if found.best is None or before.reason.startswith("the file has"):
+        return (*sizes, *found.tried)
+    rest = (
+        f"The best correction leaves an SQNR of {found.best.sqnr_db:.1f} dB, which is too low to name a "
+        "cause."
     )
+    return (*sizes, *found.tried, rest)
 
 
-def _quantization_error(best: Explanation) -> Finding:
-    rest = 10 * math.log10(best.error / max(best.floor, 1e-12))
-    beyond = (
-        f", {rest:.0f} dB more than the rounding of the file's dtype" if best.floor > 1e-9 else ""
-    )
-    return Finding(
-        cause=CauseCode.QUANTIZATION_ERROR,
-        sentence=f"The rest of the error is noise: SQNR {best.sqnr_db:.1f} dB{beyond}.",
-        advice="Use 16-bit activations or keep sensitive layers in float; compare with the simulated "
-        "quantization to see whether the device or the quantization causes it.",
-    )
+def _fix_program(best: Explanation, raw: RawOutput, tensor: ExpectedTensor) -> str:
+    """Return a numpy program that reads a file and writes the corrected float32 values."""
+    path = raw.source if raw.source != "array" else "output.bin"
+    load = f"data = open({path!r}, 'rb').read()"
+    if raw.dtype is not None and raw.source != "array":
+        load = f"data = np.load({path!r}).tobytes()"
+    end = f"x = np.ascontiguousarray(x, np.float32).reshape({tensor.array.shape})"
+    return "\n".join(["import numpy as np", load, *best.code, end, "x.tofile('corrected.bin')"])

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.wrong_inputs import InputMistake
 from whisperport.errors import UsageError
 from whisperport.program.runner import Array
 
@@ -83,22 +82,14 @@ class Alternative:
         sentence: what the input was, such as "The input was the clip `02.wav`."
         arrays: output name -> its value.
         advice: what to change.
-        clip: name of the clip, if it was another one.
-        mistake: what else was wrong with the input; None: nothing.
+        simulate: computes the same outputs as `Expected.simulate`.
     """
 
     cause: CauseCode
     sentence: str
     arrays: Mapping[str, Array]
     advice: str = ""
-    clip: str = ""
-    mistake: InputMistake | None = None
-
-    def excludes(self, other: "Alternative") -> bool:
-        """Whether an input cannot have both mistakes, as two clips or two windows."""
-        if self.mistake is None or other.mistake is None:
-            return bool(self.clip) is bool(other.clip)
-        return self.mistake.is_of_samples is other.mistake.is_of_samples
+    simulate: Callable[[], Sequence[Mapping[str, Array]]] = field(default=tuple, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +103,8 @@ class Expected:
         source: where the outputs come from, in one sentence.
         precision: the precision whose tolerances decide whether an output passes, such as "fp16".
         make_alternatives: computes the outputs for other inputs; called once, when it is first needed.
-        make_both: computes the outputs for an input with the mistakes of two alternatives; None if there is
-            no such input.
+        simulate: computes the outputs of the program in static 8 bits, once for each usual way to choose
+            its ranges, or of the toolchain's own simulation; nothing if none is at hand.
     """
 
     program: str
@@ -122,9 +113,7 @@ class Expected:
     source: str = ""
     precision: str = "fp16"
     make_alternatives: Callable[[], Sequence[Alternative]] = field(default=tuple, repr=False)
-    make_both: Callable[[Alternative, Alternative], Mapping[str, Array] | None] = field(
-        default=lambda first, second: None, repr=False
-    )
+    simulate: Callable[[], Sequence[Mapping[str, Array]]] = field(default=tuple, repr=False)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -11,8 +11,10 @@ from whisperport.bundle import Bundle
 from whisperport.calibration import BundleSession
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
-from whisperport.diagnosis.wrong_inputs import InputMistake, input_mistakes, wrong_input
+from whisperport.diagnosis.simulated_encoder import Simulation, simulated_encoder
+from whisperport.diagnosis.wrong_inputs import input_mistakes
 from whisperport.errors import UsageError
+from whisperport.program.dims import Dims
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import Engine
@@ -24,6 +26,7 @@ from whisperport.verification.reference import Reference, ReferenceClip
 
 ENCODER = "encoder"
 AFTER_AUDIO = (ENCODER, "cross_kv")  # programs whose outputs depend on the audio only
+CALIBRATION_CLIPS = 4  # of the reference, whose ranges the simulation has
 FROM_REFERENCE = "the bundle's reference, computed by PyTorch in float32"
 FROM_BUNDLE = "the bundle's programs, run on this machine in float32 where their target allows it"
 
@@ -76,7 +79,7 @@ def expected_outputs(
         source=FROM_REFERENCE if program == ENCODER and found.features.size else FROM_BUNDLE,
         precision=precision or ("fp16" if own == "fp32" else own),
         make_alternatives=lambda: tuple(source.alternatives(found)),
-        make_both=lambda first, second: source.both(found, first, second),
+        simulate=lambda: source.simulated(source.mel(found)),
     )
 
 
@@ -116,43 +119,52 @@ class _Source:
                     f"The file holds the output for the clip `{other.name}`.",
                     self.outputs(other),
                     "Give the device the input of the clip that is compared.",
-                    clip=other.name,
+                    partial(self._simulated_clip, other),
                 )
         if self.spec.name not in AFTER_AUDIO:
             return
-        for mistake in input_mistakes(self.session.bundle.manifest.dims):
-            arrays = self._wrong(clip, mistake)
-            if arrays is not None:
-                yield Alternative(
-                    mistake.cause, mistake.sentence, arrays, mistake.advice, mistake=mistake
-                )
+        for mistake in input_mistakes(self.dims):
+            mel = mistake.spectrogram(clip.audio, self.dims)
+            if mel is not None:
+                self.progress(f"encoding a wrong input: {mistake.cause}")
+                arrays = self._of_features(self.engine.encode(mel))
+                simulate = partial(self.simulated, mel)
+                yield Alternative(mistake.cause, mistake.sentence, arrays, mistake.advice, simulate)
 
-    def both(
-        self, clip: ReferenceClip, first: Alternative, second: Alternative
-    ) -> dict[str, Array] | None:
-        """Return the outputs for an input with two mistakes; None if there is no such input."""
-        if self.spec.name not in AFTER_AUDIO or first.excludes(second):
-            return None
-        name = first.clip or second.clip
-        chosen = next((c for c in self.session.reference.clips if c.name == name), clip)
-        return self._wrong(chosen, *(a.mistake for a in (first, second) if a.mistake))
+    def simulated(self, mel: Array) -> tuple[dict[str, Array], ...]:
+        """Return the outputs of the simulated static 8-bit encoder; () if there is none."""
+        if self.spec.name not in AFTER_AUDIO or self._simulation is None:
+            return ()
+        self.progress("simulating the encoder in static 8 bits")
+        return tuple(self._of_features(features) for features in self._simulation(mel))
 
-    def _wrong(self, clip: ReferenceClip, *mistakes: InputMistake) -> dict[str, Array] | None:
-        """Return the outputs for a wrong spectrogram of a clip; None if there is no such spectrogram."""
-        mel = wrong_input(clip.audio, self.session.bundle.manifest.dims, *mistakes)
-        if mel is None:
-            return None
-        self.progress(f"encoding a wrong input: {', '.join(m.cause for m in mistakes)}")
-        features = self.engine.encode(mel)[None]
+    def mel(self, clip: ReferenceClip) -> Array:
+        """Return the spectrogram of a clip."""
+        return reference_mel(self.dims, clip)
+
+    @property
+    def dims(self) -> Dims:
+        return self.session.bundle.manifest.dims
+
+    def _simulated_clip(self, clip: ReferenceClip) -> tuple[dict[str, Array], ...]:
+        return self.simulated(self.mel(clip))
+
+    @cached_property
+    def _simulation(self) -> Simulation | None:
+        clips = self.session.reference.clips[:CALIBRATION_CLIPS]
+        return simulated_encoder(self.session.bundle, [self.mel(clip) for clip in clips])
+
+    def _of_features(self, features: Array) -> dict[str, Array]:
+        """Return the outputs of the encoder or of `cross_kv` from features (T, d)."""
         if self.spec.name == ENCODER:
-            return {"features": features}
-        return self.engine.cross_kv.run({"features": features})
+            return {"features": features[None]}
+        return self.engine.cross_kv.run({"features": features[None]})
 
     def _features(self, clip: ReferenceClip) -> Array:
         if clip.features.size:
             return clip.features
         self.progress(f"encoding {clip.name}")
-        return self.engine.encode(reference_mel(self.session.bundle.manifest.dims, clip))
+        return self.engine.encode(self.mel(clip))
 
     def _run(self, inputs: Sequence[Array]) -> dict[str, Array]:
         names = [tensor.name for tensor in self.spec.inputs]

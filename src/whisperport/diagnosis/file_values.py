@@ -1,13 +1,13 @@
-"""The values of a file as a hypothesis reads them, in the order of the file, without padding."""
+"""The values of a file as a candidate reads them, in the order of the file, without padding."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.buffers import Region, constant_run
-from whisperport.diagnosis.explanation import Hypothesis
-from whisperport.diagnosis.saturation import Limits, limits_of
+from whisperport.diagnosis.buffers import Limits, Region, constant_run, limits_of
+from whisperport.diagnosis.candidates import Candidate
+from whisperport.diagnosis.reference_outputs import ReferenceOutput
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -15,13 +15,13 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileValues:
-    """The values of a hypothesis in the order of the file."""
+    """The values of a candidate, to be compared with one output."""
 
-    hypothesis: Hypothesis
+    candidate: Candidate
+    reference: ReferenceOutput
     x: Doubles  # (n,) values; 0 where there is none
     exists: Mask  # (n,) whether the file is long enough and the value is finite
     not_finite: int
-    missing: int
     tail: Region  # constant values at the end
     head: Region  # constant values at the beginning
     limits: Limits
@@ -40,35 +40,30 @@ class FileValues:
 
     def in_frames(self, values: Doubles) -> Doubles:
         """Return values in the order of the file as (F, C)."""
-        return self.hypothesis.reference.in_frames(self.hypothesis.layout.restore(values))
+        return self.reference.in_frames(self.candidate.layout.restore(values))
 
     def in_file(self, values: Doubles) -> Doubles:
         """Return values (F, C) in the order of the file."""
-        reference = self.hypothesis.reference
-        stored: Doubles = self.hypothesis.layout.arrange(reference.from_frames(values))
+        stored: Doubles = self.candidate.layout.arrange(self.reference.from_frames(values))
         return stored
 
 
-def file_values(hypothesis: Hypothesis) -> FileValues:
-    values, layout = hypothesis.reading.values, hypothesis.layout
+def file_values(candidate: Candidate, reference: ReferenceOutput) -> FileValues:
+    """Return the values of a candidate, and which of them were written."""
+    values, layout = candidate.reading.values, candidate.layout
     missing = max(0, layout.size - values.size)
-    if missing:
-        values = np.concatenate([values, np.full(missing, np.nan, np.float32)])
-    picked = layout.pick(values)
-    positions = layout.pick(np.arange(layout.size)) if missing else None
-    there = np.ones(picked.size, bool) if positions is None else positions < layout.size - missing
+    picked = layout.pick(np.pad(values, (0, missing)))
+    there = layout.pick(np.arange(layout.size)) < layout.size - missing
     finite = np.isfinite(picked)
     x = np.where(finite, picked, 0).astype(np.float64)
-    exists = there & finite
     tail, head = constant_run(x, there, at_end=True), constant_run(x, there, at_end=False)
-    limits = limits_of(x, exists & ~tail.mask & ~head.mask)
     return FileValues(
-        hypothesis,
+        candidate,
+        reference,
         x,
-        exists,
+        there & finite,
         int(np.count_nonzero(there & ~finite)),
-        int(np.count_nonzero(~there)),
         tail,
         head,
-        limits,
+        limits_of(x, there & finite & ~tail.mask & ~head.mask),
     )

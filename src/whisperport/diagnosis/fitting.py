@@ -1,4 +1,4 @@
-"""Fit one hypothesis (a reading, a layout and a reference): the order and the line that let both agree.
+"""Fit a candidate to an output: the order and the line that let both agree.
 
 In the order of the file, without padding, the hypothesis is
 
@@ -13,37 +13,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis import channels
 from whisperport.diagnosis.buffers import Region
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.explanation import ROUNDING_FACTOR
 from whisperport.diagnosis.file_values import FileValues
 from whisperport.diagnosis.geometries import Geometry, geometries, in_order
 from whisperport.diagnosis.readings import Reading
-from whisperport.diagnosis.reference_outputs import ReferenceOutput
 from whisperport.diagnosis.result import Finding
-from whisperport.diagnosis.scales import (
-    PER_CAUSE_DB,
-    SMALLEST,
-    BlockSums,
-    Line,
-    ScaleFit,
-    block_starts,
-    fits,
-    swapped_fit,
-)
+from whisperport.diagnosis.scales import PER_CAUSE_DB, SMALLEST, BlockSums, Line, ScaleFit, fits
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+ROUNDING_FACTOR = 3.0  # an error up to this multiple of the rounding's mean square is rounding
 MOST_ROUNDING = 0.01  # of the mean square (20 dB): more is no storage of an output
 AGREEING = 3e-3  # error of a block that agrees, in parts of the mean square (25 dB)
 FEWEST_BLOCKS = 8  # of 256, that agree with one order of frames and channels and not with another
-CAUSE = 10 ** (-PER_CAUSE_DB / 10)  # the part of an error that a further cause may leave
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
+    """A geometry with its line."""
+
     geometry: Geometry
     r: Doubles  # (n,) the reference in the order of the file; 0 where the file holds none
     held: Mask  # (n,) whether a value of the file belongs to the reference
@@ -57,26 +47,16 @@ class Fitted:
         """Number of blocks of the file that agree with the reference."""
         return int(np.count_nonzero(self.fit.blocks < AGREEING))
 
-    @property
-    def in_agreement(self) -> Mask:
-        """The values of the blocks that agree with the reference; all if only a few do."""
-        starts = block_starts(self.r.size)
-        agrees = self.fit.blocks < AGREEING
-        if np.count_nonzero(agrees) < FEWEST_BLOCKS:
-            return np.ones(self.r.size, bool)
-        return np.repeat(agrees, np.diff(starts, append=self.r.size))
-
 
 def best_fits(data: FileValues) -> list[Fitted]:
     """Return the cheapest geometry with its line; the search ends when the rest is rounding.
 
     If another geometry makes a larger part of the file agree exactly, it is returned, too: the rest of the
-    file may hold something else. So is the one that explains most with one factor per channel.
+    file may hold something else.
     """
-    best = most = by_factors = _fit(data, Geometry())
+    best = most = _fit(data, Geometry())
     if best is not None and _is_done(best):
         return [best]
-    rest = _rest_of_factors(data, best)
     for geometry in geometries(data):
         fitted = _fit(data, geometry)
         if fitted is None:
@@ -87,19 +67,7 @@ def best_fits(data: FileValues) -> list[Fitted]:
                 return [best]
         if most is None or fitted.agreeing > most.agreeing + FEWEST_BLOCKS:
             most = fitted
-        rest_here = _rest_of_factors(data, fitted)
-        if rest_here < CAUSE * rest:
-            by_factors, rest = fitted, rest_here
-    return [one for one in dict.fromkeys((best, most, by_factors)) if one]
-
-
-def _rest_of_factors(data: FileValues, fitted: Fitted | None) -> float:
-    """Return the part of the file's square that one factor per channel leaves unexplained."""
-    if fitted is None or data.hypothesis.reading.are_stored:
-        return 1.0
-    x = data.in_frames(np.where(data.usable & fitted.held, data.x, 0.0))
-    r = data.in_frames(np.where(data.usable & fitted.held, fitted.r, 0.0))
-    return channels.rest_of_factors(x, r)
+    return [one for one in dict.fromkeys((best, most)) if one]
 
 
 def _is_done(fitted: Fitted) -> bool:
@@ -112,23 +80,21 @@ def _fit(data: FileValues, geometry: Geometry) -> Fitted | None:
     usable = data.usable & held
     if np.count_nonzero(usable) < 8:
         return None
-    reading = data.hypothesis.reading
+    reading = data.candidate.reading
     sums = BlockSums(data.x, r, usable)
     if not sums.mean_square > 0:
         return None
     if reading.are_stored:
         both = sums.fit(scale=True, offset=True)
-        candidates = [ScaleFit(both.line, 0, both.blocks, both.error)] if both else []
+        lines = [ScaleFit(both.line, 0, both.blocks, both.error)] if both else []
     else:
-        candidates = fits(sums)
-        if swapped := swapped_fit(sums, reading):
-            candidates.append(swapped)
+        lines = fits(sums)
     there = data.exists & held
     has_run = any(is_constant(run, there) for run in (data.tail, data.head) if run)
     best: Fitted | None = None
-    for fit in candidates:
+    for fit in lines:
         floor = rounding_of(reading, fit.line, sums.mean_square)
-        moved = len(moved_causes(data.hypothesis.reference, geometry, fit.error, floor))
+        moved = len(moved_causes(data, geometry, fit.error, floor))
         cost = fit.cost_db(max(floor, SMALLEST)) + PER_CAUSE_DB * (moved + has_run)
         if best is None or cost < best.cost_db:
             best = Fitted(geometry, r, held, fit, floor, cost, has_run)
@@ -144,17 +110,18 @@ def rounding_of(reading: Reading, line: Line, mean_square: float) -> float:
 
 
 def moved_causes(
-    reference: ReferenceOutput, geometry: Geometry, error: float, floor: float
+    data: FileValues, geometry: Geometry, error: float, floor: float
 ) -> tuple[Finding, ...]:
     """Return the causes of a geometry.
 
     Of other windows, only some are known: a shift to the nearest one is no cause of its own, unless the
     file holds exactly its frames.
     """
-    if reference.is_window and error > max(ROUNDING_FACTOR * floor, SMALLEST):
+    if data.reference.is_window and error > max(ROUNDING_FACTOR * floor, SMALLEST):
         return tuple(f for f in geometry.findings if f.cause is not CauseCode.FRAME_SHIFT)
     return geometry.findings
 
 
 def is_constant(region: Region, there: Mask) -> bool:
+    """Return whether a constant run holds values that count."""
     return bool(np.count_nonzero(region.mask & there) >= 8)

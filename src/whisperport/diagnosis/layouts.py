@@ -14,6 +14,13 @@ from whisperport.program.runner import Array
 
 ALIGNMENTS = (4, 8, 16, 32, 64, 128, 256)  # an axis is padded to a multiple of one of these
 TILES = (4, 8, 16, 32, 64, 128)  # channels in one tile of NC1HWC2 and similar layouts
+_NAMES = {
+    1: ("int8", "uint8"),
+    2: ("float16", "int16", "uint16", "bfloat16"),
+    4: ("float32",),
+    8: ("float64",),
+}  # bytes of a value -> dtypes
+LONGEST = 6  # explanations of a size that are listed
 MAX_RANK = 4  # of a tensor without its axes of size 1; others are only read in order
 
 
@@ -155,7 +162,7 @@ def _padded_to(shape: tuple[int, ...], count: int) -> Iterator[Layout]:
         sizes = tuple(shape[axis] for axis in order)
         for position in reversed(range(len(sizes))):
             others = math.prod(sizes) // sizes[position]
-            if count % others == 0 and _is_aligned(sizes[position], count // others):
+            if count % others == 0 and count // others in _aligned(sizes[position]):
                 yield _padded(shape, order, {position: count // others})
         for alignment in ALIGNMENTS:
             padded = [-(-size // alignment) * alignment for size in sizes]
@@ -165,10 +172,6 @@ def _padded_to(shape: tuple[int, ...], count: int) -> Iterator[Layout]:
                     layout = _padded(shape, order, both)
                     if layout.size == count and all(both[p] > sizes[p] for p in both):
                         yield layout
-
-
-def _is_aligned(size: int, padded: int) -> bool:
-    return padded in _aligned(size)
 
 
 def _aligned(size: int) -> tuple[int, ...]:
@@ -218,3 +221,42 @@ def _tile_finding(shape: tuple[int, ...], axis: int, c: int) -> Finding:
 
 def _shown(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def explain_size(size: int, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return what a file of `size` bytes can hold of an output, the simplest explanation first.
+
+    Args:
+        size: bytes of the file.
+        name: name of the output.
+        shape: its shape.
+    """
+    count = math.prod(shape)
+    product = " x ".join(map(str, squeezed(shape)))
+    exact, padded = [], []
+    for itemsize, names in _NAMES.items():
+        values = size // itemsize
+        if size % itemsize or not values:
+            continue
+        either = " or ".join(names)
+        if values == count:
+            exact.append(
+                f"{size:,} bytes are exactly {product} values of {itemsize} byte(s) each: `{name}` as "
+                f"{either}."
+            )
+        elif values > count and values < 4 * count + 1024:
+            for layout in layouts_of(squeezed(shape), values)[:2]:
+                stored = " x ".join(map(str, layout.padded))
+                padded.append(
+                    f"{size:,} bytes are {stored} values of {itemsize} byte(s): `{name}` as {either}, "
+                    "with padding."
+                )
+    found = [*exact, *padded][:LONGEST]
+    if not found:
+        full = 4 * count
+        found.append(
+            f"{size:,} bytes fit no dtype and layout of `{name}`, which has {product} values: {full:,} "
+            f"bytes in float32, {count:,} bytes in int8; the file is {size / full:.3g} times the float32 "
+            "size."
+        )
+    return tuple(found)

@@ -1,7 +1,7 @@
-"""Read the files that a device wrote: bytes of unknown meaning, from a source that is not trusted."""
+"""Read the files of a device: its outputs, bytes of unknown meaning, and how it stores tensors."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.errors import UsageError
+from whisperport.bundle.strict_json import parse
+from whisperport.diagnosis.expected import INTEGERS, Quantization
+from whisperport.errors import BundleError, UsageError
 from whisperport.program.runner import Array
 from whisperport.system.npy_file import KINDS, open_array
 from whisperport.system.regular_file import other_kind
@@ -17,6 +19,7 @@ from whisperport.system.regular_file import other_kind
 Bytes = NDArray[np.uint8]
 
 SUFFIXES = (".bin", ".npy", ".raw", ".dat", ".out", "")  # of files in a folder of outputs
+LARGEST_JSON = 2**20  # bytes of a file of quantizations
 LARGEST_FACTOR = 16  # largest size of a file, in multiples of the expected float32 array's
 SPARE_BYTES = 2**20  # allowed beyond that, for small outputs
 
@@ -36,12 +39,6 @@ class RawOutput:
     data: Bytes
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None
-
-    @property
-    def described(self) -> str:
-        """The size, and the dtype and the shape if they are stated."""
-        stated = f", {self.dtype} {self.shape}" if self.dtype is not None else ""
-        return f"{self.data.size:,} bytes{stated}"
 
 
 def raw_of(
@@ -150,4 +147,40 @@ def _of_array(array: Array, source: str) -> RawOutput:
     return RawOutput(source, data, array.dtype, array.shape)
 
 
-Outputs = Mapping[str, RawOutput]
+def read_quantization(path: Path) -> dict[str, Quantization]:
+    """Return the quantization of each tensor.
+
+    Args:
+        path: a JSON file, {"NAME": {"dtype": "int8", "scale": 0.05, "zero_point": 3}}.
+
+    Raises:
+        UsageError: the file is missing, is no such JSON, or a value is out of range.
+    """
+    try:
+        if kind := other_kind(path):
+            raise ValueError(f"it is {kind}")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_JSON + 1)
+        if len(data) > LARGEST_JSON:
+            raise ValueError(f"it has more than {LARGEST_JSON:,} bytes")
+        return dict(_entries(data))
+    except (OSError, ValueError, BundleError) as error:
+        raise UsageError(
+            f"cannot read the quantization {path}",
+            why=getattr(error, "strerror", None) or str(error),
+            hint='write {"NAME": {"dtype": "int8", "scale": 0.05, "zero_point": 3}}',
+        ) from error
+
+
+def _entries(data: bytes) -> Iterator[tuple[str, Quantization]]:
+    for name, field in parse(data, "the quantization").mapping().items():
+        members = field.members(("dtype", "scale", "zero_point"))
+        zero_point = members["zero_point"]
+        if isinstance(zero_point.value, bool) or not isinstance(zero_point.value, int):
+            zero_point.reject("is not an integer")
+        yield (
+            name,
+            Quantization(
+                members["dtype"].one_of(INTEGERS), members["scale"].number(), zero_point.value
+            ),
+        )

@@ -1,7 +1,7 @@
 """Readings of a file's bytes: every dtype and byte order that its size allows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,10 @@ class Reading:
         dtype: name of the dtype, such as "float32" or "int8".
         values: (n,) float32.
         findings: the causes that this reading implies; empty if the dtype is the expected one.
-        code: lines of numpy that make the values `x` from the file.
+        code: lines of numpy that make the values `x` from the bytes `data`.
         rounding: mean square of the rounding error of the values that the dtype or a grid causes.
         step: distance between neighbouring values, if all values lie on a grid of few levels; or 0.
         are_stored: whether the values are stored integers, neither scaled nor shifted.
-        moved: (n,) which values a correction has moved by a distance that is only estimated; None: none.
     """
 
     dtype: str
@@ -39,7 +38,6 @@ class Reading:
     rounding: float
     step: float = 0.0
     are_stored: bool = False
-    moved: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +105,22 @@ def readings(
         expected_size: number of values of the expected output.
         declared: how the device is expected to store the output; None: as float32.
     """
-    counts = _counts(expected_size)
-    yield from _of_bytes(raw.data, counts, declared, ())
+    yield from _of_bytes(raw.data, expected_size, declared)
     yield from _stated(raw)
-    for data, finding, code in _joined_bytes(raw, expected_size):
-        for reading in _of_bytes(data, counts, None, (finding,), code):
+    if joined := _joined_bytes(raw, expected_size):
+        data, finding, code = joined
+        for reading in _of_bytes(data, expected_size, None):
             if not reading.are_stored:
-                yield reading
+                findings = (finding, *reading.findings)
+                yield replace(reading, findings=findings, code=(*code, *reading.code))
 
 
-def _counts(expected_size: int) -> range:
-    """Return the numbers of values that a file can hold: padding makes small outputs much larger."""
+def _of_bytes(data: Bytes, expected_size: int, declared: Quantization | None) -> Iterator[Reading]:
+    """Yield the readings of a number of values that a file can hold: padding makes small outputs larger."""
     most = 2 * expected_size if expected_size >= 4096 else 64 * expected_size
-    return range(max(1, expected_size // 64), most + 65)
-
-
-def _of_bytes(
-    data: Bytes,
-    counts: range,
-    declared: Quantization | None,
-    before: tuple[Finding, ...],
-    code: tuple[str, ...] = (),
-) -> Iterator[Reading]:
     for form in FORMATS:
-        count = data.size // form.itemsize
-        if count in counts:
-            reading = _read(data[: count * form.itemsize], form, declared, before, code)
+        if max(1, expected_size // 64) <= data.size // form.itemsize < most + 65:
+            reading = _read(data, form, declared)
             if not (reading.are_stored and form.itemsize == 2 and _is_narrow(reading.values)):
                 yield reading
 
@@ -145,48 +133,34 @@ def _is_narrow(values: Floats) -> bool:
     return float(np.ptp(values)) < FEWEST_LEVELS_OF_16_BITS
 
 
-def _read(
-    data: Bytes,
-    form: _Format,
-    declared: Quantization | None,
-    before: tuple[Finding, ...],
-    code: tuple[str, ...],
-) -> Reading:
+def _read(data: Bytes, form: _Format, declared: Quantization | None) -> Reading:
     values = _values(data, form)
+    findings = tuple(_finding(cause, form) for cause in form.causes)
     if declared and form.name == declared.dtype:
-        lines = (
-            *(code or _load(form)),
-            f"x = (x - {declared.zero_point}) * {declared.scale:.9g}",
-        )
-        dequantized = (values - np.float32(declared.zero_point)) * np.float32(declared.scale)
-        causes = tuple(c for c in form.causes if c is not _C.INTEGERS_READ_AS_FLOATS)
-        findings = (*before, *(_finding(c, form) for c in causes))
-        step = declared.scale
-        return Reading(form.name, dequantized, findings, lines, step**2 / 12, step)
-    findings = (*before, *(_finding(c, form) for c in form.causes))
+        lines = (*_load(data, form), f"x = (x - {declared.zero_point}) * {declared.scale:.9g}")
+        values = (values - np.float32(declared.zero_point)) * np.float32(declared.scale)
+        others = tuple(f for f in findings if f.cause is not _C.INTEGERS_READ_AS_FLOATS)
+        return Reading(form.name, values, others, lines, declared.scale**2 / 12, declared.scale)
     if declared and not form.is_integer:
-        findings = (*before, _expected_integers(form, declared), *(findings[len(before) :]))
-    lines = _load(form) if not code else (*code, *_load(form, "x"))
+        findings = (_expected_integers(form, declared), *findings)
     rounding, step = _rounding(values, form)
-    return Reading(form.name, values, findings, lines, rounding, step, form.is_integer)
+    return Reading(form.name, values, findings, _load(data, form), rounding, step, form.is_integer)
 
 
 def _values(data: Bytes, form: _Format) -> Floats:
+    """Return the values; bytes after the last one are ignored."""
+    whole = data[: data.size // form.itemsize * form.itemsize]
     if form.name == "bfloat16":
-        halves = np.frombuffer(data, form.code[0] + "u2").astype("<u4")
+        halves = np.frombuffer(whole, form.code[0] + "u2").astype("<u4")
         values: Floats = (halves << 16).view("<f4")
         return values
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.frombuffer(data, form.code).astype(np.float32)
+        return np.frombuffer(whole, form.code).astype(np.float32)
 
 
-def _load(form: _Format, source: str = "") -> tuple[str, ...]:
-    code = form.code.replace("bf2", "u2")
-    load = (
-        f'x = np.frombuffer({source}.tobytes(), "{code}")'
-        if source
-        else f'x = load(path, "{code}")'
-    )
+def _load(data: Bytes, form: _Format) -> tuple[str, ...]:
+    count = f", {data.size // form.itemsize}" if data.size % form.itemsize else ""
+    load = f'x = np.frombuffer(data, "{form.code.replace("bf2", "u2")}"{count})'
     if form.name == "bfloat16":
         return load, 'x = (x.astype("<u4") << 16).view("<f4")'
     return (load if form.code == "<f4" else f"{load}.astype(np.float32)",)
@@ -207,31 +181,26 @@ def _expected_integers(form: _Format, declared: Quantization) -> Finding:
 
 def _stated(raw: RawOutput) -> Iterator[Reading]:
     """Yield the reading that an `.npy` file or an array states, unless the bytes give the same one."""
-    if raw.dtype is None or raw.dtype.kind == "b":
-        return
     known = {np.dtype(form.code) for form in FORMATS if "b" not in form.code}
-    if raw.dtype in known:
+    if raw.dtype is None or raw.dtype.kind == "b" or raw.dtype in known:
         return
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.frombuffer(raw.data, raw.dtype).astype(np.float32)
-    findings = []
-    if raw.dtype.kind in "iu":
-        findings.append(
-            Finding(
-                cause=_C.INTEGERS_READ_AS_FLOATS,
-                sentence=f"The file holds {raw.dtype}, not float32.",
-                advice=_ADVICE[_C.INTEGERS_READ_AS_FLOATS],
-            )
-        )
+    is_integer = raw.dtype.kind in "iu"
+    finding = Finding(
+        cause=_C.INTEGERS_READ_AS_FLOATS,
+        sentence=f"The file holds {raw.dtype}, not float32.",
+        advice=_ADVICE[_C.INTEGERS_READ_AS_FLOATS],
+    )
     step = _grid_step(values)
     yield Reading(
         str(raw.dtype),
         values,
-        tuple(findings),
-        ("x = np.load(path).astype(np.float32).reshape(-1)",),
-        1 / 12 if raw.dtype.kind in "iu" else step**2 / 12,
+        (finding,) if is_integer else (),
+        (f'x = np.frombuffer(data, "{raw.dtype.str}").astype(np.float32)',),
+        1 / 12 if is_integer else step**2 / 12,
         step,
-        raw.dtype.kind in "iu",
+        is_integer,
     )
 
 
@@ -279,46 +248,23 @@ def _levels(values: Floats) -> NDArray[np.float64] | None:
 
 def _joined_bytes(
     raw: RawOutput, expected_size: int
-) -> Iterator[tuple[Bytes, Finding, tuple[str, ...]]]:
-    """Yield the bytes of floats that were read as 8-bit integers, one number per byte.
-
-    The numbers may have been scaled and shifted, so that only their 256 levels are known.
-    """
-    sources = [("<f4", "float32")] if raw.dtype is None else [(raw.dtype.str, str(raw.dtype))]
-    if raw.dtype is None:
-        sources.append(("<i2", "int16"))
-    for code, name in sources:
-        itemsize = np.dtype(code).itemsize
-        count = raw.data.size // itemsize
-        if itemsize < 2 or count < 1.5 * expected_size:
-            continue
-        values = np.frombuffer(raw.data[: count * itemsize], code)
-        with np.errstate(over="ignore", invalid="ignore"):
-            step = _grid_step(values.astype(np.float32))
-        if not step:
-            continue
-        lowest = float(values.min())
-        index = np.rint((values.astype(np.float64) - lowest) / step).astype(np.int64)
-        for first in _first_levels(lowest, step, int(index.max())):
-            finding = Finding(
-                cause=_C.FLOATS_READ_AS_INTEGERS,
-                sentence=f"Each value is one byte of a float: the {name} values have only 256 levels, and "
-                f"there are {count:,} of them.",
-                advice="Read the file as floats; its output is not quantized.",
-            )
-            lines = (
-                f'x = load(path, "{code}")',
-                f"x = (np.rint((x - {lowest:.9g}) / {step:.9g}) + {first}).astype(np.int64)"
-                ".astype(np.uint8)",
-            )
-            yield ((index + first) & 0xFF).astype(np.uint8), finding, lines
-
-
-def _first_levels(lowest: float, step: float, span: int) -> tuple[int, ...]:
-    """Return the bytes that the lowest value can stand for."""
-    if step == 1 and lowest == int(lowest) and -128 <= lowest <= 255:
-        return (int(lowest),)
-    return (-128, 0) if span == LEVELS - 1 else ()
+) -> tuple[Bytes, Finding, tuple[str, ...]] | None:
+    """Return the bytes of floats that were read as 8-bit integers and written one number per byte."""
+    dtype = raw.dtype or np.dtype("<f4")
+    count = raw.data.size // dtype.itemsize
+    if dtype.itemsize < 2 or dtype.kind not in "fiu" or count < 1.5 * expected_size:
+        return None
+    values = np.frombuffer(raw.data[: count * dtype.itemsize], dtype)
+    if not (np.all(np.abs(values) <= LEVELS) and np.all(values == np.rint(values))):
+        return None
+    finding = Finding(
+        cause=_C.FLOATS_READ_AS_INTEGERS,
+        sentence=f"Each value is one byte of a float: the {dtype} values have only 256 levels, and "
+        f"there are {count:,} of them.",
+        advice="Read the file as floats; its output is not quantized.",
+    )
+    line = f'data = np.frombuffer(data, "{dtype.str}", {count}).astype(np.int64).astype(np.uint8)'
+    return values.astype(np.int64).astype(np.uint8), finding, (f"{line}.tobytes()",)
 
 
 def read_as(data: Bytes, dtype: str, *, is_big_endian: bool = False) -> Floats:
@@ -331,4 +277,4 @@ def read_as(data: Bytes, dtype: str, *, is_big_endian: bool = False) -> Floats:
     """
     named = [form for form in FORMATS if form.name == dtype]
     form = next((f for f in named if (f.code[0] == ">") == is_big_endian), named[0])
-    return _values(data[: data.size // form.itemsize * form.itemsize], form)
+    return _values(data, form)

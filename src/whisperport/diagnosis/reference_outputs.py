@@ -1,6 +1,5 @@
 """Outputs that a file may hold: the expected one, another output, or the output for a wrong input."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -97,30 +96,11 @@ def of_other_output(tensor: ExpectedTensor, expected: str) -> ReferenceOutput:
 
 def of_alternative(tensor: ExpectedTensor, alternative: Alternative) -> ReferenceOutput | None:
     """Return the reference for the output of a wrong input; None if it is not known."""
-    return _of_input(tensor, alternative.arrays, (alternative,))
-
-
-def of_both(
-    tensor: ExpectedTensor, arrays: Mapping[str, Array], first: Alternative, second: Alternative
-) -> ReferenceOutput | None:
-    """Return the reference for the output of an input with two mistakes; None if it is not known.
-
-    Args:
-        tensor: the output.
-        arrays: output name -> its value for this input.
-        first, second: the two mistakes.
-    """
-    return _of_input(tensor, arrays, (first, second))
-
-
-def _of_input(
-    tensor: ExpectedTensor, arrays: Mapping[str, Array], mistakes: Sequence[Alternative]
-) -> ReferenceOutput | None:
-    array = arrays.get(tensor.name)
+    array = alternative.arrays.get(tensor.name)
     if array is None or array.size != tensor.array.size:
         return None
-    findings = tuple(Finding(cause=m.cause, sentence=m.sentence, advice=m.advice) for m in mistakes)
-    described = (
-        f"the output for another input ({' '.join(m.sentence for m in mistakes).rstrip('.')})"
+    finding = Finding(
+        cause=alternative.cause, sentence=alternative.sentence, advice=alternative.advice
     )
-    return ReferenceOutput.of(tensor, array, findings, described)
+    described = f"the output for another input ({alternative.sentence.rstrip('.')})"
+    return ReferenceOutput.of(tensor, array, (finding,), described)

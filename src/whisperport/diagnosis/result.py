@@ -3,11 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.program.runner import Array
 from whisperport.verification.compare import Comparison
+
+if TYPE_CHECKING:
+    from whisperport.diagnosis.candidates import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +53,9 @@ class OutputDiagnosis:
         fix: a short numpy program that reads the file and applies all corrections; empty if there are none.
         excluded: what was tried and does not explain the file, one sentence each.
         corrected: the values with all corrections, float32 in the output's shape, NaN where the file holds
-            none; None if nothing explains the file. If the input or the output was another one, these are
-            the values of that one.
+            none; as they are if nothing explains the file, and None if it has another size then. If the
+            input or the output was another one, these are the values of that one.
+        storage: how the file stores them; None if nothing explains it.
     """
 
     output: str
@@ -63,6 +67,7 @@ class OutputDiagnosis:
     fix: str = ""
     excluded: tuple[str, ...] = ()
     corrected: Array | None = field(default=None, repr=False, compare=False)
+    storage: "Candidate | None" = field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, without the corrected values."""

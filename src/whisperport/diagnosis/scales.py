@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.readings import LEVELS, RELATIVE_STEP, Reading
+from whisperport.diagnosis.readings import Reading
 from whisperport.diagnosis.result import Finding
 
 Doubles = NDArray[np.float64]
@@ -23,13 +23,7 @@ WORST_OF_COST = 4.0  # the same in the cost, so that a wrong scale costs more th
 SMALLEST = 1e-6  # errors below this part of the variance (60 dB) are equal: float32's tolerance
 PER_CAUSE_DB = 6.0  # a cause must lower the error by this much: half of the amplitude
 WHOLE = 0.1  # a fitted zero point this near to an integer is that integer
-MULTIPLES = 4096  # values that are checked for a common divisor
-NEAR_MULTIPLE = 0.02  # of the divisor
-LARGEST_ZERO_POINT = 2**15
 SMALLEST_FACTOR = 1e-30  # of a line
-LARGEST_FACTOR = 1e4  # no scale is wrong by a larger factor
-NEAR_INTEGER = 0.05  # a zero point from a fit to rounded values
-CERTAIN_OFFSET = 0.25  # of the scale: an offset this near to a whole number of steps is one
 NEGLIGIBLE = (
     1e-3  # a scale within 0.1 % of 1, or an offset below 0.1 % of the deviation, is no cause
 )
@@ -94,14 +88,22 @@ class BlockSums:
         found: Doubles = self._errors(np.array([line.a]), np.array([line.b]))[0]
         return found
 
-    def _errors(self, a: Doubles, b: Doubles) -> Doubles:
+    def squares(self, line: Line) -> Doubles:
+        """Return the sum of the square errors of every block."""
+        found: Doubles = self._squares(np.array([line.a]), np.array([line.b]))[0]
+        return found
+
+    def _squares(self, a: Doubles, b: Doubles) -> Doubles:
         """Return the same for several lines (k,): (k, blocks)."""
         a = a[:, None]
         b = b[:, None] - self.mx + a * self.mr  # of the centred values
         total = self.uu - 2 * a * self.uv - 2 * b * self.u + a * a * self.vv
         total += 2 * a * b * self.v + b * b * self.n
+        return np.maximum(total, 0.0)
+
+    def _errors(self, a: Doubles, b: Doubles) -> Doubles:
         with np.errstate(invalid="ignore", divide="ignore"):
-            means: Doubles = np.maximum(total, 0) / self.n / (a * a * self.mean_square)
+            means: Doubles = self._squares(a, b) / self.n / (a[:, None] ** 2 * self.mean_square)
         return np.where(self.n > 0, means, np.nan)
 
     def fit(self, *, scale: bool, offset: bool) -> ScaleFit | None:
@@ -176,18 +178,18 @@ def line_findings(
         return [], _dequantization(a, b)
     if not fit.causes:
         return [], []
-    swapped = _swapped(a, b, reading)
-    if swapped and reading.dtype in RELATIVE_STEP:  # large numbers are integers in a short float
-        return list(swapped), [_undo(a, b)]
-    if _are_integers(reading):
-        found = _not_dequantized(a, b, reading)
-        if found:
-            return [found], _dequantization(a, b)
-    if swapped := swapped or _swapped_and_scaled(a, b, reading):
-        return list(swapped), [_undo(a, b)]
+    if _are_integers(reading) and (found := _not_dequantized(a, b, reading)):
+        return [found], _dequantization(a, b)
     findings = []
     if abs(a - 1) > NEGLIGIBLE:
-        findings.append(_scale_finding(a, _integer_sentence(reading)))
+        findings.append(
+            Finding(
+                cause=CauseCode.WRONG_SCALE,
+                sentence=f"All values are {a:.6g} times the expected ones: the scale must be multiplied by "
+                f"{1 / a:.6g}.{_integer_sentence(reading)}",
+                advice="Read the scale from the compiled model's output, not from another tensor.",
+            )
+        )
     if abs(b / a) > NEGLIGIBLE * spread:
         steps = f", {b / reading.step:.2f} steps of the quantization" if reading.step else ""
         findings.append(
@@ -199,15 +201,6 @@ def line_findings(
             )
         )
     return findings, [_undo(a, b)]
-
-
-def _scale_finding(factor: float, remark: str) -> Finding:
-    return Finding(
-        cause=CauseCode.WRONG_SCALE,
-        sentence=f"All values are {factor:.6g} times the expected ones: the scale must be multiplied by "
-        f"{1 / factor:.6g}.{remark}",
-        advice="Read the scale from the compiled model's output, not from another tensor.",
-    )
 
 
 def _integer_sentence(reading: Reading) -> str:
@@ -249,81 +242,6 @@ def _not_dequantized(a: float, b: float, reading: Reading) -> Finding | None:
                 advice="Compute (q - zero_point) * scale with the numbers of the compiled model's output.",
             )
     return None
-
-
-def swapped_fit(sums: BlockSums, reading: Reading) -> ScaleFit | None:
-    """Return the fit of exchanged scale and zero point, which is one cause; None if it does not apply."""
-    if reading.are_stored or 0 < reading.step < 0.99:
-        return None
-    both = sums.fit(scale=True, offset=True)
-    if both is None or not _swapped(both.line.a, both.line.b, reading):
-        return None
-    return ScaleFit(both.line, 1, both.blocks, both.error)
-
-
-def _swapped(a: float, b: float, reading: Reading) -> tuple[Finding, ...]:
-    """Return the finding if x = (q - scale) * zero_point: the step of the grid is the zero point."""
-    zero_point = reading.step or _common_divisor(a, b, reading)
-    if zero_point < 0.99 or abs(zero_point - round(zero_point)) > 0.01 * zero_point:
-        return ()
-    if round(zero_point) == 1 and abs(a) > 1:
-        return ()  # the integers themselves
-    for sign in (1, -1):
-        z = sign * round(zero_point)
-        scale = z / a
-        expected = z * (z - scale)
-        if scale > 0 and abs(b - expected) <= 0.02 * abs(expected) + 0.5 * abs(z):
-            return (_swapped_finding(scale, z),)
-    return ()
-
-
-def _swapped_and_scaled(a: float, b: float, reading: Reading) -> tuple[Finding, ...]:
-    """Return the findings if x = (q - scale) * zero_point * factor.
-
-    The offset in steps is then a zero point less the scale; with another zero point, it is an integer.
-    """
-    if not reading.step:
-        return ()
-    sign = math.copysign(1.0, a)
-    offset, scale = sign * b / reading.step, reading.step / abs(a)
-    z = round(offset + scale)
-    certain = CERTAIN_OFFSET * scale > 1 / math.sqrt(reading.values.size)
-    is_swapped = abs(offset + scale - z) < CERTAIN_OFFSET * scale < abs(offset - round(offset))
-    if not (certain and is_swapped and 1 < sign * z < LEVELS and scale < 0.5):
-        return ()
-    factor = sign * reading.step / z
-    return (_swapped_finding(scale, z), _scale_finding(factor, ""))
-
-
-def _swapped_finding(scale: float, zero_point: int) -> Finding:
-    return Finding(
-        cause=CauseCode.SCALE_AND_ZERO_POINT_SWAPPED,
-        sentence=f"The values are (q - {scale:.6g}) * {zero_point}: scale and zero point are exchanged.",
-        advice=f"Compute (q - {zero_point}) * {scale:.6g}.",
-    )
-
-
-def _common_divisor(a: float, b: float, reading: Reading) -> float:
-    """Return the size of the zero point z if the values are (q - scale) z = a e + b; or 0.
-
-    With scale = z / a, the offset b is z² (1 - 1 / a). All values are then multiples of z, less the scale
-    times z, and the scale is far below 1 in 16 bits. In a short float, they are near to such multiples.
-    """
-    if abs(a) <= 1 or b <= 0:
-        return 0.0
-    exact = math.sqrt(b / (1 - 1 / a))
-    guess = round(exact)
-    if reading.dtype in RELATIVE_STEP:  # too coarse for multiples
-        is_integer = abs(exact - guess) < NEAR_INTEGER
-        is_likely = is_integer if guess < LEVELS else a > LARGEST_FACTOR
-        return float(guess) if is_likely and 1 < guess < min(a, LARGEST_ZERO_POINT) else 0.0
-    values = reading.values[np.isfinite(reading.values)][:MULTIPLES].astype(np.float64)
-    for z in (guess, guess - 1, guess + 1):
-        if z > 1 and values.size:
-            parts = values / z
-            if float(np.mean(np.abs(parts - np.rint(parts)) < NEAR_MULTIPLE)) > 0.99:
-                return float(z)
-    return 0.0
 
 
 def _mean(values: Doubles, ok: NDArray[np.bool_], counted: int) -> float:

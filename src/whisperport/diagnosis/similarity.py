@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 
 from whisperport.diagnosis.buffers import constant_run
 from whisperport.diagnosis.candidates import Candidate
-from whisperport.diagnosis.frames import REPEATS
 from whisperport.diagnosis.readings import Floats
 from whisperport.diagnosis.reference_outputs import ReferenceOutput
 
 Doubles = NDArray[np.float64]
 
 SAMPLED = 40_000  # values that are compared
-COARSE = 4  # every so many sampled frames are compared with repeated ones
 SIMPLER = 0.01  # of two equally similar candidates, that with fewer causes is the more similar one
 
 
@@ -31,28 +29,38 @@ def scored(
                 yield similarity(candidate, reference), candidate, reference
 
 
-@np.errstate(invalid="ignore", over="ignore")
-def similarity(candidate: Candidate, reference: ReferenceOutput) -> float:
-    """Return how similar a reading in a layout is to a reference, 0 to 1."""
-    r = reference.frames
-    index = _sampled_frames(*r.shape)
+def over_time(candidate: Candidate, reference: ReferenceOutput) -> float:
+    """Return the correlation of the values' deviations from the means of their channels, 0 to 1."""
+    x, r = _samples(candidate, reference)
+    known = np.isfinite(x).all(axis=1)
+    if np.count_nonzero(known) < 8:
+        return 0.0
+    x, r = x[known], r[known]
+    return max(0.0, _correlation(x - x.mean(axis=0), r - r.mean(axis=0)))
+
+
+def _samples(candidate: Candidate, reference: ReferenceOutput) -> tuple[Doubles, Doubles]:
+    """Return the values of some frames of a file and of a reference, (f, C) each."""
+    index = _sampled_frames(*reference.frames.shape)
     key = (reference.frame_axis, reference.array.shape)
     if key not in candidate.samples:
         candidate.samples[key] = _robust(_sample(candidate, reference, index))
-    x = candidate.samples[key]
+    return candidate.samples[key], reference.frames[index]
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def similarity(candidate: Candidate, reference: ReferenceOutput) -> float:
+    """Return how similar a reading in a layout is to a reference, 0 to 1."""
+    x, r = _samples(candidate, reference)
     known = np.isfinite(x)
     if np.count_nonzero(known) < 8:
         return 0.0
-    scores = [_correlation(x[known], r[index][known])]
+    scores = [_correlation(x[known], r[known])]
     if r.shape[0] >= 8 and r.shape[1] >= 8:
-        x0, r0 = np.where(known, x, 0), np.where(known, r[index], 0)
+        x0, r0 = np.where(known, x, 0), np.where(known, r, 0)
         columns, rows = known.any(axis=0), known.any(axis=1)
         scores.append(_correlation(x0.sum(0)[columns], r0.sum(0)[columns]))
         scores.append(0.8 * _correlation(x0.std(1)[rows], r0.std(1)[rows]))
-        if candidate.causes < 2:
-            few = np.arange(0, index.size, COARSE)
-            for n in REPEATS:
-                scores.append(_correlation(x[few][known[few]], r[index[few] // n][known[few]]))
     return max(scores) - SIMPLER * candidate.causes
 
 

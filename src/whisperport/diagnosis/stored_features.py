@@ -1,6 +1,5 @@
 """How a device stores the encoder's output: dtype, quantization and layout; stated, or found by example."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,13 +9,11 @@ from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import COMPLETE, DiagnoseOptions, diagnose
+from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected_outputs import ENCODER, expected_outputs
-from whisperport.diagnosis.layouts import Layout
+from whisperport.diagnosis.layouts import Layout, explain_size
 from whisperport.diagnosis.raw_files import RawOutput, raw_of
 from whisperport.diagnosis.readings import FORMATS, read_as
-from whisperport.diagnosis.search import search
-from whisperport.diagnosis.sizes import explain_size
 from whisperport.errors import UsageError
 from whisperport.system.option import Option
 from whisperport.system.progress import Progress
@@ -40,7 +37,6 @@ SAME_IN_EVERY_FILE = frozenset(
         CauseCode.NOT_DEQUANTIZED,
         CauseCode.WRONG_SCALE,
         CauseCode.WRONG_ZERO_POINT,
-        CauseCode.SCALE_AND_ZERO_POINT_SWAPPED,
         CauseCode.AXES_PERMUTED,
         CauseCode.PADDED_AXIS,
         CauseCode.CHANNEL_TILES,
@@ -53,7 +49,6 @@ SCALING = frozenset(
         CauseCode.NOT_DEQUANTIZED,
         CauseCode.WRONG_SCALE,
         CauseCode.WRONG_ZERO_POINT,
-        CauseCode.SCALE_AND_ZERO_POINT_SWAPPED,
     }
 )
 
@@ -217,31 +212,22 @@ def storage_by_example(
     if found.passed:
         return FeatureStorage(), sentences
     (tensor,) = expected.tensors
-    raw = raw_of(example, 4 * tensor.array.size)
-    best = search(raw, tensor, expected, COMPLETE).best
-    assert best is not None, "the diagnosis explains the file"
+    assert found.storage is not None, "the diagnosis explains the file"
     causes = {finding.cause for finding in found.findings}
-    reading, layout = best.hypothesis.reading, best.hypothesis.layout
+    reading, layout = found.storage.reading, found.storage.layout
     scale, zero_point = None, 0.0
     if causes & SCALING:
-        wanted = tensor.array.reshape(layout.shape)
-        scale, zero_point = _fitted(layout.view(reading.values), wanted)
-    cut = re.match(r"path = cut\(path, (\d+),", "".join(best.hypothesis.code))
+        stored = layout.view(reading.values).astype(np.float64)
+        a, b = np.polyfit(tensor.array.astype(np.float64).reshape(-1), stored.reshape(-1), 1)
+        scale, zero_point = float(1 / a), float(b)
     return FeatureStorage(
         dtype=reading.dtype,
         scale=scale,
         zero_point=zero_point,
         is_big_endian=CauseCode.BYTE_ORDER in causes,
         layout=layout,
-        skipped=int(cut[1]) if cut else 0,
+        skipped=found.storage.cut[0],
     ), sentences
-
-
-def _fitted(stored: Floats, wanted: Floats) -> tuple[float, float]:
-    """Return scale and zero point that fit stored values to the expected ones, by least squares."""
-    x, r = stored.astype(np.float64), wanted.astype(np.float64)
-    a = float(((x - x.mean()) * (r - r.mean())).sum() / np.square(r - r.mean()).sum())
-    return 1 / a, float(x.mean() - a * r.mean())
 
 
 def _layout(shape: tuple[int, int], order: Order) -> Layout:

@@ -17,6 +17,7 @@ from whisperport.verification.compare import Gate, compare
 
 L2_RATIO = 3.0
 LARGEST_RATIO = 5.0
+SAME_DB = 30.0  # the device and the simulation agree, but for their rounding
 EXACT = 1e-6  # an error of the simulation below this part of the reference is that of float32
 
 
@@ -70,6 +71,11 @@ def _sentence(quantization_is_good: bool, device_agrees: bool, numbers: Mapping[
     ratio = f"the device's error is {numbers['l2_ratio']:.2g} times that of the simulation"
     if quantization_is_good and device_agrees:
         return f"Quantization and device are right: {simulated}, and {ratio}."
+    if device_agrees and numbers["device_against_simulated_sqnr_db"] >= SAME_DB:
+        return (
+            "The device computes what its toolchain simulates; the model file is the cause, not the "
+            f"device: {simulated}."
+        )
     if device_agrees:
         return f"The quantization is bad, and the device is right: {simulated}, and {ratio}."
     if quantization_is_good:

@@ -1,9 +1,4 @@
-"""Wrong inputs of an encoder: usual mistakes with the samples of a window or with their spectrogram.
-
-    audio ─ samples of the window ─ spectrogram ─► input (n_mels, 2T)
-
-A mistake replaces one of the two steps, so that two mistakes with different steps can be combined.
-"""
+"""Wrong inputs of an encoder: usual mistakes with the samples of a window or with their spectrogram."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,10 +14,8 @@ from whisperport.diagnosis.causes import CauseCode
 from whisperport.program.dims import Dims
 
 Floats = NDArray[np.float32]
-Samples = Callable[[Floats, int], Floats | None]
-"""(audio, number of samples in a window) -> samples of the window; None if the audio has no such window."""
-Spectrogram = Callable[[Floats, Dims], Floats]
-"""(samples of the window, sizes of the model) -> (n_mels, 2T)."""
+Spectrogram = Callable[[Floats, Dims], Floats | None]
+"""(audio, sizes of the model) -> (n_mels, 2T); None if the audio has no such window."""
 
 OTHER_BINS = {80: 128, 128: 80}  # numbers of mel bins that Whisper models have
 OTHER_HOPS = (128, 200, 256, 320)  # samples: 8, 12.5, 16 and 20 ms are usual in other front ends
@@ -38,14 +31,6 @@ _FEED = "Check that the input file was copied to the device and given to the fir
 _CUT = "Cut the same window of the audio as the bundle's reference."
 
 
-def _all_samples(audio: Floats, window: int) -> Floats:
-    return audio
-
-
-def _log_mel(samples: Floats, dims: Dims) -> Floats:
-    return log_mel(samples, dims.n_mels, n_frames=dims.n_frames)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class InputMistake:
     """One usual mistake with an encoder's input.
@@ -53,45 +38,14 @@ class InputMistake:
     Attributes:
         cause: the cause.
         sentence: the mistake with its parameters.
-        samples: the wrong step from the audio to the samples, or the right one.
-        spectrogram: the wrong step from the samples to the spectrogram, or the right one.
+        spectrogram: makes the wrong input of a clip, of 16 kHz.
         advice: what to change.
     """
 
     cause: CauseCode
     sentence: str
-    samples: Samples = _all_samples
-    spectrogram: Spectrogram = _log_mel
+    spectrogram: Spectrogram
     advice: str = _FRONT_END
-
-    @property
-    def is_of_samples(self) -> bool:
-        """Whether the samples are wrong; False: their spectrogram is."""
-        return self.samples is not _all_samples
-
-
-def wrong_input(audio: Floats, dims: Dims, *mistakes: InputMistake) -> Floats | None:
-    """Return the spectrogram (n_mels, 2T) of a clip with one mistake, or with two in different steps.
-
-    Args:
-        audio: (n_samples,) float32, 16 kHz; the clip.
-        dims: sizes of the model.
-        mistakes: the mistakes; none: the right spectrogram.
-
-    Returns:
-        The spectrogram; None if the clip is too short for it, or if two mistakes are in one step.
-    """
-    of_samples = [m for m in mistakes if m.is_of_samples]
-    of_spectrogram = [m for m in mistakes if not m.is_of_samples]
-    if len(of_samples) > 1 or len(of_spectrogram) > 1:
-        return None
-    samples: Floats | None = audio
-    if of_samples:
-        samples = of_samples[0].samples(audio, dims.n_frames * HOP_LENGTH)
-    if samples is None:
-        return None
-    compute = of_spectrogram[0].spectrogram if of_spectrogram else _log_mel
-    return compute(samples, dims)
 
 
 def input_mistakes(dims: Dims) -> Iterator[InputMistake]:
@@ -99,22 +53,22 @@ def input_mistakes(dims: Dims) -> Iterator[InputMistake]:
     yield InputMistake(
         _C.MEL_NOT_NORMALIZED,
         "The spectrogram is max(log10, maximum - 8), without the last step (x + 4) / 4.",
-        spectrogram=_not_normalized,
+        _not_normalized,
     )
     yield InputMistake(
         _C.MEL_NOT_CLAMPED,
         "The spectrogram is (log10 + 4) / 4, without the floor at 8 below its maximum.",
-        spectrogram=_not_clamped,
+        _not_clamped,
     )
     yield InputMistake(
         _C.NATURAL_LOG,
         "The spectrogram has the natural logarithm, not log10.",
-        spectrogram=_natural_log,
+        _natural_log,
     )
     yield InputMistake(
         _C.AUDIO_NOT_SCALED,
         "The samples were 16-bit integers, not divided by 32768.",
-        spectrogram=_not_scaled,
+        _not_scaled,
     )
     if dims.n_mels in OTHER_BINS:
         yield _other_bins(dims)
@@ -123,19 +77,14 @@ def input_mistakes(dims: Dims) -> Iterator[InputMistake]:
         _C.MEL_TRANSPOSED,
         f"The spectrogram is stored as ({dims.n_frames}, {dims.n_mels}), not as ({dims.n_mels}, "
         f"{dims.n_frames}).",
-        spectrogram=_transposed,
-        advice="Write the spectrogram as (bins, frames), or transpose it before the program.",
+        _transposed,
+        "Write the spectrogram as (bins, frames), or transpose it before the program.",
     )
     yield InputMistake(
-        _C.SILENT_INPUT, "The input was the spectrogram of silence.", samples=_silence, advice=_FEED
+        _C.SILENT_INPUT, "The input was the spectrogram of silence.", _silence, _FEED
     )
-    yield InputMistake(
-        _C.SILENT_INPUT, "All values of the input were 0.", spectrogram=_zeros, advice=_FEED
-    )
+    yield InputMistake(_C.SILENT_INPUT, "All values of the input were 0.", _zeros, _FEED)
     yield from _other_windows(dims)
-
-
-# Wrong samples.
 
 
 def _other_windows(dims: Dims) -> Iterator[InputMistake]:
@@ -161,30 +110,31 @@ def _other_windows(dims: Dims) -> Iterator[InputMistake]:
     yield _window("The audio is in the middle of the window.", partial(_aligned, 2))
 
 
-def _window(sentence: str, samples: Samples) -> InputMistake:
-    return InputMistake(_C.OTHER_WINDOW, sentence, samples=samples, advice=_CUT)
+def _window(sentence: str, spectrogram: Spectrogram) -> InputMistake:
+    return InputMistake(_C.OTHER_WINDOW, sentence, spectrogram, _CUT)
 
 
-def _later(start: int, audio: Floats, window: int) -> Floats | None:
-    return audio[start:] if start < audio.size - N_FFT else None
+def _log_mel(samples: Floats, dims: Dims) -> Floats:
+    return log_mel(samples, dims.n_mels, n_frames=dims.n_frames)
 
 
-def _delayed(delay: int, audio: Floats, window: int) -> Floats | None:
-    if not 0 < delay < window - N_FFT:
+def _later(start: int, audio: Floats, dims: Dims) -> Floats | None:
+    return _log_mel(audio[start:], dims) if start < audio.size - N_FFT else None
+
+
+def _delayed(delay: int, audio: Floats, dims: Dims) -> Floats | None:
+    if not 0 < delay < dims.n_frames * HOP_LENGTH - N_FFT:
         return None
-    return np.concatenate([np.zeros(delay, np.float32), audio])
+    return _log_mel(np.concatenate([np.zeros(delay, np.float32), audio]), dims)
 
 
-def _aligned(parts: int, audio: Floats, window: int) -> Floats | None:
+def _aligned(parts: int, audio: Floats, dims: Dims) -> Floats | None:
     """Let silence precede the audio that lasts one of `parts` equal parts of the window's rest."""
-    return _delayed((window - audio.size) // parts, audio, window)
+    return _delayed((dims.n_frames * HOP_LENGTH - audio.size) // parts, audio, dims)
 
 
-def _silence(audio: Floats, window: int) -> Floats:
-    return np.zeros(window, np.float32)
-
-
-# Wrong spectrograms.
+def _silence(audio: Floats, dims: Dims) -> Floats:
+    return _log_mel(np.zeros(dims.n_frames * HOP_LENGTH, np.float32), dims)
 
 
 def _not_normalized(samples: Floats, dims: Dims) -> Floats:
@@ -226,7 +176,7 @@ def _other_bins(dims: Dims) -> InputMistake:
         _C.WRONG_MEL_BINS,
         f"The spectrogram has {other} mel bins, not {dims.n_mels}; the input holds its first {count} "
         f"bins{rest}.",
-        spectrogram=partial(_first_bins, other),
+        partial(_first_bins, other),
     )
 
 
@@ -244,13 +194,13 @@ def _other_frames() -> Iterator[InputMistake]:
         yield InputMistake(
             _C.WRONG_MEL_FRAMES,
             f"The frames of the spectrogram begin every {hop} samples, not every {HOP_LENGTH}.",
-            spectrogram=partial(_other_hop, hop),
+            partial(_other_hop, hop),
         )
     yield InputMistake(
         _C.WRONG_MEL_FRAMES,
         "The frames of the spectrogram are not centred: the audio was not padded with 200 reflected "
         "samples at its ends.",
-        spectrogram=_not_centred,
+        _not_centred,
     )
 
 

@@ -1,0 +1,63 @@
+"""Simulate the static 8-bit encoder of a bundle's checkpoint, where torch and the checkpoint are here."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.bundle import Bundle
+from whisperport.data import embedded_model
+from whisperport.errors import WhisperportError
+
+Floats = NDArray[np.float32]
+Simulation = Callable[[Floats], tuple[Floats, ...]]
+"""mel (n_mels, 2T) -> features (T, d), once for each usual way to choose the ranges."""
+
+
+def simulated_encoder(bundle: Bundle, mels: Sequence[Floats]) -> Simulation | None:
+    """Return the simulation; None without torch, or if the bundle's checkpoint is not on this machine.
+
+    Args:
+        bundle: the bundle. Its checkpoint is looked for under the name that `export` was given, and must
+            have the same files.
+        mels: calibration inputs, (n_mels, 2T) each.
+    """
+    try:
+        import torch
+
+        from whisperport.checkpoint import load_checkpoint
+        from whisperport.model.static_int8 import StaticInt8Encoder
+        from whisperport.model.whisper import build_model
+    except ImportError:
+        return None
+    source = _local(str(bundle.manifest.source.get("name", "")))
+    if source is None:
+        return None
+    try:
+        checkpoint = load_checkpoint(source)
+    except WhisperportError:
+        return None
+    if dict(checkpoint.source.sha256) != bundle.manifest.source.get("sha256"):
+        return None
+    model = build_model(checkpoint, bundle.manifest.window)
+    encoder = StaticInt8Encoder(model.encoder, [torch.from_numpy(mel)[None] for mel in mels])
+
+    def simulate(mel: Floats) -> tuple[Floats, ...]:
+        wanted = torch.from_numpy(np.ascontiguousarray(mel, np.float32))[None]
+        return tuple(features[0].numpy() for features in encoder.encode(wanted))
+
+    return simulate
+
+
+def _local(name: str) -> str | Path | None:
+    """Return what names the checkpoint without a download; None: nothing does."""
+    from whisperport.checkpoint.by_name import openai_cache
+    from whisperport.checkpoint.hub import cached
+    from whisperport.checkpoint.names import HUB_IDS
+
+    if name == embedded_model.NAME or (name and Path(name).expanduser().exists()):
+        return name
+    if (file := openai_cache() / f"{name}.pt").is_file():
+        return file
+    return cached(HUB_IDS.get(name, name)) if name else None
