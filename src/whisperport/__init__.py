@@ -4,9 +4,9 @@
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
-`transcribe`; for single programs `check`, `fix`, `lower` and `inspect`; and `plan`. Importing the
-package, transcribing and verifying do not need torch. Each name is imported when it is first used, so that
-importing the package is fast.
+`transcribe`; for single programs `check`, `fix`, `lower`, `inspect` and `sensitivity`; and `plan`.
+Importing the package, transcribing and verifying do not need torch. Each name is imported when it is first
+used, so that importing the package is fast.
 """
 
 import os
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from whisperport.commands.inspect import InspectOptions, inspect
     from whisperport.commands.lower import Lowered, LowerOptions, lower
     from whisperport.commands.plan import Plan, PlanOptions, plan
+    from whisperport.commands.precision_search import Searched, export_in_fewest_bits
+    from whisperport.commands.sensitivity import sensitivity
     from whisperport.compilation.compile import compile
     from whisperport.compilation.importing import ImportOptions, import_artifact
     from whisperport.compilation.options import CompileOptions
@@ -105,6 +107,7 @@ __all__ = [
     "ProviderReport",
     "Report",
     "RunOptions",
+    "Searched",
     "Thresholds",
     "TokenizerError",
     "TranscribeOptions",
@@ -119,6 +122,7 @@ __all__ = [
     "expected_outputs",
     "export",
     "export_fastest",
+    "export_in_fewest_bits",
     "fetch",
     "fix",
     "import_artifact",
@@ -126,6 +130,7 @@ __all__ = [
     "load_checkpoint",
     "lower",
     "plan",
+    "sensitivity",
     "transcribe",
     "transcribe_features",
     "transcribe_files",
@@ -170,6 +175,7 @@ _MODULES = {
     "ProviderReport": "providers",
     "Report": "verification",
     "RunOptions": "targets",
+    "Searched": "commands.precision_search",
     "Thresholds": "runtime",
     "TranscribeOptions": "transcription",
     "Transcriber": "transcription",
@@ -180,6 +186,7 @@ _MODULES = {
     "expected_outputs": "diagnosis.expected_outputs",
     "export": "exporting.export",
     "export_fastest": "commands.fastest",
+    "export_in_fewest_bits": "commands.precision_search",
     "fetch": "commands.fetch",
     "fix": "commands.fix",
     "import_artifact": "compilation.importing",
@@ -187,6 +194,7 @@ _MODULES = {
     "load_checkpoint": "checkpoint",
     "lower": "commands.lower",
     "plan": "commands.plan",
+    "sensitivity": "commands.sensitivity",
     "transcribe": "transcription",
     "transcribe_features": "transcription",
     "transcribe_files": "transcription",

@@ -175,7 +175,8 @@ def export(
             ],
         )
         for entry in manifest.programs:
-            print_lines("", *(f"{entry.spec.name}: {note}" for note in entry.facts.notes))
+            if entry.facts.notes:
+                print_lines("", *(f"{entry.spec.name}: {note}" for note in entry.facts.notes))
         print_lines("", f"{out}: {verified_words(manifest)}")
     print_next(*_next_command(out, manifest))
 

@@ -18,7 +18,8 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import IntRange, Verb, option
-from whisperport.commands.sensitivity import SUFFIXES, sensitivity_of
+from whisperport.commands.sensitivity import SUFFIXES
+from whisperport.commands.sensitivity import sensitivity as run_sensitivity
 from whisperport.targets.activations import MIN_SQNR_DB
 
 NAME_WIDTH = 52  # characters; the table then fits 100 columns
@@ -65,7 +66,7 @@ def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> N
       $ whisperport sensitivity encoder.onnx --inputs talks
     """
     with stages() as progress:
-        rows = sensitivity_of(
+        rows = run_sensitivity(
             Path(program) if Path(program).suffix in SUFFIXES else program,
             inputs,
             progress=progress,

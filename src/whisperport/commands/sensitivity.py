@@ -25,7 +25,7 @@ BASE_BYTES = 2 * 2**30
 SECONDS = 3600.0
 
 
-def sensitivity_of(
+def sensitivity(
     program: str | os.PathLike[str],
     inputs: Path | None = None,
     *,

@@ -104,7 +104,7 @@ class Expected:
         precision: the precision whose tolerances decide whether an output passes, such as "fp16".
         make_alternatives: computes the outputs for other inputs; called once, when it is first needed.
         simulate: computes the outputs of the program in static 8 bits, once for each usual way to choose
-            its ranges, or of the toolchain's own simulation; nothing if none is at hand.
+            its ranges, or of the toolchain's own simulation; nothing if none is available.
     """
 
     program: str
