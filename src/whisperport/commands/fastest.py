@@ -26,7 +26,7 @@ from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import TOKEN_BYTES, Staging
 from whisperport.commands.doctor import is_installed
 from whisperport.errors import LoweringError, UsageError, WhisperportError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export, loaded
 from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
@@ -113,17 +113,11 @@ def export_fastest(
         LoweringError: no target could be exported, or a program is verified on none of them.
         CheckpointError, MissingPackageError, BundleError, VerificationError: see `export`.
     """
-    from whisperport.checkpoint import load_checkpoint
-
     options, out = options or ExportOptions(), Path(out)
     found = candidates()
     _check_options(options, found)
     check_writable(out)
-    if isinstance(checkpoint, str | os.PathLike):
-        progress(f"reading {checkpoint}")
-        checkpoint = load_checkpoint(
-            checkpoint if isinstance(checkpoint, str) else Path(checkpoint), progress=progress
-        )
+    checkpoint = loaded(checkpoint, progress)
     with _hidden_folder(out) as folder:
         bundles, rejected = _exported(checkpoint, found, folder, options, progress)
         timed = time_programs(bundles, options.run, progress, options.precisions)

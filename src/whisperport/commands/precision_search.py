@@ -20,7 +20,7 @@ from whisperport.bundle import MANIFEST, Bundle, Manifest, check_writable
 from whisperport.bundle.writing import writing_bundle
 from whisperport.commands.fastest import noise_call
 from whisperport.errors import UsageError, VerificationError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export, loaded
 from whisperport.program.checks import Check
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.progress import Progress
@@ -109,13 +109,7 @@ def export_in_fewest_bits(
     if options.clips is None and options.verify_with is None:  # the words are known before the work
         words = sum(text_errors(clip.text, clip.text).length for clip in shipped_clips())
         _check_count(words, max_increase)
-    if isinstance(checkpoint, str | os.PathLike):
-        from whisperport.checkpoint import load_checkpoint
-
-        progress(f"reading {checkpoint}")
-        checkpoint = load_checkpoint(
-            checkpoint if isinstance(checkpoint, str) else Path(checkpoint), progress=progress
-        )
+    checkpoint = loaded(checkpoint, progress)
     with writing_bundle(out) as writer:
 
         def in_precision(name: str) -> Bundle:

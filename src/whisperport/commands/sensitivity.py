@@ -9,6 +9,7 @@ from whisperport.calibration.given_inputs import GivenInputs
 from whisperport.calibration.sensitivity import sensitivities
 from whisperport.compilation.lowered_file import read_lowered
 from whisperport.errors import ProgramError
+from whisperport.exporting.export import loaded
 from whisperport.exporting.preflight import requires_torch
 from whisperport.program.host_part import HostPart
 from whisperport.program.placement import Placement
@@ -90,14 +91,11 @@ def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Prog
     """Write the encoder of a checkpoint to an ONNX file."""
     with requires_torch("measure"):
         from whisperport.model.whisper import build_model
-    from whisperport.checkpoint import load_checkpoint
     from whisperport.trace.onnx_file import write_onnx_file
     from whisperport.trace.variants import whisper_programs
     from whisperport.trace.whisper import Parts
 
-    progress(f"reading {checkpoint}")
-    source = checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
-    model = build_model(load_checkpoint(source, progress=progress))
+    model = build_model(loaded(checkpoint, progress))
     (encoder,) = whisper_programs(Parts(model, []), [ENCODER])
     progress("writing its encoder as ONNX")
     write_onnx_file(encoder, folder / "encoder.onnx")

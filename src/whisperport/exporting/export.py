@@ -175,7 +175,7 @@ def export(
         import torch
     placed = _placed(target, options)
     check_writable(out)
-    given, checkpoint = checkpoint, _load(checkpoint, progress)
+    given, checkpoint = checkpoint, loaded(checkpoint, progress)
     if options.preflight:
         _preflight(checkpoint.dims, list(placed.targets.values()), out, progress)
     uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
@@ -364,7 +364,7 @@ def _further_reference(
 
     language = generation.any_language
     clips = [replace(clip, language=language) for clip in shipped_clips(None)[N_CLIPS:]]
-    model = build_model(_load(given, progress), window)
+    model = build_model(loaded(given, progress), window)
     return run_eager(model, generation, clips, progress=progress)
 
 
@@ -397,7 +397,8 @@ def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowO
     return asked
 
 
-def _load(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress) -> "Checkpoint":
+def loaded(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress) -> "Checkpoint":
+    """Return a checkpoint; it is read if it is given by a name or path, see `load_checkpoint`."""
     if not isinstance(checkpoint, str | os.PathLike):
         return checkpoint
     from whisperport.checkpoint import load_checkpoint
