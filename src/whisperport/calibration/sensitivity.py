@@ -93,7 +93,7 @@ def sensitivities(
             hint="give an encoder or a decoder with float32 inputs",
         )
     found.sort(key=lambda one: one.typical_db)
-    exact = [program.run([], sample)[0] for sample in samples[:2]]
+    exact = [outputs for outputs, _ in program.run([], samples[:2])]
     measured = []
     for index, one in enumerate(found[:worst]):
         progress(Counted(f"in 8 bits alone: {one.activation.name}", index, min(worst, len(found))))
@@ -109,8 +109,8 @@ def _measured(
     for part in program.parts():
         progress(Counted("measuring the activations", len(found), program.count))
         activations = [Activation(program.labels[tensor]) for tensor in part]
-        for sample in samples:
-            for activation, values in zip(activations, program.run(part, sample)[1], strict=True):
+        for _, tensors in program.run(part, samples):
+            for activation, values in zip(activations, tensors, strict=True):
                 activation.add(values)
         found += [
             Sensitivity(operator=program.operators[tensor], tensor=tensor, activation=activation)
@@ -129,8 +129,8 @@ def _alone(
     rounded = program.rounded(one)
     found = [
         loss_of(_rows(actual), _rows(expected)).sqnr_db
-        for sample, outputs in zip(samples, exact, strict=True)
-        for actual, expected in zip(rounded.run([], sample)[0], outputs, strict=True)
+        for (outputs, _), wanted in zip(rounded.run([], samples), exact, strict=True)
+        for actual, expected in zip(outputs, wanted, strict=True)
         if expected.dtype == np.float32 and expected.ndim
     ]
     return replace(one, alone_db=min(found, default=None))
@@ -199,9 +199,9 @@ class _Program:
             yield part
 
     def run(
-        self, further: Sequence[str], sample: Mapping[str, Array]
-    ) -> tuple[list[Array], list[Array]]:
-        """Run the program: its own outputs, and further tensors."""
+        self, further: Sequence[str], samples: Sequence[Mapping[str, Array]]
+    ) -> Iterator[tuple[list[Array], list[Array]]]:
+        """Load the program once, and yield its outputs and further tensors for each sample."""
         import onnx
 
         model = onnx.ModelProto()
@@ -212,8 +212,10 @@ class _Program:
             for name in further
             if name not in own
         )
-        outputs = self._session(model).run([*own, *further], dict(sample))
-        return outputs[: len(own)], outputs[len(own) :]
+        session = self._session(model)
+        for sample in samples:
+            outputs = session.run([*own, *further], dict(sample))
+            yield outputs[: len(own)], outputs[len(own) :]
 
     def rounded(self, one: Sensitivity) -> "_Program":
         """Return the program with one activation in 8 bits."""

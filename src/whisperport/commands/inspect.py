@@ -144,12 +144,12 @@ def _is_own_bundle(path: Path) -> bool:
 
 def _limits_of(path: Path, repeat: int) -> Limits:
     """Return limits that grow with the size of the files; the time also grows with the number of runs."""
-    size = sum(file.stat().st_size for file in _files_of(path) if file.is_file())
+    size = sum(file.stat().st_size for file in files_of(path) if file.is_file())
     seconds = BASE_S + (repeat + 1) * (RUN_S + size / BYTES_PER_S)
     return Limits(BASE_BYTES + MEMORY_FACTOR * size, seconds)
 
 
-def _files_of(path: Path) -> Sequence[Path]:
+def files_of(path: Path) -> Sequence[Path]:
     """Return the files of a bundle, or a file and its weights: `model.onnx` and `model.onnx.data`."""
     try:
         if path.is_dir():

@@ -7,6 +7,7 @@ from typing import Any
 
 from whisperport.calibration.given_inputs import GivenInputs
 from whisperport.calibration.sensitivity import sensitivities
+from whisperport.commands.inspect import files_of
 from whisperport.compilation.lowered_file import read_lowered
 from whisperport.errors import ProgramError
 from whisperport.exporting.export import loaded
@@ -56,7 +57,8 @@ def sensitivity(
     if path.suffix not in SUFFIXES:
         with TemporaryDirectory(prefix="whisperport-") as folder:
             return _rows_of(_encoder_of(program, Path(folder), progress), inputs, progress)
-    limits = Limits(round(BASE_BYTES + MEMORY * _bytes_of(path)), SECONDS)
+    size = sum(file.stat().st_size for file in files_of(path) if file.is_file())
+    limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
     arguments = {"path": os.fspath(path), "inputs": None if inputs is None else os.fspath(inputs)}
     try:
         found: list[dict[str, Any]] = run_limited(
@@ -127,8 +129,3 @@ def _rows_of(path: Path, inputs: Path | None, progress: Progress) -> list[dict[s
         }
         for one in sensitivities(path, samples, progress=progress)
     ]
-
-
-def _bytes_of(path: Path) -> int:
-    """Return the bytes of a file and of the files beside it that its name begins."""
-    return sum(one.stat().st_size for one in path.parent.glob(f"{path.name}*") if one.is_file())
