@@ -12,12 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from whisperport.audio import load_audio, log_mel
-from whisperport.calibration import sensitivity
 from whisperport.calibration.sensitivity import Sensitivity, sensitivities
 from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import ProgramError
 from whisperport.model.whisper import build_model
 from whisperport.program.runner import Array
+from whisperport.targets.onnx import activations
 from whisperport.trace.onnx_file import write_onnx_file
 from whisperport.trace.program import trace
 from whisperport.trace.variants import whisper_programs
@@ -97,7 +97,7 @@ def test_the_result_does_not_depend_on_how_many_activations_a_run_returns(
     residual: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = sensitivities(residual, [sample(0)])
-    monkeypatch.setattr(sensitivity, "MAX_BYTES", 1)
+    monkeypatch.setattr(activations, "MAX_BYTES", 1)
 
     apart = sensitivities(residual, [sample(0)])
 
