@@ -15,6 +15,7 @@ from whisperport.bundle import (
     Bundle,
     Manifest,
     ProgramEntry,
+    renaming,
     writing_bundle,
 )
 from whisperport.bundle.program_facts import ProgramFacts
@@ -49,6 +50,19 @@ PASSED = Check(
     rule="SQNR ≥ 60 dB",
     passed=True,
 )
+
+
+def program_of(folder: Path) -> bytes:
+    """Return the program of a bundle, after checking that the bundle is complete."""
+    return Bundle.open(folder).path("programs/encoder.bin").read_bytes()
+
+
+@pytest.fixture(params=["one step", "two steps"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Exchange folders in one step, as on Linux, or in two steps, as on other systems."""
+    if request.param == "two steps":
+        monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
+    return str(request.param)
 
 
 @pytest.fixture

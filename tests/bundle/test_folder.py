@@ -220,38 +220,34 @@ def test_an_embedding_that_does_not_fit_is_refused(
         bundle.embedding()
 
 
-def test_a_reference_that_holds_a_pickle_is_refused(
-    write_with: Callable[[str, bytes], Bundle],
-) -> None:
+def npz(**arrays: np.ndarray) -> bytes:
     stream = io.BytesIO()
-    np.savez(stream, mel=np.array([print], dtype=object))
-    bundle = write_with(REFERENCE, stream.getvalue())
-
-    with pytest.raises(BundleError, match="pickle"):
-        bundle.reference()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
 
 
-def test_a_reference_that_unpacks_to_far_more_is_refused(
-    write_with: Callable[[str, bytes], Bundle],
-) -> None:
+def archive(name: str, contents: str) -> bytes:
     stream = io.BytesIO()
-    np.savez_compressed(stream, mel=np.zeros(20 * 2**20, np.float32))
-    assert len(stream.getvalue()) < 2**20
-    bundle = write_with(REFERENCE, stream.getvalue())
-
-    with pytest.raises(BundleError, match="unpacks"):
-        bundle.reference()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr(name, contents)
+    return stream.getvalue()
 
 
-def test_a_reference_that_holds_another_kind_of_file_is_refused(
-    write_with: Callable[[str, bytes], Bundle],
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        (npz(mel=np.array([print], dtype=object)), "pickle"),
+        (npz(mel=np.zeros(20 * 2**20, np.float32)), "unpacks"),  # to 80 MB, from less than one
+        (archive("mel.txt", "not an array"), "not an array"),
+    ],
+    ids=["pickle", "unpacks to far more", "another kind of file"],
+)
+def test_a_reference_of_another_form_is_refused(
+    write_with: Callable[[str, bytes], Bundle], contents: bytes, why: str
 ) -> None:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("mel.txt", "not an array")
-    bundle = write_with(REFERENCE, stream.getvalue())
+    bundle = write_with(REFERENCE, contents)
 
-    with pytest.raises(BundleError, match="not an array"):
+    with pytest.raises(BundleError, match=why):
         bundle.reference()
 
 

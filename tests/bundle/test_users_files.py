@@ -12,20 +12,9 @@ from whisperport.bundle.ownership import delete_listed
 from whisperport.errors import BundleError
 from whisperport.exporting.export import export
 
+from .conftest import program_of
+
 Write = Callable[..., Bundle]
-
-
-def program_of(folder: Path) -> bytes:
-    """Return the program of a bundle, after checking that the bundle is complete."""
-    return Bundle.open(folder).path("programs/encoder.bin").read_bytes()
-
-
-@pytest.fixture(params=["one step", "two steps"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Exchange folders in one step, as on Linux, or in two steps, as on other systems."""
-    if request.param == "two steps":
-        monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
-    return str(request.param)
 
 
 def _git(folder: Path) -> Path:
@@ -177,10 +166,11 @@ def _before_the(
 
 
 def test_what_is_added_in_the_moment_before_the_exchange_stays_too(
-    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     write(tmp_path / "nano", b"old")
-    _before_the(1, "exchange", lambda: _git(tmp_path / "nano"), monkeypatch)
+    moment = (1, "exchange") if way == "one step" else (2, "rename")
+    _before_the(*moment, lambda: _git(tmp_path / "nano"), monkeypatch)
 
     with pytest.raises(BundleError, match="was not moved to") as refused:
         write(tmp_path / "nano", b"new")
@@ -189,21 +179,6 @@ def test_what_is_added_in_the_moment_before_the_exchange_stays_too(
     assert ".git" in refused.value.why
     assert (tmp_path / "nano" / ".git" / "HEAD").read_text() == "mine"
     assert (tmp_path / "nano" / "programs" / "encoder.bin").read_bytes() == b"old"
-    assert program_of(tmp_path / "nano.new") == b"new"
-    assert sorted(os.listdir(tmp_path)) == ["nano", "nano.new"]
-
-
-def test_what_is_added_in_the_moment_before_the_first_of_two_renames_stays_too(
-    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "nano", b"old")
-    monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
-    _before_the(2, "rename", lambda: _git(tmp_path / "nano"), monkeypatch)
-
-    with pytest.raises(BundleError, match="was not moved to"):
-        write(tmp_path / "nano", b"new")
-
-    assert (tmp_path / "nano" / ".git" / "HEAD").read_text() == "mine"
     assert program_of(tmp_path / "nano.new") == b"new"
     assert sorted(os.listdir(tmp_path)) == ["nano", "nano.new"]
 

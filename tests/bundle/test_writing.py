@@ -3,11 +3,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,13 +22,10 @@ from whisperport.bundle import (
 )
 from whisperport.errors import BundleError
 
+from .conftest import program_of
+
 Fill = Callable[..., None]
 Write = Callable[..., Bundle]
-
-
-def program_of(folder: Path) -> bytes:
-    """Return the program of a bundle, after checking that the bundle is complete."""
-    return Bundle.open(folder).path("programs/encoder.bin").read_bytes()
 
 
 def test_a_bundle_replaces_another_and_leaves_nothing_beside_it(
@@ -143,14 +136,6 @@ INTERRUPTIBLE = [
 ]
 
 
-@pytest.fixture(params=["one step", "two steps"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Exchange folders in one step, as on Linux, or in two steps, as on other systems."""
-    if request.param == "two steps":
-        monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
-    return str(request.param)
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "name"), INTERRUPTIBLE, ids=lambda value: str(value)[-12:])
 def test_ctrl_c_at_any_call_leaves_one_whole_bundle(
@@ -195,73 +180,6 @@ def test_ctrl_c_at_any_call_leaves_one_whole_bundle(
         assert os.listdir(out.parent) == ["nano"]
 
     assert nth > 1
-
-
-@pytest.fixture
-def endless_writer(tmp_path: Path, write: Write) -> Any:
-    """Start a process that writes the bundle repeatedly until a signal arrives."""
-    script = tmp_path / "writer.py"
-    script.write_text(
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from whisperport.bundle import Bundle, writing_bundle\n"
-        "out = Path(sys.argv[1])\n"
-        "old = Bundle.open(out)\n"
-        "contents = {r: old.path(r).read_bytes() for r in old.manifest.files}\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    with writing_bundle(out) as writer:\n"
-        "        for relative, raw in contents.items():\n"
-        "            (writer.folder / relative).parent.mkdir(exist_ok=True)\n"
-        "            (writer.folder / relative).write_bytes(raw)\n"
-        "        writer.commit(old.manifest)\n"
-    )
-    write(tmp_path / "out" / "nano")
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(script), str(tmp_path / "out" / "nano")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        running.append(process)
-        return process
-
-    yield start
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-@pytest.mark.parametrize("delay_s", [0.011, 0.029])
-def test_a_real_ctrl_c_leaves_a_whole_bundle_and_nothing_else(
-    tmp_path: Path, endless_writer: Callable[[], Any], delay_s: float
-) -> None:
-    process = endless_writer()
-    time.sleep(delay_s)
-
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
-
-    assert b"KeyboardInterrupt" in stderr
-    assert program_of(tmp_path / "out" / "nano") == b"program"
-    assert os.listdir(tmp_path / "out") == ["nano"]
-
-
-@pytest.mark.parametrize("delay_s", [0.013, 0.029])
-def test_after_a_kill_the_next_writer_clears_what_was_left(
-    tmp_path: Path, endless_writer: Callable[[], Any], write: Write, delay_s: float
-) -> None:
-    process = endless_writer()
-    time.sleep(delay_s)
-
-    process.kill()
-    process.communicate()
-    write(tmp_path / "out" / "nano", b"new")
-
-    assert program_of(tmp_path / "out" / "nano") == b"new"
-    assert os.listdir(tmp_path / "out") == ["nano"]
 
 
 def test_only_leftovers_of_this_name_are_removed(
@@ -523,16 +441,6 @@ def test_a_folder_of_something_else_is_never_replaced(
     assert (folder / "chapter.tex").read_text() == "years of work"
 
 
-def test_a_users_own_file_in_a_bundle_is_never_lost(tmp_path: Path, write: Write) -> None:
-    write(tmp_path / "nano")
-    (tmp_path / "nano" / "notes.txt").write_text("mine")
-
-    with pytest.raises(BundleError, match=r"notes\.txt"):
-        check_writable(tmp_path / "nano")
-
-    assert (tmp_path / "nano" / "notes.txt").read_text() == "mine"
-
-
 def test_a_damaged_bundle_may_be_replaced(tmp_path: Path, write: Write) -> None:
     write(tmp_path / "nano")
     (tmp_path / "nano" / TOKENIZER).write_bytes(b"damaged")
@@ -542,15 +450,3 @@ def test_a_damaged_bundle_may_be_replaced(tmp_path: Path, write: Write) -> None:
     write(tmp_path / "nano", b"new")
 
     assert program_of(tmp_path / "nano") == b"new"
-
-
-def test_a_bundle_is_kept_when_overwriting_was_not_asked_for(tmp_path: Path, write: Write) -> None:
-    write(tmp_path / "nano", b"old")
-
-    with (
-        pytest.raises(BundleError, match="exists"),
-        writing_bundle(tmp_path / "nano", overwrite=False),
-    ):
-        pytest.fail("work was begun")
-
-    assert program_of(tmp_path / "nano") == b"old"

@@ -147,21 +147,6 @@ def test_bfloat16_is_traced_with_a_state_of_bfloat16(sdk, tmp_path):
     assert {one["dtype"] for one in described["outputs"]} == {"float32"}
 
 
-def test_a_wrong_keyword_or_argument_fails_in_the_fake_as_it_would_there(sdk, tmp_path):
-    module, inputs = torch.nn.Linear(2, 2).eval().requires_grad_(False), (torch.ones(1, 2),)
-    given = {
-        "compiler_workdir": str(tmp_path),
-        "compiler_args": ["--target", "trn1", "--auto-cast", "none"],
-        "cpu_backend": True,
-    }
-    sdk.trace(module, inputs, **given)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'aliases'"):
-        sdk.trace(module, inputs, aliases={}, **given)
-    for arguments in (["--target=trn9"], ["--taget", "trn1"], ["--target", "trn1", "-lnc", "2"]):
-        with pytest.raises(AssertionError):
-            sdk.trace(module, inputs, **{**given, "compiler_args": arguments})
-
-
 def test_finished_stages_are_kept_and_a_changed_option_runs_them_again(sdk, tmp_path):
     work = prepared(tmp_path / "work")
     run(work)
@@ -448,10 +433,3 @@ def test_a_program_without_exactly_one_description_is_an_error(tmp_path):
                 files=("a.safetensors",),
             )
         )
-
-
-def test_every_stage_script_is_copied_with_the_modules_that_it_imports(tmp_path):
-    work = prepared(tmp_path / "work")
-    assert (work / "stages.py").read_bytes() == Path(stages.__file__).read_bytes()
-    copied = work / "step" / stages.MODULES
-    assert copied.read_bytes() == Path(neuron_modules.__file__).read_bytes()

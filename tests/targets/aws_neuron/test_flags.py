@@ -111,16 +111,6 @@ def test_a_logical_core_of_trn2_has_one_bank_of_memory():
 
 
 def test_every_code_says_what_happened_and_what_to_do():
-    assert {
-        "EMOD025",
-        "EVRF001",
-        "EUOC002",
-        "EVRF004",
-        "EVRF031",
-        "EVRF056",
-        "ESPP004",
-        "EVRF007",
-    } <= set(CODES)
     for code in CODES:
         assert code_in(f"2026-01-01 ERROR [NCC_{code}] words") == code
         what, hint = explained(code, "step") or ("", "")

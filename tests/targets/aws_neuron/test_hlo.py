@@ -20,7 +20,6 @@ from whisperport.targets.aws_neuron import neuron_modules
 
 from ...extent import EVERYTHING, core_or_all
 from ...hlo_of_torch import Lowered, lower
-from ...inspection.hlo_file import MODULE
 from ...published_dims import TURBO
 from . import micro_modules
 from .traced_hlo import CHECKS, Traced, build, failures, named, read
@@ -68,27 +67,11 @@ class Projecting(nn.Module):
         return torch.func.functional_call(self.step, state, (x, mask, position))
 
 
-class Variant(nn.Module):
-    """A step with a dummy input for the features, or with 64-bit positions."""
-
-    def __init__(self, step: nn.Module, *, wide: bool = False) -> None:
-        super().__init__()
-        self.step, self.wide = step, wide
-
-    def forward(
-        self, x: Tensor, mask: Tensor, position: Tensor, features: Tensor | None = None
-    ) -> Any:
-        return self.step(x, mask, position.long() if self.wide else position)
-
-
 def projecting(dims: Dims) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
     step, inputs, aliases = build("step", dims)
     cross, features, _ = build("cross_kv", dims)
     below = {f"step.{name}": place for name, place in aliases.items()}
     return Projecting(step, cross), (*inputs, *features), below
-
-
-# What holds ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -157,41 +140,3 @@ def test_the_hlo_computes_what_the_module_computes(program: str) -> None:
     for ours, theirs in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), atol=TOLERANCE, rtol=0)
         assert np.abs(ours).max() > 0.1
-
-
-# The checks can fail ---------------------------------------------------------------------------------
-
-
-def test_an_alias_that_is_not_stated_is_found(tmp_path: Path) -> None:
-    module, inputs, aliases = build("step", MICRO)
-    aliases.pop("self_v.0")
-
-    assert failures(traced(tmp_path, module, inputs, aliases, MICRO)) == {"caches_without_alias"}
-
-
-def test_64_bit_positions_are_found(tmp_path: Path) -> None:
-    module, inputs, aliases = build("step", MICRO)
-    below = {f"step.{name}": place for name, place in aliases.items()}
-
-    found = failures(traced(tmp_path, Variant(module, wide=True), inputs, below, MICRO))
-
-    assert found == {"int64"}
-
-
-def test_a_dummy_input_for_the_features_is_found_and_so_is_a_dynamic_shape(tmp_path: Path) -> None:
-    module, inputs, aliases = build("step", MICRO)
-    below = {f"step.{name}": place for name, place in aliases.items()}
-    features = torch.zeros(1, MICRO.n_audio_ctx, MICRO.n_audio_state)
-    made = lowered(Variant(module), (*inputs, features), below)
-    message = MODULE.FromString(made.module)
-    entry = message.computations[-1].instructions
-    (mask,) = [one for one in entry if one.name.startswith("mask")]
-    dummy = read(tmp_path, made.module, made.inputs, made.resident, MICRO)
-    mask.shape.is_dynamic[:] = [1, 0, 0]
-    dynamic = read(tmp_path, message.SerializeToString(), made.inputs, made.resident, MICRO)
-
-    assert failures(dummy) == {"audio_per_token", "repeated_work"}
-    assert CHECKS["repeated_work"](dummy) == [
-        "input of shape (1, 6, 16), 0.00 MB per call: nothing reads it"
-    ]
-    assert failures(dynamic) == {"audio_per_token", "repeated_work", "dynamic_shapes"}

@@ -231,17 +231,6 @@ def test_caches_are_state_and_no_weight_projects_audio_features(program: str) ->
     assert all(DIMS.n_audio_ctx not in one.shape for one in inputs)
 
 
-def test_no_tensor_in_the_step_has_64_bit_integers() -> None:
-    module, inputs, _ = built("step_4")
-
-    exported = torch.export.export(module, inputs, strict=False)
-
-    values = [node.meta.get("val") for node in exported.graph.nodes]
-    dtypes = {one.dtype for one in values if isinstance(one, Tensor)}
-    assert dtypes == {torch.float32, torch.int32, torch.bool}
-    assert all(isinstance(n, int) for one in values if isinstance(one, Tensor) for n in one.shape)
-
-
 def test_weights_that_several_programs_read_have_one_name() -> None:
     described = description()["programs"]
 
@@ -434,14 +423,6 @@ def graph(**changes: Any) -> dict[str, Any]:
         "nodes": [node],
     }
     return {"programs": {"g": {**record, **changes}}}
-
-
-def test_a_graph_runs() -> None:
-    module, _, aliases = modules.build(graph(), {}, "g")
-
-    (found,) = modules.run(module, [torch.tensor([1.0, 2.0])], aliases)
-
-    assert found.tolist() == [2.0, 4.0]
 
 
 def test_a_result_is_kept_in_memory_only_until_its_last_reader() -> None:

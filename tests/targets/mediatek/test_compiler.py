@@ -92,7 +92,8 @@ def test_the_version_in_a_compiled_file_is_preferred(tmp_path):
     ("plan", "expected"),
     [
         (["Target: MDLA_5_3", "Target: EDMA_3_6"], ""),
-        (["Target: MDLA_5_3", "Target: EDPA_1_2"], "1 part of the execution plan runs on EDPA_1_2"),
+        (["Target: MDLA_5_3", "Target: EDPA_1_2"], "runs on EDPA_1_2, not on MDLA_5_3"),
+        (["Target: EDPA_1_2"], "disallow-bridge=on"),
         (
             ["Target: CPU", "Target: MDLA_5_3", "Target: CPU"],
             "2 parts of the execution plan run on CPU",
@@ -103,7 +104,7 @@ def test_the_version_in_a_compiled_file_is_preferred(tmp_path):
         ),
         (["\x1b]0;title\x07 done"], "not understood"),
     ],
-    ids=["edma", "edpa", "cpu", "operator", "unknown"],
+    ids=["edma", "edpa", "what to do", "cpu", "operator", "unknown"],
 )
 def test_what_does_not_run_on_the_npu_is_a_note(tmp_path, plan, expected):
     notes = checked(tmp_path, plan)["notes"]

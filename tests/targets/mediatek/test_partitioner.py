@@ -227,10 +227,3 @@ def test_a_partition_that_declines_is_a_failed_check_with_the_names():
     assert passed.passed
     assert passed.value == {"operators": 2, "accepted": 2}
     assert not partition_check("step", empty).passed
-
-
-def test_the_stub_defines_a_version_and_no_other_function():
-    lines = module.STUB.read_text("utf-8").splitlines()
-    assert [line for line in lines if line.startswith("int ")] == [
-        "int Neuron_getVersion(NeuronRuntimeVersion *version) {"
-    ]

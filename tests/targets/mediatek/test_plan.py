@@ -39,27 +39,6 @@ IO = """
 """
 
 
-def test_the_engines_of_a_plan_are_counted():
-    plan = read_plan(PLAN)
-    assert plan.targets == {"MDLA_5_3": 2, "EDMA_3_6": 1}
-    assert notes_of(plan, ENGINE, "Genio 720") == []
-
-
-def test_an_engine_that_the_board_does_not_have_is_named_with_what_to_do():
-    plan = read_plan("Target: MDLA_5_3\nTarget: EDPA_1_2\nTarget: EDPA_1_2\n")
-    (note,) = notes_of(plan, ENGINE, "Genio 720")
-    assert note.startswith("2 parts of the execution plan run on EDPA_1_2, not on MDLA_5_3")
-    assert "disallow-bridge=on" in note
-
-
-def test_a_message_belongs_to_the_operator_before_it():
-    text = "OP[0]: ADD\nfine\nOP[17]: GATHER\n  MDLA: unsupported operation\n  VPU: not supported\n"
-    assert read_plan(text).problems == (
-        "GATHER: the compiler printed: MDLA: unsupported operation",
-        "GATHER: the compiler printed: VPU: not supported",
-    )
-
-
 def test_more_messages_than_fit_are_counted():
     plan = ExecutionPlan({ENGINE: 1}, tuple(f"OP{i}: why" for i in range(10)))
     notes = notes_of(plan, ENGINE, "Genio 720")
