@@ -9,23 +9,11 @@ from hypothesis import strategies as st
 
 from whisperport.checkpoint.generation_settings import read_generation
 from whisperport.errors import CheckpointError
-from whisperport.program.dims import Dims
 from whisperport.text.vocabulary import openai_generation, openai_tokenizer
 
-DIMS = Dims(
-    n_mels=80,
-    n_audio_ctx=100,
-    n_audio_state=64,
-    n_audio_head=2,
-    n_audio_layer=2,
-    n_text_ctx=448,
-    n_text_state=64,
-    n_text_head=2,
-    n_text_layer=2,
-    n_vocab=51865,
-    n_audio_ffn=256,
-    n_text_ffn=256,
-)
+from ..published_dims import whisper_dims
+
+DIMS = replace(whisper_dims(64, 2, heads=2), n_audio_ctx=100)
 # As in openai/whisper-tiny's generation_config.json, with two of its languages.
 STATED = {
     "decoder_start_token_id": 50258,

@@ -1,26 +1,16 @@
 """Hugging Face's tensor names against openai-whisper's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from whisperport.checkpoint.names import from_huggingface, to_huggingface
 from whisperport.checkpoint.tensor_check import expected_shapes
-from whisperport.program.dims import Dims
 
-DIMS = Dims(
-    n_mels=80,
-    n_audio_ctx=100,
-    n_audio_state=64,
-    n_audio_head=2,
-    n_audio_layer=2,
-    n_text_ctx=448,
-    n_text_state=64,
-    n_text_head=2,
-    n_text_layer=2,
-    n_vocab=51865,
-    n_audio_ffn=256,
-    n_text_ffn=256,
-)
+from ..published_dims import whisper_dims
+
+DIMS = replace(whisper_dims(64, 2, heads=2), n_audio_ctx=100)
 
 
 def test_the_expected_tensors_are_openai_whispers_own(random_openai_whisper):

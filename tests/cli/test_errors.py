@@ -39,56 +39,27 @@ def edited(manifest: Path, change) -> None:
 
 
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize(
-    ("window", "says"),
-    [("10.01", "20 ms of audio"), ("31", "expected 1 to 30 s"), ("0.5", "expected 1 to 30 s")],
-)
-def test_a_window_that_the_checkpoint_does_not_support_is_rejected(run, tmp_path, window, says):
-    # when
+def test_a_window_that_the_checkpoint_does_not_support_is_rejected(run, tmp_path):
     out = tmp_path / "out"
-    ran = run("export", "default", "--target", "onnxruntime", "--window", window, "--out", out)
+    ran = run("export", "default", "--target", "onnxruntime", "--window", "31", "--out", out)
 
-    # then
     # The checkpoint was read before: what it says is on stderr.
     assert (ran.code, ran.out) == (1, "")
-    assert says in ran.err
+    assert "expected 1 to 30 s" in ran.err
     assert "Traceback" not in ran.err
     assert not out.exists()
 
 
 @pytest.mark.needs("torch")
-def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path):
-    # when
-    ran = run("export", "default", "--target", "toaster", "--out", tmp_path / "out")
+@pytest.mark.parametrize(
+    "chosen", [("toaster",), ("onnxruntime", "--placement", "encoder=toaster")], ids=len
+)
+def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path, chosen):
+    ran = run("export", "default", "--target", *chosen, "--out", tmp_path / "out")
 
-    # then
     assert_error(ran, "there is no target `toaster`")
     assert ran.lines[-1] == f"hint: targets are {', '.join(target.spec.name for target in TARGETS)}"
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.needs("torch")
-def test_an_unknown_target_for_one_program_is_rejected_before_any_work(run, tmp_path):
-    # when
-    ran = run(
-        *("export", "default", "--target", "onnxruntime", "--placement", "encoder=toaster"),
-        *("--out", tmp_path / "out"),
-    )
-
-    # then
-    assert_error(ran, "there is no target `toaster`")
-
-
-def test_a_folder_of_something_else_is_not_overwritten(run, tmp_path):
-    # given
-    (tmp_path / "thesis.txt").write_text("years of work")
-
-    # when
-    ran = run("export", "default", "--target", "onnxruntime", "--out", tmp_path)
-
-    # then
-    assert_error(ran, "is not a bundle")
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 @pytest.mark.needs("torch")
@@ -148,9 +119,8 @@ def test_a_missing_bundle_is_rejected(run, tmp_path, verb):
     assert_error(run(*verb, tmp_path / "none"), "there is no bundle at")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "embedding.npy", "onnxruntime/step.onnx"])
-def test_one_byte_changed_is_found(run, copied_bundle, name):
-    # given
+def test_one_byte_changed_is_found(run, copied_bundle):
+    name = "onnxruntime/step.onnx"
     file = copied_bundle / name
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -162,37 +132,6 @@ def test_one_byte_changed_is_found(run, copied_bundle, name):
     # then
     assert_error(ran, f"{name} in bundle {copied_bundle} is damaged")
     assert "SHA-256" in ran.lines[1]
-
-
-def test_a_missing_file_is_found(run, copied_bundle):
-    # given
-    (copied_bundle / "onnxruntime" / "weights.bin").unlink()
-
-    # when / then
-    assert_error(run("verify", copied_bundle), "onnxruntime/weights.bin")
-
-
-def test_a_newer_format_is_rejected_with_how_to_read_it(run, copied_bundle):
-    # given
-    edited(copied_bundle / "manifest.json", lambda data: data.update(format_version=99))
-
-    # when
-    ran = run("verify", copied_bundle)
-
-    # then
-    assert_error(ran, "the bundle has format version 99")
-    assert "upgrade" in ran.lines[-1]
-
-
-def test_a_path_that_leads_out_of_the_bundle_is_rejected(run, copied_bundle):
-    # given
-    def lead_out(data):
-        data["programs"][0]["files"][0] = "../../etc/passwd"
-
-    edited(copied_bundle / "manifest.json", lead_out)
-
-    # when / then
-    assert_error(run("verify", copied_bundle), "`..` are not allowed")
 
 
 def test_a_bundle_that_was_never_run_is_recorded_where_it_runs(run, copied_bundle):
@@ -257,17 +196,6 @@ def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
 
     # then
     assert_error(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
-
-
-@pytest.mark.needs("torch")
-def test_an_opset_for_a_target_that_is_not_onnx_is_rejected(run, tmp_path):
-    # when
-    ran = run(
-        "export", "default", "-t", "xnnpack", "--option", "xnnpack.opset=13", "-o", tmp_path / "out"
-    )
-
-    # then
-    assert_error(ran, "`xnnpack` has no option `opset`")
 
 
 @pytest.mark.parametrize("command", ["verify", "bench"])

@@ -128,6 +128,7 @@ def test_what_packages_say_is_shown_escaped(run, monkeypatch):
 
     # then
     assert ran.err.count("warning: ") == 3
+    assert ran.err.count(" :smile: [red]") >= 4  # neither markup nor an emoji
     assert "error: whisperport failed" in ran.err
     assert_safe(ran.err)
 

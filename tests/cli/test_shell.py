@@ -1,6 +1,5 @@
 """What only a real process shows: pipes that close early, and terminals."""
 
-import logging
 import os
 import pty
 import shlex
@@ -191,17 +190,3 @@ def test_what_nohup_ignores_stays_ignored(run):
 
     # then
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-
-
-def test_what_a_module_logs_is_shown_as_a_warning(run, monkeypatch):
-    # given
-    logger = logging.getLogger("whisperport.checkpoint.anything")
-    monkeypatch.setattr(
-        "whisperport.cli.targets.is_installed", lambda _: logger.warning("a [red]thing[/red]")
-    )
-
-    # when
-    ran = run("targets")
-
-    # then
-    assert "warning: a [red]thing[/red]" in ran.err

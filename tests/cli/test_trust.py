@@ -23,36 +23,24 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return foreign_bundle(tmp_path / "bundle").folder
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("transcribe", "WAV", "--bundle", "BUNDLE"),
+        ("bench", "BUNDLE", "WAV", "--repeat", "1"),
+        ("verify", "BUNDLE"),
+    ],
+    ids=lambda command: command[0],
+)
 def test_a_bundle_of_somebody_else_is_tried_unless_it_is_trusted(
-    run: Any, foreign: Path, wav: Path
+    run: Any, foreign: Path, wav: Path, command: tuple[str, ...]
 ) -> None:
-    # when
-    tried = run("transcribe", wav, "--bundle", foreign)
-    trusted = run("transcribe", wav, "--bundle", foreign, "--trust", "--threads", "1")
+    given = [{"WAV": wav, "BUNDLE": foreign}.get(word, word) for word in command]
 
-    # then: the next command can be copied
+    tried = run(*given)
+    trusted = run(*given, "--trust", "--threads", "1")
+
     assert (tried.code, tried.lines[0]) == (1, "error: the trial failed")
     assert trusted.code == 0
-    assert "--trust" in trusted.lines[-1]
-
-
-def test_a_bundle_of_somebody_else_is_measured_if_it_is_trusted(
-    run: Any, foreign: Path, wav: Path
-) -> None:
-    # when
-    tried = run("bench", foreign, wav)
-    trusted = run("bench", foreign, wav, "--trust", "--threads", "1", "--repeat", "1")
-
-    # then
-    assert (tried.code, tried.lines[0]) == (1, "error: the trial failed")
-    assert trusted.code == 0
-
-
-def test_a_bundle_of_somebody_else_is_verified_if_it_is_trusted(run: Any, foreign: Path) -> None:
-    # when
-    tried = run("verify", foreign)
-    trusted = run("verify", foreign, "--trust", "--threads", "1")
-
-    # then
-    assert (tried.code, tried.lines[0]) == (1, "error: the trial failed")
-    assert trusted.code == 0
+    if command[0] == "transcribe":
+        assert "--trust" in trusted.lines[-1]  # the next command can be copied

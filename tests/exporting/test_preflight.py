@@ -14,31 +14,12 @@ from whisperport.exporting.preflight import (
     estimate_export,
     weight_bytes,
 )
-from whisperport.program.dims import Dims
 
 from ..micro import DIMS
+from ..published_dims import whisper_dims
 
 GB = 10**9
-
-
-def dims(d: int, layers: int, heads: int) -> Dims:
-    return Dims(
-        n_mels=80,
-        n_audio_ctx=1500,
-        n_audio_state=d,
-        n_audio_head=heads,
-        n_audio_layer=layers,
-        n_text_ctx=448,
-        n_text_state=d,
-        n_text_head=heads,
-        n_text_layer=layers,
-        n_vocab=51865,
-        n_audio_ffn=4 * d,
-        n_text_ffn=4 * d,
-    )
-
-
-TINY, BASE, SMALL = dims(384, 4, 6), dims(512, 6, 8), dims(768, 12, 12)
+TINY, BASE, SMALL = whisper_dims(384, 4), whisper_dims(512, 6), whisper_dims(768, 12)
 
 
 def test_weights_are_counted_as_torch_counts_them(micro):

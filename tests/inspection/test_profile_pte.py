@@ -50,12 +50,9 @@ def test_every_undelegated_operator_is_listed_once(naive: Profile, naive_pte: Pa
     delegation = read_delegation(naive_pte.read_bytes())["forward"]
 
     assert Counter(node.operator for node in naive.undelegated) == Counter(delegation.undelegated)
+    assert all(node.reason for node in naive.undelegated)
     assert naive.subgraphs == delegation.subgraphs
     assert len({(node.name, node.where) for node in naive.nodes}) == len(naive.nodes)
-
-
-def test_every_undelegated_operator_has_a_reason(naive: Profile) -> None:
-    assert all(node.reason for node in naive.undelegated)
 
 
 def test_the_partitioner_is_quoted_where_no_rule_speaks(naive_pte: Path) -> None:
@@ -155,12 +152,6 @@ def test_a_delegate_that_names_no_nodes_is_one_node_itself() -> None:
         (0, 2, ""): 3.0,  # the call, not only the kernel in it
         module.WHOLE_RUN: 13.0,
     }
-
-
-def test_an_instruction_that_runs_twice_is_added_up() -> None:
-    events = [event("OPERATOR_CALL", 0, 2), event("OPERATOR_CALL", 5, 8)]
-
-    assert module._times(SimpleNamespace(events=events)) == {(0, 0, ""): 5.0}
 
 
 def test_for_another_backend_no_reason_of_xnnpack_is_given() -> None:

@@ -16,32 +16,20 @@ from whisperport.errors import BundleError
 from whisperport.inspection.delegation import Delegation, read_delegation
 from whisperport.model.decoder import Decode
 from whisperport.model.whisper import Whisper
-from whisperport.program.dims import Dims
 from whisperport.rewrites import run_rewrites
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.xnnpack.target import FILE
 from whisperport.trace.program import Program, trace
 
 from ..extent import core_or_all
+from ..published_dims import whisper_dims
 
 XNNPACK = get_target("xnnpack")
 
 # All blocks are alike: one of each kind shows what is delegated.
 LAYERS = core_or_all(1, 4)
-TINY = Dims(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=384,
-    n_audio_head=6,
-    n_audio_layer=LAYERS,
-    n_text_ctx=448,
-    n_text_state=384,
-    n_text_head=6,
-    n_text_layer=LAYERS,
-    n_vocab=core_or_all(1000, 51865),  # one linear, whose size alone differs
-    n_audio_ffn=1536,
-    n_text_ffn=1536,
-)
+# The vocabulary is one linear, whose size alone differs.
+TINY = replace(whisper_dims(384, LAYERS), n_vocab=core_or_all(1000, 51865))
 
 
 @pytest.fixture(scope="module")

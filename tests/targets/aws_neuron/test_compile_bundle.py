@@ -23,7 +23,7 @@ NAME = "aws-neuron"
 
 @pytest.fixture
 def bundle(exported: Callable[..., Bundle], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(exported(NAME, "default").folder, tmp_path / "bundle"))
+    return Path(shutil.copytree(exported(NAME, "one layer").folder, tmp_path / "bundle"))
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_transcripts_are_those_of_another_target_token_for_token(
 
 
 def test_an_export_is_emulated_and_claims_no_run(exported: Callable[..., Bundle]) -> None:
-    manifest = exported(NAME, "default").manifest
+    manifest = exported(NAME, "one layer").manifest
 
     assert manifest.verified
     for entry in manifest.programs:

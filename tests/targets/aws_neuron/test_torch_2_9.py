@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.program.dims import Dims
 from whisperport.targets.aws_neuron import neuron_fused, neuron_modules
 from whisperport.targets.aws_neuron.flags import CompileOptions
 from whisperport.toolchain import Installed, probe, run_driver
 
 from ...extent import EVERYTHING
+from ...published_dims import whisper_dims
 from . import micro_modules
 from .test_compiler import COMPILER, prepared
 from .torch_2_9 import TOOLS, TORCH, environment
@@ -31,20 +31,7 @@ pytestmark = [
 # Measured between torch 2.9.1 and 2.13.0, on one thread of an AMD EPYC: the micro modules are equal in all
 # bits, in float32 and in bfloat16; whisper-tiny's sizes differ by at most 2.4e-7.
 TOLERANCE = 1e-6
-TINY = Dims(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=384,
-    n_audio_head=6,
-    n_audio_layer=4,
-    n_text_ctx=448,
-    n_text_state=384,
-    n_text_head=6,
-    n_text_layer=4,
-    n_vocab=51865,
-    n_audio_ffn=1536,
-    n_text_ffn=1536,
-)
+TINY = whisper_dims(384, 4)
 
 
 @pytest.fixture(scope="module")

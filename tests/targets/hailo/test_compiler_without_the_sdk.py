@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 from whisperport.errors import BundleError
-from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
@@ -18,6 +17,7 @@ from whisperport.targets.hailo.compiler import HailoCompiler, check_hef
 from whisperport.targets.hailo.model_script import ScriptOptions
 from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
 
+from ...published_dims import whisper_dims
 from .fake_sdk import FakeSdk
 from .hef_file import encoder_hef, hef_bytes
 
@@ -43,23 +43,6 @@ def work(tmp_path: Path) -> Path:
     return _prepared(tmp_path / "bundle.compile")
 
 
-def _dims(width: int = 384) -> Dims:
-    return Dims(
-        n_mels=80,
-        n_audio_ctx=1500,
-        n_audio_state=width,
-        n_audio_head=width // 64,
-        n_audio_layer=4,
-        n_text_ctx=448,
-        n_text_state=width,
-        n_text_head=width // 64,
-        n_text_layer=4,
-        n_vocab=51865,
-        n_audio_ffn=4 * width,
-        n_text_ffn=4 * width,
-    )
-
-
 def _prepared(
     work: Path,
     spec: ProgramSpec = ENCODER,
@@ -81,7 +64,7 @@ def _prepared(
     plan = compiler.plan(
         CompileRequest(
             spec=spec,
-            dims=_dims(width),
+            dims=whisper_dims(width, 4),
             options=ScriptOptions(),
             folder=folder,
             files=(f"{spec.name}.onnx",),

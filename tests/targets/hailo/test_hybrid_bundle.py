@@ -13,7 +13,6 @@ import pytest
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.exporting.export import ExportOptions, export
-from whisperport.program.dims import Dims
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
@@ -26,22 +25,10 @@ from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
 
 from ...embedded import default_bundle
+from ...published_dims import whisper_dims
 
 EMULATED = RunOptions(threads=1, options={"hailo8.emulate": "on"})
-SMALL = Dims(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=768,
-    n_audio_head=12,
-    n_audio_layer=12,
-    n_text_ctx=448,
-    n_text_state=768,
-    n_text_head=12,
-    n_text_layer=12,
-    n_vocab=51865,
-    n_audio_ffn=3072,
-    n_text_ffn=3072,
-)
+SMALL = whisper_dims(768, 12)
 
 
 @pytest.fixture(scope="module")

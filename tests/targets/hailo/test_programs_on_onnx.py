@@ -1,6 +1,6 @@
 """The files for Hailo's compiler are valid ONNX, within its limits, and equal to torch. No chip is used."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,14 @@ from whisperport.trace.whisper import Parts
 from whisperport.verification import LOWERED, compare
 
 from ...extent import core_or_all
+from ...published_dims import whisper_dims
 
 TOKENS = (50258, 50259, 50359, 50363, 11, 4711, 220, 51864)
 
 
 def sizes(width: int, layers: int, positions: int) -> Dims:
     """Return the sizes of tiny and base with this number of encoder positions."""
-    return Dims(
-        n_mels=80,
-        n_audio_ctx=positions,
-        n_audio_state=width,
-        n_audio_head=width // 64,
-        n_audio_layer=layers,
-        n_text_ctx=448,
-        n_text_state=width,
-        n_text_head=width // 64,
-        n_text_layer=layers,
-        n_vocab=51865,
-        n_audio_ffn=4 * width,
-        n_text_ffn=4 * width,
-    )
+    return replace(whisper_dims(width, layers), n_audio_ctx=positions)
 
 
 def random_model(dims: Dims) -> Whisper:
