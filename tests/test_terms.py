@@ -16,10 +16,8 @@ def report(found) -> list[str]:
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_file_uses_none_of_the_terms(path):
-    # when
     found = [use for use in uses_in_file(path) if excuse(path, use) is None]
 
-    # then
     assert report(found) == []
 
 
@@ -39,7 +37,6 @@ def test_a_term_is_found_in_the_next_line_too(term):
     # given: the example as the end of a paragraph, with its words on separate lines
     text = "First line.\n" + term.bad.replace(" ", "\n")
 
-    # when / then
     assert term in [use.term for use in uses(text)]
 
 
@@ -59,42 +56,33 @@ def test_similar_good_english_passes(text):
     ids=["docstring", "comment", "string", "f-string"],
 )
 def test_a_term_is_found_in_the_text_of_a_module(tmp_path, source):
-    # given
     path = tmp_path / "module.py"
     path.write_text(source)
 
-    # when / then
     assert len(uses_in_file(path)) == 1
 
 
 def test_names_in_code_are_not_read(tmp_path):
-    # given
     path = tmp_path / "module.py"
     path.write_text('said = f"{heard} words"\n"""See `said`."""\n')
     page = tmp_path / "page.md"
     page.write_text("See `said`.\n\n```python\nsaid = 1\n```\n")
 
-    # when / then
     assert [*uses_in_file(path), *uses_in_file(page)] == []
 
 
 def test_every_exception_is_used_and_has_a_reason():
-    # given
     places = {path for path, _ in EXCEPTIONS}
     used = {excuse(ROOT / path, use) for path in places for use in uses_in_file(ROOT / path)}
 
-    # when / then
     assert set(EXCEPTIONS) - used == set()
     assert all(EXCEPTIONS.values())
 
 
 def test_the_glossary_is_in_alphabetical_order():
-    # given
     text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 
-    # when
     terms = re.findall(r"^- \*\*(.*?)\*\*:", text, re.MULTILINE)
 
-    # then
     assert len(terms) > 30
     assert terms == sorted(terms, key=str.casefold)

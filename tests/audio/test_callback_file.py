@@ -156,11 +156,9 @@ def test_a_stalled_fifo_ends_at_the_first_signal(
         while waiting_bytes(writer.fileno()):
             time.sleep(0.01)
 
-        # when
         process.send_signal(number)
         out, err = process.communicate(timeout=120)  # the old code waited for the end of the FIFO
 
-    # then
     assert (process.returncode, out) == (status, "")
     assert err.startswith("interrupted:")
     assert len(err.splitlines()) == 1

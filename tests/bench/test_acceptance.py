@@ -171,11 +171,9 @@ def test_accuracy_is_measured_and_not_read_from_the_manifest(
     encode = type(engine).encode
     monkeypatch.setattr(type(engine), "encode", lambda self, mel: 0 * encode(self, mel))
 
-    # when
     found = check_accuracy(bundle, engine, ONE_THREAD)
     rows = acceptance(bundle.manifest, {}, found, {})
 
-    # then
     assert row(rows, TOKENS).passed is False
     assert row(rows, TOKENS).value is not None
     assert (row(rows, TOKENS).value or 0) < 6
@@ -232,7 +230,6 @@ def test_a_program_that_returns_nan_fails_without_a_value(bundle: Bundle) -> Non
 def test_accuracy_is_checked_once_after_the_last_round(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given
     checked: list[bool] = []
 
     def one_round(*arguments: Any) -> transcribing._Round:
@@ -243,8 +240,6 @@ def test_accuracy_is_checked_once_after_the_last_round(
     monkeypatch.setattr(transcribing, "_one_round", one_round)
     monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
 
-    # when
     transcribing.run_bench([bundle], Path("talk.wav"), transcribing.BenchOptions(repeat=3))
 
-    # then
     assert checked == [False, False, True]

@@ -142,7 +142,6 @@ def test_a_reset_clock_has_seen_nothing() -> None:
 
 
 def test_cpu_time_is_that_of_all_threads_and_not_of_waiting() -> None:
-    # given
     clock = Clock()
 
     def work() -> None:
@@ -150,7 +149,6 @@ def test_cpu_time_is_that_of_all_threads_and_not_of_waiting() -> None:
         while clock.cpu_now() - started < 0.2:
             ones = ones @ ones / 300  # NumPy releases Python's lock meanwhile
 
-    # when
     with clock.timing("waits"):
         time.sleep(0.1)
     started = clock.cpu_now()
@@ -159,7 +157,6 @@ def test_cpu_time_is_that_of_all_threads_and_not_of_waiting() -> None:
         thread.start()
         thread.join()
 
-    # then
     assert clock.cpu["waits"][0] < 0.05 < clock.calls["waits"][0]
     assert clock.cpu["works in a thread"][0] >= 0.19
 

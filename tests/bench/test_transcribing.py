@@ -96,15 +96,12 @@ def test_the_parts_add_up_to_the_whole(result: BenchResult) -> None:
 def test_the_cpu_time_of_the_parts_adds_up_and_splits_into_encoder_and_decoder(
     result: BenchResult,
 ) -> None:
-    # given
     cpu = {part.name: part.cpu_ms or 0.0 for part in result.parts}
 
-    # when
     decoder = sum(
         ms for name, ms in cpu.items() if name not in ("load", "mel", "encoder", "Python")
     )
 
-    # then
     assert all(part.cpu_ms is not None and part.cpu_ms >= 0 for part in result.parts)
     assert result.cpu_s_per_audio_s * result.audio_s * 1e3 == pytest.approx(
         sum(cpu.values()) - cpu["load"]

@@ -73,10 +73,8 @@ def test_a_file_that_is_replaced_loses_its_evidence_and_the_rest_stays(
     assert compiled.manifest.status("encoder") == "run here"
     assert compiled.manifest.verified
 
-    # when
     replaced = put(compiled, b"compiled again")
 
-    # then
     assert kinds(replaced) == ["run", "compiled"]  # of what was lowered, and of the new file
     assert replaced.manifest.status("encoder") == "compiled here"
     assert not replaced.manifest.verified

@@ -37,14 +37,11 @@ def test_records_are_for_their_user_only(state: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_folder_that_others_can_write_to_is_not_believed(state: Path, mode: int) -> None:
-    # given
     record("own", FIRST)
     state.chmod(mode)
 
-    # when
     record("own", SECOND)
 
-    # then
     assert not is_recorded("own", FIRST)
     assert len(list(state.iterdir())) == 1
 
@@ -69,7 +66,6 @@ def test_links_are_not_believed(state: Path, tmp_path: Path) -> None:
     os.rename(tmp_path / "elsewhere", state)
     (state / f"own-{SECOND}").symlink_to(state / f"own-{FIRST}")
 
-    # when, then
     assert not is_link_believed
     assert not is_recorded("own", SECOND)
 
@@ -88,14 +84,11 @@ def test_where_nothing_can_be_recorded_nothing_is_known(
 
 
 def test_the_oldest_records_are_dropped(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given
     monkeypatch.setattr(origin, "MAX_RECORDS", 3)
     for number in range(3):
         record("own", f"{number}" * 64)
         os.utime(state / f"own-{f'{number}' * 64}", (1000 + number, 1000 + number))
 
-    # when
     record("tried", FIRST)
 
-    # then
     assert sorted(file.name[:5] for file in state.iterdir()) == ["own-1", "own-2", "tried"]

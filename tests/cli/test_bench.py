@@ -41,10 +41,8 @@ def audio():
 
 @pytest.mark.needs("torch")
 def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audio):
-    # when
     ran = run("bench", audio, "--model", "default", "--repeat", "1", "--threads", "1")
 
-    # then
     assert ran.code == 0
     for part in PARTS:
         assert re.search(rf"^{part} .*\d% +\d+\.\d$", ran.out, re.MULTILINE), part
@@ -66,10 +64,8 @@ def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audi
 
 
 def test_two_bundles_are_compared_with_their_ratio(run, audio):
-    # when
     ran = run("bench", default_bundle(), default_bundle(), audio, "--repeat", "1")
 
-    # then
     assert ran.code == 0
     assert re.search(r"^ms +A +B +B / A$", ran.out, re.MULTILINE)
     assert re.search(r"^step +\d+\.\d +\d+\.\d +\d+\.\d\d$", ran.out, re.MULTILINE)
@@ -83,10 +79,8 @@ def test_two_bundles_are_compared_with_their_ratio(run, audio):
 
 @pytest.mark.needs("torch")
 def test_in_json_parts_add_up_and_name_the_machine(run, audio):
-    # when
     ran = run("bench", audio, "--model", "default", "--repeat", "1", "--json", "--word-timestamps")
 
-    # then
     data = json.loads(ran.out)
     result = data["results"][0]
     assert sum(part["total_ms"] for part in result["parts"]) == pytest.approx(result["total_ms"])
@@ -147,10 +141,8 @@ def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, mo
     )
     monkeypatch.setattr("whisperport.cli.bench.run_bench", lambda *_, **__: [result])
 
-    # when
     ran = run("bench", "--model", "default")
 
-    # then
     assert ran.code == 0
     assert re.search(
         r"^encoder latency +not measured +emulated on the CPU: hailo8l$", ran.out, re.M
@@ -164,11 +156,9 @@ def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, mo
 
 @pytest.mark.needs("torch")
 def test_errors_are_counted_in_characters_where_asked(run, audio):
-    # when
     arguments = ("bench", audio, "--model", "default", "--repeat", "1", "--errors-in", "characters")
     ran, data = run(*arguments), json.loads(run(*arguments, "--json").out)
 
-    # then
     assert re.search(r"^character error rate +\d+\.\d% \(\d+ errors in \d+ chara", ran.out, re.M)
     assert 0 <= data["results"][0]["cer"] < 0.5
     assert data["results"][0]["cer_whisper_normalizer"] == data["results"][0]["cer"]
@@ -177,25 +167,20 @@ def test_errors_are_counted_in_characters_where_asked(run, audio):
 
 @pytest.mark.needs("torch")
 def test_a_transcript_gives_an_own_audio_file_an_error_rate(run, audio, tmp_path):
-    # given
     own, transcript = tmp_path / "own.wav", tmp_path / "own.txt"
     own.write_bytes(audio.read_bytes())
     transcript.write_text("nothing of the kind", encoding="utf-8")
 
-    # when
     without = run("bench", own, "--model", "default", "--repeat", "1")
     known = run("bench", own, "--model", "default", "--repeat", "1", "--transcript", transcript)
 
-    # then
     assert "give it with --transcript" in without.out
     assert re.search(r"^word error rate +\d{3}\.\d% \(", known.out, re.MULTILINE)
 
 
 def test_a_path_that_does_not_exist_is_an_error(run, tmp_path):
-    # when
     ran = run("bench", tmp_path / "absent")
 
-    # then
     assert ran.code == 1
     assert ran.lines[0] == f"error: {tmp_path / 'absent'} does not exist"
     assert "hint:" in ran.err
@@ -208,17 +193,14 @@ def test_two_audio_files_are_wrong_usage(run, audio):
 def test_a_folder_that_is_no_bundle_and_a_transcript_that_is_not_text_are_rejected(
     run, audio, tmp_path
 ):
-    # given
     noise = tmp_path / "noise.txt"
     noise.write_bytes(b"\xff\xfe\x00\xd8")
     (tmp_path / "empty").mkdir()
 
-    # when
     no_bundle = run("bench", tmp_path / "empty", audio)
     no_text = run("bench", audio, "--model", "default", "--transcript", noise)
     no_audio = run("bench", noise, "--model", "default")
 
-    # then
     assert (no_bundle.code, no_text.code, no_audio.code) == (1, 1, 1)
     assert "is not a bundle" in no_bundle.lines[0]
     assert "cannot read the transcript" in no_text.err

@@ -21,14 +21,11 @@ finally:
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("3", "3")])
 def test_the_command_uses_one_thread_of_numpy_unless_the_user_says_otherwise(given, seen):
-    # given
     environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
 
-    # when
     done = subprocess.run(
         [sys.executable, "-c", SEEN], env=environment, capture_output=True, text=True
     )
 
-    # then
     assert done.stdout.splitlines()[-1] == seen, done.stderr

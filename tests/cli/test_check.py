@@ -34,10 +34,8 @@ def tied(tmp_path_factory):
 
 
 def test_each_kind_has_a_row_and_the_costliest_comes_first(run, tied):
-    # when
     ran = run("check", tied, "--target", "xnnpack")
 
-    # then
     assert ran.code == 1
     rows = [line.split() for line in ran.out.splitlines() if line.startswith("WP")]
     assert rows[0] == ["WP301", "1", "matmul", "matmul", "99.2%", "42.7%", "matmul-by-linear"]
@@ -50,18 +48,14 @@ def test_each_kind_has_a_row_and_the_costliest_comes_first(run, tied):
 
 
 def test_all_lists_every_node(run, tied):
-    # when
     ran = run("check", tied, "--target", "xnnpack", "--all")
 
-    # then
     assert len([line for line in ran.out.splitlines() if line.startswith("WP101")]) == 3
 
 
 def test_json_holds_what_the_tables_say(run, tied):
-    # when
     ran = run("check", tied, "--target", "xnnpack", "--json")
 
-    # then
     assert ran.code == 1
     (program,) = json.loads(ran.out)["programs"]
     first = program["findings"][0]
@@ -72,20 +66,16 @@ def test_json_holds_what_the_tables_say(run, tied):
 
 
 def test_a_bundle_is_checked_program_by_program(run, bundle):
-    # when
     ran = run("check", bundle, "--target", "onnxruntime")
 
-    # then
     assert ran.code == 0
     assert ran.out.count("onnxruntime rejects nothing") == 6
 
 
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_explain_prints_the_page_of_the_documentation(run, code):
-    # when
     ran = run("explain", code.lower())
 
-    # then
     page = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
     sections = page.read_text(encoding="utf-8").split("\n## ")
     assert ran.code == 0
@@ -93,25 +83,20 @@ def test_explain_prints_the_page_of_the_documentation(run, code):
 
 
 def test_explain_lists_the_rules_and_rejects_an_unknown_code(run):
-    # when
     listed, unknown = run("explain"), run("explain", "WP999")
 
-    # then
     assert all(code in listed.out for code in RULES)
     assert unknown.code == 1
     assert "there is no rule `WP999`" in unknown.err
 
 
 def test_a_program_that_nothing_is_rejected_of_may_be_lowered(run, tmp_path):
-    # given
     path = saved(tmp_path / "plain.pt2", nn.Linear(16, 4))
 
-    # when
     xnnpack, ort, unknown = (
         run("check", path, "--target", name) for name in ("xnnpack", "onnxruntime", "x")
     )
 
-    # then
     assert f"next: whisperport lower {path} --target xnnpack --out {path.with_suffix('.pte')}" in (
         xnnpack.err
     )
@@ -127,13 +112,10 @@ class Activation(nn.Module):
 
 
 def test_what_was_only_not_seen_to_compile_is_a_table_of_its_own_and_exits_0(run, tmp_path):
-    # given
     path = saved(tmp_path / "relu.pt2", Activation())
 
-    # when
     ran = run("check", path, "--target", "hailo8l")
 
-    # then
     assert ran.code == 0
     assert ran.out.startswith("not seen in programs known to compile (not counted as rejected):\n")
     assert "WP104  relu was not seen in programs known to compile" in ran.out

@@ -18,17 +18,14 @@ def listed(monkeypatch):
 
 
 def test_compile_says_what_was_compiled_and_how_near_its_outputs_are(run, tmp_path):
-    # given
     decoder, out = decoder_file(tmp_path / "decoder.onnx"), tmp_path / "made"
     calls = write_calls(tmp_path / "calls")
     arguments = ["compile", decoder, "-t", "dummy1", "--inputs", calls, "-o"]
     options = ["--force", "--toolchain", f"dummy={interpreter(tmp_path)}"]
 
-    # when
     ran = run(*arguments, out, *options)
     in_json = run(*arguments, tmp_path / "again", *options, "--json")
 
-    # then
     assert ran.code == 0
     assert re.search(r"^decoder +dummy1 +0\.0 +2\.1 +3 samples$", ran.out, re.MULTILINE)
     assert "decoder, compiled, run by the vendor's simulator:" in ran.out.splitlines()

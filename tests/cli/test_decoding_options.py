@@ -157,16 +157,13 @@ def test_segments_without_a_word_are_no_speech(run, monkeypatch):
     ids=["a failure", "Ctrl-C"],
 )
 def test_what_was_transcribed_before_is_printed(run, monkeypatch, arguments, failure, code, words):
-    # given
     def transcribe(*_, **__):
         raise failure
 
     monkeypatch.setattr(verb, "run_transcribe", transcribe)
 
-    # when
     ran = run("transcribe", "talk.wav", *arguments)
 
-    # then
     assert ran.code == code
     assert words in ran.err
     assert ran.lines[-1].endswith("the transcript of the first 28.0 s is on standard output")

@@ -64,10 +64,8 @@ def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path, chose
 
 @pytest.mark.needs("torch")
 def test_a_missing_checkpoint_is_rejected_with_near_names(run, tmp_path):
-    # when
     ran = run("export", "tiny.eng", "--target", "onnxruntime", "--out", tmp_path / "out")
 
-    # then
     assert_error(ran, "no checkpoint `tiny.eng`")
     assert "tiny.en" in ran.lines[-1]
 
@@ -126,16 +124,13 @@ def test_one_byte_changed_is_found(run, copied_bundle):
     data[len(data) // 2] ^= 1
     replace(file, bytes(data))
 
-    # when
     ran = run("verify", copied_bundle)
 
-    # then
     assert_error(ran, f"{name} in bundle {copied_bundle} is damaged")
     assert "SHA-256" in ran.lines[1]
 
 
 def test_a_bundle_that_was_never_run_is_recorded_where_it_runs(run, copied_bundle):
-    # given
     def forget(data):
         for program in data["programs"]:
             program["evidence"] = []
@@ -143,10 +138,8 @@ def test_a_bundle_that_was_never_run_is_recorded_where_it_runs(run, copied_bundl
     edited(copied_bundle / "manifest.json", forget)
     assert not Bundle.open(copied_bundle).manifest.verified
 
-    # when
     ran = run("verify", copied_bundle, "--record")
 
-    # then
     assert ran.code == 0
     assert f"recorded in {copied_bundle}: verified" in ran.lines
     assert "allow-unverified" not in ran.err
@@ -154,13 +147,10 @@ def test_a_bundle_that_was_never_run_is_recorded_where_it_runs(run, copied_bundl
 
 
 def test_a_bundle_that_failed_its_verification_says_so_permanently(run, copied_bundle, wav):
-    # given
     edited(copied_bundle / "manifest.json", lambda data: data["verification"].update(passed=False))
 
-    # when
     ran = run("verify", copied_bundle)
 
-    # then
     assert ran.code == 0  # it agrees with its reference all the same
     assert (
         "warning: this bundle failed its verification at export; it was written with --allow-unverified"
@@ -172,17 +162,14 @@ def test_a_folder_that_cannot_be_written_is_rejected(run, tmp_path):
     # given: a folder below a file, which not even root can make
     (tmp_path / "file").write_text("")
 
-    # when
     ran = run("export", "default", "-t", "onnxruntime", "-o", tmp_path / "file" / "out")
 
-    # then
     assert_error(ran, "cannot write a bundle to")
 
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("opset", ["12", "21", "newest"])
 def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
-    # when
     ran = run(
         "export",
         "default",
@@ -194,23 +181,19 @@ def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
         tmp_path / "out",
     )
 
-    # then
     assert_error(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
 
 
 @pytest.mark.parametrize("command", ["verify", "bench"])
 @pytest.mark.parametrize("files", [(), ("config.json",)], ids=["none", "checkpoint"])
 def test_the_command_that_writes_a_missing_bundle_is_complete(run, tmp_path, command, files):
-    # given
     folder = tmp_path / "bundle"
     for file in files:
         folder.mkdir()
         (folder / file).write_text("{}")
 
-    # when
     hint = run(command, folder).lines[-1]
 
-    # then
     assert f"whisperport export {folder if files else 'CHECKPOINT'} --target NAME --out DIR" in hint
 
 
@@ -221,15 +204,12 @@ def test_the_command_that_writes_a_missing_bundle_is_complete(run, tmp_path, com
     ids=lambda command: command[0],
 )
 def test_a_compiled_program_is_sent_to_inspect_and_nowhere_else(run, tmp_path, command):
-    # given
     verb, *options = command
     program = tmp_path / "decoder.pte"
     program.write_bytes(b"\0\0\0\0ET12" + bytes(50))
 
-    # when
     ran = run(verb, program, *options)
 
-    # then
     assert_error(ran, f"whisperport inspect {program}")
     assert "whisperport check" not in ran.err
     assert "whisperport export" not in ran.err

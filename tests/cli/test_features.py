@@ -29,22 +29,18 @@ def output(clip, tmp_path):
 
 
 def test_a_good_output_becomes_a_transcript_at_once(run, clip, output):
-    # when
     ran = run("transcribe", "--features", output, "--threads", "1")
 
-    # then
     assert ran.code == 0
     assert ran.out.strip()  # the tests of this folder decode four tokens
     assert clip.text.startswith(ran.out.strip())
 
 
 def test_several_files_are_consecutive_windows_with_words_and_subtitles(run, output):
-    # when
     files = ("--features", output, "--features", output)
     ran = run("transcribe", *files, "--json", "--word-timestamps")
     subtitles = run("transcribe", *files, "--output-format", "srt")
 
-    # then
     found = json.loads(ran.out)
     assert found["duration_s"] == 60
     assert found["segments"][0]["words"]
@@ -53,14 +49,11 @@ def test_several_files_are_consecutive_windows_with_words_and_subtitles(run, out
 
 
 def test_what_was_recognized_is_printed(run, clip, output, tmp_path):
-    # given
     half = tmp_path / "half.bin"
     clip.features.astype("<f2").tofile(half)
 
-    # when
     ran = run("transcribe", "--features", half, "--features-like", half)
 
-    # then
     assert ran.code == 0
     assert ran.out.strip()  # the tests of this folder decode four tokens
     assert clip.text.startswith(ran.out.strip())
@@ -76,19 +69,15 @@ def test_what_was_recognized_is_printed(run, clip, output, tmp_path):
     ],
 )
 def test_features_and_audio_exclude_each_other(run, output, arguments, said):
-    # when
     ran = run("transcribe", "--features", output, *arguments)
 
-    # then
     assert ran.code == 2
     assert said in ran.err
 
 
 def test_options_about_features_need_a_file(run):
-    # when
     ran = run("transcribe", "talk.wav", "--features-dtype", "int8")
 
-    # then
     assert ran.code == 2
     assert "requires --features" in ran.err
 
@@ -105,10 +94,8 @@ def test_options_about_features_need_a_file(run):
     ],
 )
 def test_options_that_contradict_each_other_are_errors(run, output, arguments, said):
-    # when
     ran = run("transcribe", "--features", output, *arguments)
 
-    # then
     assert ran.code == 1
     assert said in ran.err
     assert ran.out == ""
@@ -116,14 +103,11 @@ def test_options_that_contradict_each_other_are_errors(run, output, arguments, s
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x93NUMPY\x01\x00garbage", bytes(768_000)])
 def test_a_file_that_holds_no_features_is_an_error(run, tmp_path, content):
-    # given
     path = tmp_path / "output.bin"
     path.write_bytes(content)
 
-    # when
     ran = run("transcribe", "--features", path)
 
-    # then
     assert ran.code == 1
     assert ran.lines[0].startswith("error: ")
     assert str(path) in ran.err
@@ -132,25 +116,20 @@ def test_a_file_that_holds_no_features_is_an_error(run, tmp_path, content):
 
 
 def test_a_missing_file_and_a_folder_are_errors(run, tmp_path):
-    # when
     missing, folder = (run("transcribe", "--features", tmp_path / name) for name in ("absent", "."))
 
-    # then
     assert missing.code == 1
     assert "absent" in missing.err
     assert folder.code in (1, 2)
 
 
 def test_nan_is_an_error_that_names_the_next_command(run, clip, tmp_path):
-    # given
     features = clip.features.copy()
     features[3] = np.nan
     features.tofile(tmp_path / "output.bin")
 
-    # when
     ran = run("transcribe", "--features", tmp_path / "output.bin")
 
-    # then
     assert ran.code == 1
     assert "128 values that are not finite" in ran.err
     assert "--device-output" in ran.err

@@ -23,16 +23,13 @@ def hailo_bundle(exported, tmp_path):
 def test_without_the_sdk_compile_says_what_was_made_and_what_was_not_done(
     run, hailo_bundle, wav, tmp_path
 ):
-    # given
     sdk = InstalledSdk(tmp_path / "sdk", {"encoder": encoder_hef(3)})
     arguments = ("compile", hailo_bundle, "--calibration", wav, "--force", *FEW)
     arguments += ("--toolchain", f"hailo={sdk.interpreter}")
 
-    # when
     ran = run(*arguments)
     in_json = run(*arguments, "--json")
 
-    # then
     assert ran.code == 0
     assert ran.out.splitlines()[0].split() == [
         "program",
@@ -105,10 +102,8 @@ def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):
     )
     out = tmp_path / "bundle"
 
-    # when
     ran = run("import", "a.hef", "--checkpoint", "tiny", "-o", out, "-t", "hailo8")
 
-    # then
     assert ran.code == 0
     assert given[0][1:3] == ("tiny", out)
     assert given[0][3].target == "hailo8"

@@ -22,13 +22,10 @@ HEAVY = ("torch", "onnx", "onnxruntime", "executorch", "transformers", "safetens
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
 def test_help_says_what_its_snapshot_says(run, verb):
-    # given
     snapshot = SNAPSHOTS / f"{verb or 'whisperport'}.txt"
 
-    # when
     ran = run(*([verb] if verb else []), "--help")
 
-    # then
     if "RENEW_SNAPSHOTS" in os.environ:
         snapshot.write_text(ran.out, encoding="utf-8")
     assert ran.code == 0
@@ -41,10 +38,8 @@ def test_there_is_a_snapshot_for_every_verb_and_none_for_others():
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_shows_an_example_that_calls_it(run, verb):
-    # when
     out = run(verb, "--help").out
 
-    # then
     assert re.search(rf"^    \$ .*whisperport {verb}", out, re.MULTILINE)
 
 
@@ -83,22 +78,17 @@ def test_no_line_of_help_is_cut_short(run):
 
 
 def test_without_a_verb_the_help_is_shown(run):
-    # when
     ran = run()
 
-    # then
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == run("--help").out
 
 
 def test_help_is_100_columns_wide_wherever_it_is_not_a_terminal(run, monkeypatch):
-    # given
     monkeypatch.setenv("COLUMNS", "40")
 
-    # when
     out = run("export", "--help").out
 
-    # then
     assert 80 < max(len(line) for line in out.splitlines()) <= 100
 
 
@@ -109,8 +99,6 @@ def test_help_loads_no_torch_and_no_runtime():
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
 
-    # when
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    # then
     assert ran.stderr.strip() == "[]"

@@ -121,12 +121,10 @@ def test_what_packages_say_is_shown_escaped(run, monkeypatch):
     monkeypatch.setenv("WHISPERPORT_TRACEBACK", "1")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
 
-    # when
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         ran = run("targets")
 
-    # then
     assert ran.err.count("warning: ") == 3
     assert ran.err.count(" :smile: [red]") >= 4  # neither markup nor an emoji
     assert "error: whisperport failed" in ran.err

@@ -27,10 +27,8 @@ def dynamic_onnx(tmp_path):
 
 
 def test_the_summary_comes_first_and_the_most_expensive_nodes_after_it(run):
-    # when
     ran = run("inspect", step(), "--top", "3", "--repeat", "2", "--threads", "1")
 
-    # then
     lines = ran.out.splitlines()
     assert ran.code == 0
     assert re.fullmatch(
@@ -47,13 +45,11 @@ def test_the_summary_comes_first_and_the_most_expensive_nodes_after_it(run):
 
 
 def test_what_stays_outside_is_explained_under_the_table(run):
-    # when
     ran = run(
         *("inspect", step(), "--repeat", "1", "--top", "2"),
         *("--runtime-option", "provider=AzureExecutionProvider"),
     )
 
-    # then
     assert re.search(
         r"0 subgraphs of AzureExecutionProvider, \d+ not delegated, which take", ran.out
     )
@@ -61,10 +57,8 @@ def test_what_stays_outside_is_explained_under_the_table(run):
 
 
 def test_in_json_every_node_is_there_with_its_share(run):
-    # when
     ran = run("inspect", default_bundle(), "--program", "step", "--repeat", "1", "--json")
 
-    # then
     data = json.loads(ran.out)
     (program,) = data["programs"]
     assert program["delegated_nodes"] == len(program["nodes"]) > 100
@@ -74,15 +68,12 @@ def test_in_json_every_node_is_there_with_its_share(run):
 
 
 def test_a_dynamic_shape_asks_for_inputs_and_takes_them(run, dynamic_onnx, tmp_path):
-    # given
     arrays = tmp_path / "arrays.npz"
     np.savez(arrays, x=np.ones((7, 4), np.float32))
 
-    # when
     without = run("inspect", dynamic_onnx)
     given = run("inspect", dynamic_onnx, "--inputs", arrays)
 
-    # then
     assert without.code == 1
     assert "--inputs" in without.lines[-1]
     assert given.code == 0
@@ -90,10 +81,8 @@ def test_a_dynamic_shape_asks_for_inputs_and_takes_them(run, dynamic_onnx, tmp_p
 
 
 def test_a_rule_that_a_node_breaks_is_the_next_thing_to_read(run, naive_profile):
-    # when
     ran = run("inspect", "naive.pte", "--trust")
 
-    # then
     assert "which take 75.0% of the time; 4.000 ms per run" in " ".join(ran.out.split())
     assert re.search(r"^native_call_mm\.out \[3\] +no delegate +3\.000 +75\.0% +≈2\.000 +WP301$",
                      ran.out, re.MULTILINE)  # fmt: skip
@@ -136,14 +125,11 @@ def naive_profile(monkeypatch):
 
 @pytest.mark.parametrize("contents", [b"", b"\0\0\0\0ET12" + b"\xff" * 99, b"no program"])
 def test_what_is_no_program_exits_1_with_a_reason(run, tmp_path, contents):
-    # given
     path = tmp_path / "program"
     path.write_bytes(contents)
 
-    # when
     ran = run("inspect", path, "--trust")
 
-    # then
     assert (ran.code, ran.out) == (1, "")
     assert ran.lines[0].startswith("error: program is ")
     assert ran.lines[1].startswith("  why: ")

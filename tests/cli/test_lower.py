@@ -25,14 +25,11 @@ def pt2(tmp_path_factory) -> Path:
 
 
 def test_lower_says_what_was_written_and_how_near_it_is(run, pt2, tmp_path):
-    # given
     out = tmp_path / "stem.onnx"
 
-    # when
     ran = run("lower", pt2, "-t", "onnxruntime", "--opset", 14, "-o", out)
     in_json = run("lower", pt2, "-t", "onnxruntime", "--simplify", "-o", out, "--json")
 
-    # then
     assert ran.code == 0
     assert re.search(r"^opset +14$", ran.out, re.MULTILINE)
     assert re.search(r"^min cosine +1\.000000 \(limit 0\.99999\)$", ran.out, re.MULTILINE)
@@ -111,7 +108,6 @@ def test_hugging_faces_decoder_at_opset_13_with_nothing_on_screen_but_progress(
         timeout=300,
     )
 
-    # then
     assert done.returncode == 0, done.stderr
     assert re.search(r"^rank +4$|^max rank +4$", done.stdout, re.MULTILINE)
     progress = re.compile(r" +\d+\.\d s  \S.*|next: whisperport .*|")
@@ -136,7 +132,6 @@ def test_a_failure_in_the_child_is_three_lines_and_a_log(tmp_path):
     torch.export.save(program, tmp_path / "odd.pt2")
     command = ["lower", "odd.pt2", "-t", "onnxruntime", "-o", "odd.onnx"]
 
-    # when
     done = subprocess.run(
         [sys.executable, "-c", "from whisperport.cli import main; main()", *command],
         cwd=tmp_path,
@@ -145,7 +140,6 @@ def test_a_failure_in_the_child_is_three_lines_and_a_log(tmp_path):
         timeout=300,
     )
 
-    # then
     assert (done.returncode, done.stdout) == (1, "")
     lines = [line for line in done.stderr.splitlines() if line and " s  " not in line]
     assert len(lines) == 3

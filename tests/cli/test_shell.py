@@ -20,7 +20,6 @@ def test_a_reader_that_stops_early_gets_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)
 
-    # when
     ran = subprocess.run(
         [*WHISPERPORT, "targets", "--json"],
         stdout=writer,
@@ -30,7 +29,6 @@ def test_a_reader_that_stops_early_gets_no_traceback():
     )
     os.close(writer)
 
-    # then
     assert (ran.returncode, ran.stderr) == (141, "")  # as of a process that SIGPIPE ended
 
 
@@ -67,7 +65,6 @@ main()
 
 
 def test_a_character_that_the_output_cannot_hold_is_escaped():
-    # when
     ran = subprocess.run(
         [sys.executable, "-c", CHINESE],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -76,16 +73,13 @@ def test_a_character_that_the_output_cannot_hold_is_escaped():
         check=False,
     )
 
-    # then
     assert (ran.returncode, ran.stdout) == (0, "\\u53f3\\u8f6c\n"), ran.stderr
 
 
 def test_no_color_takes_the_colour_from_errors():
-    # when
     coloured = in_a_terminal("verify", "no-such-bundle", NO_COLOR="")
     plain = in_a_terminal("verify", "no-such-bundle", NO_COLOR="1")
 
-    # then
     red = "\x1b[1;31m"
     assert red in coloured
     assert red not in plain
@@ -93,7 +87,6 @@ def test_no_color_takes_the_colour_from_errors():
 
 
 def test_a_sound_from_the_terminal_is_rejected_rather_than_awaited(tmp_path):
-    # when
     shown = in_a_terminal("transcribe", "-", "--bundle", str(tmp_path))
 
     # then: one of the two errors is printed; neither waits for the keyboard
@@ -105,10 +98,8 @@ def test_the_next_command_can_be_copied_to_a_shell(run, bundle, wav, tmp_path):
     folder = tmp_path / "my 'own' bundle"
     folder.symlink_to(bundle)
 
-    # when
     ran = run("transcribe", wav, "--bundle", folder)
 
-    # then
     assert str(folder) in shlex.split(ran.lines[-1].removeprefix("next: "))
 
 
@@ -172,21 +163,16 @@ def test_being_stopped_by_another_program_is_as_ctrl_c(number, status, run, monk
     # given: `timeout`, or a terminal that is closed, in the middle of a verb
     monkeypatch.setattr(Bundle, "open", lambda *_, **__: os.kill(os.getpid(), number))
 
-    # when
     ran = run("verify", tmp_path)
 
-    # then
     assert ran.code == status
     assert ran.err.strip() == "interrupted: nothing was left half-written"
 
 
 @pytest.mark.usefixtures("default_signals")
 def test_what_nohup_ignores_stays_ignored(run):
-    # given
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    # when
     run("targets")
 
-    # then
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

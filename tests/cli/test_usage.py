@@ -19,10 +19,8 @@ import pytest
     ],
 )
 def test_wrong_usage_exits_2_and_names_the_help(run, arguments, says):
-    # when
     ran = run(*arguments)
 
-    # then
     assert (ran.code, ran.out) == (2, "")
     assert ran.lines[0].startswith("error: ")
     assert says in ran.lines[0]
@@ -32,11 +30,8 @@ def test_wrong_usage_exits_2_and_names_the_help(run, arguments, says):
 
 
 def test_version_is_the_package_s(run):
-    # given
     from whisperport import __version__
 
-    # when
     ran = run("--version")
 
-    # then
     assert (ran.code, ran.out) == (0, f"whisperport, version {__version__}\n")

@@ -19,10 +19,8 @@ def last_line_names_a_command(ran):
 
 
 def test_verify_shows_every_level_and_passes(run, bundle):
-    # when
     ran = run("verify", bundle)
 
-    # then
     assert ran.code == 0
     for level in ("arrays", "tokens", "words", "isolation"):
         assert re.search(rf"^{level} .*pass$", ran.out, re.MULTILINE)
@@ -37,10 +35,8 @@ def test_verify_exits_1_and_says_what_differs(run, bundle, monkeypatch):
     strict = Gate(min_cosine=0.0, min_sqnr_db=1e6, max_relative=1.0, because="a test")
     monkeypatch.setattr(bundle_check, "limit_of", lambda *_, **__: strict)
 
-    # when
     ran = run("verify", bundle)
 
-    # then
     assert ran.code == 1
     assert f"{bundle}: NOT VERIFIED" in ran.out
     assert re.search(r"^FAIL: encoder, .* SQNR .* dB is below 1e\+06 dB", ran.out, re.MULTILINE)
@@ -48,45 +44,36 @@ def test_verify_exits_1_and_says_what_differs(run, bundle, monkeypatch):
 
 
 def test_verify_in_json_is_the_report(run, bundle):
-    # when
     ran = run("verify", bundle, "--json")
 
-    # then
     report = json.loads(ran.out)
     assert report["passed"] is True
     assert {check["level"] for check in report["checks"]} == set(report["required"])
 
 
 def test_transcribe_prints_the_text_alone(run, bundle, wav):
-    # when
     ran = run("transcribe", wav, "--bundle", bundle, "--language", "en")
 
-    # then
     assert ran.code == 0
     assert len(ran.out.splitlines()) == 1
     last_line_names_a_command(ran)
 
 
 def test_transcribe_reads_standard_input(run, bundle, wav):
-    # given
     by_name = run("transcribe", wav, "--bundle", bundle, "--language", "en", "--json")
 
-    # when
     by_pipe = run(
         *("transcribe", "-", "--bundle", bundle, "--language", "en", "--json"),
         stdin=wav.read_bytes(),
     )
 
-    # then
     assert by_pipe.code == 0
     assert json.loads(by_pipe.out) == json.loads(by_name.out)
 
 
 def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
-    # when
     transcript = json.loads(run("transcribe", wav, "--bundle", bundle, "--json").out)
 
-    # then
     assert transcript["duration_s"] == 1.0
     assert transcript["segments"]
     assert all(0 <= s["start"] <= s["end"] for s in transcript["segments"])
@@ -100,11 +87,9 @@ def test_export_shows_where_each_program_went(run, tiny_checkpoint_folder, tmp_p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(whisperport.cli.export, "run_export", lambda *_, **__: Bundle.open(bundle))
 
-        # when
         ran = run("export", tiny_checkpoint_folder, "-t", "onnxruntime", "-o", tmp_path)
         in_json = run("export", tiny_checkpoint_folder, "-t", "x", "-o", tmp_path, "--json")
 
-    # then
     assert ran.code == 0
     assert re.search(r"^encoder +onnxruntime +\d+ +0 +run here$", ran.out, re.MULTILINE)
     last_line_names_a_command(ran)
@@ -130,10 +115,8 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
     made = SimpleNamespace(manifest=replace(manifest, programs=programs))
     monkeypatch.setattr(whisperport.cli.export, "run_export", lambda *_, **__: made)
 
-    # when
     ran = run("export", "default", "--target", "hailo8", "--out", tmp_path / "out")
 
-    # then
     assert ran.out.splitlines()[-1].endswith("out: verified; emulated on the CPU: hailo8")
     assert ran.lines[-1] == (
         f"next: whisperport compile {tmp_path / 'out'} --calibration AUDIO_DIR"
@@ -142,10 +125,8 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
 
 @pytest.mark.needs("torch")
 def test_targets_says_what_this_project_did_with_versions_and_what_is_installed(run):
-    # when
     ran = run("targets")
 
-    # then
     assert re.search(r"^xnnpack .*run here +yes +yes$", ran.out, re.MULTILINE)
     assert re.search(r"^xnnpack +run +executorch \S+ +\d{4}-\d\d-\d\d ", ran.out, re.MULTILINE)
     assert re.search(r"^hailo8 .*checked against", ran.out, re.MULTILINE)
@@ -179,10 +160,8 @@ def test_targets_on_a_board_says_which_extra_is_missing_and_sends_nobody_to_expo
 
 @pytest.mark.usefixtures("board")
 def test_demo_on_a_board_is_rejected_before_any_work(run, tmp_path):
-    # when
     ran = run("demo", "--out", tmp_path / "out")
 
-    # then
     assert (ran.code, ran.out) == (1, "")
     assert ran.lines[-1] == 'hint: pip install "whisperport[export]"'
     assert not (tmp_path / "out").exists()
@@ -190,10 +169,8 @@ def test_demo_on_a_board_is_rejected_before_any_work(run, tmp_path):
 
 @pytest.mark.usefixtures("board")
 def test_doctor_on_a_board_says_how_to_get_what_is_missing_and_exits_0(run):
-    # when
     ran = run("doctor")
 
-    # then
     assert ran.code == 0  # a board needs no torch
     assert 'pip install "whisperport[export]"' in ran.out
     assert 'pip install "whisperport[xnnpack]"' in ran.out
@@ -202,10 +179,8 @@ def test_doctor_on_a_board_says_how_to_get_what_is_missing_and_exits_0(run):
 
 @pytest.mark.needs("torch")
 def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
-    # when
     ran = run("doctor")
 
-    # then
     assert ran.code == 0
     assert re.search(r"^torch +2\.\S+ ", ran.out, re.MULTILINE)
     assert "pip install" not in ran.out
@@ -213,26 +188,22 @@ def test_doctor_where_all_is_there_names_versions_and_nothing_to_install(run):
 
 
 def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(run, monkeypatch):
-    # given
     def compilers():
         packages = json.loads(run("doctor", "--json").out)["packages"]
         return [one for one in packages if one["needed_for"] == "compiling with hailo"]
 
-    # when
     (missing,) = compilers()
     monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_HAILO", sys.executable)
     (found,) = compilers()
     monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_HAILO", "/nowhere/python")
     (wrong,) = compilers()
 
-    # then
     assert missing["version"] == wrong["version"] == "not installed"
     assert "WHISPERPORT_TOOLCHAIN_HAILO" in missing["fix"]
     assert (found["version"], found["fix"]) == (f"in {sys.executable}", "")
 
 
 def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkeypatch):
-    # given
     from whisperport.data import embedded_model
 
     damaged = shutil.copytree(embedded_model.model_folder(), tmp_path / "model")
@@ -240,10 +211,8 @@ def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkey
     weights.write_bytes(weights.read_bytes()[:-1000])
     monkeypatch.setattr(embedded_model, "model_folder", lambda: damaged)
 
-    # when
     ran = run("doctor")
 
-    # then
     assert ran.code == 1
     assert "embedded model  damaged or missing" in ran.out
     assert any(line.startswith("error: the embedded model is damaged") for line in ran.lines)
@@ -286,10 +255,8 @@ def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
     chosen = ("default", "model: the embedded one, because")
     monkeypatch.setattr(whisperport.cli.demo, "choose_checkpoint", lambda _: chosen)
 
-    # when
     ran = run("demo")
 
-    # then
     assert ran.code == 0
     assert re.search(r"^one\.wav .*1 of 3 +Lock a door\.$", ran.out, re.MULTILINE)
     assert re.search(
@@ -309,15 +276,12 @@ def test_no_line_is_wider_than_100_columns_away_from_a_terminal(run, verb):
 
 @pytest.mark.parametrize("verb", ["targets", "doctor"])
 def test_a_file_gets_no_colour_codes(run, verb):
-    # when
     ran = run(verb)
 
-    # then
     assert "\x1b" not in ran.out + ran.err
 
 
 def test_an_interrupt_exits_130_and_says_that_nothing_was_lost(run, monkeypatch):
-    # given
     import whisperport.cli.doctor
 
     def interrupt():
@@ -325,10 +289,8 @@ def test_an_interrupt_exits_130_and_says_that_nothing_was_lost(run, monkeypatch)
 
     monkeypatch.setattr(whisperport.cli.doctor, "examine", interrupt)
 
-    # when
     ran = run("doctor")
 
-    # then
     assert (ran.code, ran.out) == (130, "")
     assert ran.err == "interrupted: nothing was left half-written\n"
     assert "Traceback" not in ran.err
@@ -343,10 +305,8 @@ def test_an_error_is_shown_as_what_why_and_hint(run, monkeypatch):
 
     monkeypatch.setattr(whisperport.cli.doctor, "examine", fail)
 
-    # when
     ran = run("doctor")
 
-    # then
     assert ran.lines == [
         "error: [red]what",
         f"  why: {'why ' * 60}[0]",
@@ -356,17 +316,14 @@ def test_an_error_is_shown_as_what_why_and_hint(run, monkeypatch):
 
 
 def test_a_mistake_of_ours_is_not_dressed_as_the_user_s(run, monkeypatch):
-    # given
     import whisperport.cli.doctor
 
     monkeypatch.setattr(whisperport.cli.doctor, "examine", lambda: 1 / 0)
 
-    # when
     ran = run("doctor")
     monkeypatch.setenv("WHISPERPORT_TRACEBACK", "1")
     in_full = run("doctor")
 
-    # then
     assert (ran.code, ran.out) == (1, "")
     assert ran.lines[:2] == [
         "error: whisperport failed with an unexpected error",
@@ -378,15 +335,12 @@ def test_a_mistake_of_ours_is_not_dressed_as_the_user_s(run, monkeypatch):
 
 
 def test_transcribe_of_chunks_says_what_it_cannot_do_with_them(run, bundle, wav):
-    # given
     chunks = ("transcribe", wav, "--bundle", bundle, "--language", "en", "--vad")
 
-    # when
     plain, conditioned = run(*chunks), run(*chunks, "--condition-on-previous-text")
     clipped, without = run(*chunks, "--clip-timestamps", "0,1"), run(*chunks[:-1], "--workers", 2)
     packed = run(*chunks[:-1], "--pack")
 
-    # then
     assert (plain.code, conditioned.code) == (0, 0)
     assert "warning" not in plain.err
     assert (

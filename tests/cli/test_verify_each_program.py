@@ -11,12 +11,10 @@ SMALL = "onnxruntime.provider-programs=cross_kv"
 
 
 def test_a_provider_without_nodes_is_shown_and_the_status_is_1(run):
-    # when
     options = ("--run-option", AZURE, "--run-option", SMALL)
     ran = run("verify", default_bundle(), "--each-program", *options)
     as_json = run("verify", default_bundle(), "--each-program", *options, "--json")
 
-    # then
     assert ran.code == as_json.code == 1
     assert "cross_kv  all nodes declined  0            24" in ran.out
     assert "cross_kv, not on the provider: 12 Reshape, 6 Transpose" in ran.out

@@ -26,14 +26,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limit
 
 
 def test_a_child_finds_what_this_process_does() -> None:
-    # given
     stages: list[str] = []
 
-    # when
     (ours,) = inspect(step(), InspectOptions(repeat=1, threads=1, trust=True)).profiles
     (theirs,) = inspect(step(), ONCE, progress=stages.append).profiles
 
-    # then
     assert {(node.name, node.where) for node in theirs.nodes} == {
         (node.name, node.where) for node in ours.nodes
     }
@@ -43,13 +40,11 @@ def test_a_child_finds_what_this_process_does() -> None:
 
 
 def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given
     monkeypatch.setattr(inspecting, "BASE_S", 2.0)
     monkeypatch.setattr(inspecting, "RUN_S", 0.0)
     path = tmp_path / "endless.onnx"
     onnx.save(endless_step(), path)
 
-    # when, then
     with pytest.raises(ProgramError, match=r"(?s)took more than 2 seconds.*--trust"):
         inspect(path, ONCE)
 
@@ -71,7 +66,6 @@ def test_errors_are_those_of_the_inspection() -> None:
 def test_only_bundles_of_others_are_limited(
     name: str, is_limited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given
     limited: list[Any] = []
     monkeypatch.setattr(
         inspecting,
@@ -82,25 +76,20 @@ def test_only_bundles_of_others_are_limited(
     if not is_limited:
         record_own(bundle.manifest)
 
-    # when
     inspect(bundle.folder, InspectOptions(repeat=1, programs=("cross_kv",)))
 
-    # then
     assert bool(limited) == is_limited
 
 
 def test_limits_grow_with_the_weights_beside_a_program(tmp_path: Path) -> None:
-    # given
     program = tmp_path / "model.onnx"
     program.write_bytes(b"graph")
     small = inspecting._limits_of(program, 5)
     with (tmp_path / "model.onnx.data").open("wb") as file:
         file.truncate(10**9)
 
-    # when
     large = inspecting._limits_of(program, 5)
 
-    # then
     assert small.memory_bytes < 1.5e9
     assert small.seconds < 30
     assert large.memory_bytes > 4e9

@@ -537,14 +537,12 @@ def test_weights_are_named_after_the_file_and_not_after_the_program(tmp_path: Pa
     programs = [trace("net", module, (torch.zeros(1, 3, 6),), ["y"]) for module in modules]
     (tmp_path / "net.bin").write_bytes(b"mine")
 
-    # when
     outs = [tmp_path / "first.xml", tmp_path / "second.xml"]
     options = LowerOptions(run=ONE_THREAD)
     for program, out in zip(programs, outs, strict=True):
         lowered = lower(program, "openvino", out, options)
         assert lowered.files == (out, out.with_suffix(".bin"))
 
-    # then
     assert (tmp_path / "net.bin").read_bytes() == b"mine"
     for module, out in zip(modules, outs, strict=True):
         np.testing.assert_allclose(
@@ -556,19 +554,16 @@ def test_weights_are_named_after_the_file_and_not_after_the_program(tmp_path: Pa
 def test_a_file_beside_is_replaced_only_with_the_program_that_it_belongs_to(
     program: Program, tmp_path: Path
 ) -> None:
-    # given
     out, weights = tmp_path / "first.xml", tmp_path / "first.bin"
     weights.write_bytes(b"mine")
     options = LowerOptions(run=ONE_THREAD)
 
-    # when
     with pytest.raises(WhisperportError, match=r"first\.bin exists already"):
         lower(program, "openvino", out, options)
     unchanged = weights.read_bytes(), os.listdir(tmp_path)
     out.write_bytes(b"an older model")
     lower(program, "openvino", out, options)
 
-    # then
     assert unchanged == (b"mine", ["first.bin"])
     assert openvino_output(out, np.zeros((1, 3, 6), np.float32)).shape == (1, 3, 5)
     assert sorted(os.listdir(tmp_path)) == ["first.bin", "first.xml"]
@@ -577,7 +572,6 @@ def test_a_file_beside_is_replaced_only_with_the_program_that_it_belongs_to(
 def test_a_failed_move_leaves_the_old_program_with_its_old_weights(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given
     out, weights = tmp_path / "first.xml", tmp_path / "first.bin"
     out.write_bytes(b"old model")
     weights.write_bytes(b"old weights")
@@ -588,12 +582,10 @@ def test_a_failed_move_leaves_the_old_program_with_its_old_weights(
             raise OSError(errno.EIO, "Input/output error")
         replace_file(source, place)
 
-    # when
     monkeypatch.setattr(os, "replace", fail_at_the_program)
     with pytest.raises(WhisperportError, match="cannot write"):
         lower(program, "openvino", out, LowerOptions(run=ONE_THREAD))
 
-    # then
     assert (out.read_bytes(), weights.read_bytes()) == (b"old model", b"old weights")
     assert sorted(os.listdir(tmp_path)) == ["first.bin", "first.xml"]
 

@@ -34,14 +34,11 @@ def logs_go_here(tmp_path, monkeypatch):
 
 
 def test_a_flood_is_not_seen_and_the_result_comes_back(out, capfd, caplog):
-    # given
     stages = []
 
-    # when
     with caplog.at_level(logging.WARNING):
         result = run_watched(jobs.floods, 21, out=out, progress=stages.append)
 
-    # then
     assert result == 42
     assert stages == ["flooding"]
     assert capfd.readouterr() == ("", "")
@@ -50,11 +47,9 @@ def test_a_flood_is_not_seen_and_the_result_comes_back(out, capfd, caplog):
 
 
 def test_a_failure_is_three_lines_with_the_rest_in_a_log_beside_the_output(out, capfd):
-    # when
     with pytest.raises(LoweringError) as failed:
         run_watched(jobs.fails_with_400_lines, out=out)
 
-    # then
     assert str(failed.value).count("\n") == 2
     assert failed.value.why == "aten::triu is not supported"
     assert failed.value.hint == f"the complete log is in {out}.log"
@@ -74,15 +69,12 @@ def test_a_log_stays_where_it_is_if_it_cannot_be_put_beside_the_output(tmp_path)
 
 
 def test_a_hang_in_c_is_stopped_named_and_located_and_its_partial_work_cleared(out, monkeypatch):
-    # given
     monkeypatch.setattr(watchdog, "GRACE_S", 0.5)
     out.mkdir()
 
-    # when
     with pytest.raises(LoweringError) as hung:
         run_watched(jobs.leaves_a_partial_folder_and_hangs, out, out=out, stall_s=3)
 
-    # then
     assert hung.value.what == "stopped: `lowering 6 programs` made no progress"
     assert hung.value.why == "it reported nothing for 3 seconds"
     assert f"{out}.log" in hung.value.hint
@@ -168,7 +160,6 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_child_does_not_outlive_its_parent(tmp_path, how):
-    # given
     script, mark = tmp_path / "parent.py", tmp_path / "child"
     script.write_text(PARENT)
     command = [sys.executable, script, Path(__file__).parent, mark]
@@ -177,7 +168,6 @@ def test_a_child_does_not_outlive_its_parent(tmp_path, how):
         wait_until(lambda: mark.exists() and mark.read_text())
         child = int(mark.read_text())
 
-        # when
         parent.send_signal(how)
         parent.wait(60)
 
@@ -222,7 +212,6 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_while_the_child_still_imports_shows_nothing_of_it(tmp_path):
-    # given
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "parent.py").write_text(IMPATIENT)
     parent = subprocess.Popen(
@@ -240,7 +229,6 @@ def test_ctrl_c_while_the_child_still_imports_shows_nothing_of_it(tmp_path):
     os.killpg(parent.pid, signal.SIGINT)
     output = parent.communicate(timeout=60)
 
-    # then
     assert output == ("interrupted\n", "")
 
 

@@ -169,15 +169,12 @@ def test_without_the_sdk_emulation_can_be_left_out(bundle, recordings, sdk):
 
 @pytest.mark.parametrize("name", ["", "somebody's"])
 def test_a_compiled_bundle_is_trusted_if_it_was_before(bundle, recordings, sdk, name):
-    # given
     manifest = Bundle.open(bundle).manifest
     renamed = replace(manifest, name=name or manifest.name)
     (bundle / MANIFEST).write_bytes(renamed.to_bytes())
 
-    # when
     compile(bundle, _options(recordings))
 
-    # then
     assert is_trusted(Bundle.open(bundle)) == (not name)
 
 

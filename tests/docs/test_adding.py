@@ -21,16 +21,13 @@ def test_a_page_for_contributors_is_short(page: str) -> None:
 
 
 def test_the_rule_of_the_how_to_finds_what_its_case_says() -> None:
-    # given
     check, case, limit = code_blocks(PAGES / "add-a-rule.md", "python")
     cases: dict[str, Any] = {}
 
-    # when
     exec(check, {"__name__": "page"})
     exec(case, {**vars(test_rules), "CASES": cases})
     exec(limit, declared := {"Limit": Limit})
 
-    # then
     ((code, (value, broken, reason, whole)),) = cases.items()
     (of_a_target,) = declared["LIMITS"]  # type: ignore[misc]
     rule = RULES.pop(code)
@@ -41,12 +38,10 @@ def test_the_rule_of_the_how_to_finds_what_its_case_says() -> None:
 
 
 def test_the_rewrite_of_the_how_to_passes_its_own_test() -> None:
-    # given
     rewrite, test = code_blocks(PAGES / "add-a-rewrite.md", "python")
     known = set(REWRITES)
     namespace = {"__name__": "page", "__package__": "tests.rewrites"}
 
-    # when
     try:
         exec(rewrite, namespace)
         exec(test, namespace)
@@ -56,5 +51,4 @@ def test_the_rewrite_of_the_how_to_passes_its_own_test() -> None:
         for name in added:
             del REWRITES[name]
 
-    # then
     assert added == {"square-by-multiplication"}

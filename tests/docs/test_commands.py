@@ -51,10 +51,8 @@ def test_the_pages_show_commands_and_code():
 
 @pytest.mark.parametrize(("page", "command"), SHELL)
 def test_a_shown_command_is_understood(page, command):
-    # given
     words = command.split()
 
-    # when / then
     if words[0] == "make":
         assert {word for word in words[1:] if "=" not in word} <= make_targets(), page
     else:
@@ -76,10 +74,8 @@ def test_a_wrong_command_is_found(command):
 
 @pytest.mark.parametrize(("page", "code"), PYTHON)
 def test_shown_code_compiles_and_uses_public_names(page, code):
-    # when
     tree = ast.parse(code)
 
-    # then
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "whisperport":
             assert node.attr in whisperport.__all__, page
@@ -89,18 +85,14 @@ def test_shown_code_compiles_and_uses_public_names(page, code):
 
 
 def test_every_verb_is_shown_in_the_readme_or_a_tutorial():
-    # given
     shown = {command.split()[1] for page, command in SHELL if command.startswith("whisperport ")}
 
-    # when / then
     assert shown == set(cli.commands)
 
 
 def test_continuous_integration_runs_what_the_readme_says():
-    # given
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
-    # when / then
     assert re.search(r"^exec make test\b", script, re.MULTILINE)
     assert ("README.md", "make test") in SHELL
     assert ("README.md", "make demo") in SHELL

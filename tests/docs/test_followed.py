@@ -102,7 +102,6 @@ def agrees(shown: str, printed: str, code: str) -> bool:
 
 @pytest.mark.parametrize("page", core_or_all(CORE, CORE + OTHERS))
 def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path):
-    # given
     (tmp_path / "src").symlink_to(ROOT / "src")
     shutil.copytree(default_bundle(), tmp_path / "build" / "first")
     if page != FIRST:
@@ -110,7 +109,6 @@ def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path):
         for language, code in blocks(FIRST)[: 1 if needed else 0]:
             run(language, code, tmp_path)
 
-    # when
     printed, code, wrong, compared = "", "", [], 0
     for language, content in blocks(page):
         if language != "text":
@@ -120,7 +118,6 @@ def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path):
             compared += 1
             wrong += [] if agrees(content, printed, code) else [(code, content, printed)]
 
-    # then
     assert compared
     assert wrong == []
 

@@ -41,12 +41,10 @@ def test_relative_links_resolve(page):
 
 
 def test_a_broken_link_is_found(tmp_path):
-    # given
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading\n[ok](#a-heading) [no](#none) [gone](gone.md) [far](https://x.org)\n"
         "`[code](no.md)`\n[ref]: lost.md\n"
     )
 
-    # when / then
     assert broken_links(page) == ["#none", "gone.md", "lost.md"]

@@ -57,15 +57,12 @@ def test_the_page_of_npu_compilers_shows_the_newest_measurement():
 
 
 def test_the_page_of_the_command_line_shows_every_option_once():
-    # given
     script = module_at("docs/cli_page.py")
     text = script.PAGE.read_text(encoding="utf-8")
 
-    # when
     verbs = {name: set(script.options_of(verb, name)) for name, verb in cli.commands.items()}
     sections = {s.split("\n")[0]: s for s in re.split(r"^## ", text, flags=re.MULTILINE)}
 
-    # then
     assert text == script.cli_page(), "run `make docs`"
     for name, options in verbs.items():
         for option in options:
@@ -81,10 +78,8 @@ def test_a_generated_page_is_current(page):
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.spec.name)
 def test_every_target_has_a_page_with_the_six_headings_and_a_source_for_each_limit(target):
-    # given
     text = read(f"docs/reference/targets/{SCRIPT.page_of(target)}.md")
 
-    # when
     rules = set(re.findall(r"\.\./rules\.md#(wp\d+)", text.split("## Limits")[1].split("## ")[0]))
 
     # then: a page is called as its target, or has a table of its targets
@@ -102,11 +97,9 @@ def test_the_readme_shows_the_newest_times_and_the_statuses_that_follow_from_the
 
 
 def test_the_readme_has_a_row_for_each_vendor_and_names_each_target():
-    # when
     table = read("README.md").split("<!-- generated: vendors -->")[1].split("<!-- end -->")[0]
     rows = re.findall(r"^\| \[.*$", table, re.MULTILINE)
 
-    # then
     assert len(rows) == len(MODULES)
     for target in TARGETS:
         (row,) = [row for row in rows if f"`{target.spec.name}`" in row]
@@ -121,14 +114,12 @@ def test_every_page_is_linked_from_the_index():
     # given: the index, and that of the rules if each has a page of its own
     indexes = [DOCS / "README.md", *(DOCS / "reference" / "rules").glob("README.md")]
 
-    # when
     linked = {
         (index.parent / link).resolve()
         for index in indexes
         for link in re.findall(r"\]\(([^)#:]+\.md)", index.read_text(encoding="utf-8"))
     }
 
-    # then
     lost = set(DOCS.rglob("*.md")) - linked - {DOCS / "README.md"}
     assert sorted(map(name_of, lost)) == []
 
@@ -141,13 +132,10 @@ def test_no_page_is_for_a_target_that_is_not_there():
 
 
 def test_every_error_class_is_documented_and_no_other():
-    # given
     classes = {n for n in vars(errors) if n.endswith("Error")}
 
-    # when
     documented = set(re.findall(r"^## (\w+)$", read("docs/reference/errors.md"), re.MULTILINE))
 
-    # then
     assert documented == classes
 
 
@@ -176,7 +164,6 @@ def test_messages_are_documented():
 @pytest.mark.parametrize("message", documented_messages())
 def test_every_documented_message_is_one_that_the_code_can_say(message):
     """The words between placeholders must occur in the sources; line breaks are ignored."""
-    # given
     said = words_of_the_sources()
 
     # when: each alternative, each run of words around what differs from case to case
@@ -184,21 +171,17 @@ def test_every_documented_message_is_one_that_the_code_can_say(message):
         piece.strip(" ,.") for piece in re.split(r"`[^`]*`|;|…|\b\d[\d,\[\]\- ]*\b|\bN\b", message)
     ]
 
-    # then
     for piece in pieces:
         assert piece in said, f"nothing says {piece!r}"
 
 
 def test_every_field_of_a_manifest_is_documented():
-    # given
     text = read("docs/reference/bundle-format.md")
 
-    # when
     classes = (Manifest, ProgramEntry, ProgramFacts, Placement, Evidence, Check)
     names = {field.name for cls in classes for field in fields(cls)}
     names = names - {"facts", "others"} | {"delegation"}
 
-    # then
     assert [name for name in names if f"`{name}`" not in text] == []
     assert [status for status in STATUSES if f"| *{status}* |" not in text] == []
     assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
@@ -227,13 +210,10 @@ def test_every_path_that_architecture_names_is_there():
 
 
 def test_the_newest_entry_of_the_changelog_is_this_version():
-    # given
     version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
 
-    # when
     newest = re.search(r"^## (\d+\.\d+\.\d+)", read("CHANGELOG.md"), re.MULTILINE)
 
-    # then
     assert newest
     assert newest[1] == version == whisperport.__version__
 
@@ -246,13 +226,10 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_page_names_a_machine_or_a_registry(what):
-    # given
     project = [*pages(), ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci" / "run"]
 
-    # when
     naming = [
         name_of(page) for page in project if re.search(FORBIDDEN[what], page.read_text("utf-8"))
     ]
 
-    # then
     assert naming == []

@@ -70,14 +70,11 @@ def logits(decoder: Decoder, features: np.ndarray) -> np.ndarray:
 def test_the_needed_mask_gives_the_logits_of_an_infinite_one(
     micro: Whisper, loud: Whisper, eager_runners: Callable[..., Any], scale: float
 ) -> None:
-    # given
     model = micro if scale == 1 else loud
     reference = Reference((clip(model, 0), clip(model, 1)), 10)
 
-    # when
     mask = needed_mask(model, reference)
 
-    # then
     features = reference.clips[0].features
     expected = logits(engine_of(model, eager_runners, MASKED).decoder(), features)
     found = logits(engine_of(model, eager_runners, mask).decoder(), features)
@@ -102,7 +99,6 @@ def test_outliers_that_keep_the_function_keep_the_needed_mask(micro: Whisper) ->
                 reader.weight[:, :3] /= 100
     reference = Reference((clip(model, 0),), 10)
 
-    # when, then
     spreads = [
         score_spread(m.decoder, [(m.cross_kv(torch.from_numpy(reference.clips[0].features)[None]), TOKENS)])
         for m in (micro, model)
@@ -112,7 +108,6 @@ def test_outliers_that_keep_the_function_keep_the_needed_mask(micro: Whisper) ->
 
 
 def test_the_spread_is_that_of_the_scores_written_out(micro: Whisper) -> None:
-    # given
     block = micro.decoder.blocks[0]
     features = torch.randn(1, 10, 16, generator=torch.Generator().manual_seed(0))
     other = (9, 8, 7)
@@ -123,7 +118,6 @@ def test_the_spread_is_that_of_the_scores_written_out(micro: Whisper) -> None:
     cross_kv = micro.cross_kv(features)[:1]
     found = score_spread(first, [(cross_kv, TOKENS), (cross_kv, other)])
 
-    # then
     def rows(tokens: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         embedding = micro.decoder.token_embedding.weight[list(tokens)]
         x = embedding + micro.decoder.positional_embedding[: len(tokens)]
@@ -189,7 +183,6 @@ def test_no_scores_are_measured_if_every_program_is_in_float32() -> None:
 
 def test_the_embedded_model_decodes_the_same_logits_with_the_bounded_mask() -> None:
     """Measured: the logits are bit-identical from -32 on, and -24 changes them by 8e-5."""
-    # given
     bundle, run = (
         Bundle.open(default_bundle(), check_hashes=False),
         RunOptions(threads=1, trust=True),
@@ -209,12 +202,10 @@ def test_the_embedded_model_decodes_the_same_logits_with_the_bounded_mask() -> N
     options = DecodeOptions(language="en", prompt=tuple(range(400, 520)))
 
     for one in reference.clips[:2]:
-        # when
         features = decoders[0].engine.encode(reference_mel(manifest.dims, one))
         found = [decode_window(decoder, features, options) for decoder in decoders]
         last = [decoder.step(found[0].tokens[-1]) for decoder in decoders]
 
-        # then
         assert len(found[0].tokens) > 5
         assert found[1].tokens == found[0].tokens
         np.testing.assert_array_equal(last[1], last[0])

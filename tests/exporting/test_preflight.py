@@ -23,10 +23,8 @@ TINY, BASE, SMALL = whisper_dims(384, 4), whisper_dims(512, 6), whisper_dims(768
 
 
 def test_weights_are_counted_as_torch_counts_them(micro):
-    # given
     weights = {p.data_ptr(): p for p in micro.parameters()}
 
-    # when / then
     assert weight_bytes(DIMS) == 4 * sum(p.numel() for p in weights.values())
 
 
@@ -94,7 +92,6 @@ def test_the_tightest_group_above_us_decides(root):
             "anon 5\ninactive_file 200000000\n" if used != "10" else ""
         )
 
-    # when / then
     assert available_memory() == 500_000_000
 
 
@@ -150,7 +147,6 @@ def test_too_small_a_disk_is_rejected_though_the_folder_is_not_made_yet(
 def test_an_export_asks_first_unless_told_not_to(
     fake_targets, micro_checkpoint, quick_tracing, root, tmp_path, preflight_on
 ):
-    # given
     from whisperport.exporting.export import ExportOptions, export
 
     from ..conftest import noise_clips
@@ -159,7 +155,6 @@ def test_an_export_asks_first_unless_told_not_to(
     out = tmp_path / "bundle"
     options = ExportOptions(clips=noise_clips()[:1], preflight=preflight_on, allow_unverified=True)
 
-    # when / then
     if preflight_on:
         with pytest.raises(WhisperportError, match="too little memory"):
             export(micro_checkpoint, "fake", out, options)

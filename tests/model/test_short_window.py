@@ -49,7 +49,6 @@ def by_definition(
 def test_attention_over_padded_keys_and_values_is_the_paddings_definition(
     micro_checkpoint: Any, padding: str, positions: int, more: int, seed: int
 ) -> None:
-    # given
     context = positions if padding == "none" else min(10, positions + more)
     window = Window(
         positions=positions, audio_positions=positions, context_positions=context, padding=padding
@@ -61,10 +60,8 @@ def test_attention_over_padded_keys_and_values_is_the_paddings_definition(
     whole = build_model(micro_checkpoint)
     silence = whole.encode(torch.zeros(1, 8, 20))[0, positions:context].numpy()
 
-    # when
     cross_kv = model.cross_kv(features)
 
-    # then
     for block, (keys, values) in zip(model.decoder.blocks, cross_kv, strict=True):
         assert keys.shape == (2, 8, context)
         assert values.shape == (2, context, 8)

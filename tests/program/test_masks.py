@@ -35,7 +35,6 @@ def test_hidden_tokens_change_no_weight_of_a_visible_token_in_float32(
     seen = np.array(visible, np.float32)
     hidden = np.full(rows, seen.max() + np.float32(spread), np.float32)
 
-    # when
     weights = softmax(np.concatenate([seen, hidden + np.float32(hiding_mask(spread, rows))]))
 
     # then: half of the last bit of the sum, and the rounding of exp at scores of this size

@@ -53,14 +53,11 @@ RANK4 = {"cross_kv": "rank4", "prefill_4": "rank4", "step": "rank4"}
 
 @pytest.mark.parametrize("window", core_or_all([SHORT], [None, SHORT]))
 def test_rank_4_programs_have_the_expected_signatures(micro: Any, window: Window | None) -> None:
-    # given
     model = Whisper(DIMS, window).eval().requires_grad_(False)
     model.load_state_dict(micro.state_dict(), strict=False)
 
-    # when
     programs = list(whisper_programs(Parts(model, [(0, 0)]), tuple(RANK4), RANK4))
 
-    # then
     assert check(programs, window) == list(RANK4)
     usual = list(whisper_programs(Parts(model, [(0, 0)]), tuple(RANK4)))
     for program, other in zip(programs, usual, strict=True):

@@ -85,10 +85,8 @@ def fake(on_provider: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_inputs_of_all_programs_are_those_of_a_real_transcription(
     bundle: Bundle, recorded: Any
 ) -> None:
-    # when
     _, programs = recorded
 
-    # then
     assert set(programs) == {entry.spec.name for entry in bundle.manifest.programs}
     assert programs["encoder"].calls == programs["cross_kv"].calls == 1
     assert programs["step"].calls > 3
@@ -109,10 +107,8 @@ def test_without_a_provider_it_says_how_to_name_one(bundle: Bundle) -> None:
 
 def test_a_provider_that_falls_back_to_the_cpu_is_found(on_provider: Any) -> None:
     """ONNX Runtime's wheel has this provider; it runs no local node, and sessions succeed silently."""
-    # when
     found = on_provider("AzureExecutionProvider", ("cross_kv",))
 
-    # then
     (trial,) = found.trials
     assert not found
     assert not trial.failure
@@ -131,10 +127,8 @@ def test_a_provider_that_is_not_installed_is_an_error(on_provider: Any) -> None:
 
 
 def test_a_crash_ends_neither_the_verification_nor_the_other_programs(fake: Any) -> None:
-    # when
     found = fake("crashes", programs=SMALL)
 
-    # then
     crashed, ran = found.trials
     assert crashed.failure == "creating the session: it crashed with SIGSEGV"
     assert crashed.messages == ("two", "three", "MDLA: Cannot support Float32 input")
@@ -147,23 +141,18 @@ def test_a_crash_ends_neither_the_verification_nor_the_other_programs(fake: Any)
 
 
 def test_an_exception_is_a_failure_with_its_first_line(fake: Any) -> None:
-    # when
     found = fake("raises")
 
-    # then
     (trial,) = found.trials
     assert not found
     assert trial.failure == "creating the session: RuntimeError: unordered_map::at"
 
 
 def test_a_session_that_does_not_end_is_stopped(fake: Any, monkeypatch: Any) -> None:
-    # given
     monkeypatch.setattr(each_program, "TIMEOUT_S", 1.0)
 
-    # when
     found = fake("hangs")
 
-    # then
     assert "took more than" in found.trials[0].failure
 
 
@@ -175,20 +164,16 @@ FAULTS += (("slow", "not faster"),)
 def test_a_program_that_is_wrong_unstable_or_slow_is_not_recommended(
     fake: Any, fault: str, reason: str
 ) -> None:
-    # when
     found = fake(fault)
 
-    # then
     assert found.run_options() == {}
     assert reason in found.trials[0].why_on_cpu()
     assert bool(found) == (fault == "slow")
 
 
 def test_nodes_that_stay_on_the_cpu_are_counted_by_operator(fake: Any) -> None:
-    # when
     found = fake("partly")
 
-    # then
     (trial,) = found.trials
     assert dict(trial.elsewhere) == {"MatMul": 3}
     assert trial.on_provider > 10
@@ -200,7 +185,6 @@ def test_the_documented_options_are_tried_and_the_limits_are_those_of_float16(fa
     # when: an error of 1e-3 of the standard deviation, 60 dB
     found = fake("almost", NEURON.name)
 
-    # then
     sizes = [trial.options["NEURON_FLAG_MIN_GROUP_SIZE"] for trial in found.trials]
     assert sizes == ["0", "100"]
     assert all(trial.options["NEURON_FLAG_USE_FP16"] == "1" for trial in found.trials)
@@ -231,18 +215,15 @@ def test_a_message_is_shown_without_its_place_in_the_sources() -> None:
 
 
 def test_deviation_is_the_largest_difference_between_runs() -> None:
-    # given
     class Session:
         runs = iter([[np.array([1.0, -4.0])], [np.array([1.5, -4.0])], [np.array([1.0, -4.0])]])
 
         def run(self, names: Any, feed: Any) -> Any:
             return next(self.runs)
 
-    # when
     first = {"y": np.array([1.0, -4.0])}
     times, deviation = _repeated(Session(), ["y"], {}, first, 3)
 
-    # then
     assert len(times) == 3
     assert deviation == 0.125
 
@@ -264,7 +245,6 @@ def trial_of(program: str, size: str, ms: float, sqnr_db: float = 60.0) -> Trial
 
 def test_options_with_which_a_program_is_wrong_are_not_chosen() -> None:
     """As users saw on a board: all nodes on the NPU is fast and wrong, large groups only is right."""
-    # given
     tried = (
         trial_of("encoder", "0", 10, sqnr_db=3),
         trial_of("step", "0", 4),
@@ -275,7 +255,6 @@ def test_options_with_which_a_program_is_wrong_are_not_chosen() -> None:
         subject="tiny", provider=FAKE, version="", clip="", precision="fp16", trials=tried
     )
 
-    # when
     often = replace(
         report, trials=tuple(replace(t, calls=max(1, t.calls * 5 - 4)) for t in report.trials)
     )
@@ -311,20 +290,16 @@ def test_every_fault_of_a_trial_is_named(changes: Any, fault: str) -> None:
 
 
 def test_a_given_option_replaces_that_of_every_trial() -> None:
-    # given
     facts = ExecutionProvider(name="P", defaults={"A": "1"}, trials=({"B": "0"}, {"B": "9"}))
 
-    # then
     assert facts.option_sets({}) == ({"A": "1", "B": "0"}, {"A": "1", "B": "9"})
     assert facts.option_sets({"B": "5"}) == ({"A": "1", "B": "5"},)
     assert facts.option_sets({"A": "2"}) == ({"A": "2", "B": "0"}, {"A": "2", "B": "9"})
 
 
 def test_what_the_documentation_excludes_is_stated() -> None:
-    # when
     old, dynamic = NEURON.objections(11, {}), NEURON.objections(17, {"DynamicQuantizeLinear": 8})
 
-    # then
     assert "13 or newer" in old[0]
     assert "onnxruntime.opset=13" in old[0]
     assert "8 DynamicQuantizeLinear nodes" in dynamic[0]

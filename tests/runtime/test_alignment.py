@@ -16,7 +16,6 @@ def test_words_beyond_the_decoders_positions_get_no_times(micro_decoder: Any, au
     text = [*range(10), *range(20, 34)]
     assert len(text) == DIMS.n_text_ctx
 
-    # when
     timings = align_words(
         decoder, tokenizer, text, language="en", task="transcribe", n_frames=2 * DIMS.n_audio_ctx
     )

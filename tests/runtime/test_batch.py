@@ -119,7 +119,6 @@ def test_texts_decoded_together_are_those_decoded_alone(
 def test_each_text_falls_back_to_its_own_temperature(
     engine: Engine, audio: Callable[[int], np.ndarray]
 ) -> None:
-    # given
     features, temperatures = [audio(seed) for seed in range(8)], (0.0, 0.4, 0.8)
     options = replace(GREEDY, beam_size=2, best_of=3)
     at_0 = replace(options, best_of=None)
@@ -132,7 +131,6 @@ def test_each_text_falls_back_to_its_own_temperature(
     alone = [decode_with_fallback(engine.decoder(), each, *how) for each in features]
     assert len({decoded.temperature for decoded, _ in alone}) > 1
 
-    # when
     executor = BatchExecutor(engine, 3)
     futures = [
         executor.submit(lambda d, f=f: decoding_with_fallback(d, f, *how))  # type: ignore[misc]
@@ -141,7 +139,6 @@ def test_each_text_falls_back_to_its_own_temperature(
     together = [future.result(60) for future in futures]
     executor.shutdown()
 
-    # then
     assert [decoded.temperature for decoded, _ in together] == [d.temperature for d, _ in alone]
     check_equal([decoded for decoded, _ in together], [decoded for decoded, _ in alone])
 

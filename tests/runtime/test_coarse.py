@@ -82,7 +82,6 @@ def tables(seed: int, spread: float, tokens: int = 3000) -> torch.Tensor:
 def test_a_decided_token_is_that_of_float32(
     seed: int, spread: float, scale: float, suppressed: int
 ) -> None:
-    # given
     table = tables(seed, spread)
     random = np.random.default_rng(seed)
     hidden = (scale * random.standard_normal(WIDTH)).astype(np.float32)
@@ -94,7 +93,6 @@ def test_a_decided_token_is_that_of_float32(
     found = projection(table)(hidden)
     found.logits[best_first[:suppressed]] = right[best_first[:suppressed]] = -np.inf
 
-    # then
     if found.decides(math.inf):
         token = int(found.logits.argmax())
         assert token == int(right.argmax())
@@ -260,7 +258,6 @@ def test_only_greedy_steps_use_it(
 
 @pytest.mark.parametrize("width", [16, 384])
 def test_onnx_runtime_keeps_the_bound(width: int, tmp_path: Any) -> None:
-    # given
     onnxruntime = pytest.importorskip("onnxruntime")
     from whisperport.trace.program import trace
 
@@ -276,10 +273,8 @@ def test_onnx_runtime_keeps_the_bound(width: int, tmp_path: Any) -> None:
         hidden = np.random.default_rng(seed).standard_normal((1, 1, width)).astype(np.float32)
         hidden[0, 0, seed] *= 50
 
-        # when
         logits, bound = session.run(None, {"hidden": hidden})
 
-        # then
         np.testing.assert_allclose(bound, runner.run({"hidden": hidden})["bound"], rtol=1e-5)
         error = np.abs(logits[0, 0] - table.numpy().astype(np.float64) @ hidden[0, 0])
         assert (error <= bound[0, 0]).all()
@@ -348,7 +343,6 @@ def test_an_exported_bundle_decodes_with_it(micro_checkpoint: Any, tmp_path: Any
 def test_the_embedded_model_says_the_same_and_seldom_needs_float32(
     exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given
     run = RunOptions(threads=1)
     bundle = exported("onnxruntime", "default", placement={COARSE_PROJECTION: "onnxruntime"})
     whole = exported("onnxruntime", "default")
@@ -360,7 +354,6 @@ def test_the_embedded_model_says_the_same_and_seldom_needs_float32(
         lambda self, margin: (decided.append(decides(self, margin)), decided[-1])[1],
     )
 
-    # when
     reference = Reference.from_arrays(bundle.reference())
     mels = [reference_mel(bundle.manifest.dims, clip) for clip in reference.clips]
     texts = [
@@ -371,7 +364,6 @@ def test_the_embedded_model_says_the_same_and_seldom_needs_float32(
         for d in (load_engine(b, run).decoder() for b in (whole, bundle))
     ]
 
-    # then
     assert texts[0] == texts[1]
     assert len(decided) > 50
     assert sum(decided) > 0.95 * len(decided)

@@ -27,16 +27,13 @@ RANK4 = {"cross_kv": "rank4", "prefill_4": "rank4", "step": "rank4"}
 def test_variants_may_be_mixed_and_decode_the_same_text(
     micro: Whisper, traced: Any, audio: Callable[[int], np.ndarray], variants: dict[str, str]
 ) -> None:
-    # given
     decoders = [engine_of(micro, traced(v))[0].decoder() for v in ({}, variants)]
     greedy = DecodeOptions(language="en", prompt=(1, 2, 3, 4, 5), max_tokens=6)
     beams = DecodeOptions(language="de", beam_size=2, max_tokens=5)
 
-    # when
     for options in (greedy, beams) if variants == RANK4 else (greedy,):
         expected, found = (decode_window(decoder, audio(0), options) for decoder in decoders)
 
-        # then
         assert len(expected.tokens) > 3
         assert found.tokens == expected.tokens
     tokens = [50, 51, 53, 1, 2]
@@ -59,17 +56,14 @@ def test_a_binding_of_a_program_in_another_form_copies_if_the_program_does(
 def test_the_cache_is_bound_as_a_view_and_every_change_is_told_with_its_place(
     micro: Whisper, traced: Any, audio: Callable[[int], np.ndarray]
 ) -> None:
-    # given
     engine, runners = engine_of(micro, traced(RANK4))
     decoder: Decoder = engine.decoder()
     decoder.start_window(audio(0))
 
-    # when
     decoder.prefill([50, 51, 53])
     decoder.step(1)
     decoder.step(2)
 
-    # then
     (binding,) = runners["step"].bindings
     heads, width, n = DIMS.n_text_head, DIMS.text_head_width, DIMS.n_text_ctx
     for name, array in decoder.cache.arrays.items():

@@ -93,10 +93,8 @@ def _resident(pid: str) -> int:
 def test_a_bundle_from_elsewhere_is_tried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given
     bundle = foreign_bundle(tmp_path / "bundle")
 
-    # when
     with measured() as peak:
         load_engine(bundle)
 
@@ -115,13 +113,11 @@ def test_the_limits_of_a_small_bundle_are_below_two_gigabytes_and_thirty_seconds
 
 
 def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given
     monkeypatch.setattr(trial, "BASE_S", 2.0)
     monkeypatch.setattr(trial, "BYTES_PER_S", 1e9)
     bundle = foreign_bundle(tmp_path / "bundle", step=endless_step())
     started = time.monotonic()
 
-    # when
     with pytest.raises(BundleError) as caught:
         load_engine(bundle)
 
@@ -148,14 +144,11 @@ def _fails(*_: Any) -> None:
 def test_a_program_that_fills_the_memory_is_stopped(
     step: Any, arguments: tuple[int, ...], tmp_path: Path
 ) -> None:
-    # given
     bundle = foreign_bundle(tmp_path / "bundle", step=step(*arguments))
 
-    # when
     with measured() as peak, pytest.raises(BundleError) as caught:
         load_engine(bundle)
 
-    # then
     assert "step" in caught.value.what + caught.value.why
     assert "1.2 GB of memory" in caught.value.hint
     assert peak.bytes < 1.9 * GB
@@ -178,18 +171,15 @@ def test_what_this_user_exported_or_trusts_is_not_tried(tmp_path: Path, trials: 
 def test_an_export_of_this_user_is_not_tried_until_it_was_changed(
     tmp_path: Path, trials: list[Path]
 ) -> None:
-    # given
     own = foreign_bundle(tmp_path / "own", "my own")
     record_own(own.manifest)
     moved = tmp_path / "moved"
     os.rename(own.folder, moved)
 
-    # when
     load_engine(Bundle.open(moved))
     foreign_bundle(moved, "changed")
     load_engine(Bundle.open(moved))
 
-    # then
     assert trials == [moved]
 
 

@@ -51,17 +51,14 @@ def apart(traced: Any) -> Callable[[Mapping[str, str]], Programs]:
 def test_a_projection_of_its_own_decodes_the_same_text(
     micro: Whisper, usual: Programs, apart: Any, audio: Any, variants: dict[str, str]
 ) -> None:
-    # given
     programs = apart(variants)
     decoders = [engine_of(micro, p)[0].decoder() for p in (usual, programs)]
     options = DecodeOptions(language="en", prompt=(1, 2, 3, 4, 5), max_tokens=6)
     first = len(programs[VOCAB_PROJECTION].spec.outputs)
     assert first == (PIECES if VOCAB_PROJECTION in variants else 1)
 
-    # when
     expected, found = (decode_window(decoder, audio(0), options) for decoder in decoders)
 
-    # then
     assert len(expected.tokens) > 3
     assert found.tokens == expected.tokens
     for decoder in decoders:
@@ -78,13 +75,11 @@ def test_only_some_programs_may_return_hidden_states(
     mixed = {**apart({}), "prefill_4": usual["prefill_4"]}
     decoders = [engine_of(micro, p)[0].decoder() for p in (usual, mixed)]
 
-    # when
     for decoder in decoders:
         decoder.start_window(audio(0))
         decoder.prefill([50, 51])
     steps = [decoder.step(3) for decoder in decoders]
 
-    # then
     np.testing.assert_allclose(steps[1], steps[0], atol=ATOL)
 
 
@@ -118,7 +113,6 @@ def test_an_engine_with_logits_does_not_project(micro: Whisper, usual: Programs)
 def test_a_nan_of_the_projection_names_it(
     micro: Whisper, apart: Any, audio: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given
     engine, runners = engine_of(micro, apart({}))
     decoder = engine.decoder()
     decoder.start_window(audio(0))
@@ -126,7 +120,6 @@ def test_a_nan_of_the_projection_names_it(
     projection: TorchRunner = runners[VOCAB_PROJECTION]
     monkeypatch.setattr(projection, "_run", lambda _: [damaged])
 
-    # when, then
     with pytest.raises(NumericalError, match=r"`vocab_projection` returned a NaN") as caught:
         decoder.step(1)
     assert caught.value.program == VOCAB_PROJECTION
@@ -169,7 +162,6 @@ def test_an_exported_projection_passes_every_stage_of_a_bundle(exported: Any) ->
     whole: Bundle = exported("onnxruntime", "default")
     manifest = bundle.manifest
 
-    # when
     compared = [c for c in manifest.verification["checks"] if c["program"] == VOCAB_PROJECTION]
     reference = Reference.from_arrays(bundle.reference())
     mels = [reference_mel(manifest.dims, clip) for clip in reference.clips[:2]]
@@ -182,7 +174,6 @@ def test_an_exported_projection_passes_every_stage_of_a_bundle(exported: Any) ->
     ]
     try_bundle(bundle, run, limits_of(bundle))
 
-    # then
     assert manifest.is_verified(VOCAB_PROJECTION)
     assert len(compared) == 2
     assert 2 <= len(recorded) <= 8

@@ -49,7 +49,6 @@ def test_the_result_comes_back_to_any_thread_and_nothing_reaches_the_terminal(
     # given: a name that is no UTF-8, as Python holds it
     arguments = {"name": "talk\udcff.wav", "number": 3}
 
-    # when
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(run, "gives_back", **arguments).result()
 
@@ -106,7 +105,6 @@ def test_other_exceptions_are_named_by_their_first_line() -> None:
 
 
 def test_an_interrupt_ends_the_job(tmp_path: Path) -> None:
-    # given
     pid_file = tmp_path / "pid"
 
     def interrupt(*_: object) -> None:
@@ -117,7 +115,6 @@ def test_an_interrupt_ends_the_job(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
 
-    # when
     try:
         with pytest.raises(KeyboardInterrupt):
             run("never_ends", pid_file=str(pid_file))
@@ -125,7 +122,6 @@ def test_an_interrupt_ends_the_job(tmp_path: Path) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
-    # then
     assert is_gone(pid_file)
 
 
@@ -144,23 +140,19 @@ def test_a_killed_parent_takes_the_job_with_it(tmp_path: Path) -> None:
     while not (pid_file.exists() and pid_file.read_text()) and parent.poll() is None:
         time.sleep(0.02)
 
-    # when
     parent.kill()
     parent.wait()
 
-    # then
     assert is_gone(pid_file)
 
 
 def test_the_current_folder_is_no_place_to_import_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given
     (tmp_path / "json.py").write_text("import os; os._exit(7)")
     (tmp_path / "numpy.py").write_text("import os; os._exit(7)")
     monkeypatch.chdir(tmp_path)
 
-    # when, then
     assert run("gives_back")["stdin"] == ""
 
 

@@ -75,10 +75,8 @@ def lowered(
 def test_programs_that_share_weights_share_a_file_in_which_step_is_first(
     lowered: tuple[Path, dict[str, ProgramEntry]],
 ) -> None:
-    # when
     folder, entries = lowered
 
-    # then
     files = {name: entry.files for name, entry in entries.items()}
     assert files["prefill"] == files["step"] != files["own"]
     signatures = read_signatures(folder / files["step"][0])
@@ -88,13 +86,10 @@ def test_programs_that_share_weights_share_a_file_in_which_step_is_first(
 def test_programs_of_different_precisions_have_different_files(
     three: list[Program], tmp_path: Path
 ) -> None:
-    # given
     target = LITERT.with_precisions({"prefill": "w8", "own": "w8a8", "step": "fp32"})
 
-    # when
     entries = {entry.spec.name: entry for entry in target.lower(three, tmp_path, silent)}
 
-    # then
     sizes = {n: (tmp_path / e.files[0]).stat().st_size for n, e in entries.items()}
     assert len({entry.files for entry in entries.values()}) == 3
     assert {name: entry.precision for name, entry in entries.items()} == target.precisions
@@ -106,15 +101,12 @@ def test_the_nodes_of_every_program_are_listed_and_the_file_is_unchanged(
     lowered: tuple[Path, dict[str, ProgramEntry]],
 ) -> None:
     """Only the first program of a file can be listed, so the others are moved there for a moment."""
-    # given
     folder, entries = lowered
     path = folder / entries["prefill"].files[0]
     before = path.read_bytes()
 
-    # when
     found = {name: xnnpack_delegation(path, name) for name in read_signatures(path)}
 
-    # then
     assert path.read_bytes() == before
     assert found["step"] == found["prefill"]
     assert found["step"] == {"delegated": 1, "subgraphs": 1, "undelegated": []}
@@ -123,15 +115,12 @@ def test_the_nodes_of_every_program_are_listed_and_the_file_is_unchanged(
 def test_a_copy_for_the_profiler_runs_another_program_of_the_file(
     three: list[Program], tmp_path: Path
 ) -> None:
-    # given
     path, copy = tmp_path / "two.tflite", tmp_path / "copy.tflite"
     twice = trace("twice", Head(nn.Linear(64, 8)), (torch.zeros(2, 64),), ["y"])
     lower_to_tflite([three[0], twice], path, silent, target="litert", extra="litert-export")
 
-    # when
     copy_of_program(path, 1, copy)
 
-    # then
     assert read_signatures(copy) == {}
     (graph,) = read_tflite(copy)
     assert graph.inputs[0].shape == (2, 64)
@@ -188,18 +177,15 @@ def static(exported: Callable[..., Bundle], tmp_path: Path) -> tuple[Bundle, Pla
 def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes_its_outputs(
     static: tuple[Bundle, Placed],
 ) -> None:
-    # given
     bundle, placed = static
     mel = np.random.default_rng(0).uniform(-1, 1, (1, 80, 200)).astype(np.float32)
     before = LITERT.load(bundle.folder, bundle.manifest.programs[:1], ONE_THREAD)
     expected = before["encoder"].run({"mel": mel})["features"]
 
-    # when
     entries = quantize_programs(
         BundleSession(bundle, ONE_THREAD), placed, CalibrationOptions(), silent
     )
 
-    # then
     names = [entry.spec.name for entry in entries]
     assert names == [entry.spec.name for entry in bundle.manifest.programs]
     assert entries[0].placement == placed.placements["encoder"]
@@ -226,13 +212,10 @@ def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes
 def test_the_trained_model_is_quantized_and_verified(
     options: ExportOptions, tmp_path: Path
 ) -> None:
-    # given
     how = replace(options, clips=shipped_clips()[:2], run=ONE_THREAD)
 
-    # when
     bundle = export("default", "litert", tmp_path / "bundle", how)
 
-    # then
     assert bundle.manifest.verification["passed"]
 
 
@@ -249,11 +232,9 @@ def test_an_encoder_with_all_operators_in_8_bits_is_not_written_and_its_decibels
         run=ONE_THREAD,
     )
 
-    # when
     with pytest.raises(VerificationError) as failed:
         export("default", "litert", tmp_path / "bundle", how)
 
-    # then
     assert re.search(r"encoder.*SQNR \d\.\d dB is below 10 dB", failed.value.why)
     assert not (tmp_path / "bundle").exists()
 

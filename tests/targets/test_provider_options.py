@@ -31,7 +31,6 @@ def providers(runner):
 
 
 def test_only_the_named_programs_run_on_the_provider(entries):
-    # when
     runners = load(entries, provider=AZURE, provider_programs="cross_kv")
 
     # then: ONNX Runtime adds the CPU to every other provider
@@ -46,29 +45,23 @@ def test_only_the_named_programs_run_on_the_provider(entries):
 
 def test_the_encoder_may_be_named_where_it_is_not_loaded():
     """A command line stays the same if the features come from a device."""
-    # given
     run = RunOptions(threads=1, options={"onnxruntime.provider-programs": "encoder"})
 
-    # when
     engine = load_engine(Bundle.open(default_bundle()), run, encoder=False)
 
-    # then
     with pytest.raises(UsageError, match="`encoder` is not loaded"):
         engine.encode(np.zeros((engine.dims.n_mels, engine.dims.n_frames), np.float32))
 
 
 def test_a_provider_that_declines_all_nodes_is_a_warning(entries, caplog):
-    # when
     load(entries[:1], provider=AZURE)
     load(entries[:1])
 
-    # then
     (record,) = caplog.records
     assert f"`{AZURE}` declined all nodes of onnxruntime/cross_kv.onnx" in record.getMessage()
 
 
 def test_options_are_passed_to_the_provider(entries, monkeypatch):
-    # given
     import onnxruntime
 
     passed = []
@@ -80,15 +73,12 @@ def test_options_are_passed_to_the_provider(entries, monkeypatch):
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", recording)
 
-    # when
     load(entries, provider=AZURE, provider_programs="step", provider_options="A=1; B=--x=2 --y;")
 
-    # then
     assert passed == [[(CPU, {})], [(AZURE, {"A": "1", "B": "--x=2 --y"})]]
 
 
 def test_an_error_of_the_provider_is_not_hidden_by_the_cpu(entries, monkeypatch):
-    # given
     import onnxruntime
 
     def raises(*arguments, providers, **named):
@@ -97,7 +87,6 @@ def test_an_error_of_the_provider_is_not_hidden_by_the_cpu(entries, monkeypatch)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", raises)
 
-    # then
     with pytest.raises(LoweringError, match=f"`{AZURE}` cannot load") as caught:
         load(entries, provider=AZURE)
     assert "--each-program" in caught.value.hint

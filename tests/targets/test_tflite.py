@@ -79,16 +79,13 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_names_and_order_are_those_of_the_program(tmp_path: Path) -> None:
-    # given
     program = trace("both", Both(), (torch.zeros(1, 4), torch.zeros(1, 4)), ["less", "more"])
 
-    # when
     path = written(tmp_path / "both.tflite", program)
     found = read_signatures(path)["both"]
     b, a = (np.full((1, 4), value, np.float32) for value in (1, 10))
     outputs = runner(path, program.spec).run({"a": a, "b": b})
 
-    # then
     assert [tensor.name for tensor in found.inputs] == ["b", "a"]
     assert [tensor.name for tensor in found.outputs] == ["less", "more"]
     np.testing.assert_array_equal(outputs["less"], a - 2 * b)
@@ -96,15 +93,12 @@ def test_names_and_order_are_those_of_the_program(tmp_path: Path) -> None:
 
 
 def test_64_bit_integers_are_stored_in_32_and_stay_64_for_the_caller(tmp_path: Path) -> None:
-    # given
     program = trace("lookup", Lookup(), (torch.zeros(1, 3, dtype=torch.int64),), ["rows", "next"])
     path = written(tmp_path / "lookup.tflite", program)
     tokens = np.array([[1, 9, 0]])
 
-    # when
     outputs = runner(path, program.spec).run({"tokens": tokens})
 
-    # then
     assert read_signatures(path)["lookup"].inputs[0].dtype == "int32"
     assert outputs["next"].dtype == np.int64
     np.testing.assert_array_equal(outputs["next"], tokens + 1)
@@ -115,14 +109,11 @@ def test_64_bit_integers_are_stored_in_32_and_stay_64_for_the_caller(tmp_path: P
 def test_programs_in_one_file_store_an_equal_weight_once_and_run_as_alone(
     rows_file: Path, tmp_path: Path
 ) -> None:
-    # given
     module, x = Rows(), torch.randn(1, 3, 64)
     programs = [trace("rows", module, (x,), ["y"]), trace("longer", module, (x[:, :2],), ["y"])]
 
-    # when
     path = written(tmp_path / "two.tflite", *programs)
 
-    # then
     assert list(read_signatures(path)) == ["rows", "longer"]
     assert path.stat().st_size < 1.5 * rows_file.stat().st_size
     for program, given in zip(programs, (x, x[:, :2].contiguous()), strict=True):
@@ -131,18 +122,15 @@ def test_programs_in_one_file_store_an_equal_weight_once_and_run_as_alone(
 
 
 def test_a_program_that_cannot_be_converted_leaves_no_file(tmp_path: Path) -> None:
-    # given
     class Unknown(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.svdvals(x)
 
     program = trace("unknown", Unknown(), (torch.eye(3),), ["y"])
 
-    # when
     with pytest.raises(LoweringError, match="could not convert unknown") as failed:
         written(tmp_path / "unknown.tflite", program)
 
-    # then
     assert 0 < len(failed.value.why) <= 300
     assert "whisperport check" in failed.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -169,16 +157,13 @@ def test_what_the_converter_prints_is_suppressed(
 def test_quantized_inputs_and_outputs_are_float32_for_the_caller(
     precision: str, dtype: str, rows: Program, rows_file: Path, samples: Path, tmp_path: Path
 ) -> None:
-    # given
     path = tmp_path / "quantized.tflite"
     quantize(rows_file, path, recipe(precision, ALL), {"rows": {"x": samples}})
     x = np.load(samples)[3]
     expected = runner(rows_file, rows.spec).run({"x": x})["y"]
 
-    # when
     found = runner(path, rows.spec).run({"x": x})["y"]
 
-    # then
     signature = read_signatures(path)["rows"]
     assert (signature.inputs[0].dtype, signature.outputs[0].dtype) == (dtype, dtype)
     assert found.dtype == np.float32
@@ -280,11 +265,9 @@ def test_a_cut_file_has_no_signatures(end: int, rows_file: Path, tmp_path: Path)
 def test_changed_bytes_never_raise_anything_but_a_program_error(
     rows_file: Path, tmp_path: Path
 ) -> None:
-    # given
     whole, path = rows_file.read_bytes(), tmp_path / "changed.tflite"
     random, refused = np.random.default_rng(0), 0
 
-    # when
     for _ in range(200):
         data = bytearray(whole)
         for place in random.integers(0, len(data), 40):
@@ -295,5 +278,4 @@ def test_changed_bytes_never_raise_anything_but_a_program_error(
         except ProgramError:
             refused += 1
 
-    # then
     assert refused

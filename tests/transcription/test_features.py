@@ -79,17 +79,14 @@ FORMS: dict[str, tuple[Any, FeatureStorage]] = {
 def test_a_file_of_a_device_has_the_tokens_of_the_audio(
     form: str, clips: tuple[Any, Any], spoken: Transcript, tmp_path: Path
 ) -> None:
-    # given
     store, storage = FORMS[form]
     path = tmp_path / "output.bin"
     np.ascontiguousarray(store(clips[0].features)).tofile(path)
 
-    # when
     found = transcribe_features(
         path, default_bundle(), options=OPTIONS, stored=FeatureOptions(storage=storage)
     )
 
-    # then
     assert tokens(found) == tokens(spoken)
     assert found.text == spoken.text != ""
     assert found.language == spoken.language
@@ -102,15 +99,12 @@ def test_a_file_of_a_device_has_the_tokens_of_the_audio(
 def test_the_shape_of_an_npy_file_states_the_order_of_its_axes(
     shape: tuple[int, ...], clips: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    # given
     features = clips[0].features
     stored = features if shape.index(1500) < shape.index(128) else features.T
     np.save(tmp_path / "output.npy", stored.reshape(shape))
 
-    # when
     read = read_features(tmp_path / "output.npy", (1500, 128))
 
-    # then
     assert np.array_equal(read, features)
 
 
@@ -131,13 +125,11 @@ UNKNOWN: dict[str, Any] = {
 def test_the_output_for_a_reference_clip_shows_how_a_device_stores_features(
     form: str, transcriber: Transcriber, clips: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    # given
     example, output = tmp_path / "reference.bin", tmp_path / "output.bin"
     for path, clip in zip((example, output), clips, strict=True):
         np.ascontiguousarray(UNKNOWN[form](clip.features)).tofile(path)
     said: list[str] = []
 
-    # when
     found = transcribe_features(
         output,
         default_bundle(),
@@ -146,7 +138,6 @@ def test_the_output_for_a_reference_clip_shows_how_a_device_stores_features(
         recognized=said.append,
     )
 
-    # then
     assert tokens(found) == tokens(transcriber.transcribe(clips[1].audio))
     assert bool(said) == (form != "as it is")
 
@@ -155,7 +146,6 @@ def test_the_output_for_a_reference_clip_shows_how_a_device_stores_features(
 def test_an_example_with_a_fault_of_its_own_is_rejected(
     example: str, clips: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    # given
     path = tmp_path / "example.bin"
     random = np.random.default_rng(0).standard_normal((1500, 128))
     faulty = {
@@ -165,13 +155,11 @@ def test_an_example_with_a_fault_of_its_own_is_rejected(
     }
     faulty[example].tofile(path)
 
-    # when
     with pytest.raises(UsageError, match="does not show how") as caught:
         transcribe_features(
             path, default_bundle(), options=OPTIONS, stored=FeatureOptions(like=path)
         )
 
-    # then
     assert caught.value.why
     assert "verify" in caught.value.hint
 
@@ -179,13 +167,10 @@ def test_an_example_with_a_fault_of_its_own_is_rejected(
 def test_each_window_follows_the_one_before_and_words_have_times(
     transcriber: Transcriber, clips: tuple[Any, Any]
 ) -> None:
-    # given
     features = np.stack([clip.features for clip in clips])
 
-    # when
     found = transcriber.transcribe_features(features, TranscribeOptions(word_timestamps=True))
 
-    # then
     first, second = found.segments[0], found.segments[-1]
     assert found.duration_s == 60.0
     assert 0 <= first.start < first.end < 30 <= second.start < second.end < 60
@@ -196,17 +181,14 @@ def test_each_window_follows_the_one_before_and_words_have_times(
 
 
 def test_text_that_the_end_of_a_window_cuts_is_kept(transcriber: Transcriber) -> None:
-    # given
     long = max(shipped_audio(), key=lambda file: file.seconds)
     dims = transcriber.engine.dims
     mel = MelWindows(long.path, dims.n_mels, dims.n_frames)
     windows = [mel.window(start)[0][:, : dims.n_frames] for start in (0, 3000)]
     mel.close()
 
-    # when
     found = transcriber.transcribe_features([transcriber.engine.encode(w) for w in windows])
 
-    # then
     words = found.text.lower().replace(",", "").replace(".", "").split()
     expected = long.text.lower().replace(",", "").replace(".", "").split()
     assert len(words) > 0.7 * len(expected) * 60 / long.seconds
@@ -216,13 +198,10 @@ def test_text_that_the_end_of_a_window_cuts_is_kept(transcriber: Transcriber) ->
 
 
 def test_options_of_decoding_apply(transcriber: Transcriber, clips: tuple[Any, Any]) -> None:
-    # given
     few = TranscribeOptions(decode=DecodeOptions(max_tokens=3), temperatures=(0,))
 
-    # when
     found = transcriber.transcribe_features(clips[0].features, few)
 
-    # then
     assert sum(len(segment.tokens) for segment in found.segments) <= 3
     assert found.truncated == (0.0,)
 
@@ -232,15 +211,12 @@ def test_options_of_decoding_apply(transcriber: Transcriber, clips: tuple[Any, A
     [(192_000, "int8 or uint8"), (768_000 - 4, "fit no dtype"), (1, "fit no dtype")],
 )
 def test_a_file_of_another_size_is_explained(size: int, explained: str, tmp_path: Path) -> None:
-    # given
     path = tmp_path / "output.bin"
     path.write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))
 
-    # when
     with pytest.raises(UsageError, match=f"has {size:,} bytes") as caught:
         transcribe_features(path, default_bundle(), options=OPTIONS)
 
-    # then
     assert explained in caught.value.why
     assert "verify" in caught.value.hint
 
@@ -252,23 +228,19 @@ def test_the_sizes_1_2_mb_and_4_6_mb_of_whisper_small_are_explained(tmp_path: Pa
     full = tmp_path / "full.bin"
     full.write_bytes(bytes(4_608_000))
 
-    # when
     with pytest.raises(UsageError) as caught:
         read_features(small, (1500, 768))
 
-    # then
     assert "1500 x 768 values of 1 byte(s) each: `features` as int8 or uint8" in caught.value.why
     assert "4,608,000" in caught.value.what
     assert read_features(full, (1500, 768)).shape == (1500, 768)
 
 
 def test_integers_need_their_scale(clips: tuple[Any, Any], tmp_path: Path) -> None:
-    # given
     path = tmp_path / "output.bin"
     quantized(clips[0].features).tofile(path)
     np.save(tmp_path / "output.npy", quantized(clips[0].features))
 
-    # when, then
     for file, storage in (
         (path, FeatureStorage(dtype="int8")),
         (tmp_path / "output.npy", FeatureStorage()),
@@ -280,7 +252,6 @@ def test_integers_need_their_scale(clips: tuple[Any, Any], tmp_path: Path) -> No
 def test_features_that_the_encoder_cannot_have_computed_are_rejected(
     clips: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    # given
     features, path = clips[0].features, tmp_path / "output.bin"
     cases = (
         (features.T, "channels-frames"),
@@ -291,22 +262,18 @@ def test_features_that_the_encoder_cannot_have_computed_are_rejected(
     for stored, why in cases:
         np.ascontiguousarray(stored).tofile(path)
 
-        # when
         with pytest.raises(UsageError, match="not as this bundle's encoder") as caught:
             transcribe_features(path, default_bundle(), options=OPTIONS)
 
-        # then
         assert why in caught.value.why
 
 
 def test_values_that_are_not_finite_are_rejected(
     transcriber: Transcriber, clips: tuple[Any, Any]
 ) -> None:
-    # given
     features = clips[0].features.copy()
     features[7, 3:5] = np.nan, np.inf
 
-    # when, then
     with pytest.raises(NumericalError, match="window 2 of 2 contain 2 values"):
         transcriber.transcribe_features([clips[0].features, features])
 
@@ -359,7 +326,6 @@ def test_a_storage_that_cannot_be_is_rejected(storage: Any) -> None:
 def test_a_bundle_without_its_encoder_transcribes_features_and_no_audio(
     clips: tuple[Any, Any], spoken: Transcript
 ) -> None:
-    # given
     loaded: list[str] = []
 
     def seen(runner: Any) -> Any:
@@ -368,10 +334,8 @@ def test_a_bundle_without_its_encoder_transcribes_features_and_no_audio(
 
     transcriber = Transcriber(default_bundle(), ONE_THREAD, wrap_runner=seen, encoder=False)
 
-    # when
     found = transcriber.transcribe_features(clips[0].features)
 
-    # then
     assert loaded.count("_NotLoaded") == 1
     assert tokens(found) == tokens(spoken)
     with pytest.raises(UsageError, match="`encoder` is not loaded"):
@@ -379,7 +343,6 @@ def test_a_bundle_without_its_encoder_transcribes_features_and_no_audio(
 
 
 def test_a_window_has_as_many_positions_as_the_checkpoint(exported: Any) -> None:
-    # given
     bundle = exported("onnxruntime")  # windows of 2 s, random weights
     transcriber = Transcriber(bundle, ONE_THREAD)
     clip = Reference.from_arrays(bundle.reference()).clips[1]  # it fills a window
@@ -387,11 +350,9 @@ def test_a_window_has_as_many_positions_as_the_checkpoint(exported: Any) -> None
         decode=DecodeOptions(max_tokens=6, language="en"), temperatures=(0,)
     )
 
-    # when
     found = transcriber.transcribe_features(clip.features, options)
     heard = transcriber.transcribe(clip.audio, options)
 
-    # then
     assert found.duration_s == 2.0
     assert tokens(found)[0][:6] == tokens(heard)[0][:6] != ()
 

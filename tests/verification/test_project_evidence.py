@@ -98,10 +98,8 @@ def test_two_tools_that_ran_a_program_are_two_pieces_of_evidence() -> None:
     other = replace(own[0], runtime={"another tool": "1"})
     programs = (replace(first, evidence=(*own, other)), *others)
 
-    # when
     found = by_target(replace(manifest, programs=programs))["onnxruntime"]
 
-    # then
     assert [sorted(one.runtime) for one in found] == [["onnxruntime"], ["another tool"]]
     assert list(found[1].files) == list(first.files)
 

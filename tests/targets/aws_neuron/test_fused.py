@@ -152,7 +152,6 @@ DEGREES = [1, 2, 4, 5, 3, 8]
 
 @pytest.mark.parametrize("degree", DEGREES)
 def test_on_several_devices_the_joined_weights_give_what_one_device_gives(degree: int) -> None:
-    # given
     plain, generator = plain_attention(), torch.Generator().manual_seed(3)
     converted = fused_state_dict(named(plain), HEADS, degree)
     everywhere, cached = on_devices(converted, degree)
@@ -162,7 +161,6 @@ def test_on_several_devices_the_joined_weights_give_what_one_device_gives(degree
     k = torch.randn(HEADS, HEAD_WIDTH, 9, generator=generator)
     v = torch.randn(HEADS, 9, HEAD_WIDTH, generator=generator)
 
-    # then
     assert -(-HEADS // degree) * degree * 3 * HEAD_WIDTH == converted["attn.qkv.weight"].shape[0]
     torch.testing.assert_close(everywhere(x), plain(x), **CLOSE)
     expected = plain_attention(CachedAttention)(new, mask, k, v)
@@ -171,7 +169,6 @@ def test_on_several_devices_the_joined_weights_give_what_one_device_gives(degree
 
 @pytest.mark.parametrize("degree", DEGREES)
 def test_the_order_is_that_of_a_column_parallel_linear_with_a_stride_of_3(degree: int) -> None:
-    # given
     plain = plain_attention()
     weights = [plain.query.weight, plain.key.weight, plain.value.weight]
     in_order = torch.cat([padded_rows(one, HEADS, degree) for one in weights])
@@ -180,7 +177,6 @@ def test_the_order_is_that_of_a_column_parallel_linear_with_a_stride_of_3(degree
     pieces = in_order.split(in_order.shape[0] // degree // 3)
     strided = [torch.cat(pieces[rank::degree]) for rank in range(degree)]
 
-    # then
     contiguous = joined_rows(weights, HEADS, degree).chunk(degree)
     assert all(map(torch.equal, contiguous, strided))
 
@@ -190,13 +186,11 @@ def test_a_state_dict_is_converted_and_split_layer_by_layer() -> None:
     weights = micro_modules.whisper().state_dict()
     weights = {name: one for name, one in weights.items() if "blocks.0." in name or "conv" in name}
 
-    # when
     converted = fused_state_dict(weights, 2, 3)
     weights_of = [
         shard({n: w for n, w in converted.items() if "mlp" not in n}, 3, r) for r in range(3)
     ]
 
-    # then
     self_attention, cross = "decoder.blocks.0.attn.", "decoder.blocks.0.cross_attn."
     assert f"{self_attention}query.weight" not in converted
     assert converted[f"{self_attention}qkv.weight"].shape == (3 * 24, 16)
@@ -300,16 +294,13 @@ def encoder(fused: tuple[str, ...], positions: int, dtype: str = "float32") -> A
 @pytest.mark.usefixtures("on_a_device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kernels_get_the_layouts_that_their_documents_say(fakes: Fakes, dtype: str) -> None:
-    # given
     fakes.install_attention()
     fakes.install_conv()
     plain, mel, _ = encoder((), 512, dtype)
     module, _, used = encoder(tuple(FUSED), 512, dtype)
 
-    # when
     expected, actual = plain(mel), module(mel)
 
-    # then
     # 16 roundings of bfloat16 (2⁻⁸): only the plain softmax rounds its weights to bfloat16
     tolerance = CLOSE if dtype == "float32" else {"rtol": 2**-4, "atol": 2**-4}
     torch.testing.assert_close(actual, expected, **tolerance)
@@ -450,10 +441,8 @@ def test_the_compile_stage_fuses_and_records_what_was_used(sdk: Any, tmp_path: P
     options = CompileOptions(fused_qkv=True, flash_attention=True, fused_conv=True)
     work = test_compiler.prepared(tmp_path / "work", "encoder", options)
 
-    # when
     events = test_compiler.run(work)
 
-    # then
     assert not [one for one in events if one["event"] == "failed"]
     traced = sdk.calls[-1][1]["func"]
     assert (ops(traced).count("kernel"), ops(traced).count("split")) == (2 + 2, 2)

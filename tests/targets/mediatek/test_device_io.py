@@ -21,10 +21,8 @@ def described(**changes):
 
 
 def test_what_is_written_is_read_again():
-    # given
     io = DeviceIo.from_json(described(), SPEC)
 
-    # then
     assert DeviceIo.from_json(json.loads(json.dumps(io.to_json())), SPEC) == io
     assert [tensor.nbytes for tensor in (*io.inputs, *io.outputs)] == [6, 16]
 
@@ -61,36 +59,28 @@ def test_a_description_of_another_form_is_refused(data):
 
 @pytest.mark.parametrize(("dtype", "zero_point"), [("int8", -3), ("uint8", 128), ("int16", 0)])
 def test_quantization_is_inverted_up_to_half_a_step(dtype, zero_point):
-    # given
     tensor = DeviceTensor(name="x", shape=(200,), dtype=dtype, scale=0.1, zero_point=zero_point)
     values = np.random.default_rng(0).uniform(-5, 5, 200).astype(np.float32)
 
-    # when
     integers = tensor.to_device(values, "step")
     back = tensor.from_device(integers, "float32")
 
-    # then
     assert integers.dtype == dtype
     assert back.dtype == np.float32
     assert np.abs(back - values).max() <= 0.05 + 1e-6
 
 
 def test_values_out_of_the_range_are_clipped_and_halves_are_rounded_away_from_zero():
-    # given
     tensor = DeviceTensor(name="x", shape=(6,), dtype="int8", scale=1.0, zero_point=10)
 
-    # when
     found = tensor.to_device(np.array([-1e30, -0.5, 0, 0.5, 1.4, 1e30], np.float32), "step")
 
-    # then
     assert found.tolist() == [-128, 9, 10, 11, 11, 127]
 
 
 def test_a_float16_input_of_the_device_is_converted():
-    # given
     tensor = DeviceTensor(name="x", shape=(2,), dtype="float16")
 
-    # then
     assert tensor.to_device(np.array([1, 2], np.float32), "step").dtype == np.float16
     assert tensor.from_device(np.array([1, 2], np.float16), "float32").dtype == np.float32
 
@@ -103,7 +93,6 @@ SMALL = ProgramSpec(
 
 
 def test_quantization_is_read_from_the_tflite():
-    # when
     plain = DeviceIo.of_tflite(DATA / "small.tflite", SMALL)
     quantized = DeviceIo.of_tflite(DATA / "small_int8.tflite", SMALL)
 
@@ -121,13 +110,10 @@ def test_a_tflite_of_another_program_is_an_error():
 
 
 def test_integers_of_64_bits_are_32_bits_on_the_device():
-    # given
     spec = ProgramSpec("prefill_4", (TensorSpec("token", (2,), "int64"),), SPEC.outputs)
 
-    # when
     (tensor,) = DeviceIo.of_spec(spec).inputs
 
-    # then
     assert tensor.nbytes == 8
     assert tensor.to_device(np.array([3, -1]), "prefill_4").dtype == np.int32
     assert tensor.from_device(np.array([3], np.int32), "int64").dtype == np.int64

@@ -76,10 +76,8 @@ def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> bool:
 
 
 def test_every_run_reads_its_own_inputs(library, tmp_path):
-    # given
     program = load(library, tmp_path)
 
-    # when
     found = [program.run(arrays(seed)) for seed in range(3)]
 
     # then: also the outputs of the first run are still its own
@@ -87,7 +85,6 @@ def test_every_run_reads_its_own_inputs(library, tmp_path):
 
 
 def test_two_bindings_of_one_program_do_not_mix(library, tmp_path):
-    # given
     program = load(library, tmp_path)
     assert set(program.roles.values()) == {"input", "constant", "state"}
     inputs = [arrays(seed) for seed in range(2)]
@@ -104,12 +101,10 @@ def test_two_bindings_of_one_program_do_not_mix(library, tmp_path):
         bindings[index].changed("self_k_0", part)
         found = bindings[index].run({"x": own["x"]})
 
-        # then
         assert same(found, expected(own)), turn
 
 
 def test_an_array_bound_again_and_a_plain_run_between_are_seen(library, tmp_path):
-    # given
     program = load(library, tmp_path)
     first, second = arrays(0), arrays(1)
     binding = program.binding()
@@ -117,13 +112,11 @@ def test_an_array_bound_again_and_a_plain_run_between_are_seen(library, tmp_path
         binding.bind(name, first[name])
     binding.run(first)
 
-    # when
     binding.bind("cross_k_0", second["cross_k_0"])
     rebound = binding.run(first)
     program.run(second)
     after = binding.run(first)
 
-    # then
     wanted = expected({**first, "cross_k_0": second["cross_k_0"]})
     assert same(rebound, wanted)
     assert same(after, wanted)
@@ -131,7 +124,6 @@ def test_an_array_bound_again_and_a_plain_run_between_are_seen(library, tmp_path
 
 def test_a_change_that_no_one_reports_is_not_seen(library, tmp_path):
     """The copy is what `changed` is for: without this, the tests above could pass without it."""
-    # given
     program = load(library, tmp_path)
     own = arrays(0)
     binding = program.binding()
@@ -139,10 +131,8 @@ def test_a_change_that_no_one_reports_is_not_seen(library, tmp_path):
         binding.bind(name, own[name])
     before = binding.run(own)
 
-    # when
     own["self_k_0"][0] += 1
 
-    # then
     assert same(binding.run(own), before)
 
 
@@ -166,28 +156,23 @@ def test_a_program_that_does_not_work_is_refused_when_it_is_loaded(
 
 
 def test_a_run_that_fails_is_an_error(library, tmp_path):
-    # given
     program = load(library, tmp_path, f"fails {SIZES}")
 
-    # then
     with pytest.raises(LoweringError, match="reported an error") as caught:
         program.run(arrays(0))
     assert "RUNTIME_ERROR" in caught.value.why
 
 
 def test_a_program_is_released_with_its_runner(library, tmp_path):
-    # given
     gc.collect()
     alive = ctypes.CDLL(str(library)).fake_alive
     before = alive()
     program = load(library, tmp_path)
     assert alive() == before + 1
 
-    # when
     del program
     gc.collect()
 
-    # then
     assert alive() == before
 
 

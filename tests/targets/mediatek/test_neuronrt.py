@@ -91,13 +91,10 @@ def runner(command: str, tmp_path: Path, model: str = "small", **options: Any) -
 
 
 def test_a_float_program_returns_what_the_tflite_returns(command, tmp_path):
-    # given
     program = runner(command, tmp_path, boost=100)
 
-    # when
     outputs = program.run(INPUTS)
 
-    # then
     assert list(outputs) == ["soft", "hidden"]
     for name, array in expected().items():
         assert np.array_equal(outputs[name], array)
@@ -105,10 +102,8 @@ def test_a_float_program_returns_what_the_tflite_returns(command, tmp_path):
 
 
 def test_a_quantized_program_gets_integers_and_returns_real_values(command, tmp_path):
-    # given
     program = runner(command, tmp_path, "small_int8")
 
-    # when
     outputs = program.run(INPUTS)
 
     # then: an error of a few steps of the outputs' scales, 1/256 of their ranges
@@ -118,13 +113,10 @@ def test_a_quantized_program_gets_integers_and_returns_real_values(command, tmp_
 
 
 def test_the_hardware_is_always_chosen_since_the_default_executes_nothing(command, tmp_path):
-    # given
     program = runner(command, tmp_path)
 
-    # when
     words = program.arguments(Path("/w"))
 
-    # then
     assert words[1:] == [
         *("-m", "hw", "-a", str(tmp_path / "encoder.dla")),
         *("-i", "/w/0.in", "-i", "/w/1.in", "-o", "/w/0.out", "-o", "/w/1.out"),
@@ -132,11 +124,9 @@ def test_the_hardware_is_always_chosen_since_the_default_executes_nothing(comman
 
 
 def test_a_device_that_executes_nothing_is_found(command, tmp_path, monkeypatch):
-    # given
     program = runner(command, tmp_path)
     monkeypatch.setattr(neuronrt, "HARDWARE", ())  # as a user's own script does
 
-    # then
     with pytest.raises(LoweringError, match="returned only zeros"):
         program.run(INPUTS)
 
@@ -158,32 +148,26 @@ def test_a_device_that_executes_nothing_is_found(command, tmp_path, monkeypatch)
     ],
 )
 def test_a_fault_is_an_error_that_names_it(command, tmp_path, monkeypatch, fault, kind, what, why):
-    # given
     program = runner(command, tmp_path)
     monkeypatch.setenv("FAKE_NEURONRT", fault)
 
-    # when
     with pytest.raises(kind, match=what) as caught:
         program.run(INPUTS)
 
-    # then
     assert re.search(why, caught.value.why)
     assert caught.value.hint
 
 
 def test_the_raw_files_are_kept_also_if_their_size_is_wrong(command, tmp_path, monkeypatch):
-    # given
     kept = tmp_path / "kept" / "files"
     program = runner(command, tmp_path, files=kept)
 
-    # when
     program.run(INPUTS)
     complete = {path.name: path.read_bytes() for path in kept.iterdir()}
     monkeypatch.setenv("FAKE_NEURONRT", "truncated")
     with pytest.raises(BundleError, match="44 bytes"):
         program.run(INPUTS)
 
-    # then
     assert complete["encoder.x.in.bin"] == X.tobytes()
     assert complete["encoder.hidden.out.bin"] == expected()["hidden"].tobytes()
     assert len(complete) == 4
@@ -191,27 +175,22 @@ def test_the_raw_files_are_kept_also_if_their_size_is_wrong(command, tmp_path, m
 
 
 def test_a_file_of_another_neuropilot_version_is_named(command, tmp_path):
-    # given
     program = runner(command, tmp_path)
     (tmp_path / "encoder.dla").write_bytes(b"DLA of another version")
 
-    # then
     with pytest.raises(LoweringError, match="another version of NeuroPilot"):
         program.run(INPUTS)
 
 
 def test_a_call_that_hangs_ends_with_all_its_processes(command, tmp_path, monkeypatch):
-    # given
     program = runner(command, tmp_path, timeout=2)
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("FAKE_NEURONRT", "hangs")
     monkeypatch.setenv("FAKE_PID_FILE", str(pid_file))
 
-    # when
     with pytest.raises(LoweringError, match="within 2 s"):
         program.run(INPUTS)
 
-    # then
     assert _ended(int(pid_file.read_text()))
 
 
@@ -229,30 +208,24 @@ def _ended(pid: int) -> bool:
 
 
 def test_a_missing_command_says_where_to_get_it(tmp_path):
-    # given
     options = RunOptions(neuronrt=str(tmp_path / "absent"))
 
-    # then
     with pytest.raises(MissingPackageError, match="is not installed") as caught:
         load_dlas(CHIP, [SPEC], {"encoder": tmp_path / "x.dla"}, options)
     assert f"{CHIP.name}.neuronrt=PATH" in caught.value.hint
 
 
 def test_a_value_that_no_integer_stands_for_is_an_error(command, tmp_path):
-    # given
     program = runner(command, tmp_path, "small_int8")
 
-    # then
     with pytest.raises(NumericalError, match="`x` of `encoder` holds a NaN"):
         program.run({**INPUTS, "x": np.full_like(X, np.nan)})
 
 
 def test_temporary_files_are_in_memory_if_it_has_room(monkeypatch, tmp_path):
-    # given
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(neuronrt, "TMPFS", tmp_path)
 
-    # then
     assert neuronrt._parent(10) == str(tmp_path)
     assert neuronrt._parent(2**62) is None
     monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))

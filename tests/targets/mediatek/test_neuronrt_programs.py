@@ -44,11 +44,9 @@ def test_neuronrt_gives_every_program_what_the_emulation_gives(
     on_board = RunOptions(threads=1, options={f"{BOARD}.neuronrt": str(command)})
     emulated = RunOptions(threads=1, options={f"{BOARD}.emulate": "on"})
 
-    # when
     runners = target.load(tmp_path, entries, on_board)
     expected = target.load(tmp_path, entries, emulated)
 
-    # then
     random = np.random.default_rng(0)
     assert sorted(runners) == sorted(PROGRAMS)
     for name, runner in runners.items():

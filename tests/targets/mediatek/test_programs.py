@@ -77,10 +77,8 @@ def test_no_file_of_a_decoder_on_the_npu_has_an_operator_outside_of_the_list(
     bundle: Bundle,
 ) -> None:
     for entry in on_the_npu(bundle):
-        # when
         operators, shapes = contents(bundle.path(entry.files[0]))
 
-        # then
         assert operators <= OPERATORS.keys(), entry.spec.name
         assert not operators & NOT_SUPPORTED
         assert max(map(len, shapes)) <= 4
@@ -138,11 +136,9 @@ def test_a_lookup_of_tokens_is_named_with_its_reason(tmp_path: Path) -> None:
     tensors = [table, T((1, 8), INT64), T((1, 8, 16))]
     path.write_bytes(tflite_file(tensors, [Op("GATHER", [0, 1], [2])], [1], [2]))
 
-    # when
     result = check(path, BOARD)
     found = rejected(path)
 
-    # then
     assert not result
     assert found["WP101"] == ("gather", "GATHER (gather) is not in the list of supported operators")
     assert "input of dtype int64" in found["WP202"][1]

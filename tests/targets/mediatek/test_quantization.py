@@ -87,7 +87,6 @@ def test_a_quantized_file_is_within_the_limits_and_close_to_float32(
     activations: str,
     min_db: float,
 ) -> None:
-    # when
     folder, entry, target = quantize(precision, "linear")
 
     # then: weights of 8 bits limit the SQNR to about 40 dB
@@ -106,10 +105,8 @@ def test_a_quantized_file_is_within_the_limits_and_close_to_float32(
 def test_the_entry_tells_the_device_which_numbers_go_in_and_out(
     quantize: Quantize, operators: str, dtype: str
 ) -> None:
-    # when
     _, entry, _ = quantize("w8a16", operators)
 
-    # then
     (given,), (returned,) = (entry.facts.others[DEVICE_IO][side] for side in ("inputs", "outputs"))
     if operators == "all":
         assert (given["dtype"], returned["dtype"]) == (dtype, dtype)
@@ -119,14 +116,11 @@ def test_the_entry_tells_the_device_which_numbers_go_in_and_out(
 
 
 def test_a_board_without_16_bit_activations_rejects_such_a_file(quantize: Quantize) -> None:
-    # given
     folder, entry, _ = quantize("w8a16", "all")
     (graph,) = read_tflite(folder / entry.files[0])
 
-    # when
     found = check_graph(graph, get_target("genio1200").spec).rejected
 
-    # then
     assert ("WP214", "linear") in {(group.rule, group.operator) for group in found}
 
 
