@@ -14,40 +14,39 @@ def chunks(speech: list[tuple[int, int]], limit: int, **silences: int) -> list[t
     return [(chunk.start, chunk.end) for chunk in found]
 
 
-def test_speech_that_fits_one_window_is_one_chunk() -> None:
-    assert chunks([(10, 20), (30, 40), (90, 100)], limit=100) == [(10, 100)]
-
-
-def test_a_chunk_ends_at_the_longest_silence_of_its_second_half() -> None:
-    speech = [(0, 10), (40, 60), (75, 80), (85, 95), (97, 120)]
-
-    assert chunks(speech, limit=100) == [(0, 60), (75, 120)]
-
-
-def test_with_no_silence_in_the_second_half_it_ends_before_what_does_not_fit() -> None:
-    assert chunks([(0, 10), (15, 20), (60, 160)], limit=100) == [(0, 20), (60, 160)]
-
-
-def test_speech_longer_than_a_window_is_a_chunk_of_its_own() -> None:
-    assert chunks([(0, 10), (20, 500), (510, 520)], limit=100) == [(0, 10), (20, 500), (510, 520)]
-
-
-def test_silence_around_a_chunk_is_shared_with_its_neighbour() -> None:
-    assert chunks([(50, 100), (110, 200)], limit=120, pad=20) == [(30, 105), (105, 215)]
-
-
-def test_before_the_first_chunk_there_is_no_audio_to_take() -> None:
-    assert chunks([(5, 50)], limit=100, pad=20) == [(0, 70)]
-
-
-def test_a_long_silence_ends_a_chunk_that_has_room() -> None:
-    speech = [(0, 10), (20, 30), (60, 70), (80, 90)]
-
-    assert chunks(speech, limit=100, pad=5, longest_silence=20) == [(0, 35), (55, 95)]
-
-
-def test_no_speech_is_no_chunk() -> None:
-    assert chunks([], limit=100, pad=20) == []
+@pytest.mark.parametrize(
+    ("speech", "sizes", "expected"),
+    [
+        ([(10, 20), (30, 40), (90, 100)], {"limit": 100}, [(10, 100)]),
+        (
+            [(0, 10), (40, 60), (75, 80), (85, 95), (97, 120)],
+            {"limit": 100},
+            [(0, 60), (75, 120)],
+        ),
+        ([(0, 10), (15, 20), (60, 160)], {"limit": 100}, [(0, 20), (60, 160)]),
+        ([(0, 10), (20, 500), (510, 520)], {"limit": 100}, [(0, 10), (20, 500), (510, 520)]),
+        ([(50, 100), (110, 200)], {"limit": 120, "pad": 20}, [(30, 105), (105, 215)]),
+        ([(5, 50)], {"limit": 100, "pad": 20}, [(0, 70)]),
+        (
+            [(0, 10), (20, 30), (60, 70), (80, 90)],
+            {"limit": 100, "pad": 5, "longest_silence": 20},
+            [(0, 35), (55, 95)],
+        ),
+        ([], {"limit": 100, "pad": 20}, []),
+    ],
+    ids=[
+        "speech that fits one window is one chunk",
+        "it ends at the longest silence of its second half",
+        "without silence there it ends before what does not fit",
+        "speech longer than a window is a chunk of its own",
+        "silence around a chunk is shared with its neighbour",
+        "before the first chunk there is no audio to take",
+        "a long silence ends a chunk that has room",
+        "no speech is no chunk",
+    ],
+)
+def test_speech_is_cut_at_silences(speech, sizes, expected) -> None:
+    assert chunks(speech, **sizes) == expected
 
 
 steps = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 150)), max_size=40)

@@ -18,6 +18,7 @@ from whisperport.program.evidence import KINDS, STATUSES, Evidence, Kind, status
 from .conftest import PASSED
 
 FILE = "programs/encoder.bin"
+CACHED = {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}
 FAILED = replace(PASSED, passed=False, reason="SQNR 3 dB is below 60 dB")
 
 
@@ -137,20 +138,22 @@ def test_evidence_needs_a_known_kind_and_a_file() -> None:
     ("check", "programs"),
     [
         ("encoder", {"encoder"}),
-        ("prefill", {"cross_kv", "prefill_4", "prefill_64"}),
-        ("prefill, longer", {"cross_kv", "prefill_4", "prefill_64"}),
-        ("prefill + step", {"cross_kv", "prefill_4", "prefill_64", "step"}),
+        ("prefill", {"cross_kv", "prefill_4", "prefill_64", "vocab_projection"}),
+        ("prefill, longer", {"cross_kv", "prefill_4", "prefill_64", "vocab_projection"}),
+        ("prefill + step", {"cross_kv", "prefill_4", "prefill_64", "step", "vocab_projection"}),
+        ("step", {"cross_kv", "step", "vocab_projection"}),
         ("align", {"cross_kv", "align"}),
-        ("step_8", {"cross_kv", "step_8"}),
+        ("step_8", {"cross_kv", "step_8", "vocab_projection"}),
         ("uncached_decoder", {"uncached_decoder"}),
-        ("all programs", {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}),
+        ("vocab_projection", {"cross_kv", "vocab_projection"}),
+        ("coarse_projection", {"coarse_projection"}),
+        ("all programs", {*CACHED, "vocab_projection", "coarse_projection"}),
     ],
 )
 def test_a_check_involves_the_programs_that_computed_what_it_compared(
     check: str, programs: set[str]
 ) -> None:
-    names = {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}
-    names |= {"step_8", "uncached_decoder"}
+    names = CACHED | {"step_8", "uncached_decoder", "vocab_projection", "coarse_projection"}
 
     assert {name for name in names if replace(PASSED, program=check).involves(name)} == programs
 

@@ -43,12 +43,7 @@ def test_another_architecture_is_rejected_by_its_model_type(model_type, tmp_path
     error = rejection(tmp_path, {**GOOD, "model_type": model_type})
 
     assert f"`model_type` is {model_type!r}" in error.why
-
-
-def test_a_config_without_a_model_type_is_rejected(tmp_path):
-    error = rejection(tmp_path, {"d_model": 64})
-
-    assert "expected 'whisper'" in error.why
+    assert "expected 'whisper'" in rejection(tmp_path, {"d_model": 64}).why
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new", None])
@@ -56,12 +51,6 @@ def test_another_activation_is_rejected_by_name(activation, tmp_path):
     error = rejection(tmp_path, {**GOOD, "activation_function": activation})
 
     assert repr(activation) in error.why
-
-
-def test_scaled_embeddings_are_rejected(tmp_path):
-    error = rejection(tmp_path, {**GOOD, "scale_embedding": True})
-
-    assert "scale_embedding" in error.why
 
 
 def test_a_quantized_checkpoint_is_rejected(tmp_path):
@@ -82,9 +71,10 @@ def test_a_quantized_checkpoint_is_rejected(tmp_path):
         ("encoder_layers", 10**30, f"`encoder_layers` is {10**30}; expected 1 to 512"),
         ("vocab_size", 10**4000, "`vocab_size` is a number of 13288 bits"),
         ("d_model", 65, "encoder width 65 is not a multiple of its 2 heads"),
+        ("scale_embedding", True, "scale_embedding"),
     ],
 )
-def test_an_impossible_size_is_rejected_with_its_value(key, value, message, tmp_path):
+def test_an_impossible_value_is_rejected_by_name(key, value, message, tmp_path):
     error = rejection(tmp_path, {**GOOD, key: value})
 
     assert message in error.why

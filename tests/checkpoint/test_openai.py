@@ -52,14 +52,6 @@ def test_code_in_a_pt_file_is_named_and_not_run(form, tmp_path):
     assert "safetensors" in error.hint
 
 
-def test_the_trap_does_spring_where_it_is_run(tmp_path):
-    data = pickle.dumps(Trap(tmp_path / "sprung"))
-
-    pickle.loads(data)
-
-    assert (tmp_path / "sprung").exists()
-
-
 def test_code_in_pytorch_model_bin_is_not_run_either(altered_folder, tmp_path):
     folder = altered_folder(without=("model.safetensors",))
     torch.save({"x": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")

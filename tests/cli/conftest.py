@@ -13,6 +13,8 @@ import pytest
 
 from whisperport.cli import main
 
+from ..wav import write_wav
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -104,13 +106,5 @@ def copied_bundle(bundle: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def wav(tmp_path: Path) -> Path:
     """A second of a 440 Hz tone: 16 kHz, mono, 16 bit."""
-    import wave
-
-    path = tmp_path / "tone.wav"
     tone = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(16_000)
-        file.writeframes((8000 * tone).astype("<i2").tobytes())
-    return path
+    return write_wav(tmp_path / "tone.wav", tone / 4)

@@ -10,7 +10,6 @@ import pytest
 
 from ..targets.hailo.fake_sdk import InstalledSdk
 from ..targets.hailo.hef_file import encoder_hef
-from .test_errors import assert_error
 
 FEW = ("--option", "hailo8l.finetune=off")
 
@@ -58,30 +57,6 @@ def test_without_the_sdk_compile_says_what_was_made_and_what_was_not_done(
     assert program["emulation"][0]["value"]["sqnr_db"] > 20
 
 
-def test_without_the_sdk_compile_leaves_a_folder_and_exit_code_1(run, hailo_bundle, wav, tmp_path):
-    ran = run("compile", hailo_bundle, "--calibration", wav, "--force", *FEW)
-    assert_error(ran, "Dataflow Compiler 3.x is not installed here")
-    assert (tmp_path / "bundle.compile" / "hailo8l" / "compile.py").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--calibration", "none"), "no audio files"),
-        ((), "too little audio"),  # those of the package
-        (("--force", "--option", "hailo8l.sixteen-bit=published-layers"), "16-bit layers"),
-        (("--option", "hailo8l.epochs=none"), "`hailo8l.epochs` cannot be"),
-    ],
-)
-def test_what_cannot_be_compiled_is_rejected(
-    run, hailo_bundle, tmp_path, monkeypatch, arguments, says
-):
-    # On a busy machine a stage that took a second leaves a line before the error.
-    monkeypatch.setattr("whisperport.cli.console.MIN_REPORTED_S", 600)
-    arguments = [str(tmp_path / a) if a == "none" else a for a in arguments]
-    assert_error(run("compile", hailo_bundle, *FEW, *arguments), says)
-
-
 def test_an_option_that_is_given_twice_is_rejected(run, hailo_bundle):
     ran = run("compile", hailo_bundle, *FEW, *FEW)
     assert ran.code == 2
@@ -109,11 +84,3 @@ def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):
     assert given[0][3].target == "hailo8"
     assert ran.out.endswith(f"{out}: imported\n")
     assert "the compiled files of encoder were not run" in ran.err
-
-
-def test_a_file_that_is_no_hef_is_rejected(run, tmp_path):
-    file = tmp_path / "a.hef"
-    file.write_bytes(b"hello")
-    assert_error(
-        run("import", file, "--checkpoint", "default", "-o", tmp_path / "b"), "is not a HEF"
-    )

@@ -40,6 +40,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.verification import GATES
 
 from ..dummy_vendor.listed import HERE, WITH_DUMMY, interpreter
+from ..wav import write_wav
 from .third_party_onnx import (
     POSITIONS,
     TOKENS,
@@ -94,15 +95,6 @@ def compiled(tmp_path: Path) -> Callable[..., Compiled]:
         return compile(file, CompileOptions(inputs=inputs, threads=1, **given))
 
     return run
-
-
-def _clip(path: Path, samples: np.ndarray) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(16_000)
-        file.writeframes(np.round(samples * 32768).astype("<i2").tobytes())
 
 
 def test_a_decoder_is_compiled_simulated_and_compared_and_the_file_stays(
@@ -161,7 +153,7 @@ def test_an_existing_folder_is_not_replaced_and_finished_stages_are_kept(
 def test_an_encoder_takes_a_clip_as_a_sample(compiled, encoder, tmp_path):
     random = np.random.default_rng(0)
     for name in ("a", "b"):  # 3 s: only the first 2 s are used
-        _clip(tmp_path / "clips" / f"{name}.wav", 0.1 * random.standard_normal(48_000))
+        write_wav(tmp_path / "clips" / f"{name}.wav", 0.1 * random.standard_normal(48_000))
 
     (program,) = compiled(encoder, tmp_path / "clips").programs
 
@@ -359,7 +351,7 @@ def _damaged(calls: Path) -> None:
 
 
 def _audio(calls: Path) -> None:
-    _clip(calls / "0.wav", np.zeros(32_000))
+    write_wav(calls / "0.wav", np.zeros(32_000))
 
 
 def _incomplete(calls: Path) -> None:
@@ -393,7 +385,7 @@ def test_inputs_that_do_not_fit_are_rejected_by_name(
 
 
 def test_silence_is_rejected_unless_forced(compiled, encoder, tmp_path):
-    _clip(tmp_path / "clips" / "a.wav", np.zeros(32_000))
+    write_wav(tmp_path / "clips" / "a.wav", np.zeros(32_000))
 
     with pytest.raises(AudioError, match="silent") as rejected:
         compiled(encoder, tmp_path / "clips", samples=1)

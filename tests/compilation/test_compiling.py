@@ -7,7 +7,6 @@ import json
 import pickle
 import shutil
 import sys
-import wave
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from ..conftest import noise_clips
 from ..targets.hailo.fake_platform import FakeHef, FakePlatform
 from ..targets.hailo.fake_sdk import KILL, InstalledSdk
 from ..targets.hailo.hef_file import encoder_hef, hef_bytes
+from ..wav import write_wav
 
 ROWS = 8
 PIECES = (12966, 12966, 12966, 12967)
@@ -60,17 +60,7 @@ def full_bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
 def recordings(tmp_path: Path) -> Path:
     """5 s of noise: two windows, and a rest of 1 s."""
     samples = 0.1 * np.random.default_rng(9).standard_normal(5 * 16_000)
-    return _wav(tmp_path / "recordings" / "a.wav", samples).parent
-
-
-def _wav(path: Path, samples: np.ndarray) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(16_000)
-        file.writeframes(np.round(samples * 32768).astype("<i2").tobytes())
-    return path
+    return write_wav(tmp_path / "recordings" / "a.wav", samples).parent
 
 
 def _hefs(architecture: int = 3) -> dict[str, bytes]:
@@ -111,7 +101,8 @@ def test_without_the_sdk_a_bundle_is_compiled_and_its_manifest_says_so(bundle, r
     assert (bundle / entry.files[0]).read_bytes() == sdk.hefs["encoder"]
     script = (bundle / "hailo8l" / "encoder.alls").read_text()
     assert "calibset_size=9)" in script  # what was given to the compiler
-    assert [p.compiler for p in compiled.programs] == ["3.31.0"]
+    assert [(p.compiler, p.emulation) for p in compiled.programs] == [("3.31.0", ())]
+    assert "infer" not in sdk.names()
     assert reopened.manifest.status("step") == "run here"
 
 
@@ -160,13 +151,6 @@ def test_without_the_sdk_an_emulated_encoder_that_loses_its_words_is_reported_an
     assert Bundle.open(bundle).manifest.status("encoder") == "compiled here"
 
 
-def test_without_the_sdk_emulation_can_be_left_out(bundle, recordings, sdk):
-    (program,) = compile(bundle, _options(recordings)).programs
-
-    assert program.emulation == ()
-    assert "infer" not in sdk.names()
-
-
 @pytest.mark.parametrize("name", ["", "somebody's"])
 def test_a_compiled_bundle_is_trusted_if_it_was_before(bundle, recordings, sdk, name):
     manifest = Bundle.open(bundle).manifest
@@ -193,7 +177,7 @@ def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings,
 def test_other_audio_files_make_another_set(bundle, recordings, sdk):
     compile(bundle, _options(recordings))
     sdk.clear()
-    _wav(recordings / "b.wav", 0.1 * np.random.default_rng(8).standard_normal(32_000))
+    write_wav(recordings / "b.wav", 0.1 * np.random.default_rng(8).standard_normal(32_000))
     compile(bundle, _options(recordings))
     work = bundle.with_name("bundle.compile")
     assert np.load(work / "hailo8l" / "encoder" / "input_layer1.npy", mmap_mode="r").shape[0] == 12
@@ -404,8 +388,8 @@ def test_too_few_audio_files_are_rejected_before_the_compiler_starts(bundle, rec
 
 def test_the_audio_files_that_a_bundle_was_verified_with_are_never_used(bundle, tmp_path, sdk):
     clips = [clip.samples for clip in noise_clips()]
-    folder = _wav(tmp_path / "clips" / "0.wav", clips[0]).parent
-    _wav(folder / "1.wav", clips[1])
+    folder = write_wav(tmp_path / "clips" / "0.wav", clips[0]).parent
+    write_wav(folder / "1.wav", clips[1])
     with pytest.raises(AudioError) as caught:
         compile(bundle, _options(folder))
     assert "2 used to verify the bundle" in caught.value.why

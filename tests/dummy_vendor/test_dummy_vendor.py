@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import wave
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,6 +37,7 @@ from ..docs.pages import ROOT
 from ..extent import core_or_all
 from ..test_imports import faults
 from ..test_vendor_names import naming
+from ..wav import write_wav
 from .listed import HERE, WITH_DUMMY, interpreter
 
 HOW_TO = (ROOT / "docs" / "how-to" / "add-a-target.md").read_text(encoding="utf-8")
@@ -83,14 +83,8 @@ def bundle(exported_once: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
     """2 s of noise: ten windows of 0.2 s."""
-    path = tmp_path / "recording.wav"
     samples = 0.1 * np.random.default_rng(7).standard_normal(32_000)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(16_000)
-        file.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
-    return path
+    return write_wav(tmp_path / "recording.wav", samples)
 
 
 @pytest.fixture

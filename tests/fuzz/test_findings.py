@@ -90,17 +90,15 @@ def test_merges_in_a_tokenizer_json_that_would_panic_are_rejected(micro_folder: 
         Tokenizer.from_json(json.dumps(data), GENERATION)
 
 
-@pytest.mark.parametrize("content", [{}, [], None, 7])
-def test_an_added_token_without_text_is_rejected(folder: Path, content: Any) -> None:
-    settings = {"added_tokens_decoder": {"49": {"content": content}}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-    with pytest.raises(TokenizerError, match="does not map ids to tokens"):
-        load_checkpoint(folder)
-
-
-def test_an_added_token_with_an_id_of_thousands_of_digits_is_rejected(folder: Path) -> None:
-    settings = {"added_tokens_decoder": {"4" * 5000: {"content": "<|x|>"}}}
+@pytest.mark.parametrize(
+    ("id_", "content"),
+    [("49", {}), ("49", []), ("49", None), ("49", 7), ("4" * 5000, "<|x|>")],
+    ids=["dict", "list", "none", "number", "an id of thousands of digits"],
+)
+def test_an_added_token_without_text_or_id_is_rejected(
+    folder: Path, id_: str, content: Any
+) -> None:
+    settings = {"added_tokens_decoder": {id_: {"content": content}}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
     with pytest.raises(TokenizerError, match="does not map ids to tokens"):

@@ -118,14 +118,6 @@ def test_the_last_row_can_be_used_and_none_after_it(micro_decoder: Any, audio: A
     assert decoder.cache.length == DIMS.n_text_ctx
 
 
-def test_a_prompt_that_is_too_long_is_rejected(micro_decoder: Any, audio: Any) -> None:
-    decoder = micro_decoder()
-    decoder.start_window(audio(0))
-
-    with pytest.raises(ValueError, match="do not fit"):
-        decoder.prefill([1] * (DIMS.n_text_ctx + 1))
-
-
 def test_storing_more_rows_than_there_is_room_for_is_rejected() -> None:
     cache = Cache(DIMS)
     cache.store(embed_tokens(20), 20)

@@ -16,7 +16,6 @@ from whisperport.exporting.export import ExportOptions, _placed, export
 from whisperport.model.coarse_projection import CoarseProjection as Module
 from whisperport.model.coarse_projection import block_of
 from whisperport.model.whisper import Whisper
-from whisperport.program.checks import Check
 from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.program.runner import Array, Runner
 from whisperport.program.signatures import expected_signature
@@ -178,12 +177,6 @@ def test_a_logit_that_is_no_finite_number_is_an_error(
         coarse(table[9].numpy())
 
 
-def test_a_nan_names_the_program() -> None:
-    hidden = np.full(WIDTH, np.nan, np.float32)
-    with pytest.raises(NumericalError, match=r"`coarse_projection` returned a NaN"):
-        projection(tables(0, 0.0))(hidden)
-
-
 @pytest.mark.parametrize(("width", "block"), [(384, 128), (512, 128), (80, 16), (1280, 128)])
 def test_a_block_divides_the_width(width: int, block: int) -> None:
     assert block_of(width) == block
@@ -300,17 +293,6 @@ def test_a_target_without_the_operator_is_an_error() -> None:
     with pytest.raises(UsageError, match="`xnnpack` cannot run `coarse_projection`") as caught:
         _placed("xnnpack", ExportOptions(placement={COARSE_PROJECTION: "xnnpack"}))
     assert "--placement coarse_projection=onnxruntime" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("program", "involved"),
-    [("all programs", True), (COARSE_PROJECTION, True), ("step", False), ("prefill + step", False)],
-)
-def test_it_contributes_to_decoded_texts(program: str, involved: bool) -> None:
-    check = Check(
-        level="arrays", program=program, what="a", value={"n": 1.0}, rule="b", passed=True
-    )
-    assert check.involves(COARSE_PROJECTION) == involved
 
 
 def test_a_bound_that_does_not_hold_fails_the_verification() -> None:

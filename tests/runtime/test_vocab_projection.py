@@ -11,7 +11,6 @@ from whisperport.calibration import BundleSession
 from whisperport.errors import BundleError, NumericalError
 from whisperport.exporting.export import ExportOptions, _placed
 from whisperport.model.whisper import Whisper
-from whisperport.program.checks import Check
 from whisperport.program.program_kind import VOCAB_PROJECTION
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.runtime.trial import limits_of, try_bundle
@@ -123,24 +122,6 @@ def test_a_nan_of_the_projection_names_it(
     with pytest.raises(NumericalError, match=r"`vocab_projection` returned a NaN") as caught:
         decoder.step(1)
     assert caught.value.program == VOCAB_PROJECTION
-
-
-@pytest.mark.parametrize(
-    ("program", "involved"),
-    [
-        *(("step", True), ("prefill", True), ("prefill + step", True), ("all programs", True)),
-        *(("vocab_projection", True), ("align", False), ("encoder", False)),
-        ("uncached_decoder", False),
-    ],
-)
-def test_the_projection_contributes_to_the_logits_of_prefill_and_step(
-    program: str, involved: bool
-) -> None:
-    check = Check(
-        level="arrays", program=program, what="a", value={"n": 1.0}, rule="b", passed=True
-    )
-
-    assert check.involves(VOCAB_PROJECTION) == involved
 
 
 def test_the_projection_is_exported_if_it_is_placed_or_has_a_precision() -> None:

@@ -1,5 +1,6 @@
 """What the end of a short window may have cut off is left to the next one, and the windows go on."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,12 +19,6 @@ def cut(*tokens: int):
     return split_segments(tokens, BEGIN, WINDOW)
 
 
-def test_segments_that_end_well_before_the_window_are_kept() -> None:
-    whole = cut(at(0), 5, at(2.0), at(2.5), 6, at(6.0))
-
-    assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
-
-
 def test_a_segment_that_ends_in_the_last_seconds_is_decoded_again() -> None:
     left = drop_unreliable_end(cut(at(0), 5, at(2.0), at(2.5), 6, at(9.9)), BEGIN, WINDOW)
 
@@ -40,24 +35,30 @@ def test_repetitions_at_the_window_s_end_are_all_dropped() -> None:
     assert [segment.end_s for segment in left.segments] == [2.0]
 
 
-def test_a_single_segment_is_decoded_again_from_its_start() -> None:
-    left = drop_unreliable_end(cut(at(0.8), 5, at(9.9)), BEGIN, WINDOW)
+@pytest.mark.parametrize("tokens", [(at(0.8), 5, at(9.9)), (at(0.8),)], ids=["at", "without"])
+def test_a_single_segment_with_or_without_an_end_is_decoded_again_from_its_start(tokens) -> None:
+    left = drop_unreliable_end(cut(*tokens), BEGIN, WINDOW)
 
     assert left.segments == ()
     assert left.advance == 80
 
 
-def test_a_segment_without_an_end_is_decoded_again_from_its_start() -> None:
-    left = drop_unreliable_end(cut(at(1.0)), BEGIN, WINDOW)
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        (at(0), 5, at(9.9)),
+        (at(0), 5),
+        (at(0.04), 5, at(9.9)),
+        (5, 6, 7),
+        (at(0), 5, at(2.0), at(2.5), 6, at(6.0)),
+    ],
+    ids=["all", "no end", "nearly all", "text without times", "ends well before the window"],
+)
+def test_a_segment_that_fills_the_window_or_ends_well_before_it_is_kept(tokens) -> None:
+    whole = cut(*tokens)
 
-    assert left.segments == ()
-    assert left.advance == 100
-
-
-def test_a_segment_that_fills_the_window_is_kept() -> None:
-    for whole in (cut(at(0), 5, at(9.9)), cut(at(0), 5), cut(at(0.04), 5, at(9.9))):
-        assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
-        assert whole.advance == WINDOW
+    assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
+    assert whole.advance == WINDOW
 
 
 def test_what_was_open_anyway_stays_so() -> None:
@@ -65,12 +66,6 @@ def test_what_was_open_anyway_stays_so() -> None:
 
     assert drop_unreliable_end(opened, BEGIN, WINDOW) == opened
     assert opened.advance == 200
-
-
-def test_text_without_times_is_kept() -> None:
-    whole = cut(5, 6, 7)
-
-    assert drop_unreliable_end(whole, BEGIN, WINDOW) == whole
 
 
 @given(

@@ -21,6 +21,8 @@ from whisperport.verification.rejection import rejection
 from whisperport.verification.tolerances import FLOOR_DB, GATES, limit_of
 from whisperport.verification.word_check import Transcribed, undecided, word_check
 
+from ..wav import write_wav
+
 
 def loss(sqnr_db: float) -> Loss:
     numbers = dict.fromkeys(("median", "p99", "p999", "largest"), 0.1)
@@ -170,14 +172,8 @@ def test_the_bound_holds_where_few_clips_lose_many_words() -> None:
 
 
 def test_a_folder_of_recordings_gives_clips_with_their_transcripts(tmp_path: Path) -> None:
-    import wave
-
     for name in ("b.wav", "a.wav"):
-        with wave.open(str(tmp_path / name), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(SAMPLE_RATE)
-            file.writeframes(bytes(SAMPLE_RATE))
+        write_wav(tmp_path / name, np.zeros(SAMPLE_RATE // 2))
     (tmp_path / "b.txt").write_text("what b says\n")
 
     found = clips_in(tmp_path, "de")
