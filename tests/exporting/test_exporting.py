@@ -20,6 +20,7 @@ from whisperport.verification import LEVELS, Report
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 
+from ..extent import EVERYTHING
 from ..shared_exports import SharedExports
 
 ONE_THREAD = RunOptions(threads=1)
@@ -75,6 +76,8 @@ def test_the_packages_of_a_bundle_are_those_of_its_targets() -> None:
     assert set(exporting.build_packages(["genio720"])) == every | tflite
 
 
+# In the core, an encoder for a chip and the rest on the CPU: tests/targets/hailo/test_hybrid_bundle.py.
+@pytest.mark.skipif(not EVERYTHING, reason="an export takes 10 s; see `make test-all`")
 def test_the_encoder_on_one_target_and_the_rest_on_another(
     micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:

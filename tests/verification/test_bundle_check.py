@@ -19,6 +19,8 @@ from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 from whisperport.verification.reference import Reference, ReferenceClip
 
+from ..extent import core_or_all
+
 ONE_THREAD = RunOptions(threads=1)
 
 
@@ -377,7 +379,7 @@ def test_a_real_bundle_is_verified_again(copied: Bundle) -> None:
     assert verify(copied, run=ONE_THREAD)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("share", core_or_all([0.5], [0.05, 0.5, 0.9]))
 def test_flipped_signs_in_its_weights_are_found(copied: Bundle, share: float) -> None:
     file = copied.folder / "onnxruntime/weights.bin"
     weights = np.memmap(file, dtype=np.float32, mode="r+")

@@ -65,6 +65,7 @@ def verify_each_program(
         MissingPackageError: a target's runtime is not installed.
     """
     asked = cast(ProviderOptions, run.of(get_target(TARGET)))
+    pairs = asked.pairs()
     if asked.provider == CPU:
         raise UsageError(
             "no execution provider is named to try each program on",
@@ -85,7 +86,7 @@ def verify_each_program(
             sessions.write_inputs(name, recorded[name].inputs)
             expected[name] = sessions.on_cpu(name, progress)
         trials = []
-        for options in facts.option_sets(asked.pairs()):
+        for options in facts.option_sets(pairs):
             for name in used:
                 ran = sessions.run(name, asked.provider, options, progress)
                 calls = recorded[name].calls
@@ -97,7 +98,7 @@ def verify_each_program(
         clip=clip,
         precision=facts.precision,
         trials=tuple(trials),
-        remarks=(*_documented(opened, entries, facts, asked.pairs()), *_not_tried(opened)),
+        remarks=(*_documented(opened, entries, facts, pairs), *_not_tried(opened)),
     )
 
 
