@@ -1,6 +1,7 @@
 """A bundle of a few kilobytes: 2 layers, width 8, with every kind of file of a real bundle."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,26 +21,14 @@ from whisperport.bundle import (
 )
 from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.program.checks import Check
-from whisperport.program.dims import Dims
 from whisperport.program.evidence import Evidence
 from whisperport.program.generation import Generation
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 
-DIMS = Dims(
-    n_mels=4,
-    n_audio_ctx=6,
-    n_audio_state=8,
-    n_audio_head=2,
-    n_audio_layer=2,
-    n_text_ctx=5,
-    n_text_state=8,
-    n_text_head=2,
-    n_text_layer=2,
-    n_vocab=11,
-    n_audio_ffn=32,
-    n_text_ffn=32,
-)
+from ..published_dims import whisper_dims
+
+DIMS = replace(whisper_dims(8, 2, heads=2), n_mels=4, n_audio_ctx=6, n_text_ctx=5, n_vocab=11)
 
 
 PASSED = Check(

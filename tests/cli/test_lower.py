@@ -52,13 +52,6 @@ def test_what_is_no_program_is_rejected(run, tmp_path, data):
     assert os.listdir(tmp_path) == ["p.pt2"]
 
 
-def test_an_opset_for_xnnpack_is_rejected(run, pt2, tmp_path):
-    assert_error(
-        run("lower", pt2, "-t", "xnnpack", "--opset", 13, "-o", tmp_path / "p.pte"),
-        "`xnnpack` has no option `opset`",
-    )
-
-
 @pytest.mark.parametrize("opset", [12, 21])
 def test_an_opset_that_is_not_written_is_wrong_usage(run, pt2, opset):
     ran = run("lower", pt2, "-t", "onnxruntime", "--opset", opset, "-o", "p.onnx")

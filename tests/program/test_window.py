@@ -7,23 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.errors import UsageError
-from whisperport.program.dims import Dims
 from whisperport.program.window import PADDINGS, Window, WindowOptions
 
-DIMS = Dims(
-    n_mels=80,
-    n_audio_ctx=1500,
-    n_audio_state=8,
-    n_audio_head=2,
-    n_audio_layer=1,
-    n_text_ctx=448,
-    n_text_state=8,
-    n_text_head=2,
-    n_text_layer=1,
-    n_vocab=51865,
-    n_audio_ffn=32,
-    n_text_ffn=32,
-)
+from ..published_dims import whisper_dims
+
+DIMS = whisper_dims(8, 1, heads=2)
 
 
 def test_nothing_asked_for_is_the_checkpoints_own_window() -> None:

@@ -1,6 +1,7 @@
 """Descriptions and weights of programs of a few kilobytes, as `neuron_modules` reads them."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,10 @@ from whisperport.trace.program import Program
 from whisperport.trace.variants import whisper_programs
 from whisperport.trace.whisper import Parts
 
-DIMS = Dims(
-    n_mels=4,
-    n_audio_ctx=6,
-    n_audio_state=16,
-    n_audio_head=2,
-    n_audio_layer=2,
-    n_text_ctx=8,
-    n_text_state=16,
-    n_text_head=2,
-    n_text_layer=2,
-    n_vocab=11,
-    n_audio_ffn=32,
-    n_text_ffn=32,
-)
+from ...published_dims import whisper_dims
+
+SIZES = {"n_mels": 4, "n_audio_ctx": 6, "n_text_ctx": 8, "n_vocab": 11, "n_audio_ffn": 32}
+DIMS = replace(whisper_dims(16, 2, heads=2), **SIZES, n_text_ffn=32)
 LAYERS = DIMS.n_text_layer
 HEADS = [(0, 1), (1, 0)]
 PROGRAMS = ("encoder", "cross_kv", "prefill_4", "step", "step_4", "align")
