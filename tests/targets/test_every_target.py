@@ -28,7 +28,6 @@ from whisperport.program.masks import MASKED
 from whisperport.program.runner import Binding, Runner
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.rewrites import REWRITES
 from whisperport.runtime import DecodeOptions, decode_window, load_engine
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.options import describe, parse_options, with_target
@@ -154,10 +153,6 @@ def test_every_limit_has_a_source(target: Target) -> None:
 
     assert {name for name, source in target.spec.sources.items() if source} == limits
     assert all(limit.source for limit in target.spec.limits)
-
-
-def test_its_rewrites_exist(target: Target) -> None:
-    assert set(target.spec.rewrites) <= set(REWRITES)
 
 
 def test_its_extras_are_known_to_the_doctor(target: Target) -> None:
