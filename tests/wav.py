@@ -13,5 +13,5 @@ def write_wav(path: Path, samples: np.ndarray, rate: int = 16_000) -> Path:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(rate)
-        file.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
+        file.writeframes((samples * 32768).round().clip(-32768, 32767).astype("<i2").tobytes())
     return path
