@@ -65,6 +65,14 @@ def texts(count: int, options: DecodeOptions = GREEDY) -> list[DecodeOptions]:
     ]
 
 
+def submitted(
+    executor: BatchExecutor, features: Sequence[np.ndarray], options: Sequence[DecodeOptions]
+) -> list[Any]:
+    """The futures of the decoding of each window."""
+    pairs = zip(features, options, strict=True)
+    return [executor.submit(lambda d, f=f, o=o: decoding(d, f, o)) for f, o in pairs]
+
+
 def decoded_together(
     engine: Engine,
     features: Sequence[np.ndarray],
@@ -72,11 +80,7 @@ def decoded_together(
     limit: int = ROWS,
 ) -> list[Decoded]:
     executor = BatchExecutor(engine, limit)
-    pairs = zip(features, options, strict=True)
-    futures = [
-        executor.submit(lambda d, f=f, o=o: decoding(d, f, o))  # type: ignore[misc]
-        for f, o in pairs
-    ]
+    futures = submitted(executor, features, options)
     try:
         return [future.result(60) for future in futures]
     finally:
@@ -166,7 +170,7 @@ def test_one_run_of_the_program_decodes_a_token_of_every_row(
         yield from ()
 
     executor.submit(waiting)
-    futures = [executor.submit(lambda d, f=f: decoding(d, f, options)) for f in features]  # type: ignore[misc]
+    futures = submitted(executor, features, [options] * ROWS)
     all_submitted.set()
     found = [future.result(60) for future in futures]
     executor.shutdown()
@@ -189,10 +193,7 @@ def test_each_thread_has_a_batch_of_its_own(
 
     names = {future.result(60) for future in [executor.submit(met), executor.submit(met)]}
     features, options = [audio(seed) for seed in range(10)], texts(10)
-    futures = [
-        executor.submit(lambda d, f=f, o=o: decoding(d, f, o))  # type: ignore[misc]
-        for f, o in zip(features, options, strict=True)
-    ]
+    futures = submitted(executor, features, options)
     found = [future.result(60) for future in futures]
     executor.shutdown()
 
@@ -335,10 +336,7 @@ def test_a_nan_of_one_row_is_the_error_of_its_text_only(
 
     runners[f"step_{ROWS}"].call = damaged
     executor = BatchExecutor(engine, ROWS)
-    futures = [
-        executor.submit(lambda d, f=f, o=o: decoding(d, f, o))  # type: ignore[misc]
-        for f, o in zip(features, options, strict=True)
-    ]
+    futures = submitted(executor, features, options)
     executor.shutdown()
 
     with pytest.raises(NumericalError, match=f"step_{ROWS}"):
@@ -359,10 +357,7 @@ def test_an_error_of_the_program_is_the_error_of_every_text_and_the_executor_goe
     runners[f"step_{ROWS}"].call = broken
     executor = BatchExecutor(engine, ROWS)
     features = [audio(seed) for seed in range(2 * ROWS)]
-    futures = [
-        executor.submit(lambda d, f=f: decoding(d, f, GREEDY))  # type: ignore[misc]
-        for f in features
-    ]
+    futures = submitted(executor, features, [GREEDY] * len(features))
     executor.shutdown()
 
     for future in futures[:ROWS]:
