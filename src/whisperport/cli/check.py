@@ -19,7 +19,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fix import run_fix
-from whisperport.cli.options import as_json
+from whisperport.cli.options import as_json, target_name, trusting
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.check import Checked, Partitioned
 from whisperport.commands.check import check as check_program
@@ -41,14 +41,7 @@ HEADINGS: dict[FindingKind, str] = {
     short_help="List the nodes of a program that a target rejects, with reasons and fixes.",
 )
 @click.argument("program", type=click.Path(path_type=Path))
-@option(
-    "--target",
-    "-t",
-    group="Target",
-    required=True,
-    metavar="NAME",
-    help="Target to check the program for; `whisperport targets` lists them",
-)
+@target_name("Target to check the program for")
 @option(
     "--fix",
     group="Fix",
@@ -76,13 +69,7 @@ HEADINGS: dict[FindingKind, str] = {
     help="Additional inputs on which --fix verifies the rewrites, as one array per input name; may "
     "be repeated",
 )
-@option(
-    "--trust",
-    group="Fix",
-    is_flag=True,
-    help="Let --fix load and run PROGRAM without a limit on memory. Use it only for files from a "
-    "source you trust",
-)
+@trusting("Let --fix load and run PROGRAM without a limit on memory", group="Fix")
 @option(
     "--all",
     "every_node",

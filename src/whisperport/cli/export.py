@@ -25,6 +25,7 @@ from whisperport.cli.options import (
     no_preflight,
     pairs,
     stall_after,
+    target_name,
     target_option,
     targets_by,
     threads,
@@ -46,15 +47,10 @@ from whisperport.targets import TARGETS, RunOptions, get_target
     target_options=("--option", {one.spec.name: one.lower_options for one in TARGETS}),
 )
 @click.argument("checkpoint")
-@option(
-    "--target",
-    "-t",
-    group="Target",
-    required=True,
-    metavar="NAME",
-    help="Target that runs the programs; `whisperport targets` lists them. auto exports to every "
-    "installed target that runs on this machine, measures each program, and places it on the fastest "
-    "target on which it is verified",
+@target_name(
+    "Target that runs the programs",
+    "auto exports to every installed target that runs on this machine, measures each program, and places "
+    "it on the fastest target on which it is verified",
 )
 @field_options(ExportOptions, "placement", group="Target")
 @option(

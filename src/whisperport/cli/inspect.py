@@ -20,7 +20,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
-from whisperport.cli.options import as_json, pairs, threads
+from whisperport.cli.options import as_json, pairs, threads, trusting
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.inspect import InspectOptions
 from whisperport.commands.inspect import inspect as run_inspect
@@ -76,13 +76,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     help="Set an option of the runtime. Known is provider, the execution provider of an .onnx file, for "
     "example provider=CUDAExecutionProvider; may be repeated",
 )
-@option(
-    "--trust",
-    group="Runtime",
-    is_flag=True,
-    help="Load and run PATH without limits on time and memory. Use it only for files from a source "
-    "you trust",
-)
+@trusting("Load and run PATH without limits on time and memory")
 def inspect(
     path: Path,
     top: int,

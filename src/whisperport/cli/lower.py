@@ -19,11 +19,13 @@ from whisperport.cli.options import (
     STALL_MIN,
     as_json,
     no_preflight,
+    output_option,
     stall_after,
+    target_name,
     threads,
-    trust_program,
+    trusting,
 )
-from whisperport.cli.verb import Verb, option
+from whisperport.cli.verb import Verb
 from whisperport.commands.lower import Lowered, LowerOptions
 from whisperport.commands.lower import lower as run_lower
 from whisperport.commands.watchdog import run_watched
@@ -34,31 +36,19 @@ from whisperport.targets import RunOptions, get_target
     cls=Verb, short_help="Lower one program of any model to one file, and compare the two."
 )
 @click.argument("program", type=click.Path(path_type=Path))
-@option(
-    "--target",
-    "-t",
-    group="Target",
-    required=True,
-    metavar="NAME",
-    help="Target that runs the lowered program; `whisperport targets` lists them",
-)
+@target_name("Target that runs the lowered program")
 @field_options(LowerOptions, "opset", "simplify", "max_rank", group="Target")
-@option(
-    "--out",
-    "-o",
-    group="Output",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File to write; an existing file is replaced. It has the suffix of the target's files, such as "
-    ".onnx, .pte or .tflite; the error for any other names it",
+@output_option(
+    "FILE",
+    "File to write; an existing file is replaced. It has the suffix of the target's files, such as .onnx, "
+    ".pte or .tflite; the error for any other names it",
 )
 @as_json
 @field_options(LowerOptions, "inputs", "allow_unequal", group="Verification")
 @threads
 @no_preflight
 @stall_after(STALL_MIN)
-@trust_program
+@trusting("Load and run PROGRAM without a limit on memory")
 def lower(
     program: Path,
     target: str,

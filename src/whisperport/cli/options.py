@@ -13,15 +13,34 @@ from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets import TARGETS, RunOptions
 
 as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")
-bundle_out = option(
-    "--out",
-    "-o",
-    group="Output",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder to write the bundle to; an existing bundle there is replaced",
+
+
+def output_option(metavar: str, help: str) -> Decorator:
+    """The option `--out` of a verb that always writes."""
+    return option(
+        *("--out", "-o"),
+        group="Output",
+        required=True,
+        type=click.Path(path_type=Path),
+        metavar=metavar,
+        help=help,
+    )
+
+
+bundle_out = output_option(
+    "DIR", "Folder to write the bundle to; an existing bundle there is replaced"
 )
+
+
+def target_name(what: str, auto: str = "") -> Decorator:
+    """The option `--target`, required; `what` the target is, and what the name auto does, if anything."""
+    return option(
+        *("--target", "-t"),
+        group="Target",
+        required=True,
+        metavar="NAME",
+        help=f"{what}; `whisperport targets` lists them{f'. {auto}' if auto else ''}",
+    )
 
 
 def _threads(default: str, help: str) -> Decorator:
@@ -87,18 +106,17 @@ RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (
     "--run-option",
     {one.spec.name: one.run_options for one in TARGETS},
 )
-trust = option(
-    "--trust",
-    group="Runtime",
-    is_flag=True,
-    help="Load the bundle without first running its programs in a process with limited time and "
-    "memory. Use it only for bundles from a source you trust",
-)
-trust_program = option(
-    "--trust",
-    group="Runtime",
-    is_flag=True,
-    help="Load and run PROGRAM without a limit on memory. Use it only for files from a source you trust",
+
+
+def trusting(what: str, kind: str = "files", group: str = "Runtime") -> Decorator:
+    """The option `--trust`: what is done without limits, for files or bundles."""
+    of = f"{what}. Use it only for {kind} from a source you trust"
+    return option("--trust", group=group, is_flag=True, help=of)
+
+
+trust = trusting(
+    "Load the bundle without first running its programs in a process with limited time and memory",
+    "bundles",
 )
 
 

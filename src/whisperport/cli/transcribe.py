@@ -20,15 +20,6 @@ from whisperport.cli.console import (
     stages,
     write,
 )
-from whisperport.cli.decoding_options import (
-    audio_options,
-    chunk_options,
-    decoding_options,
-    transcribe_options,
-    with_chunks,
-    word_options,
-)
-from whisperport.cli.feature_options import check_features, chosen_features, feature_options
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
 from whisperport.cli.model_option import chosen_bundle, model_arguments, model_options
 from whisperport.cli.options import (
@@ -40,7 +31,19 @@ from whisperport.cli.options import (
     trust,
 )
 from whisperport.cli.several_files import check_several, transcribe_several
-from whisperport.cli.subtitle_options import chosen_subtitles, subtitle_options
+from whisperport.cli.transcribe_options import (
+    audio_options,
+    check_features,
+    chosen_features,
+    chosen_subtitles,
+    chunk_options,
+    decoding_options,
+    feature_options,
+    subtitle_options,
+    transcribe_options,
+    with_chunks,
+    word_options,
+)
 from whisperport.cli.transcript_files import (
     FORMATS,
     TranscriptFiles,
