@@ -67,7 +67,7 @@ def any_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model never emits the end token: stop it early, and use one temperature only."""
-    import whisperport.cli.decoding_options as options
+    import whisperport.cli.transcribe_options as options
     from whisperport.runtime import TEMPERATURES
 
     values_of = options.field_values

@@ -178,21 +178,19 @@ def test_a_child_does_not_outlive_its_parent(tmp_path, how):
 
 
 def test_a_child_that_cannot_be_started_leaves_no_log(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr("whisperport.system.child.get_executable", lambda: str(tmp_path / "gone"))
 
     with pytest.raises(FileNotFoundError):
         run_watched(jobs.floods, 1, out=tmp_path / "bundle")
 
 
 SLOW = """
-import multiprocessing, pathlib, sys, time
+import pathlib, sys, time
 
 def job(mark, say):
     pass
 
-if multiprocessing.current_process().name != "MainProcess":
+if sys.argv[0] == "-c":
     pathlib.Path(__file__).with_name("importing").touch()
     time.sleep(600)
 """

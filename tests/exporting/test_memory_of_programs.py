@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from whisperport.commands.fix import fix
 from whisperport.commands.lower import LowerOptions, lower
 from whisperport.errors import ProgramError
-from whisperport.system.limited import memory_within
+from whisperport.system.child import memory_within
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
 

@@ -19,7 +19,7 @@ from whisperport.errors import BundleError
 from whisperport.program.placement import Placement
 from whisperport.runtime import load_engine, trial
 from whisperport.runtime.trial import limits_of
-from whisperport.system.limited import START_S
+from whisperport.system.child import START_S
 from whisperport.targets import RunOptions
 
 from ..embedded import default_bundle

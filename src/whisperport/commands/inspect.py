@@ -11,7 +11,7 @@ from whisperport.bundle import MANIFEST, Bundle
 from whisperport.bundle.origin import is_trusted
 from whisperport.errors import ProgramError
 from whisperport.runtime.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
-from whisperport.system.limited import Limits, StoppedError, run_limited
+from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
 from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_REPEAT

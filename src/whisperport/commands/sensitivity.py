@@ -15,7 +15,7 @@ from whisperport.exporting.preflight import requires_torch
 from whisperport.program.host_part import HostPart
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import ENCODER
-from whisperport.system.limited import Limits, StoppedError, run_limited
+from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.progress import Progress
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.samples import mel_shape

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from whisperport.errors import WhisperportError, needs
 from whisperport.program.dims import Dims
-from whisperport.system.limited import memory_within
+from whisperport.system.child import memory_within
 from whisperport.targets import TARGETS
 
 ROOT = Path("/")

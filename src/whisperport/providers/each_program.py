@@ -17,7 +17,7 @@ from whisperport.exporting.preflight import available_memory
 from whisperport.program.runner import Array
 from whisperport.providers.inputs import record_inputs
 from whisperport.providers.report import ProviderReport, Trial
-from whisperport.system.limited import Limits, StoppedError, run_limited
+from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.execution_provider import ExecutionProvider

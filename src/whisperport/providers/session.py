@@ -21,7 +21,7 @@ from whisperport.bundle import Bundle
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, WhisperportError
 from whisperport.program.runner import Array
-from whisperport.system.limited import first_line
+from whisperport.system.child import first_line
 from whisperport.system.progress import Progress
 from whisperport.targets.onnx.runner import require_provider, session_settings
 

@@ -30,7 +30,7 @@ from whisperport.errors import (
 )
 from whisperport.program.runner import Runner
 from whisperport.runtime.loading import load_runners
-from whisperport.system.limited import Limits, StoppedError, first_line, run_limited, threads_within
+from whisperport.system.child import Limits, StoppedError, first_line, run_limited, threads_within
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target

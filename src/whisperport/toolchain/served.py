@@ -15,16 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
+from whisperport.system.child import Child, exit_reason
 from whisperport.system.process import OwnProcess
 from whisperport.toolchain import driver
 from whisperport.toolchain.interpreter import Installed
-from whisperport.toolchain.process import (
-    PROBE_S,
-    exit_reason,
-    kill_group,
-    kill_process,
-    start_process,
-)
+from whisperport.toolchain.process import PROBE_S, start_process
 
 RUN_S = 3600.0  # time limit in seconds of one run; an emulator needs minutes for a large encoder
 MAX_LINE = 2**16  # bytes of a message's first line
@@ -68,10 +63,10 @@ class ServedPrograms:
         argument = json.dumps({**settings, "programs": files})
         self._title, self._run_s, self._installed = title, run_s, installed
         self._log: IO[bytes] = TemporaryFile()  # noqa: SIM115  # the process writes to it until it ends
-        self._process = start_process(
+        self._child = start_process(
             installed, [driver.__file__, "--serve", os.fspath(script), argument], stderr=self._log
         )
-        self._end = weakref.finalize(self, _end, OwnProcess(), self._process, self._log)
+        self._end = weakref.finalize(self, _end, OwnProcess(), self._child, self._log)
         event = ""
         while event != "ready":
             event, _ = self._answer("the programs", PROBE_S)
@@ -92,7 +87,7 @@ class ServedPrograms:
         content = io.BytesIO()
         np.savez(content, **inputs)  # type: ignore[arg-type]  # its stub takes the names for options
         header = json.dumps({"program": program, "bytes": content.tell()}).encode("ascii")
-        pipe = self._process.stdin
+        pipe = self._child.process.stdin
         assert pipe is not None
         try:
             pipe.write(header + b"\n" + content.getvalue())
@@ -109,10 +104,10 @@ class ServedPrograms:
 
     def _answer(self, what: str, seconds: float) -> tuple[str, bytes]:
         """Return the next event and its bytes; raise the error that an event reports."""
-        pipe = self._process.stdout
+        pipe = self._child.process.stdout
         assert pipe is not None
         late = Event()
-        timer = Timer(seconds, _kill_late, [late, self._process])
+        timer = Timer(seconds, _kill_late, [late, self._child])
         timer.daemon = True
         timer.start()
         try:
@@ -147,11 +142,11 @@ class ServedPrograms:
         """Return the error for a process that ended, and why it did."""
         if timed_out:
             why = f"a run took longer than {self._run_s:g} s"
-        elif self._process.stdin is None or self._process.stdin.closed:
+        elif self._child.process.stdin is None or self._child.process.stdin.closed:
             why = "its process was closed"
         else:
             try:
-                why = exit_reason(self._process.wait(PROBE_S))
+                why = exit_reason(self._child.process.wait(PROBE_S))
             except subprocess.TimeoutExpired:
                 why = "the process does not answer"
             why = "; ".join(filter(None, (why, self._last_line())))
@@ -169,13 +164,13 @@ class ServedPrograms:
         return self._log.read().decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
 
 
-def _kill_late(late: Event, child: "subprocess.Popen[bytes]") -> None:
+def _kill_late(late: Event, child: Child) -> None:
     late.set()
-    kill_group(child)
+    child.kill()
 
 
-def _end(process: OwnProcess, child: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
+def _end(process: OwnProcess, child: Child, log: IO[bytes]) -> None:
     """End the child in the process that started it, and not in its forks."""
     if process.is_current:
-        kill_process(child)
+        child.end()
         log.close()

@@ -9,7 +9,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from whisperport.errors import ProgramError
-from whisperport.system.limited import first_line
+from whisperport.system.child import first_line
 from whisperport.trace.program import Program, written_buffer, written_input
 
 

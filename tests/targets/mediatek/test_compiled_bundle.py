@@ -16,7 +16,7 @@ from whisperport.bundle import Bundle
 from whisperport.commands.inspect import inspect
 from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.errors import MissingPackageError, UsageError
-from whisperport.system.limited import StoppedError
+from whisperport.system.child import StoppedError
 from whisperport.targets import get_target
 from whisperport.targets.mediatek import partitioner
 from whisperport.verification.partitions import with_partitions

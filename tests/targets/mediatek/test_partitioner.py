@@ -11,7 +11,7 @@ import pytest
 
 from whisperport.commands.check import check
 from whisperport.errors import LoweringError, ProgramError
-from whisperport.system.limited import Limits
+from whisperport.system.child import Limits
 from whisperport.targets.mediatek import partitioner as module
 from whisperport.targets.mediatek.chips import CHIPS, GENIO350, GENIO720, GENIO1200
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner

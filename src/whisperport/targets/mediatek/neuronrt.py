@@ -30,9 +30,9 @@ import numpy as np
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
+from whisperport.system.child import Child
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 from whisperport.targets.mediatek.options import RunOptions
-from whisperport.toolchain.process import kill_group
 
 HARDWARE = ("-m", "hw")
 TMPFS = Path("/dev/shm")
@@ -275,18 +275,11 @@ def _status(arguments: Sequence[str], output: IO[bytes], timeout: float) -> int:
         subprocess.TimeoutExpired: it took longer than `timeout` seconds.
         OSError: it cannot be started.
     """
-    process = subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # a process group of its own, so that all of it can be ended
-    )
+    child = Child(arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
-        return process.wait(timeout)
+        return child.process.wait(timeout)
     finally:
-        if process.poll() is None:
-            kill_group(process)
+        child.end()
 
 
 def _tail(output: IO[bytes]) -> str:

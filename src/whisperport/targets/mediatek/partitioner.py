@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 from whisperport.errors import LoweringError, ProgramError
-from whisperport.system.limited import Limits, StoppedError, run_limited
+from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.progress import Progress
 from whisperport.system.regular_file import other_kind
 from whisperport.targets.mediatek.chips import Chip

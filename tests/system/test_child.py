@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from whisperport.errors import MissingPackageError
-from whisperport.system.limited import Limits, StoppedError, run_limited
+from whisperport.system.child import Limits, StoppedError, run_limited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
 
@@ -81,7 +81,7 @@ def test_a_crash_is_named_and_leaves_no_core(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(StoppedError, match="aborting: it crashed with SIGABRT"):
+    with pytest.raises(StoppedError, match="aborting: the process was ended by SIGABRT"):
         run("aborts")
 
     assert not list(tmp_path.iterdir())
@@ -130,7 +130,7 @@ def test_a_killed_parent_takes_the_job_with_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = (
         f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
-        "from whisperport.system.limited import Limits, run_limited\n"
+        "from whisperport.system.child import Limits, run_limited\n"
         f"run_limited('limited_jobs:never_ends', {{'pid_file': {str(pid_file)!r}}}, Limits(2**30, 600))"
     )
     parent = subprocess.Popen([sys.executable, "-"], stdin=subprocess.PIPE, text=True)
@@ -157,7 +157,7 @@ def test_the_current_folder_is_no_place_to_import_from(
 
 
 def test_a_process_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whisperport.system.limited.get_executable", lambda: os.devnull)
+    monkeypatch.setattr("whisperport.system.child.get_executable", lambda: os.devnull)
 
     with pytest.raises(StoppedError, match="no process could be started"):
         run("gives_back")
