@@ -144,7 +144,7 @@ def _checkpoint(folder: Path) -> None:
     """Make a checkpoint folder in Hugging Face's format."""
     from safetensors.torch import save_file
 
-    from whisperport.checkpoint.config import _CONFIG_KEYS
+    from whisperport.checkpoint.huggingface import _CONFIG_KEYS
     from whisperport.checkpoint.names import to_huggingface
 
     weights = {to_huggingface(name): tensor for name, tensor in _weights(DIMS).items()}

@@ -34,7 +34,9 @@ from vocabulary import (
     TRANSCRIBE,
     Vocabulary,
 )
-from vocabulary import tokenizer as whisper_tokenizer
+from vocabulary import (
+    tokenizer as whisper_tokenizer,
+)
 
 TRANSLATE, START_OF_LM = 50358, 50360
 

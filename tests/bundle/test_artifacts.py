@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from whisperport.bundle import Bundle
-from whisperport.bundle.manifest_update import rewrite_manifest
+from whisperport.bundle.writing import rewrite_manifest
 from whisperport.compilation.artifacts import Artifact, put_artifacts
 from whisperport.program.evidence import Evidence
 from whisperport.verification.evidence import today

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from whisperport.bundle import MANIFEST, Bundle, FileEntry, Manifest
-from whisperport.bundle.manifest_update import rewrite_manifest
+from whisperport.bundle.writing import rewrite_manifest
 from whisperport.errors import BundleError
 from whisperport.program.checks import Check
 from whisperport.program.evidence import KINDS, STATUSES, Evidence, Kind, status_of

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.config import read_config
+from whisperport.checkpoint.huggingface import read_config
 from whisperport.errors import CheckpointError
 from whisperport.program.dims import Dims
 

@@ -17,7 +17,7 @@ from fuzz.conversions import (
 )
 
 from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.ggml_blocks import BLOCK_TYPES, dequantize
+from whisperport.checkpoint.ggml import BLOCK_TYPES, dequantize
 from whisperport.checkpoint.openai_releases import alignment_heads_of_size
 from whisperport.errors import CheckpointError, TokenizerError, WhisperportError
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.safetensors_file import read_safetensors
+from whisperport.checkpoint.weight_files import read_safetensors
 from whisperport.errors import CheckpointError
 
 TENSORS = {"one": torch.arange(6.0).reshape(2, 3), "two": torch.ones(4, dtype=torch.bfloat16)}

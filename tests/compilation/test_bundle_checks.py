@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whisperport.compilation.bundle_checks import _output_checks, tokens_of
+from whisperport.compilation.bundle_source import _output_checks, tokens_of
 from whisperport.compilation.source import Emulation, Examples
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import EmulationNeed

@@ -169,7 +169,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "check": read_graphs,
     "import-hef": read_hef,
     "--inputs": read_inputs,
-    "tokenizer": lambda path: Tokenizer.from_file(path, GENERATION),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
-from whisperport.inspection.delegation import Delegation, read_delegation
+from whisperport.targets.xnnpack.lowering import Delegation, read_delegation
 
 NOISE = random.Random(0).randbytes(10_000)
 

@@ -16,11 +16,11 @@ from whisperport.errors import ProgramError
 from whisperport.inspection import profile_pte as module
 from whisperport.inspection.check import rejections
 from whisperport.inspection.cost import cost_of
-from whisperport.inspection.delegation import read_delegation
 from whisperport.inspection.profile_pte import profile_pte
 from whisperport.inspection.read_pte import Instruction, Method, read_pte
 from whisperport.program.profiling import Profile, ProfileOptions
 from whisperport.targets import get_target
+from whisperport.targets.xnnpack.lowering import read_delegation
 
 ONCE = ProfileOptions(repeat=2, threads=1)
 REASONS = partial(rejections, spec=get_target("xnnpack").spec)

@@ -15,7 +15,7 @@ from whisperport.inspection.read import read_graphs
 from whisperport.inspection.read_hlo_proto import read_module
 from whisperport.inspection.read_hlo_values import UNBOUNDED
 from whisperport.inspection.rules import RULES
-from whisperport.inspection.weights_of_hlo import weight_inputs
+from whisperport.inspection.rules.decoding import weight_inputs
 from whisperport.program.profiling import ProfileOptions
 from whisperport.program.spec import Limit
 from whisperport.targets import get_target

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.model.nchw_encoder import NchwEncoder
+from whisperport.model.encoder import NchwEncoder
 from whisperport.model.uncached_decoder import UncachedDecoder
 from whisperport.model.whisper import Whisper, build_model
 from whisperport.program.spec import UncachedForm

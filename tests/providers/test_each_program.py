@@ -13,11 +13,11 @@ import whisperport
 from whisperport.bundle import Bundle
 from whisperport.errors import LoweringError, UsageError
 from whisperport.providers import ProviderReport, Trial, each_program
-from whisperport.providers.inputs import record_inputs
+from whisperport.providers.each_program import record_inputs
 from whisperport.providers.session import _message, _repeated
 from whisperport.targets import RunOptions
 from whisperport.targets.execution_provider import ExecutionProvider
-from whisperport.targets.mediatek.neuron_provider import NEURON
+from whisperport.targets.mediatek.target import NEURON
 from whisperport.verification.compare import Comparison
 
 from ..embedded import default_bundle

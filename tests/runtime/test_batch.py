@@ -25,7 +25,6 @@ from whisperport.runtime import (
     Thresholds,
     complete,
     decode_window,
-    decode_with_fallback,
     decoding,
     decoding_with_fallback,
 )
@@ -132,7 +131,8 @@ def test_each_text_falls_back_to_its_own_temperature(
         compression_ratio_threshold=None, logprob_threshold=between, no_speech_threshold=None
     )
     how = options, temperatures, fails, str
-    alone = [decode_with_fallback(engine.decoder(), each, *how) for each in features]
+    decoders = [(engine.decoder(), each) for each in features]
+    alone = [complete(one, decoding_with_fallback(one, each, *how)) for one, each in decoders]
     assert len({decoded.temperature for decoded, _ in alone}) > 1
 
     executor = BatchExecutor(engine, 3)

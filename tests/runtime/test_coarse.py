@@ -28,7 +28,7 @@ from whisperport.trace.onnx import SharedWeights, write_onnx
 from whisperport.trace.program import Program
 from whisperport.trace.variants import whisper_programs
 from whisperport.trace.whisper import Parts
-from whisperport.verification.bound_check import bound_check
+from whisperport.verification.batch_check import bound_check
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference
 

@@ -11,7 +11,7 @@ from whisperport.exporting.placing import PlacementRequest, place
 from whisperport.inspection.vocabulary import TFLITE
 from whisperport.targets import get_target
 from whisperport.targets.ethos_u.chips import NPUS
-from whisperport.targets.mediatek import limits
+from whisperport.targets.mediatek import specs
 from whisperport.targets.mediatek.chips import CHIPS as GENIOS
 from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS
 from whisperport.targets.rockchip.chips import CHIPS as ROCKCHIPS
@@ -149,4 +149,4 @@ def test_what_is_not_the_vendors_own_word_is_marked(board: Any) -> None:
 
 
 def test_operators_of_a_list_have_the_names_that_the_check_gives_them() -> None:
-    assert {name: TFLITE.get(name, name) for name in limits.OPERATORS} == dict(limits.OPERATORS)
+    assert {name: TFLITE.get(name, name) for name in specs.OPERATORS} == dict(specs.OPERATORS)

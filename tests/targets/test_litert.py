@@ -20,12 +20,10 @@ from whisperport.exporting.export import ExportOptions, export
 from whisperport.exporting.placing import Placed
 from whisperport.exporting.quantizing import quantize_programs
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.inspection.tflite_signatures import read_signatures
-from whisperport.inspection.tflite_subgraphs import copy_of_program
+from whisperport.inspection.tflite_signatures import copy_of_program, read_signatures
 from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.litert.delegation import xnnpack_delegation
-from whisperport.targets.litert.target import LiteRt
+from whisperport.targets.litert.target import LiteRt, xnnpack_delegation
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 from whisperport.trace.program import Program, trace

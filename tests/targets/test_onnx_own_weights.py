@@ -13,8 +13,8 @@ from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target, onnxruntime
-from whisperport.targets.onnx.own_weights import OwnWeights
 from whisperport.targets.onnx.runner import OnnxRunner
+from whisperport.targets.onnx.weights import OwnWeights
 from whisperport.trace.variants import whisper_programs
 from whisperport.trace.whisper import Parts
 

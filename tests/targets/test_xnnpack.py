@@ -13,11 +13,11 @@ from torch import nn
 
 from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
-from whisperport.inspection.delegation import Delegation, read_delegation
 from whisperport.model.decoder import Decode
 from whisperport.model.whisper import Whisper
 from whisperport.rewrites import run_rewrites
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.xnnpack.lowering import Delegation, read_delegation
 from whisperport.targets.xnnpack.target import FILE
 from whisperport.trace.program import Program, trace
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from whisperport.targets.xnnpack.weights_on_disk import SMALLEST, weights_on_disk
+from whisperport.targets.xnnpack.lowering import SMALLEST, weights_on_disk
 from whisperport.trace.shared_weights import shared_weights
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.targets.xnnpack import weights_cache
+from whisperport.targets.xnnpack import runtime
 from whisperport.targets.xnnpack.lowering import lower_to_pte
 from whisperport.trace.program import trace
 
@@ -79,12 +79,12 @@ def test_the_file_holds_the_weights_once(pte: Path) -> None:
 
 
 def test_another_version_of_executorch_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_cache, "version", lambda _: "1.6.0")
+    monkeypatch.setattr(runtime, "version", lambda _: "1.6.0")
 
-    assert not weights_cache.share_packed_weights()
+    assert not runtime.share_packed_weights()
 
 
 def test_a_library_without_the_function_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_cache, "SYMBOL", "no_such_function")
+    monkeypatch.setattr(runtime, "SYMBOL", "no_such_function")
 
-    assert not weights_cache.share_packed_weights()
+    assert not runtime.share_packed_weights()

@@ -10,7 +10,7 @@ from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.transcription.arguments import TranscribeArguments, with_arguments
+from whisperport.transcription.transcriber import TranscribeArguments, with_arguments
 
 
 def test_the_arguments_are_the_fields_of_the_options() -> None:

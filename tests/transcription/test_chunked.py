@@ -32,7 +32,9 @@ from whisperport.transcription import (
     chunked,
     session,
 )
-from whisperport.transcription import transcriber as transcriber_module
+from whisperport.transcription import (
+    transcriber as transcriber_module,
+)
 from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.verification import text_errors
 from whisperport.verification.clips import ShippedAudio, shipped_audio

@@ -16,7 +16,7 @@ from whisperport.verification import (
     whisper_text_errors,
 )
 from whisperport.verification.clips import ShippedAudio, shipped_audio
-from whisperport.verification.english_normalizer import normalize_english
+from whisperport.verification.error_rate import normalize_english
 
 OPENAI = EnglishTextNormalizer()
 TOKENS = (

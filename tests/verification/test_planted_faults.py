@@ -29,8 +29,8 @@ from whisperport.trace.variants import whisper_programs
 from whisperport.trace.whisper import Parts
 from whisperport.verification.bundle_check import compare_features
 from whisperport.verification.clips import shipped_clips
+from whisperport.verification.compare import mistaken_for
 from whisperport.verification.eager import run_eager
-from whisperport.verification.identity import mistaken_for
 from whisperport.verification.reference import Reference
 
 from ..extent import EVERYTHING, core_or_all

@@ -9,8 +9,8 @@ from whisperport.commands.demo import lowest_sqnr_db
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.runtime.scores import Scores, log_sum_exp
 from whisperport.targets import RunOptions
+from whisperport.verification.batch_check import TOLERANCE, sum_checks
 from whisperport.verification.bundle_check import verify
-from whisperport.verification.sum_check import TOLERANCE, sum_checks
 
 ONE_THREAD = RunOptions(threads=1)
 
@@ -65,7 +65,7 @@ def test_the_sums_of_a_real_bundle_are_checked(
         60 < lowest_sqnr_db(verify(bundle, run=ONE_THREAD).checks) < 300
     )  # those of the other arrays
 
-    monkeypatch.setattr("whisperport.verification.sum_check.TOLERANCE", -1)
+    monkeypatch.setattr("whisperport.verification.batch_check.TOLERANCE", -1)
     report = verify(bundle, run=ONE_THREAD)
 
     assert {check.program for check in report.checks if not check.passed} == {"step", "step_2"}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.raw import from_raw
-from whisperport.errors import AudioError, MissingPackageError
+from whisperport.errors import AudioError, MissingPackageError, needs
 
 PIECE_S = 0.1  # duration of a piece in seconds
 _LIST = "python -m sounddevice"  # command that lists every device
@@ -74,13 +74,8 @@ def _sounddevice() -> Any:
         MissingPackageError: it, or the PortAudio library, is not installed.
     """
     try:
-        import sounddevice
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot use a microphone: `sounddevice` is not installed",
-            why=str(error),
-            hint='pip install "whisperport[live]"',
-        ) from error
+        with needs("cannot use a microphone: `sounddevice` is not installed", extra="live"):
+            import sounddevice
     except OSError as error:  # the package is installed, the library is not
         raise MissingPackageError(
             "cannot use a microphone: the PortAudio library is not installed",

@@ -52,12 +52,7 @@ def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.flo
         )
     if scale is not None:
         samples = samples / np.float64(scale)
-    if not np.isfinite(samples).all():
-        raise AudioError(
-            "the samples contain a NaN or an infinity",
-            why="audio samples must be finite numbers",
-            hint="find these samples with `numpy.isfinite(samples)`",
-        )
+    check_finite(samples)
     peak = float(np.abs(samples).max(initial=0.0))
     if peak > MAX_FLOAT_PEAK:
         raise AudioError(
@@ -70,6 +65,16 @@ def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.flo
         mono = _resampled(mono, check_rate(sample_rate, "the array"))
     check_length(mono.size, "the array")
     return mono
+
+
+def check_finite(samples: NDArray[Any]) -> None:
+    """Raise AudioError if a sample is not a finite number."""
+    if not np.isfinite(samples).all():
+        raise AudioError(
+            "the samples contain a NaN or an infinity",
+            why="audio samples must be finite numbers",
+            hint="find these samples with `numpy.isfinite(samples)`",
+        )
 
 
 def check_rate(sample_rate: int, name: str) -> int:

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from whisperport.bundle import strict_json
-from whisperport.bundle.paths import safe_path
 from whisperport.bundle.program_entry import ProgramEntry, read_program
-from whisperport.bundle.strict_json import Field
+from whisperport.bundle.strict_json import Field, safe_path
 from whisperport.errors import BundleError
 from whisperport.program.dims import LARGEST, Dims
 from whisperport.program.evidence import RAN, Evidence, Status, status_of

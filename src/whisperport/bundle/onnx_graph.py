@@ -195,7 +195,7 @@ class OnnxGraph:
         return external
 
     def _check_external(self, tensor: Any) -> None:
-        entries = {entry.key: entry.value for entry in tensor.external_data}
+        entries = external_entries(tensor)
         described = tensor.data_location == EXTERNAL and "location" in entries
         if not described or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
             raise self._error(
@@ -222,6 +222,11 @@ class OnnxGraph:
             why=why,
             hint="export the bundle again with `whisperport export`",
         )
+
+
+def external_entries(tensor: Any) -> dict[str, str]:
+    """Return where a tensor is stored in another file: `location`, `offset`, `length`."""
+    return {entry.key: entry.value for entry in tensor.external_data}
 
 
 def _messages(root: Any) -> Iterator[Any]:

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
-from whisperport.bundle.paths import safe_path
 from whisperport.bundle.program_facts import ProgramFacts, read_facts
-from whisperport.bundle.strict_json import Field
+from whisperport.bundle.strict_json import Field, safe_path
 from whisperport.program.evidence import Evidence
 from whisperport.program.masks import MASKED, check_mask
 from whisperport.program.placement import Placement

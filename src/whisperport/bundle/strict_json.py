@@ -1,4 +1,7 @@
-"""Parse untrusted JSON strictly: errors name the wrong field, and only BundleError is raised."""
+"""Parse untrusted JSON strictly: errors name the wrong field, and only BundleError is raised.
+
+Check paths in a manifest: relative to the bundle, and inside of it on every operating system.
+"""
 
 import json
 import math
@@ -210,3 +213,20 @@ def _kind(value: Any) -> str:
         return "null"
     names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string"}
     return names.get(type(value), "an array" if isinstance(value, list) else "an object")
+
+
+def safe_path(path: Field) -> str:
+    """Return a path of a manifest after checking that it stays inside the bundle on every system.
+
+    Raises:
+        BundleError: the path is empty or absolute, or has "..", ".", an empty part, a backslash, a
+            colon (drive letters and alternate streams on Windows), or a control character.
+    """
+    text = path.text()
+    if not text or text.startswith("/"):
+        path.reject(f"is {text[:80]!r}; expected a path relative to the bundle")
+    if "\\" in text or ":" in text or any(ord(c) < 32 or ord(c) == 127 for c in text):
+        path.reject(f"is {text[:80]!r}; backslashes, colons and control characters are not allowed")
+    if any(part in ("", ".", "..") for part in text.split("/")):
+        path.reject(f"is {text[:80]!r}; empty parts, `.` and `..` are not allowed")
+    return text

@@ -3,6 +3,8 @@
 A bundle is written into a hidden folder beside the output, hashed, flushed to the disk, and then moved to
 the output. After an exception before that, Ctrl-C included, the output has not changed and the hidden
 folder is deleted. `staging` describes what a killed process leaves behind and how it is deleted.
+
+Replace the manifest of a bundle on disk; no other file changes.
 """
 
 import errno
@@ -17,12 +19,11 @@ from pathlib import Path
 from whisperport.bundle.folder import Bundle, check_complete, file_sha256
 from whisperport.bundle.manifest import MANIFEST, FileEntry, Manifest
 from whisperport.bundle.ownership import check_replaceable
-from whisperport.bundle.paths import safe_path
 from whisperport.bundle.replacing import put_in_place
 from whisperport.bundle.staging import TOKEN_BYTES, Staging, being_written, staging
-from whisperport.bundle.strict_json import Field
+from whisperport.bundle.strict_json import Field, safe_path
 from whisperport.errors import BundleError
-from whisperport.system.atomic import flush_folder, repeat_if_interrupted
+from whisperport.system.atomic import flush_folder, repeat_if_interrupted, write_atomic
 from whisperport.system.locking import is_locked, lock_path
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -241,3 +242,34 @@ def _cannot_write(out: Path, error: Exception) -> BundleError:
         why=str(error),
         hint="choose a folder that you have permission to write to",
     )
+
+
+def rewrite_manifest(bundle: Bundle, manifest: Manifest) -> Bundle:
+    """Replace the bundle's manifest, completely or not at all. Holds the lock of the bundle meanwhile.
+
+    Args:
+        manifest: the new manifest, which must list the same files as the old one.
+
+    Raises:
+        BundleError: another process writes the bundle or has replaced it, or the folder is not writable.
+    """
+    if manifest.files != bundle.manifest.files:
+        raise ValueError("the new manifest does not list the same files as the old one")
+    raw = manifest.to_bytes()
+    manifest = Manifest.from_bytes(raw)  # checks that the manifest can be read again
+    check_complete(manifest)
+    out = Path(os.path.realpath(bundle.folder))
+    try:
+        with staging(out) as folders:
+            bundle.check_unchanged()  # no other process replaces it while the lock is held
+            os.mkdir(folders.partial)  # outside of the bundle, so that a kill leaves no file in it
+            write_atomic(folders.partial / MANIFEST, raw)
+            os.replace(folders.partial / MANIFEST, out / MANIFEST)
+            flush_folder(out)
+    except OSError as error:
+        raise BundleError(
+            f"cannot write the manifest of {bundle.folder}",
+            why=str(error),
+            hint="copy the bundle to a folder that you have permission to write to",
+        ) from error
+    return replace(bundle, manifest=manifest, raw=raw)

@@ -25,8 +25,8 @@ from whisperport.checkpoint.checkpoint import (
 from whisperport.checkpoint.ctranslate2_file import Variables, read_model_bin
 from whisperport.checkpoint.generation_settings import generation_from
 from whisperport.checkpoint.json_file import read_json_object
-from whisperport.checkpoint.sizes import checked_dims, quoted, shorten
-from whisperport.checkpoint.tensor_check import check_tensors
+from whisperport.checkpoint.sizes import quoted, shorten
+from whisperport.checkpoint.tensor_check import check_tensors, dims_of_tensors
 from whisperport.checkpoint.tokenizer_files import StoredTokenizer, read_tokenizer
 from whisperport.checkpoint.weight_files import find_weights, sha256_of
 from whisperport.errors import CheckpointError, TokenizerError
@@ -219,31 +219,13 @@ def _check_key_bias(bias: Tensor, name: str, folder: Path) -> None:
 def _dims(weights: Mapping[str, Tensor], numbers: Mapping[str, int], folder: Path) -> Dims:
     """Return the sizes: shapes of tensors, numbers of layers, and the heads that the file states."""
     what = f"the variables in `{folder / MODEL_BIN}` have impossible sizes"
-
-    def size(name: str, axis: int) -> int:
-        shape = tuple(weights[name].shape) if name in weights else ()
-        if len(shape) <= axis:
-            raise CheckpointError(what, why=f"`{name}` is missing or has too few axes", hint=HINT)
-        return shape[axis]
-
-    def layers(side: str) -> int:
-        return len({name.split(".")[2] for name in weights if name.startswith(f"{side}.blocks.")})
-
-    sizes = {
-        "n_mels": size("encoder.conv1.weight", 1),
-        "n_audio_ctx": size("encoder.positional_embedding", 0),
-        "n_audio_state": size("encoder.positional_embedding", 1),
-        "n_audio_head": numbers["encoder/num_heads"],
-        "n_audio_layer": layers("encoder"),
-        "n_text_ctx": size("decoder.positional_embedding", 0),
-        "n_text_state": size("decoder.positional_embedding", 1),
-        "n_text_head": numbers["decoder/num_heads"],
-        "n_text_layer": layers("decoder"),
-        "n_vocab": size("decoder.token_embedding.weight", 0),
-        "n_audio_ffn": size("encoder.blocks.0.mlp.0.weight", 0),
-        "n_text_ffn": size("decoder.blocks.0.mlp.0.weight", 0),
-    }
-    return checked_dims(sizes, what=what, keys={})
+    stated = numbers["encoder/num_heads"], numbers["decoder/num_heads"]
+    return dims_of_tensors(
+        weights,
+        lambda _width: stated,
+        what=what,
+        error=lambda why: CheckpointError(what, why=why, hint=HINT),
+    )
 
 
 def _settings(

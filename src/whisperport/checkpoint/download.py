@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from whisperport.checkpoint.hub import INSTALL
 from whisperport.checkpoint.sizes import shorten
 from whisperport.checkpoint.weight_files import sha256_of
-from whisperport.errors import CheckpointError, MissingPackageError
+from whisperport.errors import CheckpointError, needs
 from whisperport.system.atomic import flush_folder
 from whisperport.system.locking import lock_path, waiting_for_lock
 from whisperport.system.progress import Counted, Progress
@@ -148,15 +149,9 @@ def _transfer(wanted: Wanted, progress: Progress) -> None:
     Raises:
         UnreachableError: the last request failed too.
     """
-    try:
+    with needs(f"cannot download `{wanted.path.name}`: requests is not installed", hint=INSTALL):
         import requests
         import urllib3
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot download `{wanted.path.name}`: requests is not installed",
-            why=f"importing it failed: {error}",
-            hint="pip install 'whisperport[export]', or give a folder or a .pt file",
-        ) from error
     why = ""
     with requests.Session() as session:
         session.max_redirects = MAX_REDIRECTS

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from whisperport.checkpoint.sizes import shorten
 from whisperport.checkpoint.weight_files import find_weights
-from whisperport.errors import CheckpointError, MissingPackageError
+from whisperport.errors import CheckpointError, needs
+
+INSTALL = "pip install 'whisperport[export]', or give a folder or a .pt file"
 
 _SMALL_FILES = [
     "config.json",
@@ -43,14 +45,8 @@ def fetch(hub_id: str, revision: str | None, check: Callable[[Path], object]) ->
         CheckpointError: the repository or revision does not exist, access is not permitted, or there is
             no network and no copy in the cache.
     """
-    try:
+    with needs(f"cannot download `{hub_id}`: huggingface_hub is not installed", hint=INSTALL):
         from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingPackageError(
-            f"cannot download `{hub_id}`: huggingface_hub is not installed",
-            why=f"importing it failed: {error}",
-            hint="pip install 'whisperport[export]', or give a folder or a .pt file",
-        ) from error
 
     def download(patterns: list[str]) -> Path:
         try:

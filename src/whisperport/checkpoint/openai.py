@@ -13,7 +13,11 @@ from whisperport.checkpoint.names import strip_wrapper_prefix
 from whisperport.checkpoint.openai_releases import alignment_heads
 from whisperport.checkpoint.pickled_file import plain_tensors, read_pickled
 from whisperport.checkpoint.sizes import checked_dims, quoted
-from whisperport.checkpoint.tensor_check import check_tensors, reject_incomplete_model
+from whisperport.checkpoint.tensor_check import (
+    check_tensors,
+    dims_of_tensors,
+    reject_incomplete_model,
+)
 from whisperport.checkpoint.tokenizer_files import default_tokenizer
 from whisperport.checkpoint.weight_files import sha256_of
 from whisperport.errors import CheckpointError
@@ -114,50 +118,27 @@ def _dims_from_file(stated: Any, path: Path) -> Dims:
 
 
 def _inferred_dims(weights: Mapping[str, Tensor], path: Path) -> Dims:
-    """Infer the sizes from the shapes of the tensors.
+    """Infer the sizes from the shapes of the tensors; this is possible only for OpenAI's five widths."""
 
-    This is possible only for OpenAI's five widths, because no shape depends on the number of heads.
-    """
-
-    def shape(name: str, rank: int) -> tuple[int, ...]:
-        found = tuple(weights[name].shape) if name in weights else ()
-        if len(found) != rank:
+    def heads(width: int) -> tuple[int, int]:
+        if width not in _WIDTHS:
             raise CheckpointError(
-                f"`{path}` is not a Whisper checkpoint",
-                why=f"it has no `dims`, and `{name}` is missing or not of rank {rank}",
+                f"cannot determine how many attention heads the model in `{path}` has",
+                why=f"it has no `dims`, and its width {width} is not one of OpenAI's widths {_WIDTHS}",
                 hint=_HOW_TO_SAVE,
             )
-        return found
+        return width // _HEAD_WIDTH, width // _HEAD_WIDTH
 
-    def layers(side: str) -> int:
-        prefix = f"{side}.blocks."
-        numbers = {n.removeprefix(prefix).split(".")[0] for n in weights if n.startswith(prefix)}
-        return len(numbers)
-
-    width, n_mels, _ = shape("encoder.conv1.weight", 3)
-    n_vocab, text_width = shape("decoder.token_embedding.weight", 2)
-    if width not in _WIDTHS:
-        raise CheckpointError(
-            f"cannot determine how many attention heads the model in `{path}` has",
-            why=f"it has no `dims`, and its width {width} is not one of OpenAI's widths {_WIDTHS}",
+    return dims_of_tensors(
+        weights,
+        heads,
+        what=f"the tensors in `{path}` have impossible sizes",
+        error=lambda why: CheckpointError(
+            f"`{path}` is not a Whisper checkpoint",
+            why=f"it has no `dims`, and {why}",
             hint=_HOW_TO_SAVE,
-        )
-    heads = width // _HEAD_WIDTH
-    sizes = {
-        "n_mels": n_mels,
-        "n_audio_ctx": shape("encoder.positional_embedding", 2)[0],
-        "n_audio_state": width,
-        "n_audio_head": heads,
-        "n_audio_layer": layers("encoder"),
-        "n_text_ctx": shape("decoder.positional_embedding", 2)[0],
-        "n_text_state": text_width,
-        "n_text_head": heads,
-        "n_text_layer": layers("decoder"),
-        "n_vocab": n_vocab,
-        "n_audio_ffn": 4 * width,
-        "n_text_ffn": 4 * width,
-    }
-    return checked_dims(sizes, what=f"the tensors in `{path}` have impossible sizes", keys={})
+        ),
+    )
 
 
 def _reject_huggingface_names(weights: Mapping[str, Tensor], path: Path) -> None:

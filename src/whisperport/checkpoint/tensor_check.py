@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from whisperport.checkpoint.sizes import shorten
+from whisperport.checkpoint.sizes import checked_dims, shorten
 from whisperport.errors import CheckpointError
 from whisperport.program.dims import Dims
 
@@ -37,6 +37,54 @@ def expected_shapes(dims: Dims) -> dict[str, Shape]:
         attentions = ("attn", "cross_attn")
         shapes.update(_block(f"decoder.blocks.{layer}", d, dims.n_text_ffn, attentions))
     return shapes
+
+
+def dims_of_tensors(
+    weights: Mapping[str, Tensor],
+    heads: Callable[[int], tuple[int, int]],
+    *,
+    what: str,
+    error: Callable[[str], CheckpointError],
+) -> Dims:
+    """Infer the sizes of a model from the shapes of its tensors, by openai-whisper's names.
+
+    Args:
+        weights: the tensors.
+        heads: returns the numbers of heads of encoder and decoder, on which no shape depends, for a width.
+        what: what happened if a size is wrong, for the error.
+        error: makes the error for a tensor that is missing or has another rank.
+
+    Raises:
+        CheckpointError: a tensor is missing, or a size is out of range.
+    """
+
+    def shape(name: str, rank: int) -> tuple[int, ...]:
+        found = tuple(weights[name].shape) if name in weights else ()
+        if len(found) != rank:
+            raise error(f"`{name}` is missing or not of rank {rank}")
+        return found
+
+    def layers(side: str) -> int:
+        return len({name.split(".")[2] for name in weights if name.startswith(f"{side}.blocks.")})
+
+    width, n_mels, _ = shape("encoder.conv1.weight", 3)
+    n_vocab, text_width = shape("decoder.token_embedding.weight", 2)
+    n_audio_head, n_text_head = heads(width)
+    sizes = {
+        "n_mels": n_mels,
+        "n_audio_ctx": shape("encoder.positional_embedding", 2)[0],
+        "n_audio_state": width,
+        "n_audio_head": n_audio_head,
+        "n_audio_layer": layers("encoder"),
+        "n_text_ctx": shape("decoder.positional_embedding", 2)[0],
+        "n_text_state": text_width,
+        "n_text_head": n_text_head,
+        "n_text_layer": layers("decoder"),
+        "n_vocab": n_vocab,
+        "n_audio_ffn": shape("encoder.blocks.0.mlp.0.weight", 2)[0],
+        "n_text_ffn": shape("decoder.blocks.0.mlp.0.weight", 2)[0],
+    }
+    return checked_dims(sizes, what=what, keys={})
 
 
 def _block(

@@ -14,7 +14,7 @@ from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted, shorten
 from whisperport.errors import CheckpointError, TokenizerError
 from whisperport.program.dims import LARGEST
-from whisperport.text.merges import first_unknown_merge
+from whisperport.text.byte_level import first_unknown_merge
 from whisperport.text.vocabulary import openai_tokenizer
 
 KNOWN_VOCABULARIES = (

@@ -16,7 +16,9 @@ from whisperport.commands.plan import (
     PlanOptions,
     ProgramEstimate,
 )
-from whisperport.commands.plan import plan as make_plan
+from whisperport.commands.plan import (
+    plan as make_plan,
+)
 
 HEADINGS = ("machine", "models", "weights", "state", "memory", "largest batch", "encoder", "token")
 COMPILED_HEADINGS = ("program", "one run", "cycles", "memory")

@@ -62,7 +62,9 @@ from whisperport.transcription import (
     Transcript,
     transcribe_features,
 )
-from whisperport.transcription import transcribe as run_transcribe
+from whisperport.transcription import (
+    transcribe as run_transcribe,
+)
 from whisperport.transcription.turns import available_cores
 
 

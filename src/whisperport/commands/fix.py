@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whisperport.commands.lower import read_program
 from whisperport.errors import ProgramError
-from whisperport.exporting.preflight import requires_torch, within_memory_of
+from whisperport.exporting.preflight import within_memory_of
 from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
 from whisperport.program.spec import Rejection, TargetSpec
@@ -168,7 +169,9 @@ def fix(
     """
     chosen = get_target(target)
     with within_memory_of(program, trust=trust):
-        program = _read(program, progress)
+        if isinstance(program, str | os.PathLike):
+            _check_kind(Path(program))
+        program = read_program(program, progress, "fix a program", as_arrays=False)
         samples = samples_of(program, inputs)
         progress(f"running {program.name} in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)
@@ -350,18 +353,6 @@ def _rejections(checked: "CheckedProgram", finding: Any) -> tuple[Rejection, ...
         for kind in checked.of(finding)
         for place in kind.occurrences
     )
-
-
-def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "Program":
-    with requires_torch("fix a program"):
-        from whisperport.trace.pt2 import read_pt2
-        from whisperport.trace.trial import check_comparable
-    if isinstance(program, str | os.PathLike):
-        _check_kind(Path(program))
-        progress(f"reading {program}")
-        program = read_pt2(program)
-    check_comparable(program, as_arrays=False)
-    return program
 
 
 def _check_kind(path: Path) -> None:

@@ -190,7 +190,7 @@ def lower(
     _check_suffix(out, chosen)
     with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
         given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
-        program = _read(program, progress)
+        program = read_program(program, progress, "lower a program", as_arrays=True)
         if options.preflight:
             _check_room(program, target, out)
         samples = samples_of(program, options.inputs)
@@ -202,7 +202,8 @@ def lower(
         _check_supported(rewritten, chosen, given)
         entry, facts = _compile(rewritten, chosen, folder / out.name, options, progress)
         progress(f"running {out.name} on {target}")
-        runner = _load(chosen, folder, entry, options.run)
+        run = options.run.with_emulation([chosen])
+        runner = chosen.load(folder, [entry], run)[entry.spec.name]
         gate = gate_of(LOWERED, program)
         equality = _compared(runner, host, program.spec, samples, expected, gate)
         if not equality and not options.allow_unequal:
@@ -269,14 +270,22 @@ def _folder_beside(out: Path) -> Iterator[Path]:
             ) from error
 
 
-def _read(program: "Program | str | os.PathLike[str]", progress: Progress) -> "Program":
-    with requires_torch("lower a program"):
+def read_program(
+    program: "Program | str | os.PathLike[str]", progress: Progress, use: str, *, as_arrays: bool
+) -> "Program":
+    """Read a program if it is the path of a `.pt2` file, and check that it can be compared.
+
+    Args:
+        use: what is done with it, for the error if torch is not installed.
+        as_arrays: see `check_comparable`.
+    """
+    with requires_torch(use):
         from whisperport.trace.pt2 import read_pt2
         from whisperport.trace.trial import check_comparable
     if isinstance(program, str | os.PathLike):
         progress(f"reading {program}")
         program = read_pt2(program)
-    check_comparable(program, as_arrays=True)
+    check_comparable(program, as_arrays=as_arrays)
     return program
 
 
@@ -369,10 +378,6 @@ def _compile(
 
         _check_rank(program.name, read_onnx(path.parent / entry.files[0]), max_rank)
     return entry, facts
-
-
-def _load(target: Target, folder: Path, entry: ProgramEntry, run: RunOptions) -> Runner:
-    return target.load(folder, [entry], run.with_emulation([target]))[entry.spec.name]
 
 
 def _compared(

@@ -16,7 +16,7 @@ from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import staging
 from whisperport.compilation.artifacts import Artifact, put_artifacts
 from whisperport.errors import BundleError, UsageError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.exporting.export import ExportOptions, export, loaded
 from whisperport.program.program_kind import ENCODER, UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
 from whisperport.system.option import Option
@@ -104,13 +104,7 @@ def import_artifact(
     artifacts = {ENCODER: Path(artifact), **_other_artifacts(options.programs, target, importer)}
     name = target.spec.name
     chosen = by_target(options.options, {name: importer.options})[name]
-    from whisperport.checkpoint import load_checkpoint
-
-    if isinstance(checkpoint, str | os.PathLike):
-        progress(f"reading {checkpoint}")
-        checkpoint = load_checkpoint(
-            checkpoint if isinstance(checkpoint, str) else Path(checkpoint), progress=progress
-        )
+    checkpoint = loaded(checkpoint, progress)
     form = importer.form(artifacts, checkpoint.dims)
     importer.check_checkpoint(artifacts, checkpoint, chosen)
     exporting = ExportOptions(

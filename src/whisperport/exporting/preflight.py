@@ -32,6 +32,7 @@ from whisperport.errors import WhisperportError, needs
 from whisperport.program.dims import Dims
 from whisperport.system.child import memory_within
 from whisperport.targets import TARGETS
+from whisperport.verification.machine import text_of
 
 ROOT = Path("/")
 MB, GB = 1e6, 1e9
@@ -155,14 +156,14 @@ def available_memory() -> int | None:
 
 
 def _available_in_machine() -> Iterator[int]:
-    for line in _text(ROOT / "proc/meminfo").splitlines():
+    for line in text_of(ROOT / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
 
 
 def _available_in_control_groups() -> Iterator[int]:
     """Yield the free memory of every control group of version 2 and of version 1 (`memory` hierarchy)."""
-    for line in _text(ROOT / "proc/self/cgroup").splitlines():
+    for line in text_of(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             mount, limit, used = ROOT / "sys/fs/cgroup", "memory.max", "memory.current"
@@ -182,21 +183,14 @@ def _available_in_control_groups() -> Iterator[int]:
 
 def _reclaimable(folder: Path) -> int:
     """Return the bytes of cached file pages: they count as used, but the kernel can free them."""
-    lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    lines = (line.split() for line in text_of(folder / "memory.stat").splitlines())
     sizes = {words[0]: int(words[1]) for words in lines if len(words) == 2}
     return sizes.get("total_inactive_file", sizes.get("inactive_file", 0))
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+    text = text_of(path).strip()
     return int(text) if text.isdigit() else None  # "max" means no limit
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _free_disk(out: Path) -> int:

@@ -56,6 +56,20 @@ def rates(compute: tuple[int, float], others: tuple[int, float]) -> Rates:
     return Rates(*(work / ms if work and ms else None for work, ms in (compute, others)))
 
 
+def xnnpack_rates(nodes: Iterable[Node], times: Iterable[tuple[str, float]]) -> Rates:
+    """Compute XNNPACK's rates from the total time and the total size of its nodes.
+
+    Args:
+        nodes: those that XNNPACK runs.
+        times: (XNNPACK's name of a node, milliseconds) of each node that it reports.
+    """
+    flops, size = compute_and_bytes(nodes)
+    ms = {True: 0.0, False: 0.0}
+    for name, time in times:
+        ms[name.startswith(XNNPACK_COMPUTE_BOUND)] += time
+    return rates((flops, ms[True]), (size, ms[False]))
+
+
 def is_compute_bound(node: Node) -> bool:
     """Whether arithmetic, not memory traffic, determines the node's time."""
     return node.op in COMPUTE_BOUND

@@ -12,8 +12,7 @@ from whisperport.inspection.profile_onnx import profile_onnx
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
 from whisperport.inspection.read_hlo_proto import HEAD_BYTES, is_hlo
-from whisperport.inspection.tflite_signatures import read_signatures
-from whisperport.inspection.tflite_subgraphs import copy_of_program
+from whisperport.inspection.tflite_signatures import copy_of_program, read_signatures
 from whisperport.program.profiling import Profile, ProfileOptions, Profiler, readable_formats
 from whisperport.system.progress import Progress
 from whisperport.system.regular_file import other_kind

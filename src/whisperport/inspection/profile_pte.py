@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.gain import XNNPACK_COMPUTE_BOUND, Rates, compute_and_bytes, rates
+from whisperport.inspection.gain import Rates, xnnpack_rates
 from whisperport.inspection.graph import Graph, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
 from whisperport.inspection.quiet import quiet
-from whisperport.inspection.read_pte import Instruction, Method, missing_executorch, read_pte
+from whisperport.inspection.read_pte import Instruction, Method, needs_executorch, read_pte
 from whisperport.inspection.read_xnnpack import BACKEND
 from whisperport.program.profiling import (
     NodeProfile,
@@ -124,11 +124,8 @@ def _run(path: Path, method: str, feed: list[Array], options: ProfileOptions) ->
 
 def _portable_lib() -> Any:
     """Import ExecuTorch's runtime."""
-    try:
-        with quiet():
-            from executorch.extension.pybindings import portable_lib
-    except ImportError as error:
-        raise missing_executorch(error) from error
+    with needs_executorch(), quiet():
+        from executorch.extension.pybindings import portable_lib
     return portable_lib
 
 
@@ -143,8 +140,10 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
     ms = {key: statistics.median(times.get(key, 0.0) for times in measured) for key in keys}
     backends = dict.fromkeys(i.backend for i in method.instructions.values() if i.backend)
     rejected = _rejected(method.graph, reasons) if BACKEND in backends or not backends else {}
-    rate = _rates(method, ms)
-    calls = {place: number for number, place in enumerate(_delegates(method), start=1)}
+    inner = [node for i in method.instructions.values() for node in i.inner]
+    rate = xnnpack_rates(inner, [(key[2], time) for key, time in ms.items() if key[2]])
+    delegates = (place for place, one in method.instructions.items() if one.backend)
+    calls = {place: number for number, place in enumerate(delegates, start=1)}
     nodes = []
     for key, time in ms.items():
         place = key[:2]
@@ -176,10 +175,6 @@ def _rejected(graph: Graph, reasons: Reasons) -> dict[str, Rejection]:
     return unknown | {rejection.node: rejection for rejection in reasons(graph)}
 
 
-def _delegates(method: Method) -> list[tuple[int, int]]:
-    return [place for place, instruction in method.instructions.items() if instruction.backend]
-
-
 def _times(run: Any) -> dict[Key, float]:
     """Return milliseconds per node of one run; a delegate without reported nodes counts as one node."""
     times: dict[Key, float] = defaultdict(float)
@@ -198,17 +193,6 @@ def _times(run: Any) -> dict[Key, float]:
             times[*place, inner] += ms
     seen = {key[:2] for key in times}
     return times | {key: ms for key, ms in delegate_calls.items() if key[:2] not in seen}
-
-
-def _rates(method: Method, ms: Mapping[Key, float]) -> Rates:
-    """Compute XNNPACK's rates in this program, from the total time and total size of its nodes."""
-    inner = [node for i in method.instructions.values() for node in i.inner]
-    flops, size = compute_and_bytes(inner)
-    delegated = {key: time for key, time in ms.items() if key[2]}
-    compute_ms = sum(
-        time for key, time in delegated.items() if key[2].startswith(XNNPACK_COMPUTE_BOUND)
-    )
-    return rates((flops, compute_ms), (size, sum(delegated.values()) - compute_ms))
 
 
 def _delegated(key: Key, ms: float, instruction: Instruction, number: int) -> NodeProfile:

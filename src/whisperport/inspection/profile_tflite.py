@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection.gain import XNNPACK_COMPUTE_BOUND, Rates, compute_and_bytes, rates
+from whisperport.inspection.gain import Rates, xnnpack_rates
 from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.litert_profiler import Event, Run
 from whisperport.inspection.litert_run import Measured, Op, run_litert
@@ -60,7 +60,10 @@ def _with_times(path: Path, measured: Measured) -> Profile:
     graphs = _graphs(path)
     undelegated = {index for subgraph, _, index in ms if not subgraph}
     nodes = {int(n.name.rpartition("_")[2]): n for graph in graphs[:1] for n in graph.nodes}
-    rate = _rates(ms, [node for index, node in nodes.items() if index not in undelegated])
+    rate = xnnpack_rates(
+        [node for index, node in nodes.items() if index not in undelegated],
+        [(name, time) for (subgraph, name, _), time in ms.items() if subgraph],
+    )
     run_times = [run.ms for run in measured.runs]
     return Profile(
         program=path.stem,
@@ -110,26 +113,24 @@ def _graphs(path: Path) -> list[Graph]:
         return []
 
 
-def _rates(ms: dict[Key, float], nodes: Sequence[Node]) -> Rates:
-    """Compute XNNPACK's rates from its times and from the delegated nodes of the file."""
-    flops, size = compute_and_bytes(nodes)
-    delegated = {key: time for key, time in ms.items() if key[0]}
-    compute_ms = sum(
-        time for key, time in delegated.items() if key[1].startswith(XNNPACK_COMPUTE_BOUND)
-    )
-    return rates((flops, compute_ms), (size, sum(delegated.values()) - compute_ms))
-
-
-def _node(key: Key, ms: float, node: Node | None, rate: Rates) -> NodeProfile:
+def _node(
+    key: Key, ms: float | None, node: Node | None = None, rate: Rates | None = None
+) -> NodeProfile:
+    """Return the profile of a node: of the delegate if it has a time, else of the file."""
     subgraph, name, index = key
+    gain = (
+        rate.estimated_gain_ms(node, ms)
+        if rate and node and ms is not None and not subgraph
+        else None
+    )
     return NodeProfile(
-        name=f"{name} #{index}" if subgraph else f"{name} [{index}]",
+        name=f"{name} #{index}" if subgraph and ms is not None else f"{name} [{index}]",
         operator=name,
         where=f"{XNNPACK} {subgraph}" if subgraph else NO_DELEGATE,
         delegated=bool(subgraph),
         ms=ms,
         reason="" if subgraph else NOT_DELEGATED,
-        estimated_gain_ms=rate.estimated_gain_ms(node, ms) if node and not subgraph else None,
+        estimated_gain_ms=gain,
     )
 
 
@@ -151,7 +152,7 @@ def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
         for number, call in enumerate(calls, start=1)
         for index in replaced(call, file)
     }
-    nodes = [_untimed(op, subgraphs.get(op.index, 0)) for op in file]
+    nodes = [_node((subgraphs.get(op.index, 0), op.name, op.index), None) for op in file]
     return Profile(
         program=name,
         runtime="LiteRT",
@@ -165,17 +166,6 @@ def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
             f"the times of single nodes are not measured: {measured.profiler_error}",
             _no_delegate_note(measured),
         ),
-    )
-
-
-def _untimed(op: Op, subgraph: int) -> NodeProfile:
-    return NodeProfile(
-        name=f"{op.name} [{op.index}]",
-        operator=op.name,
-        where=f"{XNNPACK} {subgraph}" if subgraph else NO_DELEGATE,
-        delegated=bool(subgraph),
-        ms=None,
-        reason="" if subgraph else NOT_DELEGATED,
     )
 
 

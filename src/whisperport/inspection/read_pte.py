@@ -4,10 +4,11 @@ Source: executorch/schema/program.fbs; argument names are those of torch's opera
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whisperport.errors import MissingPackageError, ProgramError
+from whisperport.errors import ProgramError, needs
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.read_xnnpack import BACKEND, read_xnnpack
 from whisperport.inspection.torch_nodes import Argument, torch_node
@@ -54,10 +55,8 @@ def read_pte(pte: bytes, name: str, methods: Sequence[str] = ()) -> dict[str, Me
         ProgramError: the program is damaged, or this ExecuTorch version cannot read it.
         MissingPackageError: ExecuTorch is not installed.
     """
-    try:
+    with needs_executorch():
         from executorch.exir._serialize._program import deserialize_pte_binary
-    except ImportError as error:
-        raise missing_executorch(error) from error
     try:
         program = deserialize_pte_binary(pte).program
         blobs = [bytes(entry.data) for entry in program.backend_delegate_data]
@@ -71,13 +70,9 @@ def read_pte(pte: bytes, name: str, methods: Sequence[str] = ()) -> dict[str, Me
         ) from error
 
 
-def missing_executorch(error: ImportError) -> MissingPackageError:
-    """Return the error for a missing ExecuTorch installation."""
-    return MissingPackageError(
-        "cannot inspect a .pte: ExecuTorch is not installed",
-        why=str(error),
-        hint='pip install "whisperport[xnnpack]"',
-    )
+def needs_executorch() -> AbstractContextManager[None]:
+    """Raise MissingPackageError if ExecuTorch, which the block imports, is not installed."""
+    return needs("cannot inspect a .pte: ExecuTorch is not installed", extra="xnnpack")
 
 
 class _Reader:

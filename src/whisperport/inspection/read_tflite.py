@@ -4,12 +4,15 @@ This reads the first subgraph, which the interpreter runs, and every other subgr
 The remaining subgraphs belong to control flow.
 """
 
+import mmap
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whisperport.errors import ProgramError, needs
 from whisperport.inspection.graph import (
     Graph,
     Node,
@@ -19,7 +22,6 @@ from whisperport.inspection.graph import (
     build,
     without_arguments,
 )
-from whisperport.inspection.tflite_file import opened_tflite
 from whisperport.inspection.vocabulary import TFLITE
 
 CUSTOM = 32  # BuiltinOperator.CUSTOM: an operator with a name, which a vendor's delegate runs
@@ -297,3 +299,24 @@ class _Constants:
         size = min(buffer.DataLength(), 4 * (value.size or 0)) // 4 * 4
         data = bytes(buffer.Data(i) for i in range(size))
         return list(struct.unpack(f"<{size // 4}i", data))
+
+
+@contextmanager
+def opened_tflite(path: Path) -> Iterator[tuple[Any, mmap.mmap]]:
+    """Open a TFLite model: its root table, and the bytes of the file. Damage raises errors inside.
+
+    Raises:
+        ProgramError: the file is damaged or not a TFLite model; also when it is read in the block.
+        MissingPackageError: the package tflite is not installed.
+    """
+    with needs("cannot read a .tflite file: the package tflite is not installed", extra="export"):
+        from tflite.Model import Model
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield Model.GetRootAs(data), data
+    except (struct.error, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        raise ProgramError(
+            f"{path.name} is damaged, or is not a TFLite model",
+            why=f"{type(error).__name__}: {error}"[:200],
+            hint="convert the model again",
+        ) from error

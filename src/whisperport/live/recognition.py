@@ -8,7 +8,8 @@ from whisperport.runtime import (
     Decoded,
     Decoder,
     WindowSegment,
-    decode_with_fallback,
+    complete,
+    decoding_with_fallback,
     is_silence,
     split_segments,
 )
@@ -53,7 +54,7 @@ def recognize(
     if buffer.frames < MIN_FRAMES:
         return None
     decoder = transcriber.engine.decoder()
-    decoded, ratio = decode_with_fallback(
+    tried = decoding_with_fallback(
         decoder,
         transcriber.engine.encode(buffer.mel()),
         replace(options.decode, prompt=prompt),
@@ -61,6 +62,7 @@ def recognize(
         options.thresholds,
         transcriber.tokenizer.decode_with_special_tokens,
     )
+    decoded, ratio = complete(decoder, tried)
     if is_silence(decoded, options.thresholds):
         return None
     segments, n_complete = _segments_of(
@@ -78,8 +80,8 @@ def recognize(
         for words in segment_words
         for i, word in enumerate(words)
     )
-    complete = sum(len(words) for words in segment_words[:n_complete])
-    return Hypothesis(words, complete, decoded, ratio) if words else None
+    n_words = sum(len(words) for words in segment_words[:n_complete])
+    return Hypothesis(words, n_words, decoded, ratio) if words else None
 
 
 def _segments_of(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[WindowSegment], int]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.audio import FRAMES_PER_SECOND, SAMPLE_RATE
+from whisperport.audio.pcm import check_finite
 from whisperport.errors import AudioError
 from whisperport.live.buffer import Buffer, Floats
 from whisperport.live.options import LiveOptions
@@ -281,10 +282,5 @@ def _checked(samples: NDArray[Any]) -> Floats:
             why="expected (n,) floats: mono, 16 kHz, within [-1, 1]",
             hint="convert 16-bit integers with `samples.astype('float32') / 32768`",
         )
-    if not np.isfinite(samples).all():
-        raise AudioError(
-            "the samples contain a NaN or an infinity",
-            why="audio samples must be finite numbers",
-            hint="find these samples with `numpy.isfinite(samples)`",
-        )
+    check_finite(samples)
     return samples.astype(np.float32, copy=False)

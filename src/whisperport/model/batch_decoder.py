@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whisperport.model.attention import Projections
 from whisperport.model.decoder import Decode, DecoderBlock
@@ -24,13 +24,7 @@ class BatchDecode(Decode):
     """
 
     def hidden(
-        self,
-        x: Tensor,
-        mask: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
+        self, x: Tensor, mask: Tensor, *caches: list[Tensor]
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
         """Run all layers; the arguments are those of `forward`.
 
@@ -39,23 +33,20 @@ class BatchDecode(Decode):
             (B·H, 1, D) of every layer, and no scores.
         """
         # (B, d): a runtime's matrix multiplication of rank 2 needs no reshapes
-        rows, new_k, new_v, scores = super().hidden(
-            x.squeeze(1), mask, self_k, self_v, cross_k, cross_v
-        )
+        rows, new_k, new_v, scores = super().hidden(x.squeeze(1), mask, *caches)
         return rows.unsqueeze(1), new_k, new_v, scores
 
     def run_layer(
         self,
-        block: DecoderBlock,
+        block: nn.Module,
         x: Tensor,
         mask: Tensor,
-        self_k: Tensor,
-        self_v: Tensor,
-        cross_k: Tensor,
-        cross_v: Tensor,
+        *caches: Tensor,
         heads: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Run one layer on x (B, d): the output (B, d), the new keys and values, and no scores."""
+        assert isinstance(block, DecoderBlock)
+        self_k, self_v, cross_k, cross_v = caches
         own, normed = block.attn, block.attn_ln(x)
         n_heads, n_cached = own.n_head, self_k.shape[2]
         q, new_k = _queries(own, normed), own.key(normed).reshape(-1, own.head_width, 1)

@@ -119,27 +119,18 @@ class Decode(nn.Module):
         self.head: nn.Module = _projection(decoder) if projected else nn.Identity()
 
     def hidden(
-        self,
-        x: Tensor,
-        mask: Tensor,
-        self_k: list[Tensor],
-        self_v: list[Tensor],
-        cross_k: list[Tensor],
-        cross_v: list[Tensor],
+        self, x: Tensor, mask: Tensor, *caches: list[Tensor]
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """Run all layers; the arguments are those of `forward`.
+        """Run all layers; the arguments are those of `forward`: the four caches have an entry per layer.
 
         Returns:
             The normalized output of the last layer (1, P, d), the new keys (H, D, P) and values
             (H, P, D) of every layer, and the cross-attention scores (1, P, T) of each of `heads`.
         """
         new_k, new_v, scores = [], [], []
-        caches = zip(self_k, self_v, cross_k, cross_v, strict=True)
-        for layer, (block, cached) in enumerate(zip(self.blocks, caches, strict=True)):
+        for layer, (block, *cached) in enumerate(zip(self.blocks, *caches, strict=True)):
             heads = [head for of, head in self.heads if of == layer]
-            x, k, v, layer_scores = self.run_layer(
-                cast(DecoderBlock, block), x, mask, *cached, heads
-            )
+            x, k, v, layer_scores = self.run_layer(block, x, mask, *cached, heads=heads)
             new_k.append(k)
             new_v.append(v)
             scores += layer_scores
@@ -147,18 +138,14 @@ class Decode(nn.Module):
 
     def run_layer(
         self,
-        block: DecoderBlock,
+        block: nn.Module,
         x: Tensor,
         mask: Tensor,
-        self_k: Tensor,
-        self_v: Tensor,
-        cross_k: Tensor,
-        cross_v: Tensor,
+        *caches: Tensor,
         heads: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Run one layer, with the arguments and results of `DecoderBlock.forward`."""
-        found = block(x, mask, self_k, self_v, cross_k, cross_v, heads)
-        return cast(tuple[Tensor, Tensor, Tensor, list[Tensor]], found)
+        return cast(tuple[Tensor, Tensor, Tensor, list[Tensor]], block(x, mask, *caches, heads))
 
     def forward(
         self,

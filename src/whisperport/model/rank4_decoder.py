@@ -13,18 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.model.attention import Attention
-from whisperport.model.decoder import Decode, Decoder, DecoderBlock, Prefill
+from whisperport.model.decoder import CrossKV, Decode, Decoder, DecoderBlock, Prefill
 from whisperport.model.rank4_attention import keys, merge, queries, values
 from whisperport.model.short_window import AudioPadding
 
 
-class Rank4CrossKV(nn.Module):
+class Rank4CrossKV(CrossKV):
     """The `cross_kv` program with keys and values of four axes."""
 
     def __init__(self, decoder: Decoder, padding: AudioPadding | None = None) -> None:
-        super().__init__()
-        blocks = [cast(DecoderBlock, block) for block in decoder.blocks]
-        self.attentions = nn.ModuleList(block.cross_attn for block in blocks)
+        super().__init__(decoder)
         self.padding = padding
 
     def forward(self, features: Tensor) -> tuple[Tensor, ...]:
@@ -54,16 +52,15 @@ class Rank4Decode(Decode):
 
     def run_layer(
         self,
-        block: DecoderBlock,
+        block: nn.Module,
         x: Tensor,
         mask: Tensor,
-        self_k: Tensor,
-        self_v: Tensor,
-        cross_k: Tensor,
-        cross_v: Tensor,
+        *caches: Tensor,
         heads: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Run one layer: the output (1, P, d), new keys (1, H, D, P) and values (1, H, P, D), no scores."""
+        assert isinstance(block, DecoderBlock)
+        self_k, self_v, cross_k, cross_v = caches
         normed, n_cached = block.attn_ln(x), self_k.shape[3]
         q = queries(block.attn, normed)
         new_k, new_v = keys(block.attn, normed), values(block.attn, normed)

@@ -5,12 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from whisperport.program.program_kind import ALIGN, CROSS_KV, ENCODER, kind_of
-
 # Under these names for `verification`, too.
-from whisperport.program.program_kind import COARSE_PROJECTION as COARSE_PROJECTION
-from whisperport.program.program_kind import UNCACHED_DECODER as UNCACHED_DECODER
-from whisperport.program.program_kind import VOCAB_PROJECTION as VOCAB_PROJECTION
+from whisperport.program.program_kind import (
+    ALIGN,
+    CROSS_KV,
+    ENCODER,
+    kind_of,
+)
+from whisperport.program.program_kind import (
+    COARSE_PROJECTION as COARSE_PROJECTION,
+)
+from whisperport.program.program_kind import (
+    UNCACHED_DECODER as UNCACHED_DECODER,
+)
+from whisperport.program.program_kind import (
+    VOCAB_PROJECTION as VOCAB_PROJECTION,
+)
 
 Level = Literal["arrays", "tokens", "words", "isolation", "operators"]
 ALL_LEVELS: tuple[Level, ...] = get_args(Level)

@@ -1,17 +1,41 @@
 """Graph-to-graph rewrites, one per file, each with a diagram; a target names the rewrites that it needs."""
 
-from whisperport.rewrites import attention_by_softmax as _attention_by_softmax
-from whisperport.rewrites import conv1d_by_conv2d as _conv1d_by_conv2d
-from whisperport.rewrites import drop_no_ops as _drop_no_ops
-from whisperport.rewrites import fold_axes as _fold_axes
-from whisperport.rewrites import fold_constants as _fold_constants
-from whisperport.rewrites import join_on_host as _join_on_host
-from whisperport.rewrites import layer_norm_by_linear as _layer_norm_by_linear
-from whisperport.rewrites import lookup_on_host as _lookup_on_host
-from whisperport.rewrites import matmul_by_bmm as _matmul_by_bmm
-from whisperport.rewrites import matmul_by_linear as _matmul_by_linear
-from whisperport.rewrites import merge_permutes as _merge_permutes
-from whisperport.rewrites import split_vocab_projection as _split_vocab_projection
+from whisperport.rewrites import (
+    attention_by_softmax as _attention_by_softmax,
+)
+from whisperport.rewrites import (
+    conv1d_by_conv2d as _conv1d_by_conv2d,
+)
+from whisperport.rewrites import (
+    drop_no_ops as _drop_no_ops,
+)
+from whisperport.rewrites import (
+    fold_axes as _fold_axes,
+)
+from whisperport.rewrites import (
+    fold_constants as _fold_constants,
+)
+from whisperport.rewrites import (
+    join_on_host as _join_on_host,
+)
+from whisperport.rewrites import (
+    layer_norm_by_linear as _layer_norm_by_linear,
+)
+from whisperport.rewrites import (
+    lookup_on_host as _lookup_on_host,
+)
+from whisperport.rewrites import (
+    matmul_by_bmm as _matmul_by_bmm,
+)
+from whisperport.rewrites import (
+    matmul_by_linear as _matmul_by_linear,
+)
+from whisperport.rewrites import (
+    merge_permutes as _merge_permutes,
+)
+from whisperport.rewrites import (
+    split_vocab_projection as _split_vocab_projection,
+)
 from whisperport.rewrites.base import REWRITES, Outcome, Rewrite, find_rewrite, run_rewrites
 from whisperport.rewrites.host import HOST_REWRITES, run_host_rewrite
 

@@ -16,7 +16,6 @@ from whisperport.runtime.fallback import (
     TEMPERATURES,
     Thresholds,
     compression_ratio,
-    decode_with_fallback,
     decoding_with_fallback,
     is_silence,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "compression_ratio",
     "decode_together",
     "decode_window",
-    "decode_with_fallback",
     "decoding",
     "decoding_with_fallback",
     "detect_language",

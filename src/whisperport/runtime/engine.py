@@ -1,6 +1,13 @@
-"""A loaded bundle: its programs and tables, which do not change after loading. Uses numpy only."""
+"""A loaded bundle: its programs and tables, which do not change after loading. Uses numpy only.
+
+Run a program of the `rank4` variant as one of the usual form: the same arrays with fewer axes.
+
+The two forms differ in leading axes of size 1 only, so an array of one form is a view of an array of the
+other: no input, no part of a cache and no output is copied.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import final
 
 import numpy as np
 
@@ -15,8 +22,8 @@ from whisperport.program.program_kind import (
     UNCACHED_DECODER,
     VOCAB_PROJECTION,
 )
-from whisperport.program.runner import Array, Runner
-from whisperport.program.signatures import LOGSUMEXP, CacheForm, form_of
+from whisperport.program.runner import Array, Binding, Part, Runner
+from whisperport.program.signatures import LOGSUMEXP, CacheForm, form_of, standard_form
 from whisperport.program.window import Window
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.coarse import CoarseProjection
@@ -24,7 +31,6 @@ from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.loading import load_runners
 from whisperport.runtime.scores import Scores
-from whisperport.runtime.standard_rank import in_standard_form
 from whisperport.runtime.stepping import Scored, Step
 from whisperport.runtime.trial import ensure_tried
 from whisperport.runtime.uncached_decoder import UncachedDecoder
@@ -293,3 +299,65 @@ def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
     if not found:
         _required(runners, f"{PREFILL}_P")
     return found
+
+
+def in_standard_form(runner: Runner) -> Runner:
+    """Return a runner whose signature is in the usual form: `runner` itself if its signature is."""
+    spec = standard_form(runner.spec)
+    return runner if spec == runner.spec else _StandardRunner(runner)
+
+
+@final
+class _StandardRunner(Runner):
+    """A runner of the usual form, over one whose arrays have further leading axes."""
+
+    def __init__(self, inner: Runner) -> None:
+        super().__init__(standard_form(inner.spec), inner.run_lock)
+        self.inner = inner
+        self.given = [tensor.shape for tensor in inner.spec.inputs]
+        self._returned = [tensor.shape for tensor in self.spec.outputs]
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        given = [array.reshape(shape) for array, shape in zip(inputs, self.given, strict=True)]
+        return self.returned(self.inner._run(given))
+
+    def binding(self) -> Binding:
+        return _StandardBinding(self)
+
+    def returned(self, outputs: Sequence[Array]) -> list[Array]:
+        """Check the outputs of the inner runner, and return them in the usual form."""
+        checked = self.inner.named(outputs).values()
+        return [array.reshape(shape) for array, shape in zip(checked, self._returned, strict=True)]
+
+
+@final
+class _StandardBinding(Binding):
+    """A binding that binds views of its arrays to the inner runner."""
+
+    def __init__(self, runner: _StandardRunner) -> None:
+        super().__init__(runner)
+        self._standard, self._inner = runner, runner.inner.binding()
+        self._given: list[Array | None] = [None] * len(runner.given)
+        ranks = zip(runner.inner.spec.inputs, runner.spec.inputs, strict=True)
+        self._leading = {
+            own.name: (slice(None),) * (len(inner.shape) - len(own.shape)) for inner, own in ranks
+        }
+
+    @property
+    def copies(self) -> bool:
+        return self._inner.copies
+
+    def changed(self, name: str, part: Part) -> None:
+        self._inner.changed(name, (*self._leading[name], *part))
+
+    def _bind(self, name: str, array: Array) -> None:
+        index = self._index[name]
+        self._given[index] = view = array.reshape(self._standard.given[index])
+        self._inner.bind(name, view)
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        given: list[Array] = [
+            inputs[index].reshape(self._standard.given[index]) if array is None else array
+            for index, array in enumerate(self._given)
+        ]
+        return self._standard.returned(self._inner._run(given))

@@ -13,7 +13,7 @@ from whisperport.runtime.decode import Decoded, decoding
 from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.search import TokenSampler
-from whisperport.runtime.stepping import Steps, complete
+from whisperport.runtime.stepping import Steps
 from whisperport.system.option import Option, check_ranges
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's
@@ -70,7 +70,7 @@ def compression_ratio(text: str) -> float:
     return len(data) / len(zlib.compress(data))
 
 
-def decode_with_fallback(
+def decoding_with_fallback(
     decoder: Decoder,
     features: Floats,
     options: DecodeOptions,
@@ -78,8 +78,8 @@ def decode_with_fallback(
     thresholds: Thresholds,
     text_of: Callable[[tuple[int, ...]], str],
     sampler: TokenSampler | None = None,
-) -> tuple[Decoded, float]:
-    """Decode a window at each temperature until the result is no failure.
+) -> Steps[tuple[Decoded, float]]:
+    """Decode a window at each temperature until the result is no failure; the caller runs the steps.
 
     Args:
         decoder: the state of this call.
@@ -96,22 +96,6 @@ def decode_with_fallback(
     Raises:
         UsageError, NumericalError: see `decode_window`.
     """
-    tried = decoding_with_fallback(
-        decoder, features, options, temperatures, thresholds, text_of, sampler
-    )
-    return complete(decoder, tried)
-
-
-def decoding_with_fallback(
-    decoder: Decoder,
-    features: Floats,
-    options: DecodeOptions,
-    temperatures: tuple[float, ...],
-    thresholds: Thresholds,
-    text_of: Callable[[tuple[int, ...]], str],
-    sampler: TokenSampler | None = None,
-) -> Steps[tuple[Decoded, float]]:
-    """Decode a window as `decode_with_fallback` does, but let the caller run the steps; see `stepping`."""
     assert temperatures, "at least one temperature"
     for temperature in temperatures:
         at = _at_temperature(options, temperature)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from whisperport.bundle import ProgramEntry
@@ -90,6 +91,9 @@ class Target(ABC):
     partitioner: "Partitioner | None" = None  # tells which operators the vendor's own list accepts
     profiler: "Profiler | None" = None  # measures programs of a format that only this target has
     execution_provider: "ExecutionProvider | None" = None  # the vendor's provider in ONNX Runtime
+    precisions: Mapping[str, str] = MappingProxyType(
+        {}
+    )  # program -> its precision; see `with_precisions`
     machines: "tuple[Machine, ...]" = ()  # machines whose figures are known, for `plan`
 
     def check(self, program: "Program") -> list[Rejection]:
@@ -182,6 +186,10 @@ class Target(ABC):
             precisions: program -> its precision. A target whose compiler chooses the precision ignores it.
         """
         return self
+
+    def precision_of(self, program: str) -> str:
+        """Return the precision in which `lower` writes a program."""
+        return self.precisions.get(program, self.spec.precisions[0])
 
     def calibration(self, spec: ProgramSpec, precision: str) -> "CalibrationNeed | None":
         """Return the samples that `quantize` needs of a program; None: `lower` wrote its final file.

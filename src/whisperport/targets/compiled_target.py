@@ -113,28 +113,30 @@ class CompiledTarget(Target):
             BundleError: the bundle contains no such file.
         """
         name, suffix = self.spec.name, self.spec.lowered_suffix
-        found = _with_suffix(entry, suffix)
-        if found is not None:
-            return found
-        raise BundleError(
+        return _with_suffix(
+            entry,
+            suffix,
             f"cannot emulate `{entry.spec.name}` of `{name}` on the CPU",
-            why=f"the bundle contains {', '.join(entry.files)}, and no {suffix} file",
-            hint=f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
+            f", and no {suffix} file",
+            f"export it again with `whisperport export CHECKPOINT --target {name} --out BUNDLE`",
         )
 
     def _compiled_file(self, entry: ProgramEntry) -> str:
         name, suffix = self.spec.name, self.compiler.suffix
-        found = _with_suffix(entry, suffix)
-        if found is not None:
-            return found
-        raise BundleError(
+        return _with_suffix(
+            entry,
+            suffix,
             f"`{entry.spec.name}` is not compiled for `{name}` yet",
-            why=f"the bundle contains {', '.join(entry.files)} for the vendor's compiler, and no "
-            f"{suffix} file",
-            hint="compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
+            f" for the vendor's compiler, and no {suffix} file",
+            "compile it with `whisperport compile BUNDLE`, or emulate it on the CPU with "
             f"`--run-option {name}.emulate=on`",
         )
 
 
-def _with_suffix(entry: ProgramEntry, suffix: str) -> str | None:
-    return next((file for file in entry.files if file.endswith(suffix)), None)
+def _with_suffix(entry: ProgramEntry, suffix: str, what: str, lacks: str, hint: str) -> str:
+    """Return the file of a program that ends in `suffix`."""
+    found = next((file for file in entry.files if file.endswith(suffix)), None)
+    if found is None:
+        why = f"the bundle contains {', '.join(entry.files)}{lacks}"
+        raise BundleError(what, why=why, hint=hint)
+    return found

@@ -17,9 +17,8 @@ from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.onnx.lowering import lower_file_to_onnx
-from whisperport.targets.onnx.own_weights import LARGEST, OwnWeights
 from whisperport.targets.onnx.runner import CPU, OnnxRunner
-from whisperport.targets.onnx.weights import OnnxWeights
+from whisperport.targets.onnx.weights import LARGEST, OnnxWeights, OwnWeights
 from whisperport.targets.options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
@@ -192,7 +191,7 @@ class OnnxRuntime(Target):
         for program in programs:
             progress(f"writing {program.name} as ONNX opset {self.opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
-            precision = self.precisions.get(program.name, self.spec.precisions[0])
+            precision = self.precision_of(program.name)
             nodes = write_onnx(program, path, weights, opset=self.opset, in_8_bits=precision == W8)
             entries.append(
                 ProgramEntry(

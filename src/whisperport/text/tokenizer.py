@@ -6,27 +6,22 @@ tokens: "<|endoftext|>" in a text is thirteen characters, not the end of text.
 """
 
 import json
-import os
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import TokenizerError
 from whisperport.program.generation import Generation
-from whisperport.system.regular_file import other_kind
-from whisperport.text.byte_level import BYTE_OF_CHAR, from_byte_characters
+from whisperport.text.byte_level import BYTE_OF_CHAR, first_unknown_merge, from_byte_characters
 from whisperport.text.languages import WITHOUT_SPACES
-from whisperport.text.merges import first_unknown_merge
 
 if TYPE_CHECKING:
     import tokenizers
 
 SECONDS_PER_TIMESTAMP = 0.02  # between two consecutive timestamp tokens
-_MAX_BYTES = 64 * 2**20  # Whisper's files have 2 to 4 MB
 _MAX_ID = 2**24  # Whisper's ids end at 51,865
 _SPECIAL = re.compile(r"<\|.*\|>", re.DOTALL)
 _REPLACEMENT = "\ufffd"  # the result of decoding bytes that are not a character
@@ -98,26 +93,6 @@ class Tokenizer:
         return encoder
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], generation: Generation) -> "Tokenizer":
-        """Read a `tokenizer.json`.
-
-        Raises:
-            TokenizerError: the file is missing, damaged, or not of a Whisper checkpoint.
-        """
-        path = Path(path)
-        if kind := other_kind(path):
-            raise TokenizerError(f"cannot read `{path}`", why=f"it is {kind}, not a file")
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise TokenizerError(
-                    f"`{path}` is not a tokenizer", why=f"it has more than {_MAX_BYTES // 2**20} MB"
-                )
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
-            raise TokenizerError(f"cannot read `{path}`", why=str(error)) from error
-        return cls.from_json(text, generation, name=f"`{path}`")
-
-    @classmethod
     def from_json(
         cls,
         text: str | bytes,
@@ -126,7 +101,7 @@ class Tokenizer:
         name: str = "the tokenizer",
         check_merges: bool = True,
     ) -> "Tokenizer":
-        """Read the text of a `tokenizer.json`; see `from_file`.
+        """Read the text of a `tokenizer.json`.
 
         Args:
             text: of the file.

@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError
-from whisperport.trace.onnx_contrib import TRANSLATIONS
-from whisperport.trace.onnx_eight_bits import store_in_8_bits
+from whisperport.trace.onnx_eight_bits import TRANSLATIONS, store_in_8_bits
 from whisperport.trace.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.trace.program import Program
 from whisperport.trace.shared_bytes import SharedBytes

@@ -10,14 +10,24 @@ less error (3 dB for blocks of 32) and are slower. DequantizeLinear and MatMul, 
 same operator with blocks of 32 when ONNX Runtime 1.32 loads them; older versions expand them to float32.
 
 Source of the operator: onnxruntime docs/ContribOperators.md.
+
+Operators of ONNX Runtime that ONNX does not have.
+
+Source: onnxruntime docs/ContribOperators.md.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
+from onnx.defs import OpSchema
+from onnxscript.values import Op, Opset
+
+import whisperport.model.coarse_projection
 
 DOMAIN = "com.microsoft"
 LARGEST_BLOCK, SMALLEST_BLOCK = 128, 16  # weights of a column that share a scale
@@ -111,3 +121,41 @@ def _replace(graph: ir.Graph, node: ir.Node, levels: ir.Value, scales: ir.Value)
     output, given = made.outputs[0], node.outputs[0]
     output.name, output.shape, output.type = given.name, given.shape, given.type
     ir.convenience.replace_nodes_and_values(graph, node, [node], [made], [given], [output])
+
+
+assert whisperport.model.coarse_projection  # it registers the torch operator
+
+ONNX_RUNTIME = Opset(DOMAIN, 1)
+_ATTRIBUTES = ("K", "N", "bits", "block_size", "accuracy_level")
+_MATMUL = OpSchema(
+    "MatMulNBits",
+    ONNX_RUNTIME.domain,
+    1,
+    inputs=[
+        OpSchema.FormalParameter("A", "T1"),
+        OpSchema.FormalParameter("B", "T2"),
+        OpSchema.FormalParameter("scales", "T1"),
+    ],
+    outputs=[OpSchema.FormalParameter("Y", "T1")],
+    type_constraints=[("T1", ["tensor(float)"], ""), ("T2", ["tensor(uint8)"], "")],
+    attributes=[OpSchema.Attribute(name, OpSchema.AttrType.INT) for name in _ATTRIBUTES],
+)
+
+
+def _matmul_8bits(x: ir.Value, weight: ir.Value, scales: ir.Value) -> Any:
+    """Write `model.coarse_projection.matmul_8bits`.
+
+    With `accuracy_level` 4, ONNX Runtime quantizes x to 8 bits too, and multiplies integers.
+    """
+    assert weight.shape is not None
+    rows, blocks, block = weight.shape.numpy()
+    sizes = {"K": blocks * block, "N": rows, "block_size": block}
+    return Op(ONNX_RUNTIME, "MatMulNBits", _MATMUL)(
+        x, weight, scales, **sizes, bits=8, accuracy_level=4
+    )
+
+
+# An operator of torch -> the function that writes it, for `torch.onnx.export`.
+TRANSLATIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.whisperport.matmul_8bits.default: _matmul_8bits
+}

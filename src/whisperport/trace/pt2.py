@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from whisperport.checkpoint.pickle_size import check_pickled_bytes
+from whisperport.checkpoint.pickled_file import check_pickled_bytes
 from whisperport.errors import ProgramError
 from whisperport.system.regular_file import other_kind
 from whisperport.system.unpacking import check_unpacked_size

@@ -8,7 +8,7 @@ import torch
 from whisperport.model.batch_decoder import BatchDecode
 from whisperport.model.coarse_projection import CoarseProjection
 from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
-from whisperport.model.nchw_encoder import NchwEncoder
+from whisperport.model.encoder import NchwEncoder
 from whisperport.model.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
 from whisperport.model.short_window import PaddedCrossKV
 from whisperport.model.uncached_decoder import UncachedDecoder

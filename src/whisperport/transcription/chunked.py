@@ -35,10 +35,9 @@ from whisperport.system.progress import ProgressCallback
 from whisperport.text import Tokenizer
 from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.transcription.decoders import DecodingThreads, decoding_threads, texts_together
-from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Mel, Session, spoken_language
-from whisperport.transcription.transcript import Transcript
+from whisperport.transcription.transcript import Transcript, incomplete_as_error
 
 Result = tuple[Chunk, Transcript]
 

@@ -29,13 +29,12 @@ from whisperport.runtime import (
 from whisperport.runtime.alignment import align_words
 from whisperport.runtime.decode import prefix_room, prompt_room
 from whisperport.runtime.hallucinations import KeptSegments, WindowPosition, skip_hallucinations
-from whisperport.runtime.window_end import drop_unreliable_end
+from whisperport.runtime.segments import drop_unreliable_end
 from whisperport.runtime.words import add_words
 from whisperport.system.progress import ProgressCallback
 from whisperport.text import Segment, Tokenizer, language_code
-from whisperport.transcription.incomplete import incomplete_as_error
 from whisperport.transcription.options import TranscribeOptions
-from whisperport.transcription.transcript import Transcript
+from whisperport.transcription.transcript import Transcript, incomplete_as_error
 
 MAX_CONTEXT_TEMPERATURE = 0.5  # text decoded above it is not used as the prompt of the next window
 MAX_QUOTED = 200  # characters of a text in a warning

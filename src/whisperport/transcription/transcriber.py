@@ -1,21 +1,33 @@
-"""Transcribe audio with a loaded bundle."""
+"""Transcribe audio with a loaded bundle.
 
+openai-whisper's argument names as keyword arguments of `transcribe`.
+"""
+
+import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
-from typing import Unpack
+from typing import Any, TypedDict, Unpack
 
-from whisperport.audio import AudioSource, AudioStream, MelWindows
+from whisperport.audio import AudioSource, AudioStream, MelWindows, VadOptions
 from whisperport.audio.mel_windows import can_be_read_twice
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
 from whisperport.exporting.model_bundle import open_bundle
-from whisperport.runtime import Engine, Floats, RunnerWrapper, TokenSampler, load_engine
+from whisperport.runtime import (
+    DecodeOptions,
+    Engine,
+    Floats,
+    RunnerWrapper,
+    Thresholds,
+    TokenSampler,
+    load_engine,
+)
 from whisperport.runtime.decode import check_language
 from whisperport.system.progress import ProgressCallback
 from whisperport.targets import RunOptions
 from whisperport.text import Tokenizer
-from whisperport.transcription.arguments import TranscribeArguments, with_arguments
 from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.transcription.decoders import decoder_of
 from whisperport.transcription.feature_session import (
@@ -27,6 +39,44 @@ from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.transcript import Transcript
 from whisperport.transcription.turns import Turns
+
+
+class TranscribeArguments(TypedDict, total=False):
+    """The keyword arguments of `transcribe`; see `TranscribeOptions`, `DecodeOptions` and `Thresholds`.
+
+    `temperature` is openai-whisper's name of `temperatures`, and may be one number.
+    """
+
+    language: str | None
+    task: str
+    without_timestamps: bool
+    max_tokens: int | None
+    best_of: int | None
+    beam_size: int | None
+    patience: float | None
+    length_penalty: float | None
+    suppress_tokens: tuple[int, ...]
+    suppress_blank: bool
+    max_initial_timestamp: float | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    temperature: float | tuple[float, ...]
+    temperatures: tuple[float, ...]
+    condition_on_previous_text: bool | None
+    initial_prompt: str | None
+    carry_initial_prompt: bool
+    prefix: str
+    word_timestamps: bool
+    hallucination_silence_threshold: float | None
+    prepend_punctuations: str
+    append_punctuations: str
+    clip_timestamps: tuple[float, ...]
+    vad: VadOptions | None
+    workers: int
+    batch: bool
 
 
 class Transcriber:
@@ -224,3 +274,43 @@ def transcribe(
     return Transcriber(bundle, options.run).transcribe(
         source, options, sample_rate=sample_rate, progress=progress
     )
+
+
+def with_arguments(
+    options: TranscribeOptions | None, given: Mapping[str, Any]
+) -> TranscribeOptions:
+    """Return the options with the values of keyword arguments in place of their own.
+
+    Args:
+        options: transcription options; None: defaults.
+        given: values by the names of `TranscribeArguments`.
+
+    Raises:
+        UsageError: there is no such argument, or a value is out of its range.
+    """
+    options, values = options or TranscribeOptions(), dict(given)
+    for name in values:
+        _check_name(name)
+    if "temperature" in values:
+        one = values.pop("temperature")
+        values["temperatures"] = (one,) if isinstance(one, int | float) else tuple(one)
+    if values.get("initial_prompt", "") is None:  # openai-whisper's default
+        values["initial_prompt"] = ""
+    own = {one.name for one in fields(TranscribeOptions)}
+    for part in ("decode", "thresholds"):
+        before: DecodeOptions | Thresholds = getattr(options, part)
+        names = {one.name for one in fields(before)} - own
+        values[part] = replace(before, **{name: values.pop(name) for name in names & {*values}})
+    return replace(options, **values)
+
+
+def _check_name(name: str) -> None:
+    known = TranscribeArguments.__annotations__
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise UsageError(
+            f"`transcribe` has no argument `{name}`",
+            hint=f"did you mean `{near[0]}`?"
+            if near
+            else f"its arguments are {', '.join(sorted(known))}",
+        )

@@ -1,7 +1,13 @@
-"""The result of a transcription."""
+"""The result of a transcription.
 
+Keep the transcript so far if the transcription of the rest fails.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from whisperport.errors import IncompleteError, Interrupted, WhisperportError
 from whisperport.text import Segment
 
 
@@ -22,3 +28,31 @@ class Transcript:
     language: str
     duration_s: float
     truncated: tuple[float, ...]
+
+
+@contextmanager
+def incomplete_as_error(transcript: Callable[[], Transcript]) -> Iterator[None]:
+    """Add the transcript so far to any exception of the block.
+
+    This includes unexpected exceptions, so that a defect in a driver does not lose hours of work. If no
+    text was transcribed yet, the original exception is raised.
+
+    Args:
+        transcript: returns the transcript so far.
+
+    Raises:
+        IncompleteError: the block raised an exception, which is its cause.
+        Interrupted: Ctrl-C was pressed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(transcript()) from error
+    except Exception as error:
+        done = transcript()
+        if not done.segments:
+            raise
+        what = f"the transcription stopped at {done.segments[-1].end:.1f} s"
+        if isinstance(error, WhisperportError):
+            raise IncompleteError(what, done, why=error.what, hint=error.hint) from error
+        raise IncompleteError(what, done, why=f"{type(error).__name__}: {error}") from error

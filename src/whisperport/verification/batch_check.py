@@ -1,18 +1,23 @@
-"""Verify a program `step_B`: every row of a batch gives the logits of its own text at its own position."""
+"""Verify a program `step_B`: every row of a batch gives the logits of its own text at its own position.
 
-from collections.abc import Iterator, Mapping
+Verify the output `logsumexp` of a program, from which probabilities are computed.
+
+Verify a program `coarse_projection`: no logit is further from the reference's than its bound.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 
 from whisperport.errors import NumericalError
-from whisperport.program.checks import UNCACHED_DECODER, Check
-from whisperport.runtime import Batch, Decoder, Engine, Step
+from whisperport.program.checks import COARSE_PROJECTION, UNCACHED_DECODER, Check
+from whisperport.runtime import Batch, Decoder, Engine, Floats, Step
+from whisperport.runtime.coarse import CoarseProjection
 from whisperport.runtime.scores import Scores
 from whisperport.verification.compare import compare
 from whisperport.verification.precision import coarsest
 from whisperport.verification.reference import Reference, ReferenceClip
-from whisperport.verification.sum_check import sum_checks
 from whisperport.verification.tolerances import limit_of
 
 
@@ -80,3 +85,73 @@ class _Row:
             self.decoder.start_window(self.clip.features)
             self.decoder.prefill(self.clip.prompt)
         return Step(self.clip.tokens[run - self.begins], self.decoder.cache)
+
+
+# Of the natural logarithm of the sum: what decoding with 8-bit logits allows too. The sum of 51,865
+# exponentials in float32 is right within 1e-5. In the logarithm of a probability, the error may be up to
+# 20 times as large if the rules forbid most of the sum: see `LEAST_PART` in `runtime/scores.py`.
+TOLERANCE = 1e-4
+SUM_RULE = f"|logsumexp - log Σ exp(logit)| ≤ {TOLERANCE:g}"
+
+
+def sum_checks(program: str, what: str, found: Sequence[Scores]) -> Iterator[Check]:
+    """Compare each `logsumexp` with that of the logits of the same run, computed in float64.
+
+    Args:
+        program: name of the program that returned them.
+        what: what was decoded.
+        found: the scores before any rule.
+
+    Yields:
+        One check; none if the program has no such output.
+    """
+    errors = [
+        abs(each.total - np.logaddexp.reduce(each.logits.astype(np.float64)))
+        for each in found
+        if each.total is not None
+    ]
+    if not errors:
+        return
+    worst = float(np.max(errors))  # of a NaN and numbers, the NaN
+    yield Check(
+        level="arrays",
+        program=program,
+        what=f"{what}, sum of exponentials",
+        value={"sum_error": worst},
+        rule=SUM_RULE,
+        passed=worst <= TOLERANCE,
+        reason="" if worst <= TOLERANCE else f"the largest difference is {worst:g}",
+    )
+
+
+# The reference's own hidden states and logits are rounded to float32, and come from another runtime.
+ROUNDING = 1e-4  # of the largest logit
+BOUND_RULE = f"max(|Δ| / (bound + {ROUNDING:g} · max|expected|)) ≤ 1"
+
+
+def bound_check(coarse: CoarseProjection, hidden: Floats, clip: ReferenceClip) -> Check:
+    """Compare the coarse logits of a clip's tokens with the reference's logits.
+
+    Args:
+        coarse: of the bundle.
+        hidden: (K, d), the hidden states that the reference's logits (K, V) are made of.
+        clip: of the reference, with logits.
+
+    Raises:
+        NumericalError: the program returned a NaN or an infinity.
+    """
+    slack = ROUNDING * float(np.abs(clip.logits).max())
+    parts = []
+    for row, expected in zip(hidden, clip.logits, strict=True):
+        logits, bound = coarse.bounded(row)
+        parts.append(float((np.abs(logits - expected) / (bound + slack)).max()))
+    worst = max(parts)
+    return Check(
+        level="arrays",
+        program=COARSE_PROJECTION,
+        what=clip.name,
+        value={"part_of_bound": worst},
+        rule=BOUND_RULE,
+        passed=worst <= 1,
+        reason="" if worst <= 1 else f"an error is {worst:.2f} times its bound",
+    )

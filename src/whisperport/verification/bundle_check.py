@@ -20,15 +20,13 @@ from whisperport.runtime.uncached_decoder import UncachedDecoder
 from whisperport.system.progress import Counted, Progress
 from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.text import Tokenizer
-from whisperport.verification.batch_check import batch_checks
-from whisperport.verification.bound_check import bound_check
+from whisperport.verification.batch_check import batch_checks, bound_check, sum_checks
 from whisperport.verification.compare import Comparison, compare
 from whisperport.verification.error_rate import unit_of
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import Report
-from whisperport.verification.sum_check import sum_checks
 from whisperport.verification.tokens import compare_logits, compare_tokens, token_gate
 from whisperport.verification.tolerances import limit_of
 from whisperport.verification.word_check import (

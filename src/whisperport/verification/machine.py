@@ -41,8 +41,8 @@ _HAS_AFFINITY = hasattr(os, "sched_getaffinity")  # Linux
 
 
 def _cpu() -> str:
-    board = _text(BOARD).strip("\0 \n")
-    for line in _text(CPUS).splitlines():
+    board = text_of(BOARD).strip("\0 \n")
+    for line in text_of(CPUS).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return f"{board}, {value.strip()}" if board else value.strip()
@@ -60,7 +60,8 @@ def _memory_mib() -> int | None:
         return None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a file of the system; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 
 from whisperport.bundle import Bundle
-from whisperport.bundle.manifest_update import rewrite_manifest
 from whisperport.bundle.origin import is_trusted, record_own
+from whisperport.bundle.writing import rewrite_manifest
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify

@@ -16,7 +16,7 @@ from whisperport.errors import LoweringError
 from whisperport.inspection.check import CheckedProgram, check_graph
 from whisperport.inspection.read_tflite import read_tflite
 from whisperport.targets import get_target
-from whisperport.targets.mediatek.limits import OPERATORS
+from whisperport.targets.mediatek.specs import OPERATORS
 from whisperport.trace.program import trace
 from whisperport.trace.variants import program_names
 

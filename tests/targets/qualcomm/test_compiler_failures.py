@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from whisperport.compilation.compile_errors import compile_error
+from whisperport.compilation.compiling import compile_error
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
 from whisperport.targets.qualcomm.compiler import provider_options

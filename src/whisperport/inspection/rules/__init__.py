@@ -1,11 +1,23 @@
 """The rules of `whisperport check`: each has a code, a page and a check. Targets' specs hold the limits."""
 
-from whisperport.inspection.rules import decoding as _decoding
-from whisperport.inspection.rules import files as _files
-from whisperport.inspection.rules import forms as _forms
-from whisperport.inspection.rules import operators as _operators
-from whisperport.inspection.rules import quantized as _quantized
-from whisperport.inspection.rules import shapes as _shapes
+from whisperport.inspection.rules import (
+    decoding as _decoding,
+)
+from whisperport.inspection.rules import (
+    files as _files,
+)
+from whisperport.inspection.rules import (
+    forms as _forms,
+)
+from whisperport.inspection.rules import (
+    operators as _operators,
+)
+from whisperport.inspection.rules import (
+    quantized as _quantized,
+)
+from whisperport.inspection.rules import (
+    shapes as _shapes,
+)
 from whisperport.inspection.rules.base import RULES, Finding, Rule
 
 __all__ = ["RULES", "Finding", "Rule"]

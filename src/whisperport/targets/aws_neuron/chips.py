@@ -70,17 +70,13 @@ class Instance:
         name: name of the instance type, such as "inf2.xlarge".
         chip: its chips.
         chips: number of its chips.
-        host_memory_bytes: memory of the host; None: not known.
         source: the document that its values come from.
-        compiler_target: the value of the compiler's `--target`, if it is not the chip's.
     """
 
     name: str
     chip: Chip
     chips: int
-    host_memory_bytes: int | None
     source: str
-    compiler_target: str = ""
 
 
 # The pages of the chips say 820 GiB/s, the architecture guide of NKI 820 GB/s: the lower one.
@@ -91,41 +87,36 @@ SOURCES_V2 = {
     "compiler_target": COMPILER_GUIDE,
 }
 
-INF2 = Chip(
-    name="inf2",
-    title="Inferentia2",
-    core="NeuronCore-v2",
-    cores=2,
-    lncs=(1,),
-    memory_bytes=32 * GIB,
-    bandwidth=0.82 * TERA,
-    flops={"bf16": 190 * TERA, "fp32": 47.5 * TERA},
-    compiler_target="inf2",
-    sources={
-        **SOURCES_V2,
-        "cores": f"{HARDWARE}/inferentia2.rst",
-        "lncs": f"{LNC_GUIDE}: LNC applies only to Trn2 and Trn3",
-        "memory_bytes": f"{HARDWARE}/inferentia2.rst: 32 GiB",
-        "flops": f"{HARDWARE}/inferentia2.rst: 190 (BF16) and 47.5 (FP32) TFLOPS",
-    },
+
+def _with_v2(name: str, title: str, page: str, **sources: str) -> Chip:
+    """Return a chip of NeuronCore-v2; `page` describes it."""
+    return Chip(
+        name=name,
+        title=title,
+        core="NeuronCore-v2",
+        cores=2,
+        lncs=(1,),
+        memory_bytes=32 * GIB,
+        bandwidth=0.82 * TERA,
+        flops={"bf16": 190 * TERA, "fp32": 47.5 * TERA},
+        compiler_target=name,
+        sources={
+            **SOURCES_V2,
+            "cores": page,
+            "memory_bytes": f"{page}: 32 GiB",
+            "flops": f"{page}: 190 (BF16) and 47.5 (FP32) TFLOPS",
+            **sources,
+        },
+    )
+
+
+INF2 = _with_v2(
+    "inf2",
+    "Inferentia2",
+    f"{HARDWARE}/inferentia2.rst",
+    lncs=f"{LNC_GUIDE}: LNC applies only to Trn2 and Trn3",
 )
-TRN1 = Chip(
-    name="trn1",
-    title="Trainium",
-    core="NeuronCore-v2",
-    cores=2,
-    lncs=(1,),
-    memory_bytes=32 * GIB,
-    bandwidth=0.82 * TERA,
-    flops={"bf16": 190 * TERA, "fp32": 47.5 * TERA},
-    compiler_target="trn1",
-    sources={
-        **SOURCES_V2,
-        "cores": f"{HARDWARE}/trainium.rst",
-        "memory_bytes": f"{HARDWARE}/trainium.rst: 32 GiB",
-        "flops": f"{HARDWARE}/trainium.rst: 190 (BF16) and 47.5 (FP32) TFLOPS",
-    },
-)
+TRN1 = _with_v2("trn1", "Trainium", f"{HARDWARE}/trainium.rst")
 TRN2 = Chip(
     name="trn2",
     title="Trainium2",
@@ -176,36 +167,27 @@ INSTANCES = (
             name=f"inf2.{size}",
             chip=INF2,
             chips=chips,
-            host_memory_bytes=memory * GIB,
             source=f"{HARDWARE}/inf2-arch.rst",
         )
-        for size, chips, memory in (
-            ("xlarge", 1, 16),
-            ("8xlarge", 1, 128),
-            ("24xlarge", 6, 384),
-            ("48xlarge", 12, 768),
-        )
+        for size, chips in (("xlarge", 1), ("8xlarge", 1), ("24xlarge", 6), ("48xlarge", 12))
     ),
     *(
         Instance(
             name=f"{family}.{size}",
             chip=TRN1,
             chips=chips,
-            host_memory_bytes=memory * GIB,
             source=f"{HARDWARE}/trn1-arch.rst",
-            compiler_target=family,
         )
-        for family, size, chips, memory in (
-            ("trn1", "2xlarge", 1, 32),
-            ("trn1", "32xlarge", 16, 512),
-            ("trn1n", "32xlarge", 16, 512),
+        for family, size, chips in (
+            ("trn1", "2xlarge", 1),
+            ("trn1", "32xlarge", 16),
+            ("trn1n", "32xlarge", 16),
         )
     ),
     Instance(
         name="trn2.3xlarge",
         chip=TRN2,
         chips=1,
-        host_memory_bytes=None,
         source=f"{RELEASE} deploy/files/manifests/daemonset.yaml has its name; one chip: second-hand, "
         "users' reports",
     ),
@@ -214,7 +196,6 @@ INSTANCES = (
             name=name,
             chip=TRN2,
             chips=16,
-            host_memory_bytes=2048 * GIB,
             source=f"{HARDWARE}/trn2-arch.rst",
         )
         for name in ("trn2.48xlarge", "trn2u.48xlarge")
@@ -223,14 +204,12 @@ INSTANCES = (
         name="trn3 server, Gen1",
         chip=TRN3,
         chips=16,
-        host_memory_bytes=2048 * GIB,
         source=f"{HARDWARE}/trn3-arch.rst: 4 servers with 16 chips each, 8192 GiB; no instance type",
     ),
     Instance(
         name="trn3 server, Gen2",
         chip=TRN3,
         chips=4,
-        host_memory_bytes=768 * GIB,
         source=f"{HARDWARE}/trn3-arch.rst: 36 servers with 4 chips each, 27,648 GiB; no instance type",
     ),
 )

@@ -44,6 +44,9 @@ _OPERATOR = Code(
     "run `neuronx-cc list-operators --framework XLA` for its list, and report the operator with the log of "
     "the stage",
 )
+_FLOAT8 = Code(
+    "does not support this 8-bit floating-point type", "export the program in `fp32` or `bf16`"
+)
 _REPORT = "report this with the log of the stage: the modules of this target should not cause it"
 
 CODES: Mapping[str, Code] = {
@@ -70,20 +73,14 @@ CODES: Mapping[str, Code] = {
         "does not support the type of a tensor",
         "export the program in `fp32` or `bf16`",
     ),
-    "ESPP047": Code(
-        "does not support this 8-bit floating-point type",
-        "export the program in `fp32` or `bf16`",
-    ),
+    "ESPP047": _FLOAT8,
     "EUOC002": _OPERATOR,
     "EVRF001": _OPERATOR,
     "EVRF004": Code(
         "found complex numbers, which the device does not have",
         "compute the spectrogram on the host, as whisperport does: the encoder takes a log-mel spectrogram",
     ),
-    "EVRF005": Code(
-        "does not support this 8-bit floating-point type",
-        "export the program in `fp32` or `bf16`",
-    ),
+    "EVRF005": _FLOAT8,
     "EVRF007": _INSTRUCTIONS,
     "EVRF009": _MEMORY,
     "EVRF013": Code(

@@ -18,7 +18,13 @@ from typing import Any, final
 import numpy as np
 
 from whisperport.bundle import ProgramEntry, regular_file
-from whisperport.errors import BundleError, LoweringError, MissingPackageError, WhisperportError
+from whisperport.errors import (
+    BundleError,
+    LoweringError,
+    MissingPackageError,
+    WhisperportError,
+    needs,
+)
 from whisperport.program.program_kind import CROSS_KV
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
@@ -314,15 +320,12 @@ def import_torch() -> Any:
     Raises:
         MissingPackageError: it is not installed.
     """
-    try:
+    with needs(
+        "cannot use `aws-neuron`: torch is not installed",
+        hint='pip install "whisperport[export]" to emulate programs on the CPU; the Neuron SDK has its '
+        "own torch",
+    ):
         import torch
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot use `aws-neuron`: torch is not installed",
-            why=str(error),
-            hint='pip install "whisperport[export]" to emulate programs on the CPU; the Neuron SDK has its '
-            "own torch",
-        ) from error
     return torch
 
 
@@ -334,15 +337,11 @@ def _sdk() -> Any:
         LoweringError: this machine has no Neuron device.
     """
     emulate = "`--run-option aws-neuron.emulate=on` emulates programs on the CPU"
-    try:
+    with needs(
+        "cannot run on a NeuronCore: torch_neuronx is not installed",
+        hint=f"run whisperport in the environment of AWS's Neuron SDK, which has torch-neuronx; {emulate}",
+    ):
         import torch_neuronx
-    except ImportError as error:
-        raise MissingPackageError(
-            "cannot run on a NeuronCore: torch_neuronx is not installed",
-            why=str(error),
-            hint="run whisperport in the environment of AWS's Neuron SDK, which has torch-neuronx; "
-            f"{emulate}",
-        ) from error
     if not hasattr(torch_neuronx, "move_trace_to_device"):
         version = getattr(torch_neuronx, "__version__", "of an unknown version")
         raise MissingPackageError(

@@ -85,7 +85,7 @@ class AwsNeuron(Target):
         """Write the programs of each precision to a description and a weight file."""
         entries: dict[str, ProgramEntry] = {}
         for precision in self.spec.precisions:
-            group = [one for one in programs if self._precision(one) == precision]
+            group = [one for one in programs if self.precision_of(one.name) == precision]
             if group:
                 progress(f"writing the weights of {', '.join(one.name for one in group)}")
                 path = folder / NAME / f"{precision}{DESCRIPTION}"
@@ -114,7 +114,7 @@ class AwsNeuron(Target):
         from whisperport.targets.aws_neuron.lowering import lower_programs
 
         import_torch()
-        precision = self._precision(programs[0])
+        precision = self.precision_of(programs[0].name)
         nodes = lower_programs(programs, precision, path)
         files = (file, file.removesuffix(DESCRIPTION) + WEIGHTS)
         return {
@@ -127,9 +127,6 @@ class AwsNeuron(Target):
             )
             for one in programs
         }
-
-    def _precision(self, program: "Program") -> str:
-        return self.precisions.get(program.name, self.spec.precisions[0])
 
 
 TARGETS = (AwsNeuron(),)

@@ -1,6 +1,13 @@
-"""The target `litert`: what it supports, and its lowering, quantization and loading."""
+"""The target `litert`: what it supports, and its lowering, quantization and loading.
 
-from collections.abc import Iterable, Mapping, Sequence
+Ask LiteRT which nodes of a program XNNPACK runs.
+
+LiteRT lists the nodes of a file's first subgraph only. To list another one, the two entries in the file's
+table of subgraphs are exchanged, and exchanged again afterwards.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, final
@@ -178,7 +185,7 @@ class LiteRt(Target):
         for group in _sharing(programs):
             by_precision: dict[str, list[Program]] = {}
             for program in group:
-                precision = self.precisions.get(program.name, self.spec.precisions[0])
+                precision = self.precision_of(program.name)
                 key = program.name if precision in STATIC_BITS else precision
                 by_precision.setdefault(key, []).append(program)
             for together in by_precision.values():
@@ -195,16 +202,14 @@ class LiteRt(Target):
         from whisperport.targets.tflite.lowering import lower_to_tflite
 
         lower_to_tflite(programs, path, progress, target=self.spec.name, extra=EXTRA)
-        precision = self.precisions.get(programs[0].name, self.spec.precisions[0])
+        precision = self.precision_of(programs[0].name)
         if precision in PRECISIONS and precision not in STATIC_BITS:
             progress(f"quantizing {path.name} to {precision}")
             quantize_in_place(path, recipe(precision), target=self.spec.name, extra=EXTRA)
         return {p.name: self._entry(p.spec, path, path.name) for p in programs}
 
     def _entry(self, spec: ProgramSpec, path: Path, file: str) -> ProgramEntry:
-        from whisperport.targets.litert.delegation import xnnpack_delegation
-
-        precision = self.precisions.get(spec.name, self.spec.precisions[0])
+        precision = self.precision_of(spec.name)
         return ProgramEntry(
             spec=spec,
             placement=Placement(self.spec.name, precision),
@@ -233,3 +238,42 @@ def _weights(program: "Program") -> set[int]:
 
 
 TARGETS = (LiteRt(),)
+
+
+def xnnpack_delegation(path: Path, program: str) -> dict[str, Any]:
+    """Return what XNNPACK runs of a program, as JSON for the manifest.
+
+    Args:
+        path: a .tflite file that this process wrote.
+        program: key of the program's signature.
+    """
+    from whisperport.inspection.litert_run import listed_ops
+    from whisperport.inspection.profile_tflite import DELEGATE, replaced
+    from whisperport.inspection.tflite_signatures import read_signatures
+
+    signature = read_signatures(path)[program]
+    with _as_first(path, signature.subgraph):
+        ops = listed_ops(TfliteFile(path, 1, extra="litert").interpreter)
+    nodes = [op for op in ops if op.name != DELEGATE]
+    calls = [op for op in ops if op.name == DELEGATE]
+    taken = {index for call in calls for index in replaced(call, nodes)}
+    return {
+        "delegated": len(taken),
+        "subgraphs": len(calls),
+        "undelegated": [op.name for op in nodes if op.index not in taken],
+    }
+
+
+@contextmanager
+def _as_first(path: Path, subgraph: int) -> Iterator[None]:
+    """Within the block, the file's first subgraph is another one; signatures do not fit it."""
+    if subgraph == 0:
+        yield
+        return
+    from whisperport.inspection.tflite_signatures import exchange
+
+    exchange(path, subgraph)
+    try:
+        yield
+    finally:
+        exchange(path, subgraph)

@@ -7,7 +7,7 @@ dequantizes them: real value = scale · (integer − zero point). Data is C-cont
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,16 +138,7 @@ class DeviceIo:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for the manifest."""
         return {
-            side: [
-                {
-                    "name": tensor.name,
-                    "shape": list(tensor.shape),
-                    "dtype": tensor.dtype,
-                    "scale": tensor.scale,
-                    "zero_point": tensor.zero_point,
-                }
-                for tensor in tensors
-            ]
+            side: [{**asdict(tensor), "shape": list(tensor.shape)} for tensor in tensors]
             for side, tensors in (("inputs", self.inputs), ("outputs", self.outputs))
         }
 

@@ -10,15 +10,19 @@ are transposed in the graph; the operator reads them as they were.
 Source of the operator: onnxruntime docs/ContribOperators.md.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from whisperport.targets.onnx.shapes import stated_shapes
+from whisperport.targets.onnx.graph import (
+    FLOAT_ATTRIBUTE,
+    INT_ATTRIBUTE,
+    forget,
+    stated_shapes,
+    uses_of,
+)
 
 DOMAIN = "com.microsoft"
 TRANSPOSED, HEADS_FIRST = [1, 2, 0], [1, 0, 2]  # of (T, H, D): to (H, D, T), to (H, T, D)
-FLOAT, INT = 1, 2  # AttributeProto.AttributeType
 
 
 def join_attention(model: Any) -> bool:
@@ -32,8 +36,7 @@ def join_attention(model: Any) -> bool:
     """
     graph = model.graph
     made_by = {name: node for node in graph.node for name in node.output}
-    uses = Counter(name for node in graph.node for name in node.input)
-    uses.update(value.name for value in graph.output)
+    uses = uses_of(model)
     gone: set[str] = set()
     for node in graph.node:
         softmax = made_by.get(node.input[0]) if node.op_type == "MatMul" else None
@@ -58,11 +61,6 @@ def join_attention(model: Any) -> bool:
     return bool(gone)
 
 
-def _maker(node: Any, index: int, made_by: Mapping[str, Any]) -> Any:
-    """Return the node that makes an input of a node; None if there is none."""
-    return made_by.get(node.input[index]) if node is not None and len(node.input) > index else None
-
-
 def _is_attention(keys: Any, scores: Any, softmax: Any) -> bool:
     axis = [(one.name, one.i) for one in softmax.attribute]
     order = [(one.name, list(one.ints)) for one in keys.attribute]
@@ -84,8 +82,8 @@ def _become_attention(node: Any, inputs: Sequence[str]) -> None:
     """Change a MatMul to an attention of one head, whose batch is the heads."""
     node.op_type, node.domain = "MultiHeadAttention", DOMAIN
     node.input[:] = inputs
-    node.attribute.add(name="num_heads", i=1, type=INT)
-    node.attribute.add(name="scale", f=1.0, type=FLOAT)  # queries are scaled already
+    node.attribute.add(name="num_heads", i=1, type=INT_ATTRIBUTE)
+    node.attribute.add(name="scale", f=1.0, type=FLOAT_ATTRIBUTE)  # queries are scaled already
 
 
 def _remove(model: Any, gone: set[str]) -> None:
@@ -95,8 +93,6 @@ def _remove(model: Any, gone: set[str]) -> None:
         node = graph.node[index]
         if node.op_type in ("MatMul", "Softmax") and gone & {*node.output}:
             del graph.node[index]
-    for index in reversed(range(len(graph.value_info))):
-        if graph.value_info[index].name in gone:
-            del graph.value_info[index]
+    forget(model, gone)
     if DOMAIN not in {one.domain for one in model.opset_import}:
         model.opset_import.add(domain=DOMAIN, version=1)

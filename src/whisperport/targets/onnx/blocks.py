@@ -12,14 +12,18 @@ import math
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.targets.onnx.shapes import stated_shapes
+from whisperport.targets.onnx.graph import (
+    INTS_ATTRIBUTE,
+    add_integers,
+    forget,
+    has_inner_graphs,
+    stated_shapes,
+)
 
 # Of a block. With 64, a step takes 1.05 times as long; 16 is better for several tokens.
 COLUMNS = 32
-INT64, INTS = 7, 7  # of TensorProto.DataType, of AttributeProto.AttributeType
 PLAIN = {
     "alpha": 1.0,
     "beta": 1.0,
@@ -50,7 +54,7 @@ def matrices(model: Any, sizes: Mapping[str, int]) -> dict[str, Matrix]:
         model: a parsed ONNX model.
         sizes: number of values of each weight, by its name where it is used.
     """
-    if any(one.HasField("g") or one.graphs for node in model.graph.node for one in node.attribute):
+    if has_inner_graphs(model):
         return {}  # an inner graph may use the weights too
     shapes = stated_shapes(model, _multiplied(model, sizes))
     found: dict[str, Matrix] = {}
@@ -75,15 +79,14 @@ def use_blocks(model: Any, blocked: Mapping[str, Matrix]) -> None:
     for node in graph.node:
         nodes.append(node)
         if len(node.input) > 1 and node.input[1] in blocked:
-            nodes += _joined(graph, node, shapes[node.input[0]], blocked[node.input[1]].columns)
-    values = [value for value in graph.value_info if value.name not in blocked]  # of other shapes
-    for part, kept in ((graph.node, nodes), (graph.value_info, values)):
-        copies = [type(one).FromString(one.SerializeToString()) for one in kept]
-        del part[:]
-        part.extend(copies)
+            nodes += _joined(model, node, shapes[node.input[0]], blocked[node.input[1]].columns)
+    copies = [type(one).FromString(one.SerializeToString()) for one in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    forget(model, blocked)
 
 
-def _joined(graph: Any, node: Any, shape: tuple[int, ...], columns: int) -> list[Any]:
+def _joined(model: Any, node: Any, shape: tuple[int, ...], columns: int) -> list[Any]:
     """Make a node multiply by blocks, and return the nodes that join its results."""
     output, bias, make = node.output[0], list(node.input[2:]), type(node)
     del node.input[2:], node.attribute[:]
@@ -101,12 +104,9 @@ def _joined(graph: Any, node: Any, shape: tuple[int, ...], columns: int) -> list
 
     if math.prod(shape[:-1]) > 1:
         made = add("Transpose", to=next(names))
-        made.attribute.add(name="perm", ints=[1, 0, 2], type=INTS)
-    sizes = np.array([*shape[:-1], columns], "<i8")
-    graph.initializer.add(
-        name=f"{output}/shape", data_type=INT64, dims=sizes.shape, raw_data=sizes.tobytes()
-    )
-    add("Reshape", f"{output}/shape", to=next(names) if bias else output)
+        made.attribute.add(name="perm", ints=[1, 0, 2], type=INTS_ATTRIBUTE)
+    sizes = add_integers(model, f"{output}/shape", [*shape[:-1], columns])
+    add("Reshape", sizes, to=next(names) if bias else output)
     if bias:
         add("Add", *bias, to=output)
     return nodes

@@ -15,9 +15,8 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, needs
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.onnx.own_weights import OwnWeights
 from whisperport.targets.onnx.short_caches import cache_axes
-from whisperport.targets.onnx.weights import OnnxWeights
+from whisperport.targets.onnx.weights import OnnxWeights, OwnWeights
 from whisperport.targets.stated_signature import expect_tensor, other_signature
 
 log = logging.getLogger(__name__)

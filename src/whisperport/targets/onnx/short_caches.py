@@ -17,9 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.targets.onnx.shapes import stated_shapes
+from whisperport.targets.onnx.graph import (
+    INT64,
+    add_integers,
+    forget,
+    has_inner_graphs,
+    stated_shapes,
+    uses_of,
+)
 
-INT64 = 7  # TensorProto.DataType
 LENGTH, LENGTH_AND_NEW = "N", "N_and_new"  # names of axes
 LONGEST = 7  # nodes from the keys to the probabilities, and one more
 MASK, KEYS, VALUES = "mask", "self_k_", "self_v_"
@@ -44,10 +50,7 @@ def free_cache_length(model: Any) -> bool:
     for attention in attentions:
         attention.free(model, graph)
     inner = frozenset[str]().union(*(attention.inner for attention in attentions))
-    stated = model.graph.value_info
-    for index in reversed(range(len(stated))):
-        if stated[index].name in inner:
-            del stated[index]
+    forget(model, inner)
     return True
 
 
@@ -62,11 +65,11 @@ class _Attention:
 
     def free(self, model: Any, graph: "_Graph") -> None:
         """Remove every constant that depends on N."""
-        end = _constant(model, f"{self.cached.output[0]}/end", [graph.length - graph.width])
+        end = add_integers(model, f"{self.cached.output[0]}/end", [graph.length - graph.width])
         self.cached.input[2] = self.new.input[1] = end
         for node in self.reshapes:
             sizes = [*graph.shapes[node.output[0]][:-1], -1]
-            node.input[1] = _constant(model, f"{node.output[0]}/free_shape", sizes)
+            node.input[1] = add_integers(model, f"{node.output[0]}/free_shape", sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,8 @@ class _Graph:
         for node in model.graph.node:
             for name in dict.fromkeys(node.input):
                 users.setdefault(name, []).append(node)
-        uses = Counter(name for node in model.graph.node for name in node.input)
-        uses.update(value.name for value in model.graph.output)
-        if any(a.HasField("g") or a.graphs for n in model.graph.node for a in n.attribute):
-            users = {}  # an inner graph may read any tensor
+        if has_inner_graphs(model):
+            users = {}
         inputs = [value.name for value in model.graph.input]
         names = {*inputs, *(name for node in model.graph.node for name in node.output)}
         shapes = stated_shapes(model, names)
@@ -99,7 +100,7 @@ class _Graph:
         )
         mask = shapes.get(MASK, ())
         width = mask[2] if len(mask) == 3 else 0
-        return cls(users, uses, _integers(model), shapes, inputs, length, width)
+        return cls(users, uses_of(model), _integers(model), shapes, inputs, length, width)
 
     def attention(self, layer: str) -> _Attention | None:
         """Return the nodes of a layer's self-attention; None if they have another form."""
@@ -183,12 +184,3 @@ def _integers(model: Any) -> dict[str, list[int]]:
         for tensor in model.graph.initializer
         if tensor.data_type == INT64 and tensor.raw_data and len(tensor.raw_data) % 8 == 0
     }
-
-
-def _constant(model: Any, name: str, values: Sequence[int]) -> str:
-    """Add a row of integers to a graph, and return its name."""
-    array = np.array(values, "<i8")
-    model.graph.initializer.add(
-        name=name, data_type=INT64, dims=array.shape, raw_data=array.tobytes()
-    )
-    return name

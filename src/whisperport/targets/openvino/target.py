@@ -148,7 +148,7 @@ class OpenVino(Target):
         """Write programs to `models`. The paths of the entries begin with `prefix`."""
         from whisperport.targets.openvino.lowering import lower_to_openvino
 
-        precisions = [self.precisions.get(p.name, self.spec.precisions[0]) for p in programs]
+        precisions = [self.precision_of(p.name) for p in programs]
         nodes = lower_to_openvino(programs, models, precisions, weights, progress)
         return [
             ProgramEntry(

@@ -1,18 +1,28 @@
-"""Lower programs to XNNPACK, as methods of one ExecuTorch program."""
+"""Lower programs to XNNPACK, as methods of one ExecuTorch program.
+
+Keep the serialized weights of methods in files while they are lowered, each content once.
+
+ExecuTorch holds the serialized weights of a method in memory until the file is written. Several methods
+have equal weights, and all of them are in memory as tensors too.
+
+Read from a .pte file which operators of an ExecuTorch program run in a delegate.
+"""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from whisperport.errors import LoweringError
+from whisperport.errors import BundleError, LoweringError
 from whisperport.system.progress import Progress
-from whisperport.targets.xnnpack.runtime import missing
-from whisperport.targets.xnnpack.weights_on_disk import weights_on_disk
+from whisperport.targets.xnnpack.runtime import needs_executorch
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.inspection.delegation import Delegation
     from whisperport.trace.program import Program
 
 
@@ -47,18 +57,14 @@ def _import_executorch() -> None:
     """Import what lowering needs, with the text that it prints kept off the screen."""
     from whisperport.inspection.quiet import quiet
 
-    try:
-        with quiet():
-            import executorch.backends.xnnpack.partition.xnnpack_partitioner
-            import executorch.devtools.backend_debug
-            import executorch.exir  # noqa: F401
-    except ImportError as error:
-        raise missing(error) from error
+    with needs_executorch(), quiet():
+        import executorch.backends.xnnpack.partition.xnnpack_partitioner
+        import executorch.devtools.backend_debug
+        import executorch.exir  # noqa: F401
 
 
 def _delegation(path: Path) -> "dict[str, Delegation]":
     """What each method delegates. The file is mapped, not read: most of it is weights."""
-    from whisperport.inspection.delegation import read_delegation
 
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
         return read_delegation(mapped)
@@ -97,3 +103,92 @@ def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[A
             "ExecuTorch could not lower the programs for XNNPACK",
             why=str(error).strip().split("\n")[0],
         ) from error
+
+
+SMALLEST = 4096  # bytes; smaller data stays in memory
+
+
+@contextmanager
+def weights_on_disk(folder: Path) -> Iterator[None]:
+    """Within the block, data that a delegate gives to ExecuTorch's data store is moved to files.
+
+    Args:
+        folder: where the files are; they are deleted at the end of the block.
+    """
+    from executorch.exir._serialize._cord import FileBackedData
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+
+    original = NamedDataStore.add_named_data
+    with TemporaryDirectory(prefix=".weights-", dir=folder) as temporary:
+        known: dict[bytes, Any] = {}
+
+        def moved(data: bytes) -> Any:
+            digest = sha256(data).digest()
+            if digest not in known:
+                path = Path(temporary, digest.hex())
+                path.write_bytes(data)
+                known[digest] = FileBackedData(str(path), sha256=digest)
+            return known[digest]
+
+        def add_named_data(store: Any, key: str, data: Any, *rest: Any, **named: Any) -> None:
+            if isinstance(data, bytes) and len(data) >= SMALLEST:
+                data = moved(data)
+            original(store, key, data, *rest, **named)
+
+        NamedDataStore.add_named_data = add_named_data
+        try:
+            yield
+        finally:
+            NamedDataStore.add_named_data = original
+
+
+HEADER_BYTES = 64  # contain the extended header of a .pte: executorch/schema/extended_header.h
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """How much of one method of a program runs in a delegate."""
+
+    method: str
+    subgraphs: int  # calls into a delegate
+    undelegated: tuple[str, ...]  # operators that run in no delegate, one entry per call
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as JSON, without the method's name."""
+        return {"subgraphs": self.subgraphs, "undelegated": list(self.undelegated)}
+
+
+def read_delegation(pte: bytes | mmap) -> dict[str, Delegation]:
+    """Read the delegation of every method of a .pte, by the method's name; weights are not read.
+
+    Raises:
+        BundleError: `pte` is not an ExecuTorch program, or is damaged.
+
+    Source: the instructions of `ExecutionPlan.chains`, executorch/schema/program.fbs.
+    """
+    from executorch.exir._serialize._program import _flatbuffer_to_program, _get_extended_header
+
+    try:
+        header = _get_extended_header(pte[:HEADER_BYTES])
+        program = _flatbuffer_to_program(pte[: header.program_size] if header else pte[:])
+        return {plan.name: _of_plan(plan) for plan in program.execution_plan if plan.chains}
+    except Exception as error:  # struct.error, IndexError, TypeError where a table is missing, ...
+        raise BundleError(
+            "this is not an ExecuTorch program", why=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _of_plan(plan: Any) -> Delegation:
+    subgraphs, undelegated = 0, []
+    for instruction in _instructions(plan.chains):
+        kind = type(instruction.instr_args).__name__
+        if kind == "DelegateCall":
+            subgraphs += 1
+        elif kind == "KernelCall":
+            operator = plan.operators[instruction.instr_args.op_index]
+            undelegated.append(f"{operator.name}.{operator.overload}".rstrip("."))
+    return Delegation(plan.name, subgraphs, tuple(undelegated))
+
+
+def _instructions(chains: Sequence[Any]) -> list[Any]:
+    return [instruction for chain in chains for instruction in chain.instructions]

@@ -1,14 +1,33 @@
-"""Load ExecuTorch programs and run their methods."""
+"""Load ExecuTorch programs and run their methods.
 
+Let the methods of a process share the packed copies of their weights.
+
+XNNPACK copies every weight into the layout of its kernels when a method is loaded. prefill_4, prefill_64,
+step and align use the same decoder weights, so without sharing a process holds four packed copies of them.
+ExecuTorch's XNNPACK backend has an option that keeps one copy for each content of a weight,
+`weight_cache_enabled`, but its Python binding cannot set options. This module calls the C++ function
+
+    Error executorch::runtime::set_option(const char* backend, const Span<BackendOption> options)
+
+of include/executorch/runtime/backend/interface.h by its symbol. The structures below follow options.h and
+span.h of the version named here; with any other version, weights are not shared and nothing else changes.
+"""
+
+import ctypes
+import logging
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from whisperport.bundle import ProgramEntry
-from whisperport.errors import BundleError, MissingPackageError
+from whisperport.errors import BundleError, needs
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.process import SPAWN, OwnProcess
@@ -17,7 +36,6 @@ from whisperport.targets.stated_signature import (
     expect_tensor,
     other_signature,
 )
-from whisperport.targets.xnnpack.weights_cache import share_packed_weights
 
 SCALAR_TYPES = {  # executorch/runtime/core/portable_type/scalar_type.h
     "uint8": 0,
@@ -57,11 +75,9 @@ def start_runtime(threads: int | None) -> Any:
     Raises:
         MissingPackageError: ExecuTorch is not installed.
     """
-    try:
+    with needs_executorch():
         from executorch.extension.pybindings import portable_lib
         from executorch.runtime import Runtime
-    except ImportError as error:
-        raise missing(error) from error
     _first_load().check("ExecuTorch", hint=SPAWN)
     # Must come before any method is loaded: later it changes the pool and not the methods' use of it.
     with _turn:
@@ -128,9 +144,65 @@ def _unreadable(what: str, error: Exception) -> BundleError:
     )
 
 
-def missing(error: ImportError) -> MissingPackageError:
-    return MissingPackageError(
-        "cannot use `xnnpack`: ExecuTorch is not installed",
-        why=str(error),
-        hint='pip install "whisperport[xnnpack]"',
+def needs_executorch() -> AbstractContextManager[None]:
+    """Raise MissingPackageError if ExecuTorch, which the block imports, is not installed."""
+    return needs("cannot use `xnnpack`: ExecuTorch is not installed", extra="xnnpack")
+
+
+VERSION = "1.5.1"  # of executorch, whose headers were read and with which sharing was measured
+BACKEND = b"XnnpackBackend"
+OPTION = b"weight_cache_enabled"
+SYMBOL = "_ZN10executorch7runtime10set_optionEPKcNS0_4SpanINS0_13BackendOptionEEE"
+
+log = logging.getLogger(__name__)
+
+
+class _BackendOption(ctypes.Structure):
+    """A key and a std::variant<bool, int, std::array<char, 256>>: its storage, then its index."""
+
+    _fields_ = (
+        ("key", ctypes.c_char * 64),
+        ("storage", ctypes.c_ubyte * 256),
+        ("index", ctypes.c_uint32),  # 0: a bool. libstdc++ uses one byte of it, libc++ all four
     )
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("data", ctypes.POINTER(_BackendOption)), ("size", ctypes.c_size_t))
+
+
+def share_packed_weights() -> bool:
+    """Switch sharing on for all methods that this process loads from now on.
+
+    Returns:
+        Whether it is on. False with another version of ExecuTorch, or on another system than Linux.
+    """
+    library = _library()
+    if library is None:
+        return False
+    option = _BackendOption(key=OPTION, index=0)
+    option.storage[0] = True
+    try:
+        set_option = ctypes.CDLL(str(library))[SYMBOL]
+    except (OSError, AttributeError) as error:
+        log.info("ExecuTorch's weights cache is not available: %s", error)
+        return False
+    set_option.argtypes, set_option.restype = (ctypes.c_char_p, _Span), ctypes.c_uint32
+    code = set_option(BACKEND, _Span(ctypes.pointer(option), 1))
+    if code:
+        log.info("ExecuTorch did not switch its weights cache on: error %d", code)
+    return not code
+
+
+def _library() -> Path | None:
+    """ExecuTorch's shared library; None where its layout in memory is not known."""
+    try:
+        known = version("executorch") == VERSION and sys.platform == "linux"
+    except PackageNotFoundError:
+        return None
+    package = find_spec("executorch")
+    if not known or package is None:
+        return None
+    folders = [Path(folder) for folder in package.submodule_search_locations or ()]
+    found = [folder / "lib" / "libexecutorch.so" for folder in folders]
+    return next((path for path in found if path.is_file()), None)

@@ -1,0 +1,56 @@
+"""What the changes of ONNX graphs for ONNX Runtime share: lookups in a parsed model, and edits of it.
+
+Source of the numbers of dtypes and kinds of attributes: onnx/onnx.proto.
+"""
+
+from collections import Counter
+from collections.abc import Container, Sequence
+from typing import Any
+
+import numpy as np
+
+FLOAT, INT64, HALF = 1, 7, 10  # TensorProto.DataType
+FLOAT_ATTRIBUTE, INT_ATTRIBUTE, INTS_ATTRIBUTE = 1, 2, 7  # AttributeProto.AttributeType
+
+
+def stated_shapes(model: Any, names: Container[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of some inputs and tensors between nodes; a size that is not a number is 0.
+
+    Args:
+        model: a parsed ONNX model.
+        names: of the tensors.
+    """
+    return {
+        value.name: tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
+        for value in (*model.graph.input, *model.graph.value_info)
+        if value.name in names
+    }
+
+
+def uses_of(model: Any) -> Counter[str]:
+    """Count how often each tensor is read by a node or returned."""
+    uses = Counter(name for node in model.graph.node for name in node.input)
+    uses.update(value.name for value in model.graph.output)
+    return uses
+
+
+def has_inner_graphs(model: Any) -> bool:
+    """Whether a node contains a graph, such as a branch of an If; it may read any tensor."""
+    return any(a.HasField("g") or a.graphs for n in model.graph.node for a in n.attribute)
+
+
+def add_integers(model: Any, name: str, values: Sequence[int]) -> str:
+    """Add a row of integers to the initializers of a graph, and return its name."""
+    array = np.array(values, "<i8")
+    model.graph.initializer.add(
+        name=name, data_type=INT64, dims=array.shape, raw_data=array.tobytes()
+    )
+    return name
+
+
+def forget(model: Any, names: Container[str]) -> None:
+    """Remove what a graph states of tensors that have other shapes now, or do not exist any more."""
+    stated = model.graph.value_info
+    for index in reversed(range(len(stated))):
+        if stated[index].name in names:
+            del stated[index]
