@@ -85,7 +85,11 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
         found = read_model_bin(path)
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=str(error), hint=HINT) from error
-    numbers = {name: int(t) for name, t in found.tensors.items() if t.dim() == 0 and _is_number(t)}
+    numbers = {
+        name: int(tensor)
+        for name, tensor in found.tensors.items()
+        if tensor.dim() == 0 and not tensor.dtype.is_floating_point
+    }
     _check_architecture(numbers, folder)
     tensors, quantized = _dequantized(found, numbers, folder)
     weights, unexpected = _openai_named(tensors, folder)
@@ -105,10 +109,6 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
         quantized=quantized,
     )
     return checkpoint_of_folder(folder, dims, weights, tokenizer, generation, source, warnings)
-
-
-def _is_number(tensor: Tensor) -> bool:
-    return not tensor.dtype.is_floating_point
 
 
 def _check_architecture(numbers: Mapping[str, int], folder: Path) -> None:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from whisperport.exporting.export import ExportOptions, export
 from whisperport.exporting.preflight import requires_torch
 from whisperport.program.checks import Check
 from whisperport.runtime import DecodeOptions, Engine
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, prefixed
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors, whisper_text_errors
@@ -143,14 +142,10 @@ def run_demo(
             target,
             out,
             ExportOptions(run=run),
-            progress=partial(_report, progress, target),
+            progress=prefixed(progress, target),
         )
         rows.append(_row(bundle, target, out, run, progress, checkpoint == embedded_model.NAME))
     return rows
-
-
-def _report(progress: Progress, target: str, stage: str) -> None:
-    progress(f"{target}: {stage}")
 
 
 def _row(

@@ -30,7 +30,7 @@ from whisperport.exporting.export import ExportOptions, export, loaded
 from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, prefixed
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.options import by_target
 
@@ -277,7 +277,7 @@ def _exported(
             },
             allow_unverified=True,
         )
-        report = partial(_named, progress, name)
+        report = prefixed(progress, name)
         try:
             bundles[name] = export(checkpoint, name, folder / name, own, progress=report)
         except (LoweringError, UsageError) as error:
@@ -304,10 +304,6 @@ def _projects_apart(
         and not options.precisions.keys() - OTHERS
         and checkpoint.dims.n_text_state % SMALLEST_BLOCK == 0
     )
-
-
-def _named(progress: Progress, target: str, stage: str) -> None:
-    progress(f"{target}: {stage}")
 
 
 def _check_options(options: ExportOptions, found: Sequence[Target]) -> None:

@@ -126,11 +126,8 @@ def _library(litert: Any) -> Path:
 
 def _value(detail: Mapping[str, Any]) -> Value:
     shape = tuple(int(axis) if axis >= 0 else "?" for axis in detail["shape_signature"])
-    return Value(str(detail["name"]), shape, _dtype_name(detail["dtype"]))
-
-
-def _dtype_name(dtype: Any) -> str:
-    return str(getattr(dtype, "__name__", dtype))
+    dtype = detail["dtype"]
+    return Value(str(detail["name"]), shape, str(getattr(dtype, "__name__", dtype)))
 
 
 def _median_ms(

@@ -27,7 +27,7 @@ from whisperport.runtime import (
     start_tokens,
 )
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, prefixed
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.onnx.runner import CPU, require_provider
@@ -164,11 +164,9 @@ class _Sessions:
             "threads": self.threads,
         }
 
-        def say(stage: str) -> None:
-            progress(f"{program} on {provider}: {stage}")
-
         try:
-            found = run_limited(JOB, arguments, _limits(), say)
+            report = prefixed(progress, f"{program} on {provider}")
+            found = run_limited(JOB, arguments, _limits(), report)
         except StoppedError as error:
             return _Ran({}, {}, str(error), _last_messages(log))
         if "failed" in found:

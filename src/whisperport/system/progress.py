@@ -29,6 +29,11 @@ class Counted(str):
         return stage
 
 
+def prefixed(progress: Progress, subject: str) -> Progress:
+    """Return a callback that reports each stage as one of a subject, such as a target."""
+    return lambda stage: progress(f"{subject}: {stage}")
+
+
 class Remaining:
     """The remaining time of work, estimated from the speed measured so far.
 

@@ -180,7 +180,7 @@ def read_delegation(pte: bytes | mmap) -> dict[str, Delegation]:
 
 def _of_plan(plan: Any) -> Delegation:
     subgraphs, undelegated = 0, []
-    for instruction in _instructions(plan.chains):
+    for instruction in (one for chain in plan.chains for one in chain.instructions):
         kind = type(instruction.instr_args).__name__
         if kind == "DelegateCall":
             subgraphs += 1
@@ -188,7 +188,3 @@ def _of_plan(plan: Any) -> Delegation:
             operator = plan.operators[instruction.instr_args.op_index]
             undelegated.append(f"{operator.name}.{operator.overload}".rstrip("."))
     return Delegation(plan.name, subgraphs, tuple(undelegated))
-
-
-def _instructions(chains: Sequence[Any]) -> list[Any]:
-    return [instruction for chain in chains for instruction in chain.instructions]
