@@ -42,8 +42,8 @@ def replace_by_quantized(
 
     Args:
         path: of the file in float32. After an error it is unchanged.
-        quantize: reads the first path, and writes the second, and other files beside it if the first has
-            some. They replace files of the same names.
+        quantize: reads the first path, and writes the second. Files beside it that have the name of a file
+            beside the first replace these.
         failure: what happened if it fails, as words that precede the file's name in the message.
         missing: what is wrong if a package cannot be imported, for messages.
         target: name of the target, for messages.
@@ -59,7 +59,8 @@ def replace_by_quantized(
         with quiet(), quiet_natively(), TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             quantize(path, made)
-            for file in Path(folder).iterdir():
+            files = [one for one in Path(folder).iterdir() if path.with_name(one.name).exists()]
+            for file in sorted({*files, made}, key=made.__eq__):  # the file itself is the last
                 shutil.copymode(path, file)
                 os.replace(file, path.with_name(file.name))
     except ImportError as error:
