@@ -43,7 +43,7 @@ FLOAT = "fp32"
 RECIPES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     FLOAT: ("litert", "fp32", {}),
     "onnxruntime w8a8": ("onnxruntime", "w8a8", {}),
-    "litert w8a8": ("litert", "w8a8", {}),
+    "litert w8a8": ("litert", "w8a8", {"litert.static": "matmul"}),
     "onnxruntime without exceptions": (
         "onnxruntime",
         "w8a8",

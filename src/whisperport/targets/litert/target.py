@@ -47,7 +47,7 @@ class LowerOptions:
             "Operators that w8a8 and w8a16 quantize: linears and convolutions; these and the matrix "
             "multiplications of attention; or all that the quantizer supports"
         ),
-    ] = "matmul"
+    ] = "linear"
     sensitive: Sensitive = "w8"
 
 
