@@ -13,7 +13,7 @@ from whisperport.errors import AudioError
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.npy_file import open_array
-from whisperport.targets.compiler import Layout
+from whisperport.targets.compiler import Layout, undone
 
 SLACK = 1e-3  # tolerance for float32 and for the logarithm of another library
 
@@ -38,13 +38,8 @@ def stored_spectrograms(path: Path, encoder: ProgramSpec, layout: Layout) -> Ite
         layout: that layout.
     """
     shape = encoder.inputs[0].shape
-    # A layout only moves values. Applied to the indices of the values, it gives the source of each value.
-    # float32 holds integers exactly up to 16 million, 40 times the number of values in a spectrogram.
-    source = layout(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
     for one in _opened(path):
-        mel = np.empty(int(np.prod(shape)), np.float32)
-        mel[source.ravel().astype(np.int64)] = one.ravel()
-        yield mel.reshape(shape[1], shape[-1])
+        yield undone(layout, one, shape).reshape(shape[1], shape[-1])
 
 
 def check_spectrograms(
