@@ -1,6 +1,6 @@
 """Cut audio files into the windows of a calibration set, at three levels: unchanged, quiet and loud.
 
-Silence, noise, music and copies are skipped, because value ranges measured on them are wrong. The clips
+Silence, noise, music and copies are skipped, because value ranges measured on them are others. The clips
 that the bundle is verified with are skipped too, because a verification on calibration data is not
 independent. The number of skipped windows is counted by reason.
 """

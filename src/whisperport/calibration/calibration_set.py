@@ -37,7 +37,7 @@ from whisperport.verification.clips import shipped_audio
 MISLEADING = ("silent", "constant", NO_SPEECH)  # reasons for which audio is skipped
 COST = (
     "Measured on a checkpoint with a massive activation, encoder in w8a8: calibrated on silence, 18 of 55 "
-    "words were wrong (11 dB), and calibrated on speech, none (TODO dB)"
+    "words were wrong (11 dB); on white noise none, with ranges twice as large; on speech none (22 dB)"
 )
 MADE_FROM = "calibration.json"  # file in a program's folder: the sources of its calibration set
 
