@@ -138,8 +138,8 @@ class HailoCompiler(Compiler):
 def _ruined(request: CompileRequest) -> Ruined | None:
     """Return the linears, convolutions and sums of an encoder that 8 bits ruin; None: not examined.
 
-    Softmax and the products of attention are not examined: users report that the compiler ends with an
-    error if these have 16 bits on Hailo-10H.
+    Softmax and the matrix multiplications of attention are not examined: users report that the compiler
+    ends with an error if these have 16 bits on Hailo-10H.
     """
     chosen = cast(ScriptOptions, request.options).sixteen_bit
     if chosen == "nothing" or request.spec.kind.name != ENCODER or not request.arrays:

@@ -51,7 +51,7 @@ def sixteen_bit_commands(runner: Any, names: Collection[str]) -> str:
     """Return commands of the model script that compute convolutions in 16 bits.
 
     The compiler numbers its layers; a layer of the parsed graph lists the ONNX nodes that it was made of.
-    No SDK was at hand: `original_names` is what third-party programs read of `get_hn_dict`.
+    No SDK was available: `original_names` is what third-party programs read of `get_hn_dict`.
 
     Args:
         names: of ONNX nodes, and of the tensors that they compute.
