@@ -84,6 +84,7 @@ class _Planned:
     job: Job
     artifact: Path
     keep: tuple[str, ...]
+    notes: tuple[str, ...]
     samples: int
     emulation: Emulation | None
 
@@ -213,6 +214,7 @@ def _planned(
         job=Job(name=entry.spec.name, stages=plan.stages, settings=plan.settings),
         artifact=folder / plan.artifact,
         keep=plan.keep,
+        notes=plan.notes,
         samples=samples,
         emulation=emulation,
     )
@@ -264,6 +266,8 @@ def _check_simulated(
 def _artifact(plan: _Planned, checks: tuple[Check, ...]) -> Artifact:
     group, folder = plan.group, plan.artifact.parent
     facts = dict(plan.compiler.check(plan.artifact, plan.entry.spec))
+    if plan.notes:
+        facts["notes"] = [*plan.notes, *facts.get("notes", ())]
     if plan.samples:
         facts["calibration_samples"] = plan.samples
     measured: dict[str, float] = {}
