@@ -14,16 +14,15 @@ Weights are unsigned: ONNX Runtime's kernels for x86 without VNNI add pairs of p
 with signed weights, 22.9 with unsigned ones, 22.6 in a simulation.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from whisperport.targets.activations import MIN_SQNR_DB, Activation
 from whisperport.targets.onnx.activations import OnnxActivations
+from whisperport.targets.onnx.quantizer import Reader, fuse, samples_of
 
 if TYPE_CHECKING:  # boards have no package onnx
     import onnx
@@ -75,7 +74,7 @@ def quantize_statically(
 
     with TemporaryDirectory(dir=path.parent) as folder:
         fused, made = Path(folder, "fused.onnx"), Path(folder, "quantized.onnx")
-        _fuse(path, fused)
+        fuse(path, fused)
         nodes = [
             node
             for node in onnx.load(fused, load_external_data=False).graph.node
@@ -86,7 +85,7 @@ def quantize_statically(
         quantize_static(
             fused,
             made,
-            _Reader(arrays),
+            Reader(samples_of(arrays)),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
@@ -97,18 +96,6 @@ def quantize_statically(
         )
         _write(made, out, {one.node for one in ruined if one.precision == "w8"})
     return ruined
-
-
-def _fuse(path: Path, out: Path) -> None:
-    """Write the graph as ONNX Runtime simplifies it for any CPU: a MatMul and its bias become a Gemm."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath = str(out)
-    entry = "session.optimized_model_external_initializers_file_name"
-    options.add_session_config_entry(entry, f"{out.stem}.data")
-    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _ruined(
@@ -126,7 +113,7 @@ def _ruined(
         for node in nodes
     }
     tensors = dict.fromkeys(name for names in counted.values() for name in names)
-    samples = [sample for sample, _ in zip(_samples(arrays), range(EXAMINED), strict=False)]
+    samples = [sample for sample, _ in zip(samples_of(arrays), range(EXAMINED), strict=False)]
     activations = program.measured(tensors, samples)
     found = []
     for node in nodes:
@@ -150,19 +137,3 @@ def _write(source: Path, path: Path, in_8_bits: set[str]) -> None:
     store_in_8_bits(model, in_8_bits)
     share_weights(model.graph, SharedWeights(path.with_suffix(".bin")))
     ir.save(model, path)
-
-
-def _samples(arrays: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
-    mapped = {name: np.load(file, mmap_mode="r") for name, file in arrays.items()}
-    for index in range(min(map(len, mapped.values()))):
-        yield {name: np.ascontiguousarray(array[index]) for name, array in mapped.items()}
-
-
-class _Reader:
-    """The samples, as ONNX Runtime's quantizer reads them."""
-
-    def __init__(self, arrays: Mapping[str, Path]) -> None:
-        self._samples = _samples(arrays)
-
-    def get_next(self) -> dict[str, Any] | None:
-        return next(self._samples, None)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.targets.onnx.quantizer import Reader, fuse, samples_of
 from whisperport.targets.qualcomm.chips import Operand
 from whisperport.targets.quantizing import replace_by_quantized
 
@@ -62,11 +63,8 @@ def _quantize(path: Path, made: Path, arrays: Mapping[str, Path], operand: Opera
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
     source = made.with_name(f"fused-{path.name}")
-    _fuse(path, source)
-    opened = {
-        name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in arrays.items()
-    }
-    samples = _samples(opened)
+    fuse(path, source)
+    samples = list(samples_of(arrays))
     ranges = _ranges(source, samples, made.parent)
     overrides = {
         name: [{"quant_type": QuantType.QUInt16, **_bounds(one, MARGIN)}]
@@ -81,7 +79,7 @@ def _quantize(path: Path, made: Path, arrays: Mapping[str, Path], operand: Opera
         }
     configuration = get_qnn_qdq_config(
         source,
-        _Reader(samples[:1]),  # the ranges are known already
+        Reader(samples[:1]),  # the ranges are known already
         activation_type=QuantType.QUInt16,
         weight_type=QuantType.QUInt8,
         per_channel=True,
@@ -89,25 +87,6 @@ def _quantize(path: Path, made: Path, arrays: Mapping[str, Path], operand: Opera
         add_qtype_converts=False,  # all conversions are in the overrides
     )
     quantize(source, made, configuration)
-
-
-def _fuse(path: Path, out: Path) -> None:
-    """Write the graph as ONNX Runtime simplifies it for any CPU: a MatMul and its bias become a Gemm."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath = os.fspath(out)
-    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def _samples(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the samples as inputs of a run, name -> array."""
-    count = min(map(len, arrays.values()))
-    return [
-        {name: np.ascontiguousarray(array[sample]) for name, array in arrays.items()}
-        for sample in range(count)
-    ]
 
 
 def _ranges(
@@ -121,7 +100,7 @@ def _ranges(
         augmented_model_path=os.fspath(folder / "calibrating.onnx"),
         calibrate_method=CalibrationMethod.MinMax,
     )
-    calibrator.collect_data(_Reader(samples))
+    calibrator.collect_data(Reader(samples))
     found = {}
     for name, one in calibrator.compute_data().items():
         low, high = (
@@ -145,14 +124,3 @@ def _second_operands(model: Any) -> dict[str, set[str]]:
         if node.op_type == "MatMul" and node.input[1] not in weights:
             found.setdefault(node.input[1], set()).add(node.name)
     return found
-
-
-class _Reader:
-    """Samples as ONNX Runtime's quantizer reads them: a `CalibrationDataReader` by its methods."""
-
-    def __init__(self, samples: Sequence[dict[str, Any]]) -> None:
-        self._left = iter(samples)
-
-    def get_next(self) -> dict[str, Any] | None:
-        """Return the next sample; None: there is no more."""
-        return next(self._left, None)
