@@ -9,9 +9,9 @@ the end of it. Every third encoder is held out: the diagnosis was not changed wi
 
 A quantization is a true cause if the output fails the tolerances of float16, which are those of a program
 in float32. If a file is stored in 8 bits, with another mistake, and the rounding of the file explains a
-fourth of the error or more, naming it or not is right; so is
-`saturated`, if the output for a wrong input exceeds the range of the right one. `--known` also gives the output of the 8-bit program
-here to each diagnosis, as `--simulated` does.
+fourth of the error or more, naming it or not is right. So is `saturated`, if the output for a wrong input
+exceeds the range of the right one. `--known` also gives the output of the 8-bit program here to each
+diagnosis, as `--simulated` does.
 
 Outputs are kept in `--work`. Writes `results/coarse_diagnosis_DATE.json` and prints tables.
 """

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.coarse import coarse_output, is_noise, quantization_error
+from whisperport.diagnosis.coarse import (
+    coarse_output,
+    is_noise,
+    known_output,
+    quantization_error,
+)
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.explaining import Explanation
@@ -97,8 +102,7 @@ def diagnose(
     if options.simulated is not None:
         progress("reading the simulated quantization")
         simulated = _values_of(_diagnosed_all(options.simulated, expected, progress))
-        own = expected.simulate
-        expected = replace(expected, simulate=lambda: (simulated, *own()))
+        expected = replace(expected, known=simulated)
     found = _diagnosed_all(output, expected, progress)
     verdict = None
     if options.simulated is not None:
@@ -203,10 +207,12 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         return as_it_is
     if constant := _constant(raw):
         return replace(as_it_is, findings=(constant,))
-    found = search(raw, tensor, expected)
-    best = _explained(found, tensor, expected, gate)
+    best = known_output(raw, tensor, expected)
     if best is None:
-        return replace(as_it_is, excluded=_excluded(raw, tensor, before, found))
+        found = search(raw, tensor, expected)
+        best = _explained(found, tensor, expected, gate)
+        if best is None:
+            return replace(as_it_is, excluded=_excluded(raw, tensor, before, found))
     return replace(
         as_it_is,
         findings=best.findings,
