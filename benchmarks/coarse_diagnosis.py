@@ -168,7 +168,15 @@ class World:
 
     @cache  # noqa: B019  # a world lives as long as the process
     def expected(self, clip: str) -> Expected:
-        return expected_outputs(self.bundle, "encoder", clip, run=RunOptions(threads=1))
+        """Return the expected outputs; what is simulated for a file is kept for the next one."""
+        found = expected_outputs(self.bundle, "encoder", clip, run=RunOptions(threads=1))
+        return replace(
+            found,
+            simulate=cache(found.simulate),
+            make_alternatives=lambda: [
+                replace(a, simulate=cache(a.simulate)) for a in found.alternatives
+            ],
+        )
 
 
 def cases_of(world: World) -> Iterator[Case]:
@@ -308,8 +316,8 @@ def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
         "all": part(outcomes),
         "own": part([o for o in outcomes if not o.case.is_held_out]),
         "held_out": part([o for o in outcomes if o.case.is_held_out]),
-        "median_s": statistics.median(o.seconds for o in outcomes),
-        "longest_s": max(o.seconds for o in outcomes),
+        "seconds_first_file_of_a_clip": first_seconds(outcomes),
+        "median_s_of_the_others": statistics.median(o.seconds for o in outcomes),
         "cases": [row(outcome) for outcome in outcomes],
         "load": os.getloadavg(),
         "machine": machine(),
@@ -320,6 +328,17 @@ def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
     (RESULTS / name).write_text(json.dumps(result, indent=1) + "\n")
     for name in ("all", "own", "held_out"):
         print(name, json.dumps(result[name]))
+
+
+def first_seconds(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return the longest of these: nothing was computed before, as on the command line."""
+    seen, found = set(), {}
+    for o in outcomes:
+        if o.answer.passed or (o.case.checkpoint, o.case.clip) in seen:
+            continue
+        seen.add((o.case.checkpoint, o.case.clip))
+        found[o.case.checkpoint] = max(round(o.seconds, 1), found.get(o.case.checkpoint, 0))
+    return found
 
 
 def part(outcomes: Sequence[Outcome]) -> dict[str, Any]:

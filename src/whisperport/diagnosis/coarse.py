@@ -73,6 +73,7 @@ class _Input:
     recipe: str = ""  # of the simulation with the largest correlation
     simulated: float = 0.0  # that correlation
     shared: float = 0.0  # correlation of its error with that of the file
+    is_clear: bool = True  # whether no other input is about equally similar
 
     @property
     def best(self) -> float:
@@ -133,10 +134,10 @@ def quantization_error(best: Explanation) -> Finding:
 def known_output(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Explanation | None:
     """Return the explanation of a file that holds what the 8-bit program computes on this machine.
 
-    None if that output is not known, or the file holds another one.
+    None if that output is not known, the file holds another one, or that output is that of another input.
     """
     known = expected.known.get(tensor.name)
-    if known is None:
+    if known is None or not _is_of_right_input(known, tensor, expected):
         return None
     same = replace(tensor, array=known)
     best = search(raw, same, replace(expected, tensors=(same,), make_alternatives=tuple)).best
@@ -152,6 +153,23 @@ def known_output(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> 
     if not compare(tensor.name, known, tensor.array, GATES[expected.precision]):
         findings = (*findings, finding)
     return replace(best, reference=right, findings=findings, error=error)
+
+
+def _is_of_right_input(known: Array, tensor: ExpectedTensor, expected: Expected) -> bool:
+    one = ReferenceOutput.of(tensor, known, (), "")
+    if one.frames.shape[0] < FEWEST_FRAMES:
+        return True
+    usual = _Input(of_expected(tensor), _alike(one, of_expected(tensor)))
+    if usual.exact >= CLEAR:
+        return True
+    others = (_Input(r, _alike(one, r)) for r in _references(tensor, expected.alternatives))
+    return usual.exact >= LEAST and not any(other.is_nearer_than(usual) for other in others)
+
+
+def _alike(one: ReferenceOutput, other: ReferenceOutput) -> float:
+    """Return the correlation of two outputs' deviations from the means of their channels."""
+    x, r = (a.frames - a.frames.mean(axis=0) for a in (one, other))
+    return float(np.vdot(x, r)) / max(math.sqrt(float(np.vdot(x, x) * np.vdot(r, r))), 1e-300)
 
 
 def coarse_output(
@@ -285,7 +303,8 @@ def _given(
     the recipe that the right input shows, if it shows one.
 
     Returns:
-        The input; None if it is not the usual one, and several are about equally similar.
+        The input. If it is not the usual one, and several are about equally similar, it names no cause;
+        None if the file has the error of none of their simulations.
     """
     shown = usual.has_its_error and usual.recipe != TOOLCHAIN
     recipes = (usual.recipe,) if shown else ()
@@ -308,7 +327,13 @@ def _given(
         return usual
     others = (one for one in found if one.cause is not better[0].cause)
     is_clear = all(better[0].is_nearer_than(one, OF_INPUTS_DB) for one in others)
-    return better[0] if is_clear else None
+    if is_clear:
+        return better[0]
+    sharing = [one for one in (usual, *found) if one.has_its_error]
+    if not sharing:
+        return None
+    likely = max(sharing, key=lambda one: one.best)
+    return replace(likely, is_clear=False, reference=replace(likely.reference, findings=()))
 
 
 def _rest_db(correlation: float) -> float:
@@ -340,12 +365,20 @@ def _explained(candidate: Candidate, given: _Input, expected: Expected) -> Expla
     """Return the explanation: reading, layout, scale, input and quantization."""
     data = file_values(candidate, given.reference)
     r = data.in_file(given.reference.frames)
-    quantized = data.in_file(given.simulations[given.recipe].frames) if given.has_its_error else r
-    line = _line(data.x, quantized, data.usable, is_stored=candidate.reading.are_stored)
+    outputs = [r]
+    if given.has_its_error:
+        outputs = [data.in_file(given.simulations[given.recipe].frames), r]
+    line = _line(
+        data.x,
+        outputs,
+        data.usable,
+        is_stored=candidate.reading.are_stored,
+        has_offset=given.has_its_error,
+    )
     if line is None:
         return None
     blocks = BlockSums(data.x, r, data.usable).errors(line)
-    fit = ScaleFit(line, int(line.a != 1), blocks, float(np.nanmean(blocks)))
+    fit = ScaleFit(line, int(line.a != 1) + int(line.b != 0), blocks, float(np.nanmean(blocks)))
     spread = math.sqrt(given.reference.mean_square)
     of_line, code = line_findings(fit, candidate.reading, spread)
     corrected = (data.x - line.b) / line.a
@@ -371,18 +404,24 @@ def _explained(candidate: Candidate, given: _Input, expected: Expected) -> Expla
     )
 
 
-def _line(x: Doubles, r: Doubles, used: Mask, *, is_stored: bool) -> Line | None:
-    """Return the line that gives r the mean and the deviation of x; None if x is far from a·r.
+def _line(
+    x: Doubles, outputs: Sequence[Doubles], used: Mask, *, is_stored: bool, has_offset: bool
+) -> Line | None:
+    """Return the line that gives the first output the mean and the deviation of x.
 
-    The usual scale is kept if it is near.
+    The usual scale is kept if it is near that of one of the outputs: a layer norm keeps the deviation of
+    all values. None if x has another mean, unless `has_offset`: no other input is possible.
     """
-    a = float(np.std(x[used]) / np.std(r[used]))
-    if not is_stored and 1 / USUAL_FACTOR < a < USUAL_FACTOR:
+    ratios = [float(np.std(x[used]) / np.std(r[used])) for r in outputs]
+    a, r = ratios[0], outputs[0]
+    if not is_stored and any(1 / USUAL_FACTOR < ratio < USUAL_FACTOR for ratio in ratios):
         a = 1.0
     b = float(np.mean(x[used]) - a * np.mean(r[used]))
     if is_stored:
         return Line(a, b)
-    return Line(a) if abs(b) < USUAL_OFFSET * np.std(x[used]) else None
+    if abs(b) < USUAL_OFFSET * np.std(x[used]):
+        return Line(a)
+    return Line(a, b) if has_offset else None
 
 
 def _sentence(given: _Input, error: float, expected: Expected) -> str:
@@ -397,6 +436,8 @@ def _sentence(given: _Input, error: float, expected: Expected) -> str:
     other = ""
     if best != given.recipe:
         other = f" The other recipes have at most {of_recipes[best]:.1f} dB: {best}."
+    if not given.is_clear:
+        other += " The input may be another one, too; which is not clear."
     return (
         "The quantization is coarse: the file has the error of static 8 bits with this recipe, simulated "
         f"here: {given.recipe}. The simulation has {of_recipes[given.recipe]:.1f} dB, and the file "
