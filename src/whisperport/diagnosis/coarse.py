@@ -22,12 +22,12 @@ from whisperport.diagnosis.expected import (
     Alternative,
     Expected,
     ExpectedTensor,
-    Simulate,
     Simulations,
 )
-from whisperport.diagnosis.explaining import Explanation, on_frames
+from whisperport.diagnosis.explaining import Explanation
 from whisperport.diagnosis.file_values import file_values
-from whisperport.diagnosis.geometries import Geometry, rolled_channels, undone
+from whisperport.diagnosis.geometries import rolled_channels
+from whisperport.diagnosis.moved_channels import channels_moved_back, moved_channels
 from whisperport.diagnosis.raw_files import RawOutput
 from whisperport.diagnosis.reference_outputs import ReferenceOutput, of_alternative, of_expected
 from whisperport.diagnosis.result import Finding
@@ -67,9 +67,8 @@ class _Input:
 
     reference: ReferenceOutput
     exact: float  # correlation with the float32 output
-    simulations: Mapping[str, ReferenceOutput] = field(
-        default_factory=dict
-    )  # recipe -> that output
+    # recipe -> the output of that simulation
+    simulations: Mapping[str, ReferenceOutput] = field(default_factory=dict)
     recipe: str = ""  # of the simulation with the largest correlation
     simulated: float = 0.0  # that correlation
     shared: float = 0.0  # correlation of its error with that of the file
@@ -190,51 +189,10 @@ def coarse_output(
     for candidate in (c for c in candidates if c.is_plain and c.layout.shape == right.array.shape):
         data = file_values(candidate, right)
         if geometry := rolled_channels(data.in_frames(data.x), right.frames):
-            moved = _moved(expected, tensor, geometry)
+            moved = moved_channels(expected, tensor, geometry)
             found = _in_usual_order([candidate], moved.tensor(tensor.name), moved)
-            return _moved_back(found, geometry) if found else None
+            return channels_moved_back(found, geometry) if found else None
     return _in_usual_order(candidates, tensor, expected)
-
-
-def _moved(expected: Expected, tensor: ExpectedTensor, geometry: Geometry) -> Expected:
-    """Return the expected outputs with their channels in the order of a file."""
-
-    def of(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        if tensor.name not in arrays or arrays[tensor.name].size != tensor.array.size:
-            return {}
-        one = ReferenceOutput.of(tensor, arrays[tensor.name], (), "")
-        values = one.from_frames(one.frames[:, geometry.channel_map])
-        return {tensor.name: values.reshape(tensor.array.shape)}
-
-    def simulating(own: Simulate) -> Simulate:
-        return lambda recipes: {name: of(arrays) for name, arrays in own(recipes).items()}
-
-    return replace(
-        expected,
-        tensors=(replace(tensor, array=of({tensor.name: tensor.array})[tensor.name]),),
-        make_alternatives=lambda: [
-            replace(a, arrays=of(a.arrays), simulate=simulating(a.simulate))
-            for a in expected.alternatives
-        ],
-        simulate=simulating(expected.simulate),
-        known=of(expected.known),
-    )
-
-
-def _moved_back(found: Explanation, geometry: Geometry) -> Explanation:
-    """Return an explanation of moved channels with the channels in the expected order."""
-    reference = found.reference
-
-    def back(array: Doubles) -> Doubles:
-        return reference.from_frames(undone(geometry, reference.in_frames(array)))
-
-    return replace(
-        found,
-        reference=replace(reference, array=back(reference.array)),
-        findings=(*geometry.findings, *found.findings),
-        code=(*found.code, *on_frames(reference, geometry.code)),
-        corrected=back(found.corrected),
-    )
 
 
 def _in_usual_order(
