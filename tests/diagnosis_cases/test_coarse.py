@@ -215,18 +215,18 @@ def test_the_causes_of_files_of_8_bit_encoders_are_named(
     assert named == {case: _causes(encoders, *case) for case in cases}
 
 
-def test_the_output_of_the_known_8_bit_program_is_recognized_in_any_order(
+def test_the_output_of_the_known_8_bit_program_is_recognized_in_another_layout(
     encoders: Encoders, tmp_path: Path
 ) -> None:
-    # given a file with moved channels and another scale, and the same program's output on this machine
+    # given a transposed file with another scale, and the same program's output on this machine
     features = encoders.quantized["onnxruntime"]["none"]
     path = tmp_path / "output.bin"
-    np.ascontiguousarray(3 * np.roll(features, 20, axis=2).swapaxes(1, 2)).tofile(path)
+    np.ascontiguousarray(3 * features.swapaxes(1, 2)).tofile(path)
     # when
     found = diagnose(encoders.expected(), path, DiagnoseOptions(simulated=features))
     # then
-    moved = {_C.WRONG_SCALE, _C.AXES_PERMUTED, _C.CHANNEL_BLOCKS_REORDERED}
-    assert set(found.causes) == moved | _causes(encoders, "onnxruntime", "none")
+    layout = {_C.WRONG_SCALE, _C.AXES_PERMUTED}
+    assert set(found.causes) == layout | _causes(encoders, "onnxruntime", "none")
     np.testing.assert_allclose(found.outputs[0].corrected, features, rtol=1e-3, atol=1e-3)
     assert found.numbers["device_against_simulated_sqnr_db"] > 80
 
