@@ -3,15 +3,17 @@
     cd training && python synthesize.py eval --out work/eval     # see training/README.md
     python benchmarks/eight_bits.py --eval training/work/eval default OUTLIER_FOLDER...
 
-Every checkpoint is exported for LiteRT with its encoder in float32 and in each recipe; the decoder runs on
-ONNX Runtime in float32. The utterances of the evaluation have sentences that no embedded model was trained
-with, a third of them in voices that it never heard; the calibration uses the audio files of the package.
+Every checkpoint is exported with its encoder in float32 and in each recipe; the decoder runs on ONNX
+Runtime in float32. The utterances of the evaluation have sentences that no embedded model was trained with,
+a third of them in voices that it never heard; the calibration uses the audio files of the package.
 They are decoded as users decode: with timestamps, and with other temperatures if a text fails. An early
 stop is a text with less than half of float32's words.
 
 The bound is one-sided, with 95 %, from a paired bootstrap over utterances. Its honesty is checked with 40
 samples of a tenth of the utterances each: how many bounds are at least the increase over all utterances.
-Bundles are kept in `--work` and used again. Writes `results/eight_bits_DATE.json` and prints a table.
+Bundles and texts are kept in `--work` and used again. Writes `results/eight_bits_DATE.json` and prints a
+table. The share of multiplications with 8-bit activations is computed from the operators that the encoder's
+notes name as float32, for the sizes of the checkpoint and for those of Whisper tiny.
 """
 
 import argparse
@@ -37,14 +39,19 @@ from whisperport.verification.error_rate import increase_bounds
 
 RESULTS = Path(__file__).parent / "results"
 FLOAT = "fp32"
-RECIPES: Mapping[
-    str, tuple[str, Mapping[str, str]]
-] = {  # name -> precision of the encoder, options
-    FLOAT: ("fp32", {}),
-    "w8a8": ("w8a8", {}),
-    "w8a8 and attention": ("w8a8", {"litert.static": "matmul"}),
-    "w8a8 without exceptions": ("w8a8", {"litert.sensitive": "as-others"}),
+# Name -> target, precision and options of the encoder.
+RECIPES: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    FLOAT: ("litert", "fp32", {}),
+    "onnxruntime w8a8": ("onnxruntime", "w8a8", {}),
+    "litert w8a8": ("litert", "w8a8", {"litert.static": "matmul"}),
+    "onnxruntime without exceptions": (
+        "onnxruntime",
+        "w8a8",
+        {"onnxruntime.sensitive": "as-others"},
+    ),
+    "litert without exceptions": ("litert", "w8a8", {"litert.sensitive": "as-others"}),
 }
+TINY = {"d": 384, "blocks": 4}
 DECODER = ("cross_kv", "prefill_4", "prefill_64", "step", "align")
 AS_USERS = TranscribeOptions(decode=DecodeOptions(language="en"))
 SETS, PART = 40, 0.1  # samples of the utterances that check the bound
@@ -56,7 +63,7 @@ def bundle_of(checkpoint: str, recipe: str, work: Path) -> Bundle:
     try:
         return Bundle.open(folder)
     except BundleError:
-        precision, options = RECIPES[recipe]
+        target, precision, options = RECIPES[recipe]
         chosen = ExportOptions(
             placement=dict.fromkeys(DECODER, "onnxruntime"),
             precisions={"encoder": precision},
@@ -64,13 +71,38 @@ def bundle_of(checkpoint: str, recipe: str, work: Path) -> Bundle:
             allow_unverified=True,
             run=RunOptions(threads=1),
         )
-        return export(load_checkpoint(checkpoint), "litert", folder, chosen)
+        return export(load_checkpoint(checkpoint), target, folder, chosen)
 
 
 def transcribed(bundle: Bundle, clips: Sequence[Clip]) -> list[str]:
-    """Return the text of every clip."""
-    transcriber = Transcriber(bundle, RunOptions(threads=1))
-    return [transcriber.transcribe(clip.samples, AS_USERS).text for clip in clips]
+    """Return the text of every clip; the texts are kept beside the bundle."""
+    kept = bundle.folder.with_suffix(f".{len(clips)}.json")
+    if not kept.exists():
+        transcriber = Transcriber(bundle, RunOptions(threads=1))
+        texts = [transcriber.transcribe(clip.samples, AS_USERS).text for clip in clips]
+        kept.write_text(json.dumps(texts))
+    found: list[str] = json.loads(kept.read_text())
+    return found
+
+
+def in_8_bits(notes: Sequence[str], of: Mapping[str, int]) -> float:
+    """Return the share of an encoder's multiplications whose activations have 8 bits.
+
+    Args:
+        notes: of the encoder, which name the operators in float32: attention, or a convolution.
+        of: d, and the number of blocks.
+    """
+    d, blocks, positions = of["d"], of["blocks"], 1500
+    conv1, conv2, linears = (
+        2 * positions * d * 80 * 3,
+        positions * d * d * 3,
+        12 * positions * d * d,
+    )
+    attention = positions * positions * d  # scores; probabilities times values
+    total = conv1 + conv2 + blocks * (linears + 2 * attention)
+    exact = [note for note in notes if note.startswith("in fp32")]
+    convolutions = sum("conv1:" in note for note in exact)
+    return 1 - (convolutions * conv2 + (len(exact) - convolutions) * attention) / total
 
 
 def row(texts: Sequence[str], of_float: Sequence[str], clips: Sequence[Clip]) -> dict[str, Any]:
@@ -129,9 +161,13 @@ def main() -> None:
             of_float = of_float or texts
             results[name][recipe] = made = row(texts, of_float, clips)
             made["verified"] = bundle.manifest.verified
-            made["exceptions"] = list(bundle.manifest.program("encoder").facts.notes)
+            made["exceptions"] = notes = list(bundle.manifest.program("encoder").facts.notes)
+            dims = bundle.manifest.dims
+            own = {"d": dims.n_audio_state, "blocks": dims.n_audio_layer}
+            made["in_8_bits"] = in_8_bits(notes, own) if recipe != FLOAT else 0.0
+            made["in_8_bits_of_tiny"] = in_8_bits(notes, TINY) if recipe != FLOAT else 0.0
             print(
-                f"{name:<20} {recipe:<24} {made['words']} words, WER {made['wer']:7.2%}, increase "
+                f"{name:<20} {recipe:<32} {made['words']} words, WER {made['wer']:7.2%}, increase "
                 f"{100 * made['increase']:+6.2f} points, at most {100 * made['increase_at_most']:+6.2f}",
                 flush=True,
             )

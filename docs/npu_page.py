@@ -53,7 +53,8 @@ def npu_page() -> str:
         text += "\n## Rejected\n\nwhisperport wrote no bundle for these: "
         text += "the simulated programs disagree with the model.\n\n"
         reasons = _joined(
-            ((row["precision"], row["refused"]), f"`{row['target']}`") for row in refused
+            ((row["precision"], row["refused"].splitlines()[0]), f"`{row['target']}`")
+            for row in refused
         )
         text += "".join(
             f"- {chips} in {precision}: {reason}\n"

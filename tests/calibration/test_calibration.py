@@ -1,12 +1,13 @@
 """Calibration sets: which audio is used, which is skipped, and the layout of the arrays."""
 
 import wave
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from whisperport.audio import log_mel
+from whisperport.audio import load_audio, log_mel
 from whisperport.calibration import arrays
 from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.audio_files import CalibrationAudio, audio_files, fingerprint
@@ -19,6 +20,7 @@ from whisperport.calibration.spectrograms import (
 from whisperport.errors import AudioError
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CalibrationNeed
+from whisperport.verification.clips import shipped_audio
 
 ENCODER = ProgramSpec(
     "encoder", (TensorSpec("mel", (1, 80, 1, 200)),), (TensorSpec("features", (1, 100, 64)),)
@@ -47,9 +49,24 @@ def write(samples, folder: Path, needed: int, spec: ProgramSpec = ENCODER, **mor
     return writer.close()
 
 
-def noise(seconds: float, seed: int = 0, level: float = 0.1) -> np.ndarray:
-    samples = level * np.random.default_rng(seed).standard_normal(round(seconds * SECOND))
-    return np.round(samples.clip(-1, 1) * 32767).astype(np.int16)
+def speech(seconds: float, part: int = 0) -> np.ndarray:
+    """Return a part of the long clip of the package, at half of full scale."""
+    samples = np.roll(long_clip(), -8 * part * SECOND)[: round(seconds * SECOND)]
+    return np.round(samples / np.abs(samples).max() * 16000).astype(np.int16)
+
+
+@cache
+def long_clip() -> np.ndarray:
+    (path,) = (clip.path for clip in shipped_audio() if "long" in clip.path.name)
+    return load_audio(path)
+
+
+def noise(seconds: float, *, pink: bool = False) -> np.ndarray:
+    samples = np.random.default_rng(0).standard_normal(round(seconds * SECOND))
+    if pink:
+        bins = np.fft.rfft(samples)
+        samples = np.fft.irfft(bins / np.sqrt(np.arange(1, bins.size + 1)), samples.size)
+    return np.round(samples / np.abs(samples).max() * 16000).astype(np.int16)
 
 
 def write_wav(path: Path, samples: np.ndarray, rate: int = SECOND) -> Path:
@@ -68,7 +85,7 @@ def _audio(*files: Path, **options) -> CalibrationAudio:
 
 def test_every_window_is_used_as_recorded_quiet_and_loud(tmp_path):
     audio = _audio(
-        write_wav(tmp_path / "a.wav", noise(4)), write_wav(tmp_path / "b.wav", noise(2, 1))
+        write_wav(tmp_path / "a.wav", speech(4)), write_wav(tmp_path / "b.wav", speech(2, 1))
     )
 
     levels = [float(np.abs(window).max()) for window in audio.windows()]
@@ -81,7 +98,7 @@ def test_every_window_is_used_as_recorded_quiet_and_loud(tmp_path):
 
 
 def test_a_set_is_spectrograms_channels_last_on_disk(tmp_path):
-    file = write_wav(tmp_path / "a.wav", noise(2))
+    file = write_wav(tmp_path / "a.wav", speech(2))
 
     mels = ([mel[None, :, None, :]] for mel in spectrograms_of(_audio(file), ENCODER))
 
@@ -90,7 +107,7 @@ def test_a_set_is_spectrograms_channels_last_on_disk(tmp_path):
     (name,) = array_files(need(3))
     array = np.load(tmp_path / name)
     assert (count, array.shape, array.dtype) == (3, (3, 1, 200, 80), "f4")
-    samples = noise(2).astype(np.float32) / 32768
+    samples = speech(2).astype(np.float32) / 32768
     assert np.allclose(array[0, 0].T, log_mel(samples, 80, n_frames=200), atol=1e-5)
     assert array.flags.c_contiguous
 
@@ -131,11 +148,11 @@ def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatc
 
 
 def test_silence_constants_copies_and_short_windows_are_skipped(tmp_path):
-    good = write_wav(tmp_path / "good.wav", noise(2))
-    copy = write_wav(tmp_path / "copy.wav", noise(2))
+    good = write_wav(tmp_path / "good.wav", speech(2))
+    copy = write_wav(tmp_path / "copy.wav", speech(2))
     silent = write_wav(tmp_path / "silent.wav", np.zeros(2 * SECOND, np.int16))
     hum = write_wav(tmp_path / "constant.wav", np.full(2 * SECOND, 9000, np.int16))
-    scrap = write_wav(tmp_path / "scrap.wav", noise(0.5, 2))
+    scrap = write_wav(tmp_path / "scrap.wav", speech(0.5, 2))
     text = tmp_path / "notes.txt"
     text.write_text("no audio")
     audio = _audio(good, copy, silent, hum, scrap, text)
@@ -150,9 +167,56 @@ def test_silence_constants_copies_and_short_windows_are_skipped(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "samples",
+    [
+        noise(4),
+        noise(4) // 10,
+        noise(4, pink=True),
+        np.int16(9000 * np.sin(2 * np.pi * 440.3 * np.arange(4 * SECOND) / SECOND)),
+        np.int16(noise(4) * np.exp(-(np.arange(4 * SECOND) % 4000) / 600)),
+    ],
+    ids=["white noise", "quiet", "pink noise", "tone", "drum"],
+)
+def test_audio_without_speech_is_skipped_and_the_error_says_what_it_would_have_cost(
+    tmp_path, samples
+):
+    audio = _audio(write_wav(tmp_path / "a.wav", samples))
+
+    assert not list(audio.windows())
+
+    assert audio.skipped == {"without speech": 2}
+    with pytest.raises(AudioError, match="too little audio") as caught:
+        check_enough(ENCODER, need(3), 0, audio)
+    assert "skipped: 2 without speech. Measured" in caught.value.why
+    assert "18 of 55 words" in caught.value.why
+    audio.force = True
+    assert len(list(audio.windows())) == 6
+
+
+def test_every_clip_with_speech_is_used_and_the_one_without_is_not():
+    for clip in shipped_audio():
+        audio = CalibrationAudio(files=[clip.path], seconds=30.0)
+
+        assert (next(audio.windows(), None) is not None) == ("no-speech" not in clip.path.name)
+
+
+def test_a_file_with_a_nan_is_skipped_with_the_reason(tmp_path):
+    samples = speech(2).astype(np.float32) / 32768
+    samples[5000] = np.nan
+    header = b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x03\0\x01\0"
+    rates = np.array([SECOND, 4 * SECOND], "<u4").tobytes() + b"\x04\0\x20\0"
+    data = b"data" + np.uint32(samples.nbytes).tobytes() + samples.tobytes()
+    (tmp_path / "nan.wav").write_bytes(header + rates + data)
+    audio = _audio(tmp_path / "nan.wav")
+
+    assert not list(audio.windows())
+    assert audio.skipped == {"with a NaN or an infinity": 1}
+
+
 def test_force_uses_silence_and_copies_but_no_clip_of_the_reference(tmp_path):
-    used = noise(2)
-    files = [write_wav(tmp_path / f"{i}.wav", noise(2, 1)) for i in range(2)]
+    used = speech(2)
+    files = [write_wav(tmp_path / f"{i}.wav", speech(2, 1)) for i in range(2)]
     files += [write_wav(tmp_path / "clip.wav", used)]
     files += [write_wav(tmp_path / "silent.wav", np.zeros(2 * SECOND, np.int16))]
     audio = _audio(*files, excluded=frozenset({fingerprint(used)}), force=True)
@@ -161,7 +225,7 @@ def test_force_uses_silence_and_copies_but_no_clip_of_the_reference(tmp_path):
 
 
 def test_audio_sampled_below_16_khz_is_skipped_and_reported(tmp_path):
-    narrow = write_wav(tmp_path / "phone.wav", noise(2), rate=8000)
+    narrow = write_wav(tmp_path / "phone.wav", speech(2), rate=8000)
     audio = _audio(narrow)
     assert not list(audio.windows())
     with pytest.raises(AudioError, match="too little audio") as caught:
@@ -170,13 +234,13 @@ def test_audio_sampled_below_16_khz_is_skipped_and_reported(tmp_path):
 
 
 def test_higher_sample_rates_are_resampled_and_used(tmp_path):
-    audio = _audio(write_wav(tmp_path / "studio.wav", noise(6), rate=48_000))
+    audio = _audio(write_wav(tmp_path / "studio.wav", speech(6), rate=48_000))
     assert {window.size for window in audio.windows()} == {2 * SECOND}
 
 
 def test_a_clip_of_the_reference_is_recognized_by_its_audio(tmp_path):
-    clip = noise(2)
-    longer = np.concatenate([np.zeros(800, np.int16), clip, noise(3, 5)])
+    clip = speech(2)
+    longer = np.concatenate([np.zeros(800, np.int16), clip, speech(3, 5)])
     file = write_wav(tmp_path / "renamed.wav", longer)
     audio = _audio(file, excluded=frozenset({fingerprint(clip)}))
     assert not list(audio.windows())
@@ -195,7 +259,7 @@ def test_a_folder_without_audio_files_is_an_error(tmp_path, there):
 
 def test_files_are_mixed_and_always_in_the_same_order(tmp_path):
     for i in range(20):
-        write_wav(tmp_path / f"speaker{i // 5}" / f"{i}.wav", noise(0.1))
+        write_wav(tmp_path / f"speaker{i // 5}" / f"{i}.wav", speech(0.1))
     first = audio_files(tmp_path)
     assert first == audio_files(tmp_path)
     assert first != sorted(first)
@@ -226,7 +290,11 @@ def _ready(tmp_path: Path, array: np.ndarray, **options) -> int:
 
 
 def _mels(n: int, frames: int = 200) -> np.ndarray:
-    made = [log_mel(noise(frames / 100, i) / 32768.0, 80, n_frames=frames).T for i in range(n)]
+    return _mels_of(*(speech(frames / 100, part) for part in range(n)))
+
+
+def _mels_of(*clips: np.ndarray) -> np.ndarray:
+    made = [log_mel(clip / 32768.0, 80, n_frames=clip.size // 160).T for clip in clips]
     return np.stack(made)[:, None].astype(np.float32)
 
 
@@ -242,13 +310,14 @@ def test_an_array_of_spectrograms_is_used(tmp_path):
         (_mels(2)[:, 0], "does not fit the encoder"),
         (_mels(2).transpose(0, 3, 1, 2), "does not fit the encoder"),
         (_mels(2).astype(np.float64), "does not fit the encoder"),
-        (noise(2), "does not fit the encoder"),
+        (speech(2), "does not fit the encoder"),
         (20 * _mels(2), "not Whisper's log-mel"),  # in dB
         (_mels(2) - 4, "not Whisper's log-mel"),
         (np.where(np.arange(80) == 3, np.nan, _mels(2)).astype("f4"), "not Whisper's log-mel"),
         (_mels(1), "not a usable calibration set"),
         (np.repeat(_mels(1), 2, axis=0), "identical"),
         (np.zeros((2, 1, 200, 80), np.float32), "constant"),
+        (_mels_of(noise(2), noise(2, pink=True)), "2 steady, as noise is"),
     ],
     ids=[
         "window",
@@ -262,6 +331,7 @@ def test_an_array_of_spectrograms_is_used(tmp_path):
         "few",
         "copies",
         "zeros",
+        "noise",
     ],
 )
 def test_an_array_that_holds_something_else_is_rejected(tmp_path, array, message):

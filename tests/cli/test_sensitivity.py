@@ -99,3 +99,33 @@ def test_a_missing_file_is_an_error_of_its_own(tmp_path: Path) -> None:
 
     assert status == 1
     assert "absent.onnx" in text
+
+
+def test_the_page_shows_the_channel_and_contains_no_markup_of_the_file(
+    program: Program, inputs: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "<script>.onnx"
+    write_onnx_file(program, path)
+    page = tmp_path / "page.html"
+
+    status, _ = run(path, "--inputs", inputs, "--html", page)
+
+    text = page.read_text()
+    assert status == 0
+    assert "<script" not in text
+    assert "&lt;script&gt;.onnx" in text
+    assert "0: channel 3 reaches " in text
+    assert text.count("<tr class=ruined>") == text.count("<figure>") > 0
+    assert text.count("<svg") == 2 * text.count("<figure>")
+
+
+def test_a_page_that_cannot_be_written_is_an_error(
+    program: Program, inputs: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.onnx"
+    write_onnx_file(program, path)
+
+    status, text = run(path, "--inputs", inputs, "--html", tmp_path / "missing" / "page.html")
+
+    assert status != 0
+    assert "page.html" in text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.bundle import MANIFEST, Bundle
 from whisperport.commands import precision_search
 from whisperport.commands.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError, VerificationError
@@ -34,10 +34,13 @@ class Exports:
     ms: Mapping[str, float]
     bundle: Bundle
     tried: list[str]
+    interrupted_in: str = ""
 
     def export(self, _: Any, __: str, out: Path, options: ExportOptions, **___: Any) -> Bundle:
         name = options.precisions["encoder"]
         self.tried.append(name)
+        if name == self.interrupted_in:
+            raise KeyboardInterrupt
         if (bound := self.bounds.get(name, 0.0)) is None:
             raise VerificationError("not written", why="encoder: the SQNR is 4 dB")
         made = Bundle.open(Path(shutil.copytree(self.bundle.folder, out)))
@@ -48,7 +51,9 @@ class Exports:
             for check in made.manifest.verification["checks"]
         ]
         verification = {**made.manifest.verification, "checks": checks}
-        return replace(made, manifest=replace(made.manifest, verification=verification))
+        manifest = replace(made.manifest, verification=verification)
+        (out / MANIFEST).write_bytes(manifest.to_bytes())
+        return replace(made, manifest=manifest)
 
     def times(self, bundles: list[Bundle], _: RunOptions) -> Any:
         return iter([self.ms.get(bundle.folder.name, 10.0) for bundle in bundles])
@@ -118,6 +123,55 @@ def test_without_a_precision_within_the_limit_the_bundle_is_float32s(
     assert found.bundle.manifest.program("encoder").facts.notes[-1].startswith("fp32: chosen; ")
 
 
+def test_the_same_call_continues_an_interrupted_search(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    made = exports({"w8a8": None, "w8": 0.012}, {"w8a16": 5.0})
+    made.interrupted_in = "w8a16"
+    with pytest.raises(KeyboardInterrupt):
+        search(tiny_checkpoint, tmp_path / "out")
+    before, made.interrupted_in = made.tried.copy(), ""
+    made.tried.clear()
+
+    found = search(tiny_checkpoint, tmp_path / "out")
+
+    assert before == ["fp32", "w8a8", "w8", "w8a16"]
+    assert made.tried == ["w8a16"]
+    assert [attempt.precision for attempt in found.attempts] == ["w8a8", "w8", "w8a16"]
+    assert found.attempts[0].rejected == "not verified: encoder: the SQNR is 4 dB"
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
+
+
+def test_attempts_of_other_options_are_not_used(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    made = exports({})
+    made.interrupted_in = "w8a8"
+    with pytest.raises(KeyboardInterrupt):
+        search(tiny_checkpoint, tmp_path / "out")
+    made.interrupted_in = ""
+    made.tried.clear()
+
+    other = replace(OPTIONS, precisions={"step": "w8"})
+    export_in_fewest_bits(tiny_checkpoint, "litert", tmp_path / "out", other)
+
+    assert made.tried[0] == "fp32"
+
+
+def test_a_folder_of_the_user_is_not_deleted(
+    tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
+) -> None:
+    exports({})
+    own = tmp_path / "out.attempts" / "notes.txt"
+    own.parent.mkdir()
+    own.write_text("mine")
+
+    with pytest.raises(UsageError, match="not a folder of attempts"):
+        search(tiny_checkpoint, tmp_path / "out")
+
+    assert own.read_text() == "mine"
+
+
 def test_too_few_words_are_an_error_that_says_how_many_are_needed(
     tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
 ) -> None:
@@ -167,5 +221,4 @@ def test_a_real_export_leaves_only_the_chosen_bundle(
     assert found.bundle.manifest.program("encoder").precision == "w8"
     assert found.bundle.manifest.verified
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
-    assert not (tmp_path / "out" / precision_search.ATTEMPTS).exists()
     Bundle.open(tmp_path / "out")

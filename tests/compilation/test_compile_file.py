@@ -19,7 +19,7 @@ import pytest
 from onnx import helper
 
 from whisperport import targets
-from whisperport.audio import log_mel
+from whisperport.audio import load_audio, log_mel
 from whisperport.compilation.compile import CompileOptions, compile
 from whisperport.compilation.file_source import FileSource, _worst
 from whisperport.compilation.lowered_file import read_lowered
@@ -38,6 +38,7 @@ from whisperport.program.host_part import HostPart, Lookup
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.verification import GATES
+from whisperport.verification.clips import shipped_audio
 
 from ..dummy_vendor.listed import HERE, WITH_DUMMY, interpreter
 from ..wav import write_wav
@@ -151,9 +152,8 @@ def test_an_existing_folder_is_not_replaced_and_finished_stages_are_kept(
 
 
 def test_an_encoder_takes_a_clip_as_a_sample(compiled, encoder, tmp_path):
-    random = np.random.default_rng(0)
-    for name in ("a", "b"):  # 3 s: only the first 2 s are used
-        write_wav(tmp_path / "clips" / f"{name}.wav", 0.1 * random.standard_normal(48_000))
+    for name, clip in zip("ab", shipped_audio(), strict=False):  # 3 s: only the first 2 s are used
+        write_wav(tmp_path / "clips" / f"{name}.wav", load_audio(clip.path)[:48_000])
 
     (program,) = compiled(encoder, tmp_path / "clips").programs
 

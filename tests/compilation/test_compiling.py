@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from whisperport.audio import load_audio
 from whisperport.bundle import MANIFEST, Bundle, writing_bundle
 from whisperport.bundle.origin import is_trusted
 from whisperport.compilation.compile import CompileOptions, compile
@@ -30,6 +31,7 @@ from whisperport.system.locking import lock_path, locked
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.target import Hailo
 from whisperport.verification.bundle_check import verify
+from whisperport.verification.clips import shipped_audio
 
 from ..conftest import noise_clips
 from ..targets.hailo.fake_platform import FakeHef, FakePlatform
@@ -58,9 +60,9 @@ def full_bundle(exported: Callable[..., Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recordings(tmp_path: Path) -> Path:
-    """5 s of noise: two windows, and a rest of 1 s."""
-    samples = 0.1 * np.random.default_rng(9).standard_normal(5 * 16_000)
-    return write_wav(tmp_path / "recordings" / "a.wav", samples).parent
+    """5 s of speech: two windows, and a rest of 1 s."""
+    clip = next(clip.path for clip in shipped_audio() if clip.path.name == "10-ked.mp3")
+    return write_wav(tmp_path / "recordings" / "a.wav", load_audio(clip)[: 5 * 16_000]).parent
 
 
 def _hefs(architecture: int = 3) -> dict[str, bytes]:

@@ -105,6 +105,15 @@ def speech_probabilities(stream: AudioStream) -> Iterator[float]:
         yield from found.ravel().tolist()
 
 
+def speech_seconds(samples: NDArray[np.float32]) -> float:
+    """Return for how long someone speaks, at any level: samples (n,) of 16 kHz."""
+    peak = np.abs(samples).max(initial=0)
+    threshold = VadOptions().threshold
+    with AudioStream(samples / peak if peak else samples, look_back_s=1.0) as stream:
+        found = sum(one >= threshold for one in speech_probabilities(stream))
+    return found * HOP / SAMPLE_RATE
+
+
 def spans_above(probabilities: Iterable[float], options: VadOptions) -> Iterator[Span]:
     """Yield spans from the first probability above the threshold to a pause of `min_silence_s`."""
     pause = round(options.min_silence_s * SAMPLE_RATE / HOP)

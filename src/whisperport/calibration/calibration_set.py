@@ -14,6 +14,7 @@ from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.calibration.arrays import ArrayWriter, array_files
 from whisperport.calibration.audio_files import (
     LEVELS,
+    NO_SPEECH,
     CalibrationAudio,
     Floats,
     audio_files,
@@ -33,6 +34,11 @@ from whisperport.system.progress import Progress
 from whisperport.targets.compiler import CalibrationNeed, Layout
 from whisperport.verification.clips import shipped_audio
 
+MISLEADING = ("silent", "constant", NO_SPEECH)  # reasons for which audio is skipped
+COST = (
+    "Measured on a checkpoint with a massive activation, encoder in w8a8: calibrated on silence, 18 of 55 "
+    "words were wrong (11 dB); on white noise none, with ranges twice as large; on speech none (22 dB)"
+)
 MADE_FROM = "calibration.json"  # file in a program's folder: the sources of its calibration set
 
 
@@ -131,19 +137,19 @@ def check_enough(
     """
     if count >= need.samples or (audio.force and count):
         return
-    skipped = ", ".join(f"{n} {reason}" for reason, n in sorted(audio.skipped.items()))
     windows = need.samples / samples_per_window(spec) / len(LEVELS)
     hours = windows * audio.seconds / 3600
     hints = [
         "give more audio",
         need.fewer_hint,
-        "`--force` uses this audio, skipped windows included",
+        "`--force` of `compile` uses this audio, skipped windows included",
     ]
     raise AudioError(
         f"too little audio to calibrate `{spec.name}`",
         why=f"it gives {count} samples of {audio.seconds:g} s, and {need.samples} samples are needed: "
         f"{hours:.1f} h of audio, of which each window is used at three levels (unchanged, quiet, loud)"
-        + (f"; skipped: {skipped}" if skipped else ""),
+        + (f"; skipped: {audio.faults}" if audio.skipped else "")
+        + ("" if audio.skipped.keys().isdisjoint(MISLEADING) else f". {COST}"),
         hint="; ".join(filter(None, hints)),
     )
 
@@ -177,6 +183,8 @@ def _make(
             writer.add(inputs.record(mel))
         if all(writer.is_full for _, writer in unfinished):
             break
+    if audio.skipped:
+        progress(f"skipped of the calibration audio: {audio.faults}")
     return [writer.close() for _, writer in makers], audio
 
 

@@ -111,8 +111,8 @@ class GivenInputs:
         if samples is None:
             raise AudioError(
                 "the audio cannot be used",
-                why=", ".join(f"{n} windows: {reason}" for reason, n in audio.skipped.items()),
-                hint="give audio of speech; `--force` uses silence and narrow-band audio too",
+                why=f"windows or files: {audio.faults}",
+                hint="give audio of speech; `--force` uses silence, noise and narrow-band audio too",
             )
         return log_mel(samples, bins, n_frames=frames).reshape(self.spec.inputs[0].shape)
 

@@ -17,9 +17,11 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import as_json
+from whisperport.cli.sensitivity_page import sensitivity_page
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.sensitivity import SUFFIXES
 from whisperport.commands.sensitivity import sensitivity as run_sensitivity
+from whisperport.system.atomic import write_atomic
 from whisperport.targets.activations import MIN_SQNR_DB
 
 NAME_WIDTH = 52  # characters; the table then fits 100 columns
@@ -49,8 +51,19 @@ BAR_DB = 2.0  # of one character
     metavar="N",
     help="Number of activations to list",
 )
+@option(
+    "--html",
+    group="Output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    show_default="no page",
+    help="Also write an HTML page with all activations, and pictures of the channels and frames of those "
+    "that are ruined",
+)
 @as_json
-def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> None:
+def sensitivity(
+    program: str, inputs: Path | None, top: int, html: Path | None, as_json: bool
+) -> None:
     """Find the activations of a program that one 8-bit scale ruins, before anything is quantized.
 
     PROGRAM is an .onnx or .pt2 file of any model, or a checkpoint or a name such as tiny.en, whose encoder
@@ -63,7 +76,7 @@ def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> N
     \b
     Examples:
       $ whisperport sensitivity tiny.en
-      $ whisperport sensitivity encoder.onnx --inputs talks
+      $ whisperport sensitivity encoder.onnx --inputs talks --html sensitivity.html
     """
     with stages() as progress:
         rows = run_sensitivity(
@@ -71,6 +84,9 @@ def sensitivity(program: str, inputs: Path | None, top: int, as_json: bool) -> N
             inputs,
             progress=progress,
         )
+    if html is not None:
+        page = sensitivity_page(Path(program).name, rows, MIN_SQNR_DB)
+        write_atomic(html, page.encode())
     if as_json:
         print_json({"activations": rows, "min_typical_db": MIN_SQNR_DB})
         return

@@ -4,7 +4,8 @@
 
 The judge is the words: on the clips of the verification, the one-sided 95% bound of how much the word error
 rate increases over float32's must be within the limit. A precision is chosen only if the bundle is smaller,
-or its encoder faster, than in float32. Every attempt is told, with the number that stopped it.
+or its encoder faster, than in float32. Every attempt is told, with the number that stopped it. Attempts are
+kept beside the result until it is complete: the same call continues a search that was interrupted.
 """
 
 import os
@@ -13,12 +14,14 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.bundle import MANIFEST, Bundle, Manifest, check_writable
 from whisperport.bundle.writing import writing_bundle
 from whisperport.commands.fastest import noise_call
+from whisperport.commands.kept_attempts import KeptAttempts, dependencies
 from whisperport.errors import UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions, export, loaded
 from whisperport.program.checks import Check
@@ -34,9 +37,6 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
 
 AUTO = "auto"  # `--precision encoder=auto`
 FLOAT = "fp32"
-ATTEMPTS = (
-    ".attempts"  # folder in the new bundle's hidden folder, deleted before the bundle is complete
-)
 ROUNDS = 5  # runs of each encoder, in turn, after one that is not measured
 POINTS = 100  # in 1.0 of a rate
 
@@ -86,7 +86,8 @@ def export_in_fewest_bits(
 ) -> Searched:
     """Export with the encoder in the least exact precision whose words are within the limit.
 
-    The attempts are exported to the hidden folder in which the bundle is written, one after the other.
+    The attempts are exported to the folder `OUT.attempts`, one after the other. After an interruption, the
+    same call continues with the attempts of that folder.
 
     Args:
         checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
@@ -111,16 +112,18 @@ def export_in_fewest_bits(
         _check_count(words, max_increase)
     checkpoint = loaded(checkpoint, progress)
     with writing_bundle(out) as writer:
+        kept = KeptAttempts(out, dependencies(checkpoint.source.to_json(), target, options))
 
         def in_precision(name: str) -> Bundle:
             chosen = replace(options, precisions={**options.precisions, ENCODER: name})
-            return export(
+            make = partial(
+                export,
                 checkpoint,
                 target,
-                writer.folder / ATTEMPTS / name,
-                chosen,
+                options=chosen,
                 progress=lambda stage: progress(f"encoder in {name}: {stage}"),
             )
+            return kept.bundle(name, make)
 
         exact = in_precision(FLOAT)
         value = _words(exact).value
@@ -139,12 +142,12 @@ def export_in_fewest_bits(
         if chosen is exact:
             size, ms = _size(exact), next(_times([exact], options.run))
             attempts.append(Attempt(precision=FLOAT, size=size, encoder_ms=ms))
-        progress("moving the bundle to its folder")
-        for path in chosen.folder.iterdir():
-            if path.name != MANIFEST:
-                shutil.move(path, writer.folder / path.name)
-        shutil.rmtree(writer.folder / ATTEMPTS)
-        return Searched(writer.commit(_with_notes(chosen, attempts)), tuple(attempts))
+        progress("copying the bundle to its folder")
+        others = shutil.ignore_patterns(MANIFEST)
+        shutil.copytree(chosen.folder, writer.folder, ignore=others, dirs_exist_ok=True)
+        bundle = writer.commit(_with_notes(chosen, attempts))
+        kept.delete()
+        return Searched(bundle, tuple(attempts))
 
 
 def _precisions(target: str) -> list[str]:

@@ -5,6 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from numpy.typing import NDArray
+
 from whisperport.calibration.given_inputs import GivenInputs
 from whisperport.calibration.sensitivity import sensitivities
 from whisperport.commands.inspect import files_of
@@ -46,7 +48,8 @@ def sensitivity(
 
     Returns:
         JSON objects: `activation`, `operator`, `tensor`, `typical_db`, `alone_db` (null: not measured),
-        `ruined`, and `text`, a sentence about its values.
+        `ruined`, and `text`, a sentence about its values. Of those that are ruined, `channels` and
+        `frames` have the largest absolute value of each, over all samples; else these are empty.
 
     Raises:
         ProgramError: the program or an input is damaged, or the program cannot be run.
@@ -126,6 +129,12 @@ def _rows_of(path: Path, inputs: Path | None, progress: Progress) -> list[dict[s
             "alone_db": one.alone_db,
             "ruined": one.is_ruined,
             "text": str(one.activation),
+            "channels": _peaks(one.activation.channel_peaks) if one.is_ruined else [],
+            "frames": _peaks(one.activation.frame_peaks) if one.is_ruined else [],
         }
         for one in sensitivities(path, samples, progress=progress)
     ]
+
+
+def _peaks(values: NDArray[Any]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]

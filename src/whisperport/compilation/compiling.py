@@ -86,6 +86,7 @@ class _Planned:
     job: Job
     artifact: Path
     keep: tuple[str, ...]
+    notes: tuple[str, ...]
     samples: int
     emulation: Emulation | None
 
@@ -215,6 +216,7 @@ def _planned(
         job=Job(name=entry.spec.name, stages=plan.stages, settings=plan.settings),
         artifact=folder / plan.artifact,
         keep=plan.keep,
+        notes=plan.notes,
         samples=samples,
         emulation=emulation,
     )
@@ -266,6 +268,8 @@ def _check_simulated(
 def _artifact(plan: _Planned, checks: tuple[Check, ...]) -> Artifact:
     group, folder = plan.group, plan.artifact.parent
     facts = dict(plan.compiler.check(plan.artifact, plan.entry.spec))
+    if plan.notes:
+        facts["notes"] = [*plan.notes, *facts.get("notes", ())]
     if plan.samples:
         facts["calibration_samples"] = plan.samples
     measured: dict[str, float] = {}

@@ -13,6 +13,17 @@ from whisperport.program.runner import Array
 
 INTEGERS = ("int8", "uint8", "int16", "uint16")
 
+Simulations = Mapping[str, Mapping[str, Array]]
+"""Recipe of an 8-bit quantization, such as "min-max per tensor" -> output name -> its value."""
+
+Simulate = Callable[[Sequence[str]], Simulations]
+"""Computes the outputs of a program in 8 bits by the recipes of these names; all for an empty list."""
+
+
+def no_simulation(recipes: Sequence[str]) -> Simulations:
+    """Return nothing: no simulation is available."""
+    return {}
+
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
@@ -89,7 +100,7 @@ class Alternative:
     sentence: str
     arrays: Mapping[str, Array]
     advice: str = ""
-    simulate: Callable[[], Sequence[Mapping[str, Array]]] = field(default=tuple, repr=False)
+    simulate: Simulate = field(default=no_simulation, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +114,9 @@ class Expected:
         source: where the outputs come from, in one sentence.
         precision: the precision whose tolerances decide whether an output passes, such as "fp16".
         make_alternatives: computes the outputs for other inputs; called once, when it is first needed.
-        simulate: computes the outputs of the program in static 8 bits, once for each usual way to choose
-            its ranges, or of the toolchain's own simulation; nothing if none is available.
+        simulate: computes the outputs of the program in static 8 bits; nothing if that is not possible.
+        sensitive: names the tensor that 8 bits suit least, in one sentence; called after `simulate`.
+        known: outputs of the 8-bit program that the device runs, computed on this machine.
     """
 
     program: str
@@ -113,7 +125,9 @@ class Expected:
     source: str = ""
     precision: str = "fp16"
     make_alternatives: Callable[[], Sequence[Alternative]] = field(default=tuple, repr=False)
-    simulate: Callable[[], Sequence[Mapping[str, Array]]] = field(default=tuple, repr=False)
+    simulate: Simulate = field(default=no_simulation, repr=False)
+    sensitive: Callable[[], str] = field(default=str, repr=False)
+    known: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:

@@ -10,8 +10,14 @@ import numpy as np
 from whisperport.bundle import Bundle
 from whisperport.calibration import BundleSession
 from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
-from whisperport.diagnosis.simulated_encoder import Simulation, simulated_encoder
+from whisperport.diagnosis.expected import (
+    Alternative,
+    Expected,
+    ExpectedTensor,
+    Quantization,
+    Simulations,
+)
+from whisperport.diagnosis.simulated_encoder import SimulatedEncoder, simulated_encoder
 from whisperport.diagnosis.wrong_inputs import input_mistakes
 from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
@@ -79,7 +85,8 @@ def expected_outputs(
         source=FROM_REFERENCE if program == ENCODER and found.features.size else FROM_BUNDLE,
         precision=precision or ("fp16" if own == "fp32" else own),
         make_alternatives=lambda: tuple(source.alternatives(found)),
-        simulate=lambda: source.simulated(source.mel(found)),
+        simulate=partial(source.simulated_clip, found),
+        sensitive=source.sensitive,
     )
 
 
@@ -119,7 +126,7 @@ class _Source:
                     f"The file holds the output for the clip `{other.name}`.",
                     self.outputs(other),
                     "Give the device the input of the clip that is compared.",
-                    partial(self._simulated_clip, other),
+                    partial(self.simulated_clip, other),
                 )
         if self.spec.name not in AFTER_AUDIO:
             return
@@ -131,12 +138,21 @@ class _Source:
                 simulate = partial(self.simulated, mel)
                 yield Alternative(mistake.cause, mistake.sentence, arrays, mistake.advice, simulate)
 
-    def simulated(self, mel: Array) -> tuple[dict[str, Array], ...]:
-        """Return the outputs of the simulated static 8-bit encoder; () if there is none."""
+    def simulated(self, mel: Array, recipes: Sequence[str]) -> Simulations:
+        """Return the outputs of the simulated static 8-bit encoder; {} if there is none."""
         if self.spec.name not in AFTER_AUDIO or self._simulation is None:
-            return ()
+            return {}
         self.progress("simulating the encoder in static 8 bits")
-        return tuple(self._of_features(features) for features in self._simulation(mel))
+        found = self._simulation.features(mel, recipes)
+        return {recipe: self._of_features(features) for recipe, features in found.items()}
+
+    def simulated_clip(self, clip: ReferenceClip, recipes: Sequence[str]) -> Simulations:
+        """Return the same for a clip."""
+        return self.simulated(self.mel(clip), recipes)
+
+    def sensitive(self) -> str:
+        """Return which tensor 8 bits suit least; "" if there is no simulation."""
+        return self._simulation.sensitive() if self._simulation else ""
 
     def mel(self, clip: ReferenceClip) -> Array:
         """Return the spectrogram of a clip."""
@@ -146,11 +162,8 @@ class _Source:
     def dims(self) -> Dims:
         return self.session.bundle.manifest.dims
 
-    def _simulated_clip(self, clip: ReferenceClip) -> tuple[dict[str, Array], ...]:
-        return self.simulated(self.mel(clip))
-
     @cached_property
-    def _simulation(self) -> Simulation | None:
+    def _simulation(self) -> SimulatedEncoder | None:
         clips = self.session.reference.clips[:CALIBRATION_CLIPS]
         return simulated_encoder(self.session.bundle, [self.mel(clip) for clip in clips])
 

@@ -165,7 +165,7 @@ def _explanation(
             *candidate.code,
             *line_code,
             *candidate.layout.code(),
-            *_on_frames(reference, fitted.geometry.code),
+            *on_frames(reference, fitted.geometry.code),
         ),
         error,
         floor,
@@ -270,7 +270,7 @@ def _not_finite(data: FileValues) -> Finding:
     )
 
 
-def _on_frames(reference: ReferenceOutput, code: tuple[str, ...]) -> tuple[str, ...]:
+def on_frames(reference: ReferenceOutput, code: tuple[str, ...]) -> tuple[str, ...]:
     """Return lines of numpy for (F, C) as lines for the output's shape."""
     axis = reference.frame_axis
     if not code or axis is None:

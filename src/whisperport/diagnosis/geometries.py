@@ -26,6 +26,7 @@ FEWEST_SHIFTED = 8  # fewer frames are not compared with each other
 ALIKE = 0.5  # correlation of the frames' means or deviations, which a part of another output lowers
 FEWEST_FRAMES = 16  # frames that are needed to recognize a channel
 FRAMES = 512  # frames that channels are compared with
+ROLLED = 0.25  # mean correlation of all channels that is no chance
 CERTAIN = 0.8  # correlation from which on a channel is recognized
 
 
@@ -57,6 +58,22 @@ def geometries(data: FileValues) -> Iterator[Geometry]:
             findings = (*moved.findings, _block_finding(order))
             back = f"x = x[:, np.argsort({_listed(order)})]"
             yield Geometry(moved.frame_map, order, findings, (*moved.code, back))
+
+
+def rolled_channels(x: Doubles, r: Doubles) -> Geometry | None:
+    """Return the order in which all channels (F, C) are moved by the same number; None if they are not.
+
+    It is recognized by all channels together, so that none of them must be similar by itself.
+    """
+    count = x.shape[1]
+    similar, index = _similarities(x, r), np.arange(count)
+    by_shift = np.array([similar[index, (index - shift) % count].mean() for shift in index])
+    shift = int(by_shift.argmax())
+    if shift == 0 or by_shift[shift] < max(ROLLED, 2 * np.sort(by_shift)[-2]):
+        return None
+    order: Map = (index - shift) % count
+    code = f"x = x[:, np.argsort({_listed(order)})]"
+    return Geometry(None, order, (_block_finding(order),), (code,))
 
 
 def in_order(

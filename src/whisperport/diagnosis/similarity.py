@@ -39,6 +39,23 @@ def over_time(candidate: Candidate, reference: ReferenceOutput) -> float:
     return max(0.0, _correlation(x - x.mean(axis=0), r - r.mean(axis=0)))
 
 
+def shared_error(candidate: Candidate, exact: ReferenceOutput, simulated: ReferenceOutput) -> float:
+    """Return the same correlation of a file and a simulation, without what both have of the exact output.
+
+    It is large only if the file has the errors of the simulation.
+    """
+    x, r = _samples(candidate, exact)
+    known = np.isfinite(x).all(axis=1)
+    if np.count_nonzero(known) < 8:
+        return 0.0
+    x, r, s = (
+        a - a.mean(axis=0) for a in (x[known], r[known], _samples(candidate, simulated)[1][known])
+    )
+    size = max(float(np.vdot(r, r)), 1e-300)
+    x, s = (a - r * (float(np.vdot(a, r)) / size) for a in (x, s))
+    return max(0.0, _correlation(x, s))
+
+
 def _samples(candidate: Candidate, reference: ReferenceOutput) -> tuple[Doubles, Doubles]:
     """Return the values of some frames of a file and of a reference, (f, C) each."""
     index = _sampled_frames(*reference.frames.shape)

@@ -1,7 +1,9 @@
 """Simulate the static 8-bit encoder of a bundle's checkpoint, where torch and the checkpoint are here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +12,39 @@ from whisperport.bundle import Bundle
 from whisperport.data import embedded_model
 from whisperport.errors import WhisperportError
 
+if TYPE_CHECKING:
+    from whisperport.model.static_int8 import StaticInt8Encoder
+
 Floats = NDArray[np.float32]
-Simulation = Callable[[Floats], tuple[Floats, ...]]
-"""mel (n_mels, 2T) -> features (T, d), once for each usual way to choose the ranges."""
 
 
-def simulated_encoder(bundle: Bundle, mels: Sequence[Floats]) -> Simulation | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedEncoder:
+    """The static 8-bit encoder of a checkpoint, in several recipes."""
+
+    encoder: "StaticInt8Encoder"
+
+    def features(self, mel: Floats, recipes: Sequence[str]) -> dict[str, Floats]:
+        """Return recipe -> features (T, d) of mel (n_mels, 2T); with all recipes if none is named."""
+        import torch
+
+        from whisperport.model.static_int8 import RECIPES
+
+        wanted = torch.from_numpy(np.ascontiguousarray(mel, np.float32))[None]
+        names = recipes or tuple(RECIPES)
+        return {name: self.encoder.encode(wanted, name)[0].numpy() for name in names}
+
+    def sensitive(self) -> str:
+        """Return which tensor 8 bits suit least, in one sentence."""
+        if (widest := self.encoder.widest) is None:
+            return ""
+        return (
+            f"8 bits suit the output of `{widest.module}` least: its largest value, in channel "
+            f"{widest.channel}, is {widest.ratio:,.0f} times the median."
+        )
+
+
+def simulated_encoder(bundle: Bundle, mels: Sequence[Floats]) -> SimulatedEncoder | None:
     """Return the simulation; None without torch, or if the bundle's checkpoint is not on this machine.
 
     Args:
@@ -41,13 +70,8 @@ def simulated_encoder(bundle: Bundle, mels: Sequence[Floats]) -> Simulation | No
     if dict(checkpoint.source.sha256) != bundle.manifest.source.get("sha256"):
         return None
     model = build_model(checkpoint, bundle.manifest.window)
-    encoder = StaticInt8Encoder(model.encoder, [torch.from_numpy(mel)[None] for mel in mels])
-
-    def simulate(mel: Floats) -> tuple[Floats, ...]:
-        wanted = torch.from_numpy(np.ascontiguousarray(mel, np.float32))[None]
-        return tuple(features[0].numpy() for features in encoder.encode(wanted))
-
-    return simulate
+    inputs = [torch.from_numpy(mel)[None] for mel in mels]
+    return SimulatedEncoder(StaticInt8Encoder(model.encoder, inputs))
 
 
 def _local(name: str) -> str | Path | None:

@@ -34,7 +34,12 @@ from whisperport.exporting.preflight import check_fits, estimate_export, require
 from whisperport.exporting.quantizing import quantize_programs
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
-from whisperport.program.program_kind import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
+from whisperport.program.program_kind import (
+    COARSE_PROJECTION,
+    ENCODER,
+    UNCACHED_DECODER,
+    VOCAB_PROJECTION,
+)
 from whisperport.program.spec import TargetSpec, UncachedForm
 from whisperport.program.window import Window, WindowOptions
 from whisperport.system.option import Option
@@ -53,6 +58,7 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
     from whisperport.trace.program import Program
 
+STATIC = ("w8a8", "w8a16")  # precisions with activations of a fixed scale
 BUILD_PACKAGES = ("whisperport", "torch", "onnx", "onnxscript", "numpy")  # of every export
 
 log = logging.getLogger(__name__)
@@ -412,6 +418,7 @@ def _programs(
     model: Any, generation: Generation, placed: Placed, uncached: UncachedForm | None
 ) -> Iterator["Program"]:
     """Yield every program, in the variant that its target uses."""
+    from whisperport.model.equalization import equalize
     from whisperport.trace.variants import whisper_programs
     from whisperport.trace.whisper import Parts
 
@@ -425,6 +432,9 @@ def _programs(
         for name, placement in placed.placements.items()
         if placement.precision == "fp32" and placed.target_of(name).spec.sums_exponentials
     )
+    encoder = placed.placements[ENCODER]
+    if encoder.precision in STATIC or placed.target_of(ENCODER).compiler is not None:
+        equalize(model.encoder)
     parts = Parts(model, generation.alignment_heads, uncached, projected, batch_projected, summed)
     yield from whisper_programs(parts, tuple(placed.placements), variants)
 

@@ -58,6 +58,17 @@ class Activation:
         channels = np.sqrt(np.mean(self._powers, axis=0))
         return float(min(np.median(np.concatenate(self._frames)), np.median(channels)))
 
+    @property
+    def channel_peaks(self) -> NDArray[Any]:
+        """Largest absolute value of each channel: (channels,)."""
+        assert self._channels is not None
+        return self._channels
+
+    @property
+    def frame_peaks(self) -> NDArray[Any]:
+        """Largest absolute value of each frame, in any sample: (frames,)."""
+        return np.asarray(np.max(self._extremes, axis=0))
+
     def sqnr_db(self, bits: int = 8) -> float:
         """SQNR in dB of typical values if one scale holds all values."""
         step = (self.high - self.low) / (2**bits - 1)

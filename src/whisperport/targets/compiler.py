@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
+
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
@@ -24,6 +26,22 @@ Layout = Callable[[Array], Array]
 def same_layout(array: Array) -> Array:
     """Return the sample as it is, for compilers that expect the layout of the program's inputs."""
     return array
+
+
+def undone(layout: Layout, sample: Array, shape: Sequence[int]) -> Array:
+    """Return one sample of an input in the program's own order of axes.
+
+    Args:
+        layout: that of the sample.
+        sample: its values.
+        shape: of the program's input.
+    """
+    # A layout only moves values. Applied to the indices of the values, it gives the source of each value.
+    # float32 holds integers exactly up to 16 million, 40 times the number of values in a spectrogram.
+    source = layout(np.arange(sample.size, dtype=np.float32).reshape(shape))
+    found = np.empty(sample.size, sample.dtype)
+    found[source.ravel().astype(np.int64)] = sample.ravel()
+    return found.reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +96,7 @@ class CompilePlan:
     artifact: str  # name of the compiled file, which one of the stages writes
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON for the stage script
     keep: tuple[str, ...] = ()  # other files of the folder that are copied into the bundle
+    notes: tuple[str, ...] = ()  # sentences that the user should read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The target `onnxruntime`: ONNX Runtime on the CPU or another installed execution provider."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
@@ -12,20 +12,22 @@ from whisperport.errors import UsageError, needs
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.program.runner import Runner
-from whisperport.program.spec import LoweringCost, TargetSpec
+from whisperport.program.spec import LoweringCost, ProgramSpec, TargetSpec
 from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.lowering import lower_file_to_onnx
 from whisperport.targets.onnx.runner import CPU, OnnxRunner
 from whisperport.targets.onnx.weights import LARGEST, OnnxWeights, OwnWeights
 from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.quantizing import Sensitive, replace_by_quantized, static_calibration
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
 
 FOLDER = "onnxruntime"
-W8 = "w8"
+W8, W8A8 = "w8", "w8a8"
 ENCODER = "encoder"  # the program that is not loaded if its features are computed elsewhere
 OPSETS = range(13, 21)  # those that `trace/onnx_opset.py` writes; the last is the default
 
@@ -41,6 +43,7 @@ class LowerOptions:
     opset: Annotated[
         int, Option("Version of the ONNX operator set (opset)", low=OPSETS[0], high=OPSETS[-1])
     ] = OPSETS[-1]
+    sensitive: Sensitive = "w8"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -144,7 +147,7 @@ class OnnxRuntime(Target):
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
-        precisions=("fp32", W8),
+        precisions=("fp32", W8, W8A8),
         further_programs=frozenset({COARSE_PROJECTION}),  # it has an operator of ONNX Runtime
         trial_options={"provider": CPU},
         runtime="onnxruntime",
@@ -161,22 +164,22 @@ class OnnxRuntime(Target):
             "static": "ONNX Runtime supports dynamic shapes; whisperport uses static shapes only",
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
             "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits, which rounds "
-            "its other input to 8 bits in blocks of 128; microsoft/onnxruntime#24491: since release 1.22",
+            "its other input to 8 bits in blocks of 128; microsoft/onnxruntime#24491: since release 1.22; "
+            "w8a8: onnxruntime.quantization.quantize_static",
             "max_rank": "no limit found in ONNX Runtime's CPU kernels; 8 is the limit of other compilers",
         },
     )
 
     def __init__(
-        self, opset: int = OPSETS[-1], precisions: Mapping[str, str] | None = None
+        self, options: LowerOptions | None = None, precisions: Mapping[str, str] | None = None
     ) -> None:
-        self.opset = opset
-        self.precisions = dict(precisions or {})
+        self.options, self.precisions = options or LowerOptions(), dict(precisions or {})
 
     def configured(self, options: Any) -> Self:
-        return type(self)(cast(LowerOptions, options).opset, self.precisions)
+        return type(self)(cast(LowerOptions, options), self.precisions)
 
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
-        return type(self)(self.opset, precisions)
+        return type(self)(self.options, precisions)
 
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
@@ -186,13 +189,14 @@ class OnnxRuntime(Target):
         ):
             from whisperport.trace.onnx import SharedWeights, write_onnx
         (folder / FOLDER).mkdir()
-        weights = SharedWeights(folder / FOLDER / "weights.bin")
-        entries = []
+        shared = SharedWeights(folder / FOLDER / "weights.bin")
+        opset, entries = self.options.opset, []
         for program in programs:
-            progress(f"writing {program.name} as ONNX opset {self.opset}")
+            progress(f"writing {program.name} as ONNX opset {opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
             precision = self.precision_of(program.name)
-            nodes = write_onnx(program, path, weights, opset=self.opset, in_8_bits=precision == W8)
+            weights = SharedWeights(path.with_suffix(".bin")) if precision == W8A8 else shared
+            nodes = write_onnx(program, path, weights, opset=opset, in_8_bits=precision == W8)
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
@@ -200,7 +204,7 @@ class OnnxRuntime(Target):
                     method=program.name,
                     files=(f"{FOLDER}/{path.name}", f"{FOLDER}/{weights.path.name}"),
                     facts=ProgramFacts(
-                        delegated=nodes, undelegated=(), subgraphs=1, others={"opset": self.opset}
+                        delegated=nodes, undelegated=(), subgraphs=1, others={"opset": opset}
                     ),
                 )
             )
@@ -210,7 +214,34 @@ class OnnxRuntime(Target):
         self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program to an ONNX file that contains its weights."""
-        return lower_file_to_onnx(self, program, path, self.opset, progress, simplify=simplify)
+        return lower_file_to_onnx(
+            self, program, path, self.options.opset, progress, simplify=simplify
+        )
+
+    def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+        return static_calibration(spec) if precision == W8A8 else None
+
+    def quantize(
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+    ) -> ProgramEntry:
+        from whisperport.targets.onnx.static_quantization import quantize_statically
+
+        progress(f"quantizing {entry.spec.name} to {entry.precision}")
+        found: list[str] = []
+
+        def run(source: Path, made: Path) -> None:
+            examine = self.options.sensitive == "w8"
+            found.extend(map(str, quantize_statically(source, made, arrays, examine=examine)))
+
+        replace_by_quantized(
+            folder / entry.files[0],
+            run,
+            failure="ONNX Runtime could not quantize",
+            missing="onnx is not installed",
+            target=self.spec.name,
+            extra=self.spec.extra,
+        )
+        return replace(entry, facts=replace(entry.facts, notes=tuple(found)))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -228,7 +259,7 @@ class OnnxRuntime(Target):
         own = {
             graph: OwnWeights(graph)
             for entry, graph in zip(entries, graphs, strict=True)
-            if graph in on_cpu and (entry.precision == W8 or entry.spec.kind.is_batch)
+            if graph in on_cpu and (entry.precision in (W8, W8A8) or entry.spec.kind.is_batch)
         }
         own = {graph: weights for graph, weights in own.items() if weights.packed_bytes <= LARGEST}
         shared = OnnxWeights([graph for graph in on_cpu if graph not in own])

@@ -5,8 +5,28 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated, Literal
 
 from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiler import CalibrationNeed
+from whisperport.targets.options import Option
+
+Sensitive = Annotated[
+    Literal["w8", "as-others"],
+    Option(
+        "Precision of operators in a statically quantized program that one fixed scale ruins, as the "
+        "calibration shows: w8, whose activations are scaled anew in every run (float32 in attention); or "
+        "the precision of the others"
+    ),
+]
+"""Type of an option for lowering."""
+SAMPLES = 32  # of calibration; the shipped audio files give enough
+
+
+def static_calibration(spec: ProgramSpec) -> CalibrationNeed:
+    """Return the samples that a static quantization of a program at its export needs."""
+    return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
 
 
 def replace_by_quantized(
@@ -22,7 +42,8 @@ def replace_by_quantized(
 
     Args:
         path: of the file in float32. After an error it is unchanged.
-        quantize: reads the first path, and writes the second, whose folder is deleted afterwards.
+        quantize: reads the first path, and writes the second. Files beside it that have the name of a file
+            beside the first replace these.
         failure: what happened if it fails, as words that precede the file's name in the message.
         missing: what is wrong if a package cannot be imported, for messages.
         target: name of the target, for messages.
@@ -38,8 +59,10 @@ def replace_by_quantized(
         with quiet(), quiet_natively(), TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             quantize(path, made)
-            shutil.copymode(path, made)
-            os.replace(made, path)
+            files = [one for one in Path(folder).iterdir() if path.with_name(one.name).exists()]
+            for file in sorted({*files, made}, key=made.__eq__):  # the file itself is the last
+                shutil.copymode(path, file)
+                os.replace(file, path.with_name(file.name))
     except ImportError as error:
         raise MissingPackageError(
             f"cannot quantize for `{target}`: {missing}",

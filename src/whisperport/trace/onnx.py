@@ -86,12 +86,17 @@ def write_onnx(
     _transpose_weights(model.graph)
     if in_8_bits:
         store_in_8_bits(model)
-    for value in list(model.graph.initializers.values()):
-        if value.const_value is not None and value.const_value.nbytes >= MIN_SHARED_BYTES:
-            _share(model.graph, value, weights)
+    share_weights(model.graph, weights)
     ir.save(model, path)
     check_onnx(path, program.name, opset)
     return nodes
+
+
+def share_weights(graph: ir.Graph, weights: SharedWeights) -> None:
+    """Move the initializers of a graph to a file of weights; the small ones stay."""
+    for value in list(graph.initializers.values()):
+        if value.const_value is not None and value.const_value.nbytes >= MIN_SHARED_BYTES:
+            _share(graph, value, weights)
 
 
 def _transpose_weights(graph: ir.Graph) -> None:

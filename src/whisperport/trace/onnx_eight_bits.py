@@ -17,7 +17,7 @@ Source: onnxruntime docs/ContribOperators.md.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,12 @@ SMALLEST_WEIGHT = 4096  # values; smaller weights stay in float32
 LARGEST, ZERO = 127, 128  # the largest absolute value in 8 bits; how the weight 0 is stored
 
 
-def store_in_8_bits(model: ir.Model) -> int:
+def store_in_8_bits(model: ir.Model, names: Container[str] | None = None) -> int:
     """Replace every MatMul by a constant matrix, and every plain Gemm, in place.
 
     Args:
         model: with the weights of its Gemms as (K, N).
+        names: nodes that may be replaced. Default: None, all.
 
     Returns:
         The number of nodes that were replaced.
@@ -49,6 +50,8 @@ def store_in_8_bits(model: ir.Model) -> int:
     for node in list(graph):
         weight = node.inputs[1] if len(node.inputs) > 1 else None
         if weight is None or not weight.is_initializer() or not _multiplies(node):
+            continue
+        if names is not None and node.name not in names:
             continue
         name = str(weight.name)
         if name not in stored:

@@ -69,8 +69,23 @@ class FakeRunner:
     def load_model_script(self, *args: Any, **kwargs: Any) -> None:
         given = self._sdk.called("ClientRunner.load_model_script", *args, **kwargs)
         assert type(given["script"]) is str
-        assert Path(given["script"]).read_text().startswith("model_optimization_flavor(")
         assert self._done == PARSED
+        if given["append"]:  # the text of a script
+            assert given["script"].startswith("quantization_param(")
+        else:
+            assert Path(given["script"]).read_text().startswith("model_optimization_flavor(")
+
+    def get_hn_dict(self) -> dict[str, Any]:
+        import onnx
+
+        self._sdk.called("ClientRunner.get_hn_dict")
+        graph = onnx.load(self._onnx).graph
+        convolutions = [node for node in graph.node if node.op_type == "Conv"]
+        layers = {
+            f"{self._network}/conv{number}": {"type": "conv", "original_names": [node.name]}
+            for number, node in enumerate(convolutions, start=1)
+        }
+        return {"layers": {f"{self._network}/input_layer1": {"type": "input_layer"}, **layers}}
 
     def optimize(self, *args: Any, **kwargs: Any) -> None:
         import numpy as np

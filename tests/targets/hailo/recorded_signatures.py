@@ -46,6 +46,7 @@ COMPILER = {
     "end_node_names=None",
     "ClientRunner.save_har": "path",
     "ClientRunner.load_model_script": "script, append=False",
+    "ClientRunner.get_hn_dict": "",
     "ClientRunner.optimize": "calib_data, work_dir=None",
     "ClientRunner.infer_context": "inference_context",
     "ClientRunner.infer": "context, dataset",

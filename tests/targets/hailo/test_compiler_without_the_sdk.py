@@ -14,7 +14,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
 from whisperport.targets.hailo.compiler import HailoCompiler, check_hef
-from whisperport.targets.hailo.model_script import ScriptOptions
+from whisperport.targets.hailo.model_script import ScriptOptions, SixteenBit
 from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
 
 from ...published_dims import whisper_dims
@@ -50,6 +50,7 @@ def _prepared(
     onnx: bytes = b"onnx",
     value: float = 1.0,
     emulated: np.ndarray | None = None,
+    sixteen_bit: SixteenBit = "nothing",
 ) -> Path:
     """Make a work folder as `compile` prepares it for the driver."""
     folder = work / spec.name
@@ -65,7 +66,7 @@ def _prepared(
         CompileRequest(
             spec=spec,
             dims=whisper_dims(width, 4),
-            options=ScriptOptions(),
+            options=ScriptOptions(sixteen_bit=sixteen_bit),
             folder=folder,
             files=(f"{spec.name}.onnx",),
             arrays=arrays,
@@ -155,6 +156,29 @@ def test_an_emulator_that_fails_names_the_option_that_compiles_without_it(tmp_pa
     )
     assert "`--option hailo8l.emulate=0`" in HailoCompiler(HAILO8L).explain(failure)[1]
     assert HailoCompiler(HAILO8L).emulation(ENCODER, ScriptOptions(emulate=0)) is None
+
+
+def test_a_convolution_that_8_bits_ruin_is_found_in_the_parsed_graph_and_has_16_bits(tmp_path, sdk):
+    work = _prepared(tmp_path / "work", onnx=_two_convolutions(), sixteen_bit="adds")
+
+    _run(work)
+
+    given = [call for name, call in sdk.calls if name == "ClientRunner.load_model_script"]
+    assert given[1] == {
+        "script": "quantization_param(conv2, precision_mode=a16_w16)",
+        "append": True,
+    }
+
+
+def _two_convolutions() -> bytes:
+    """Make an ONNX program of two convolutions; one of the second's four channels is massive."""
+    graph = onnx.parser.parse_graph(
+        """two (float[1,3,1,8] mel) => (float[1,2,1,8] first, float[1,4,1,8] second)
+        <float[2,3,1,1] a = {1,1,1,1,1,1}, float[4,3,1,1] b = {1,1,1,1,1,1,1,1,1,4000,1,1}>
+        { [one] first = Conv(mel, a)  [two] second = Conv(mel, b) }"""
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
 
 
 def _scaling() -> bytes:

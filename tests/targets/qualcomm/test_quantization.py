@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.qualcomm import stages
-from whisperport.targets.qualcomm.chips import CHIPS, Chip
+from whisperport.targets.qualcomm.chips import CHIPS, INT16, Chip
 from whisperport.targets.qualcomm.compiler import provider_options
 from whisperport.targets.qualcomm.quantization import quantize_in_place
 from whisperport.verification import GATES, compare
@@ -74,6 +75,36 @@ def test_without_16_bits_the_second_operand_has_8_bits_of_a_narrow_range(tmp_pat
     assert types["b_zero_point_convert"] == TensorProto.UINT8
     assert types["b_zero_point"] == TensorProto.UINT16
     assert simulated_db(path, CHIP["qcm6490"], arrays) > 35  # measured: 37.9
+
+
+def test_weights_have_a_scale_per_channel_so_that_a_massive_one_ruins_no_other(tmp_path):
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((64, 48)).astype(np.float32)
+    weights[0, 7] = 2000
+    x = random.standard_normal((8, 1, 16, 64)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"], name="product"),
+            helper.make_node("Add", ["product", "b"], ["y"], name="sum"),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 48])],
+        [
+            onnx.numpy_helper.from_array(weights, "w"),
+            onnx.numpy_helper.from_array(np.zeros(48, np.float32), "b"),
+        ],
+    )
+    path = tmp_path / "linear.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    np.save(tmp_path / "x.npy", x)
+
+    quantize_in_place(path, {"x": tmp_path / "x.npy"}, INT16, target="sm8650", extra="qualcomm")
+
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x[0]})
+    others = np.arange(48) != 7
+    expected = (x[0] @ weights)[..., others]
+    assert compare("y", found[..., others], expected, GATES["w8a16"]).sqnr_db > 30
 
 
 @needs_simulator

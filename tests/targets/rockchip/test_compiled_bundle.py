@@ -95,12 +95,18 @@ def test_integers_of_16_bits_lose_little(copied):
     assert {program.samples for program in made.programs} == {32}
 
 
-def test_an_encoder_of_8_bits_is_refused_with_its_numbers(copied):
+def test_an_encoder_of_8_bits_is_accepted_only_with_what_they_ruin_in_float16(copied):
     bundle = copied({"encoder": "rk3568"}, precisions={"encoder": "w8a8"})
     before = Bundle.open(bundle).manifest
 
     with pytest.raises(VerificationError) as refused:
-        run(bundle)
+        run(bundle, options={"rk3568.hybrid": "off"})
 
     assert re.search(r"encoder, .*, simulated \(arrays\): .* dB is below \d", refused.value.why)
     assert Bundle.open(bundle).manifest == before
+
+    made = run(bundle)
+
+    assert smallest_db(made)["encoder"] > 20
+    (note, *_) = Bundle.open(bundle).manifest.program("encoder").facts.notes
+    assert note.startswith("in float16 instead")

@@ -3,13 +3,16 @@
 import os
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from whisperport.errors import UsageError
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.options import parse_options
@@ -79,6 +82,21 @@ def test_without_simulation_the_stage_reads_and_writes_nothing_of_it():
 # The stage, with a fake of the SDK ---------------------------------------------------------------------
 
 
+LISTED = """custom_quantize_layers: {}
+quantize_parameters:
+    x:
+        dtype: float32
+    sum-rs:
+        dtype: int8
+    sum_2_mm_tp_sw:
+        dtype: int8
+    'node_norm#1':
+        dtype: int8
+    sums:
+        dtype: int8
+"""
+
+
 class FakeSdk:
     """The calls of rknn-toolkit2 2.5.0 that the stage makes, by their names and keywords."""
 
@@ -103,6 +121,14 @@ class FakeSdk:
 
     def load_onnx(self, model):
         return self._called("load_onnx", Path(model).name)
+
+    def hybrid_quantization_step1(self, dataset):
+        Path("step.quantization.cfg").write_text(LISTED)
+        return self._called("step1", len(Path(dataset).read_text().splitlines()))
+
+    def hybrid_quantization_step2(self, model_input, data_input, model_quantization_cfg):
+        assert (Path(model_input).name, Path(data_input).name) == ("step.model", "step.data")
+        return self._called("step2", Path(model_quantization_cfg).read_text())
 
     def build(self, do_quantization=True, dataset=None):
         lines = Path(dataset).read_text().splitlines() if dataset else []
@@ -160,6 +186,52 @@ def test_the_stage_builds_quantized_and_simulates_every_sample(sdk, tmp_path):
     assert (tmp_path / "step.rknn").read_bytes() == rknn_bytes()
     assert os.getcwd() == before
     assert not list(tmp_path.glob("building-*"))  # files of the compiler's own
+
+
+def test_what_8_bits_ruin_is_built_in_float16_by_the_compilers_names(sdk, tmp_path):
+    planned = plan("w8a8")
+    run_stage(
+        tmp_path, replace(planned, settings={**planned.settings, "in_float": ["sum", "node_norm"]})
+    )
+
+    calls = dict(sdk.seen)
+    assert calls["step1"] == 3
+    in_float = "\n    sum-rs: float16\n    'node_norm#1': float16"
+    assert calls["step2"] == LISTED.replace(" {}", in_float)
+    assert "build" not in calls
+
+
+def test_only_an_encoder_in_8_bits_is_examined(tmp_path):
+    graph = onnx.parser.parse_graph(
+        """two (float[1,4,8] mel) => (float[1,4,8] features)
+        <float[8] b = {1,1,1,4000,1,1,1,1}>
+        { [scale] massive = Mul(mel, b)  [turn] turned = Transpose(massive)  [half] h = Abs(turned)
+          [back] features = Transpose(h)  [other] unused = Abs(mel) }"""
+    )
+    opset = onnx.helper.make_opsetid("", 19)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset]), tmp_path / "encoder.onnx")
+    np.save(tmp_path / "mel.npy", np.ones((2, 1, 4, 8), np.float32))
+    mel = (TensorSpec("mel", (1, 4, 8)),)
+    encoder = ProgramSpec("encoder", mel, (TensorSpec("features", (1, 4, 8)),))
+    request = CompileRequest(
+        spec=encoder,
+        dims=DIMS,
+        options=OPTIONS,
+        folder=tmp_path,
+        files=("encoder.onnx",),
+        arrays=("mel.npy",),
+    )
+
+    hybrid = COMPILER.in_precision("w8a8").plan(request)
+    off = replace(request, options=replace(OPTIONS, hybrid=False))
+
+    names = {"scale", "massive", "turn", "turned", "half", "h"}
+    assert set(hybrid.settings["in_float"]) == names
+    assert hybrid.notes[0].startswith("in float16 instead, with the operators that read it: ")
+    assert "channel 3 reaches 4000" in hybrid.notes[0]
+    for without in (off, replace(request, arrays=())):
+        precision = "w8a8" if without is off else "fp16"
+        assert COMPILER.in_precision(precision).plan(without).settings["in_float"] == ()
 
 
 def test_float_programs_are_built_without_a_data_set(sdk, tmp_path):

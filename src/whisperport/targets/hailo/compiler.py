@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, cast, final
 
 from whisperport.errors import BundleError
 from whisperport.program.dims import Dims
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.atomic import write_atomic
 from whisperport.targets.compiler import (
@@ -22,6 +23,7 @@ from whisperport.targets.hailo.chips import Chip
 from whisperport.targets.hailo.hef import ARCHITECTURES, Hef, read_hef
 from whisperport.targets.hailo.layout import all_match, as_stream, result_outputs, stream_shape
 from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
+from whisperport.targets.onnx.ruined import Ruined, ruined
 from whisperport.toolchain import Stage
 
 # The compiler's exceptions, by class name, since the classes cannot be imported without the SDK.
@@ -105,7 +107,11 @@ class HailoCompiler(Compiler):
             Stage("optimize", optimize, ("optimized.har",)),
             Stage("compile", ("optimized.har",), (f"{name}.hef",)),
         ]
-        settings: dict[str, Any] = {"calibration": _by_layer(request, request.arrays)}
+        found = _ruined(request)
+        settings: dict[str, Any] = {
+            "calibration": _by_layer(request, request.arrays),
+            "sixteen_bit": found.names if found else (),
+        }
         _, outputs = self.emulated(request)
         if outputs:
             made = tuple(outputs.values())
@@ -117,6 +123,7 @@ class HailoCompiler(Compiler):
             artifact=f"{name}.hef",
             settings=settings,
             keep=(f"{name}.alls",),
+            notes=found.notes("a16_w16") if found else (),
         )
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
@@ -126,6 +133,26 @@ class HailoCompiler(Compiler):
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
         found = _SNR.findall(log) if stage == "optimize" else []
         return {layer: float(decibels) for layer, decibels in found}
+
+
+def _ruined(request: CompileRequest) -> Ruined | None:
+    """Return the linears, convolutions and sums of an encoder that 8 bits ruin; None: not examined.
+
+    Softmax and the matrix multiplications of attention are not examined: users report that the compiler
+    ends with an error if these have 16 bits on Hailo-10H.
+    """
+    chosen = cast(ScriptOptions, request.options).sixteen_bit
+    if chosen == "nothing" or request.spec.kind.name != ENCODER or not request.arrays:
+        return None
+    ((name, array),) = zip(
+        (tensor.name for tensor in request.spec.inputs), request.arrays, strict=True
+    )
+    return ruined(
+        request.folder / f"{request.spec.name}.onnx",
+        {name: request.folder / array},
+        kinds=("Add", "Conv"),
+        layout=as_stream,
+    )
 
 
 def _recipe_name(spec: ProgramSpec) -> str:

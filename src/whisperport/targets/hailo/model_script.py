@@ -58,9 +58,10 @@ class ScriptOptions:
     sixteen_bit: Annotated[
         SixteenBit,
         Option(
-            "Layers computed in 16 bits: element-wise additions (adds), none (nothing), or the additions "
-            "and the layers named in Hailo's published scripts (published-layers), which the compiler does "
-            "not find in files of `whisperport export`"
+            "Layers computed in 16 bits: element-wise additions, and of an encoder the linear layers and "
+            "convolutions that 8 bits ruin, as the calibration set shows (adds); none (nothing); or also "
+            "the layers named in Hailo's published scripts (published-layers), which the compiler does not "
+            "find in files of `whisperport export`"
         ),
     ] = "adds"
     emulate: Annotated[

@@ -8,7 +8,8 @@ the `stages.py` of a work folder. Tests compare its calls with recorded signatur
                                             emulated inputs ─emulate─► emulated outputs
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,35 @@ def _optimize(job: Any, kit: Any) -> None:
 
     runner = hailo_sdk_client.ClientRunner(har=str(job.folder / "parsed.har"))
     runner.load_model_script(str(job.folder / f"{job.name}.alls"))
+    added = sixteen_bit_commands(runner, job.settings["sixteen_bit"])
+    if added:
+        print(added, flush=True)
+        runner.load_model_script(added, append=True)
     calibration = _arrays(job.settings["calibration"], job.folder, kit)
     runner.optimize(calibration, work_dir=str(job.folder))
     runner.save_har(str(job.folder / "optimized.har"))
+
+
+def sixteen_bit_commands(runner: Any, names: Collection[str]) -> str:
+    """Return commands of the model script that compute convolutions in 16 bits.
+
+    The compiler numbers its layers; a layer of the parsed graph lists the ONNX nodes that it was made of.
+    No SDK was available: `original_names` is what third-party programs read of `get_hn_dict`.
+
+    Args:
+        names: of ONNX nodes, and of the tensors that they compute.
+    """
+    if not names:
+        return ""
+    made_of = {
+        layer.rpartition("/")[2]: found.get("original_names", ())
+        for layer, found in runner.get_hn_dict()["layers"].items()
+    }
+    return "\n".join(
+        f"quantization_param({layer}, precision_mode=a16_w16)"
+        for layer, found in made_of.items()
+        if re.fullmatch("conv[0-9]+", layer) and not set(names).isdisjoint(found)
+    )
 
 
 def _emulate(job: Any, kit: Any) -> None:

@@ -21,6 +21,7 @@ from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.options import Option
+from whisperport.targets.quantizing import Sensitive, static_calibration
 from whisperport.targets.tflite.quantization import (
     LINEAR,
     OPERATORS,
@@ -31,7 +32,6 @@ from whisperport.targets.tflite.quantization import (
 from whisperport.targets.tflite.quantizing import (
     quantize_in_place,
     quantize_statically,
-    static_calibration,
 )
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
@@ -55,14 +55,7 @@ class LowerOptions:
             "multiplications of attention; or all that the quantizer supports"
         ),
     ] = "linear"
-    sensitive: Annotated[
-        Literal["w8", "as-others"],
-        Option(
-            "Precision of operators in a w8a8 or w8a16 program that one fixed scale ruins, as the "
-            "calibration shows: w8, whose activations are scaled anew in every run (float32 in attention); "
-            "or the precision of the others"
-        ),
-    ] = "w8"
+    sensitive: Sensitive = "w8"
 
 
 @final
@@ -144,7 +137,7 @@ class LiteRt(Target):
         return entry, entry.facts.to_json()
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
-        return static_calibration(spec, precision)
+        return static_calibration(spec) if precision in STATIC_BITS else None
 
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress

@@ -25,10 +25,10 @@ from whisperport.targets.mediatek.compiler import NccCompiler
 from whisperport.targets.mediatek.device_io import DeviceIo
 from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.mediatek.specs import FLOAT, spec_of
-from whisperport.targets.tflite.quantization import MATMUL, OPERATORS
+from whisperport.targets.quantizing import static_calibration
+from whisperport.targets.tflite.quantization import MATMUL, OPERATORS, STATIC_BITS
 from whisperport.targets.tflite.quantizing import (
     quantize_statically,
-    static_calibration,
 )
 
 if TYPE_CHECKING:  # boards have no torch
@@ -150,7 +150,7 @@ class Genio(CompiledTarget):
         return entry, {"nodes": entry.facts.delegated}
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
-        return static_calibration(spec, precision)
+        return static_calibration(spec) if precision in STATIC_BITS else None
 
     def quantize(
         self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress

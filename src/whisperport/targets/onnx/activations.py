@@ -195,6 +195,10 @@ def _labels(model: "onnx.ModelProto", depends: Collection[str]) -> dict[str, str
             label = module
         elif node.op_type == "Add" and len(known) == 2:
             label = f"sum behind {known[-1]}".replace("sum behind sum behind", "sum behind")
+        elif len(known) == 2 and node.op_type == "MatMul":
+            label = " times ".join(known)
+        elif len(known) == 1 and node.op_type in ("Div", "Mul"):  # a scale
+            label = known[0]
         elif len(known) == 1 and node.op_type != "MatMul":
             label = f"{node.op_type} of {known[0]}"
         labels |= dict.fromkeys(node.output, label[:100])

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self, cast, final
 
 from whisperport.errors import BundleError
 from whisperport.program.dims import Dims
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiled_file import RECOMPILE
 from whisperport.targets.compiler import (
@@ -16,6 +17,7 @@ from whisperport.targets.compiler import (
     CompileRequest,
     Explanation,
 )
+from whisperport.targets.onnx.ruined import Ruined, ruined
 from whisperport.targets.rockchip import stages
 from whisperport.targets.rockchip.chips import FLOAT, W8A8, W16A16, Chip
 from whisperport.targets.rockchip.options import CompileOptions
@@ -79,6 +81,7 @@ class RknnCompiler(Compiler):
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
         inputs, outputs = self.emulated(request)
+        found = self._ruined(request)
         reads = (*request.files, *request.arrays, *inputs.values())
         return CompilePlan(
             stages=(Stage("compile", reads, (artifact, BUILT, *outputs.values())),),
@@ -90,15 +93,29 @@ class RknnCompiler(Compiler):
                 "disable_rules": list(chosen.rules),
                 "quantized_dtype": QUANTIZED[self._precision][0] if request.arrays else "",
                 "calibration": list(request.arrays),
+                "in_float": found.names if found else (),
                 "simulated_inputs": inputs,
                 "simulated_outputs": list(outputs.values()),
             },
+            notes=found.notes(FLOAT_TYPE) if found else (),
+        )
+
+    def _ruined(self, request: CompileRequest) -> Ruined | None:
+        """Return what 8 bits ruin in an encoder; None: that is not examined."""
+        hybrid = cast(CompileOptions, request.options).hybrid
+        if not hybrid or self._precision != W8A8 or request.spec.kind.name != ENCODER:
+            return None
+        names = (tensor.name for tensor in request.spec.inputs)
+        arrays = zip(names, request.arrays, strict=True)
+        return ruined(
+            request.folder / f"{request.spec.name}{LOWERED}",
+            {name: request.folder / file for name, file in arrays},
         )
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
         found = check_rknn(artifact, self._chip.name, spec)
         expected = FLOAT_TYPE if self._precision == FLOAT else QUANTIZED[self._precision][1]
-        if found.types != {expected}:
+        if (found.types - {FLOAT_TYPE} or {FLOAT_TYPE}) != {expected}:  # hybrid: both
             raise BundleError(
                 f"{artifact.name} was not compiled in the precision {self._precision}",
                 why=f"its tensors are {', '.join(sorted(found.types))[:80]}; expected {expected}",

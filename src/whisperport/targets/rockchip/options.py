@@ -37,6 +37,13 @@ class CompileOptions:
             "The compiler's optimization_level: 3 allows all rules, 0 none of the optional ones"
         ),
     ] = 3
+    hybrid: Annotated[
+        bool,
+        Option(
+            "Compute in float16 what one 8-bit scale ruins in an encoder in w8a8, as the calibration "
+            "samples show (the compiler's hybrid quantization)"
+        ),
+    ] = True
     samples: Annotated[
         int,
         Option(

@@ -48,9 +48,8 @@ def _compile(job: Any, kit: Any) -> None:
         work = Path(stack.enter_context(building))
         stack.enter_context(kit.inside(work))
         with kit.written(job.folder / own["artifact"]) as partial:
-            compiler = RKNN(verbose=False)
             with kit.timed("compilation"):
-                _build(compiler, job, kit, work)
+                compiler = _built(RKNN, job, kit, work)
                 exported = compiler.export_rknn(str(partial))
             _expect_success("export_rknn", exported, kit.read_log(log))
             built = {
@@ -64,10 +63,10 @@ def _compile(job: Any, kit: Any) -> None:
             kit.write_json(job.folder / "built.json", built)
 
 
-def _build(compiler: Any, job: Any, kit: Any, work: Path) -> None:
-    """Configure the compiler, load the program, and build it, quantized if there is a calibration set."""
-    own, log = job.settings, job.folder / "compile.log"
+def _configured(sdk: Any, job: Any, kit: Any) -> Any:
+    own = job.settings
     quantized = {"quantized_dtype": own["quantized_dtype"]} if own["calibration"] else {}
+    compiler = sdk(verbose=False)
     configured = compiler.config(
         target_platform=job.target["chip"],
         optimization_level=own["optimization"],
@@ -75,13 +74,59 @@ def _build(compiler: Any, job: Any, kit: Any, work: Path) -> None:
         **quantized,
     )
     print("graph rules that are turned off:", ", ".join(own["disable_rules"]) or "none", flush=True)
-    _expect_success("config", configured, kit.read_log(log))
+    _expect_success("config", configured, kit.read_log(job.folder / "compile.log"))
+    return compiler
+
+
+def _built(sdk: Any, job: Any, kit: Any, work: Path) -> Any:
+    """Load the program, and build it, quantized if there is a calibration set."""
+    own, log = job.settings, job.folder / "compile.log"
+    compiler = _configured(sdk, job, kit)
     loaded = compiler.load_onnx(model=str(job.folder / own["model"]))
     _expect_success("load_onnx", loaded, kit.read_log(log))
     arrays = [kit.load(job.folder / file) for file in own["calibration"]]
     dataset = _dataset(arrays, work) if arrays else None
+    if own["in_float"]:
+        found = compiler.hybrid_quantization_step1(dataset=dataset)
+        _expect_success("hybrid_quantization_step1", found, kit.read_log(log))
+        compiler.release()
+        return _built_hybrid(_configured(sdk, job, kit), job, kit, work)
     built = compiler.build(do_quantization=dataset is not None, dataset=dataset)
     _expect_success("build", built, kit.read_log(log))
+    return compiler
+
+
+def _built_hybrid(compiler: Any, job: Any, kit: Any, work: Path) -> Any:
+    """Build what the first step wrote, with some operators in float16.
+
+    It wrote the compiler's own graph, and a file that lists its tensors. An operator whose output this file
+    names under `custom_quantize_layers` has another type. The second step loads the graph itself.
+    """
+    model = str(work / job.name)
+    listed = Path(f"{model}.quantization.cfg")
+    text = listed.read_text(encoding="utf-8")
+    listed.write_text(in_float16(text, job.settings["in_float"]), encoding="utf-8")
+    built = compiler.hybrid_quantization_step2(
+        model_input=f"{model}.model", data_input=f"{model}.data", model_quantization_cfg=str(listed)
+    )
+    _expect_success("hybrid_quantization_step2", built, kit.read_log(job.folder / "compile.log"))
+    return compiler
+
+
+def in_float16(listed: str, names: Sequence[str]) -> str:
+    """Return the compiler's list of tensors with the operators of some names in float16.
+
+    The compiler names a tensor of its graph after an operator or tensor of the ONNX file, with a suffix
+    such as "-rs", "#1" or "_mm_tp_sw".
+    """
+    ours = re.compile(f"(?:{'|'.join(map(re.escape, names))})(?:$|[-#]|_(?![0-9]))")
+    tensors = re.findall("^    (?=\\S)(.+):$", listed, re.MULTILINE)
+    chosen = [one for one in tensors if ours.match(one.strip("'\""))]
+    print("in float16:", ", ".join(chosen), flush=True)
+    layers = "".join(f"\n    {one}: float16" for one in chosen)
+    return listed.replace(
+        "custom_quantize_layers: {}", f"custom_quantize_layers:{layers or ' {}'}", 1
+    )
 
 
 def _dataset(arrays: Sequence[Any], work: Path) -> str:

@@ -5,28 +5,18 @@ from pathlib import Path
 from types import MappingProxyType
 
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.quantizing import replace_by_quantized
 from whisperport.targets.tflite.quantization import (
     ALL,
     LINEAR,
-    STATIC_BITS,
     Recipe,
     quantize,
     recipe,
 )
 from whisperport.targets.tflite.sensitive import SensitiveOperator, sensitive_operators
 
-SAMPLES = 32  # of calibration; the shipped audio files give enough
 MISSING = "ai-edge-quantizer is not installed"
 FAILURE = "ai-edge-quantizer could not quantize"
-
-
-def static_calibration(spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
-    """Return the samples that quantizing a program needs; None: the precision is not static."""
-    if precision not in STATIC_BITS:
-        return None
-    return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
 
 
 def quantize_in_place(path: Path, steps: Recipe, *, target: str, extra: str) -> None:

@@ -1,0 +1,139 @@
+"""Quantize an ONNX file for ONNX Runtime's CPU, with activations in 8 bits of a fixed scale.
+
+    MatMul + Add ─► Gemm ─► activations over samples ─► QuantizeLinear, DequantizeLinear ─► 8-bit weights
+                            which does one scale ruin?   around the others                  of the ruined
+
+ONNX Runtime multiplies in 8 bits where it finds such pairs around a Gemm, a MatMul or a Conv, and its own
+quantizer inserts them. The outputs of multiplications stay in float32, since only their inputs are
+multiplied; a convolution needs both. An operator with an activation that one scale ruins is not
+quantized so: its weights get 8 bits, and its input a scale for each block of 128 values in every run
+(MatMulNBits). A multiplication of two activations has no weights, and stays in float32.
+
+Weights are unsigned: ONNX Runtime's kernels for x86 without VNNI add pairs of products of signed weights in
+16 bits, which overflow. Measured on such a CPU with a checkpoint of OpenAI and dynamic activations: 16.5 dB
+with signed weights, 22.9 with unsigned ones, 22.6 in a simulation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from whisperport.targets.activations import MIN_SQNR_DB, Activation
+from whisperport.targets.onnx.activations import OnnxActivations
+from whisperport.targets.onnx.quantizer import Reader, fuse, samples_of
+
+if TYPE_CHECKING:  # boards have no package onnx
+    import onnx
+
+MULTIPLIES = ("Gemm", "MatMul")
+QUANTIZED = (*MULTIPLIES, "Conv")
+# An operator is ruined if an activation's typical values keep less than this. On three checkpoints: with
+# attention's probabilities (10 to 17 dB) in 8 bits, encoders have 5 to 17 dB; with the input of the second
+# linear of a massive block (16 to 18), 23 to 27; without these, 30 to 35. The second convolution's input
+# has 19 to 21 dB, and its alternative is float32, so that limit is lower.
+MIN_DB = {"w8": MIN_SQNR_DB, "fp32": 18.0}
+EXAMINED = 4  # samples that are run to find ruined activations: massive ones are in every clip
+
+
+@dataclass(frozen=True, slots=True)
+class Ruined:
+    """An operator that one of its activations keeps from static quantization.
+
+    Attributes:
+        node: its name.
+        activation: the one that loses most.
+        precision: "w8" if it multiplies by weights, else "fp32".
+    """
+
+    node: str
+    activation: Activation
+    precision: str
+
+    def __str__(self) -> str:
+        return f"in {self.precision} instead: {self.activation}"
+
+
+def quantize_statically(
+    path: Path, out: Path, arrays: Mapping[str, Path], *, examine: bool = True
+) -> tuple[Ruined, ...]:
+    """Quantize a file in float32.
+
+    Args:
+        path: of the file.
+        out: the file to write. Its weights are written to a file beside it, with the suffix `.bin`.
+        arrays: name of an input -> `.npy` file of its samples, (samples, ...).
+        examine: whether to look for operators that one scale ruins.
+
+    Returns:
+        The operators that have another precision, in the order of the file.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    with TemporaryDirectory(dir=path.parent) as folder:
+        fused, made = Path(folder, "fused.onnx"), Path(folder, "quantized.onnx")
+        fuse(path, fused)
+        nodes = [
+            node
+            for node in onnx.load(fused, load_external_data=False).graph.node
+            if node.op_type in QUANTIZED
+        ]
+        ruined = _ruined(fused, nodes, arrays) if examine else ()
+        others = {one.node for one in ruined}
+        quantize_static(
+            fused,
+            made,
+            Reader(samples_of(arrays)),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QUInt8,
+            nodes_to_quantize=[node.name for node in nodes if node.name not in others],
+            use_external_data_format=True,
+            extra_options={"OpTypesToExcludeOutputQuantization": list(MULTIPLIES)},
+        )
+        _write(made, out, {one.node for one in ruined if one.precision == "w8"})
+    return ruined
+
+
+def _ruined(
+    path: Path, nodes: "list[onnx.NodeProto]", arrays: Mapping[str, Path]
+) -> tuple[Ruined, ...]:
+    """Return the operators with an activation that one 8-bit scale ruins."""
+    program = OnnxActivations.read(path)
+    weights = {one.name for one in program.model.graph.initializer}
+    counted = {
+        node.name: [
+            name
+            for name in (*node.input, *(node.output if node.op_type == "Conv" else ()))
+            if name not in weights and name not in arrays
+        ]
+        for node in nodes
+    }
+    tensors = dict.fromkeys(name for names in counted.values() for name in names)
+    samples = [sample for sample, _ in zip(samples_of(arrays), range(EXAMINED), strict=False)]
+    activations = program.measured(tensors, samples)
+    found = []
+    for node in nodes:
+        own = [activations[name] for name in counted[node.name]]
+        worst = min(own, key=Activation.sqnr_db, default=None)
+        has_weights = node.op_type in MULTIPLIES and not weights.isdisjoint(node.input)
+        precision = "w8" if has_weights else "fp32"
+        if worst is not None and worst.sqnr_db() < MIN_DB[precision]:
+            found.append(Ruined(node.name, worst, precision))
+    return tuple(found)
+
+
+def _write(source: Path, path: Path, in_8_bits: set[str]) -> None:
+    """Write a quantized file and its weights, with 8-bit weights alone for some of its operators."""
+    import onnx_ir as ir
+
+    from whisperport.trace.onnx import SharedWeights, share_weights
+    from whisperport.trace.onnx_eight_bits import store_in_8_bits
+
+    model = ir.load(source)
+    store_in_8_bits(model, in_8_bits)
+    share_weights(model.graph, SharedWeights(path.with_suffix(".bin")))
+    ir.save(model, path)
