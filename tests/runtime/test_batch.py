@@ -72,6 +72,22 @@ def submitted(
     return [executor.submit(lambda d, f=f, o=o: decoding(d, f, o)) for f, o in pairs]
 
 
+def submitted_together(
+    executor: BatchExecutor, features: Sequence[np.ndarray], options: Sequence[DecodeOptions]
+) -> list[Any]:
+    """The same; none begins before all are submitted."""
+    all_submitted = Event()
+
+    def waiting(decoder: Decoder) -> Steps[None]:
+        all_submitted.wait(60)
+        yield from ()
+
+    executor.submit(waiting)
+    futures = submitted(executor, features, options)
+    all_submitted.set()
+    return futures
+
+
 def decoded_together(
     engine: Engine,
     features: Sequence[np.ndarray],
@@ -163,15 +179,8 @@ def test_one_run_of_the_program_decodes_a_token_of_every_row(
     features = [audio(seed) for seed in range(ROWS)]
     options = replace(GREEDY, without_timestamps=True, max_tokens=6, suppress_tokens=(-1, 49))
 
-    executor, all_submitted = BatchExecutor(engine, ROWS), Event()
-
-    def waiting(decoder: Decoder) -> Steps[None]:
-        all_submitted.wait(60)
-        yield from ()
-
-    executor.submit(waiting)
-    futures = submitted(executor, features, [options] * ROWS)
-    all_submitted.set()
+    executor = BatchExecutor(engine, ROWS)
+    futures = submitted_together(executor, features, [options] * ROWS)
     found = [future.result(60) for future in futures]
     executor.shutdown()
 
@@ -336,7 +345,7 @@ def test_a_nan_of_one_row_is_the_error_of_its_text_only(
 
     runners[f"step_{ROWS}"].call = damaged
     executor = BatchExecutor(engine, ROWS)
-    futures = submitted(executor, features, options)
+    futures = submitted_together(executor, features, options)
     executor.shutdown()
 
     with pytest.raises(NumericalError, match=f"step_{ROWS}"):

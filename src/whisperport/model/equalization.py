@@ -2,7 +2,7 @@
 
     LayerNorm(γ, β) ─► Linear(W)        γ / s, β / s  and  W · s, for each channel
     value(W, b) ─► out(W)               the same, through attention, which mixes frames and not channels
-    query(W, b) · key(W)                W / s, b / s  and  W · s: the scores are their product
+    query(W, b) · key(W)                W / s, b / s  and  W · s: a score multiplies one by the other
 
 The scales are powers of two, so that no value is rounded: the encoder computes the same numbers, in any
 floating-point precision. (Some weights in float16 are too small to be divided in it, so an encoder that

@@ -7,15 +7,22 @@ from typing import Any
 import numpy as np
 
 
-def fuse(path: Path, out: Path) -> None:
-    """Write the graph as ONNX Runtime simplifies it for any CPU: a MatMul and its bias become a Gemm."""
+def fuse(path: Path, out: Path, *, external: bool = False) -> None:
+    """Write the graph as ONNX Runtime simplifies it for any CPU: a MatMul and its bias become a Gemm.
+
+    Args:
+        path: the file.
+        out: the file to write.
+        external: whether its weights are written to a file beside it, which may be larger than 2 GB.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(out)
-    entry = "session.optimized_model_external_initializers_file_name"
-    options.add_session_config_entry(entry, f"{out.stem}.data")
+    if external:
+        entry = "session.optimized_model_external_initializers_file_name"
+        options.add_session_config_entry(entry, f"{out.stem}.data")
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
