@@ -117,15 +117,3 @@ def test_the_page_shows_the_channel_and_contains_no_markup_of_the_file(
     assert "0: channel 3 reaches " in text
     assert text.count("<tr class=ruined>") == text.count("<figure>") > 0
     assert text.count("<svg") == 2 * text.count("<figure>")
-
-
-def test_a_page_that_cannot_be_written_is_an_error(
-    program: Program, inputs: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "some.onnx"
-    write_onnx_file(program, path)
-
-    status, text = run(path, "--inputs", inputs, "--html", tmp_path / "missing" / "page.html")
-
-    assert status != 0
-    assert "page.html" in text

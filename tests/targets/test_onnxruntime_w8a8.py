@@ -86,30 +86,20 @@ def test_naive_8_bits_ruin_it_and_exceptions_repair_it(
     in_float = [one for one in repaired.facts.notes if one.startswith("in fp32 instead: ")]
     assert 0 < len(in_float) <= BLOCKS
     assert all("Softmax of " in one for one in in_float)
+    assert repaired.files == ("onnxruntime/encoder.onnx", "onnxruntime/encoder.bin")
+    assert {file.name for file in (folders["repaired"] / "onnxruntime").iterdir()} == {
+        *("encoder.bin", "encoder.onnx", "weights.bin")
+    }
+    model = onnx.load(str(folders["repaired"] / repaired.files[0]), load_external_data=False)
+    matrices = [one for one in model.graph.initializer if len(one.dims) > 1]
+    in_8_bits = [one for one in matrices if one.data_type == onnx.TensorProto.UINT8]
+    assert len(in_8_bits) == 2 + 6 * BLOCKS  # two convolutions, and six linears in each block
     operators = _executed(folders["repaired"], repaired)
     assert operators["MatMulNBits"] == 1
     assert operators["FusedMatMul"] + operators["MatMul"] == len(
         in_float
     )  # probabilities times values
     assert operators["Gemm"] + operators["Conv"] == 0
-
-
-def test_its_weights_take_less_than_a_third_and_no_file_is_left_over(
-    quantized: Quantized, tmp_path: Path
-) -> None:
-    entry = quantized(LowerOptions(), tmp_path)
-
-    folder = tmp_path / "onnxruntime"
-    assert {file.name for file in folder.iterdir()} == {
-        "encoder.bin",
-        "encoder.onnx",
-        "weights.bin",
-    }
-    assert entry.files == ("onnxruntime/encoder.onnx", "onnxruntime/encoder.bin")
-    model = onnx.load(str(folder / "encoder.onnx"), load_external_data=False)
-    matrices = [one for one in model.graph.initializer if len(one.dims) > 1]
-    in_8_bits = [one for one in matrices if one.data_type == onnx.TensorProto.UINT8]
-    assert len(in_8_bits) == 2 + 6 * BLOCKS  # two convolutions, and six linears in each block
 
 
 def _executed(folder: Path, entry: ProgramEntry) -> Mapping[str, int]:
