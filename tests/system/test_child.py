@@ -14,6 +14,8 @@ import pytest
 from whisperport.errors import MissingPackageError
 from whisperport.system.child import Limits, StoppedError, run_limited
 
+from ..processes import has_ended
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
 
 ENOUGH = Limits(2**30, 60)
@@ -31,16 +33,7 @@ def run(job: str, limits: Limits = ENOUGH, **arguments: Any) -> Any:
 
 def is_gone(pid_file: Path) -> bool:
     """Whether the process of a `never_ends` ends within some seconds."""
-    pid = int(pid_file.read_text())
-    for _ in range(500):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+    return has_ended(int(pid_file.read_text()), 5.0)
 
 
 def test_the_result_comes_back_to_any_thread_and_nothing_reaches_the_terminal(

@@ -24,6 +24,8 @@ from whisperport.toolchain import (
     run_driver,
 )
 
+from ..processes import has_ended
+
 HERE = Path(sys.executable)
 SCRIPT = """
 import os, subprocess, sys, time
@@ -69,20 +71,6 @@ def _work(folder: Path, stage: str = "copy", settings: dict | None = None, **pro
     job = Job(name="p", stages=(Stage(stage, ("in",), ("out",)),), settings=program)
     prepare(work, script, settings or {}, [job])
     return work
-
-
-def _has_ended(pid: int, within_s: float = 20.0) -> bool:
-    """Whether a process ends within a time limit; a zombie process has ended."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_a_stage_runs_once_is_reported_and_has_a_log(tmp_path):
@@ -209,7 +197,7 @@ def test_an_interrupt_ends_the_stage_and_its_children(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_driver(HERE, work, interrupted)
 
-    assert all(_has_ended(int(pid)) for pid in (work / "p" / "pids").read_text().split())
+    assert all(has_ended(int(pid)) for pid in (work / "p" / "pids").read_text().split())
 
 
 def test_a_driver_whose_parent_died_ends_too(tmp_path):

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from whisperport.targets.mediatek.chips import CHIPS
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
 from whisperport.targets.mediatek.options import RunOptions
 from whisperport.targets.mediatek.runtime import load_dlas
+
+from ...processes import has_ended
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
 
@@ -191,20 +192,7 @@ def test_a_call_that_hangs_ends_with_all_its_processes(command, tmp_path, monkey
     with pytest.raises(LoweringError, match="within 2 s"):
         program.run(INPUTS)
 
-    assert _ended(int(pid_file.read_text()))
-
-
-def _ended(pid: int) -> bool:
-    """Whether a process ended within a second; a process of which only the exit status is left counts."""
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+    assert has_ended(int(pid_file.read_text()), 1.0)
 
 
 def test_a_missing_command_says_where_to_get_it(tmp_path):
