@@ -4,12 +4,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
 
 from whisperport.bundle import MANIFEST, Bundle
-from whisperport.commands import precision_search
+from whisperport.commands import kept_attempts, precision_search
+from whisperport.commands.kept_attempts import KeptAttempts
 from whisperport.commands.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions
@@ -156,6 +158,31 @@ def test_attempts_of_other_options_are_not_used(
     export_in_fewest_bits(tiny_checkpoint, "litert", tmp_path / "out", other)
 
     assert made.tried[0] == "fp32"
+
+
+def test_an_interrupted_deletion_leaves_a_folder_that_the_next_search_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptAttempts(tmp_path / "out", "one checkpoint")
+    for name in ("fp32", "w8", "w8a8"):
+        (kept.folder / name).mkdir()
+    deleted = []
+
+    def interrupted(path: Path) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        deleted.append(path)
+        rmtree(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept_attempts.shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kept.delete()
+    assert len(list(kept.folder.iterdir())) == 3  # two attempts, and the index
+
+    found = KeptAttempts(tmp_path / "out", "another checkpoint")
+
+    assert [path.name for path in found.folder.iterdir()] == [kept_attempts.INDEX]
 
 
 def test_a_folder_of_the_user_is_not_deleted(

@@ -41,7 +41,8 @@ class KeptAttempts:
         if found.get("key") == self._key:
             self._rejected = found["rejected"]
         else:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.folder.exists():
+                self.delete()
             self.folder.mkdir(parents=True)
             self._write()
 
@@ -65,11 +66,14 @@ class KeptAttempts:
             raise
 
     def delete(self) -> None:
-        """Delete all attempts, after the search is complete."""
+        """Delete all attempts; the index last, so that an interruption leaves a folder that is known."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
         shutil.rmtree(self.folder)
 
     def _read(self) -> dict[str, Any]:
-        if not self.folder.exists():
+        if not self.folder.exists() or not any(self.folder.iterdir()):
             return {}
         try:
             found = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
