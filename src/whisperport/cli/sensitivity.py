@@ -100,7 +100,14 @@ def sensitivity(
     )
     if Path(program).suffix not in SUFFIXES:
         print_next(
-            "export", program, "--target", "litert", "--precision", "encoder=w8a8", "--out", "DIR"
+            "export",
+            program,
+            "--target",
+            "onnxruntime",
+            "--precision",
+            "encoder=w8a8",
+            "--out",
+            "DIR",
         )
 
 

@@ -19,11 +19,11 @@ from whisperport.program.placement import Placement
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.progress import Progress
+from whisperport.targets.activations import SAMPLES
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.samples import mel_shape
 
 SUFFIXES = (".onnx", ".pt2")
-SAMPLES = 4  # that are run: massive activations are in every clip
 MEMORY = 3.0  # times the bytes of the file, beside the activations of a run
 BASE_BYTES = 2 * 2**30
 SECONDS = 3600.0

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+SAMPLES = 4  # in which activations are examined: massive ones are in every clip
 MIN_SQNR_DB = 20.0  # of typical values: the noise of a step is a tenth of them
 MASSIVE = (
     10.0  # a channel is massive if it reaches this many times the median channel's largest value
@@ -86,8 +87,12 @@ class Activation:
             values = f"values reach {value:.3g}, and typical values are {self.typical:.2g}"
             return f"{self.name}: {values}; {lost}"
         extreme = np.concatenate(self._extremes) >= EXTREME * largest
-        ratio = f", {largest / median:.0f} times the median channel's largest" if median else ""
+        ratio = f", {_times(largest / median)} the median channel's largest" if median else ""
         return (
             f"{self.name}: channel {int(self._channels.argmax())} reaches {value:.4g}{ratio}, in "
             f"{int(extreme.sum())} of {extreme.size} frames; {lost}"
         )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio < 1e6 else "more than a million times"

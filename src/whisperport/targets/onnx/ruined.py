@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whisperport.targets.activations import MIN_SQNR_DB, Activation
+from whisperport.targets.activations import MIN_SQNR_DB, SAMPLES, Activation
 from whisperport.targets.compiler import Layout, same_layout, undone
 from whisperport.targets.onnx.activations import MOVES, OnnxActivations
 
 if TYPE_CHECKING:  # boards have no package onnx
     import onnx
-
-SAMPLES = 4  # that are run: massive activations are in every clip
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ with signed weights, 22.9 with unsigned ones, 22.6 in a simulation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from whisperport.targets.activations import MIN_SQNR_DB, Activation
+from whisperport.targets.activations import MIN_SQNR_DB, SAMPLES, Activation
 from whisperport.targets.onnx.activations import OnnxActivations
 from whisperport.targets.onnx.quantizer import Reader, fuse, samples_of
 
@@ -34,11 +35,10 @@ QUANTIZED = (*MULTIPLIES, "Conv")
 # linear of a massive block (16 to 18), 23 to 27; without these, 30 to 35. The second convolution's input
 # has 19 to 21 dB, and its alternative is float32, so that limit is lower.
 MIN_DB = {"w8": MIN_SQNR_DB, "fp32": 18.0}
-EXAMINED = 4  # samples that are run to find ruined activations: massive ones are in every clip
 
 
 @dataclass(frozen=True, slots=True)
-class Ruined:
+class SensitiveOperator:
     """An operator that one of its activations keeps from static quantization.
 
     Attributes:
@@ -57,7 +57,7 @@ class Ruined:
 
 def quantize_statically(
     path: Path, out: Path, arrays: Mapping[str, Path], *, examine: bool = True
-) -> tuple[Ruined, ...]:
+) -> tuple[SensitiveOperator, ...]:
     """Quantize a file in float32.
 
     Args:
@@ -80,8 +80,8 @@ def quantize_statically(
             for node in onnx.load(fused, load_external_data=False).graph.node
             if node.op_type in QUANTIZED
         ]
-        ruined = _ruined(fused, nodes, arrays) if examine else ()
-        others = {one.node for one in ruined}
+        sensitive = _sensitive(fused, nodes, arrays) if examine else ()
+        others = {one.node for one in sensitive}
         quantize_static(
             fused,
             made,
@@ -94,13 +94,13 @@ def quantize_statically(
             use_external_data_format=True,
             extra_options={"OpTypesToExcludeOutputQuantization": list(MULTIPLIES)},
         )
-        _write(made, out, {one.node for one in ruined if one.precision == "w8"})
-    return ruined
+        _write(made, out, {one.node for one in sensitive if one.precision == "w8"})
+    return sensitive
 
 
-def _ruined(
+def _sensitive(
     path: Path, nodes: "list[onnx.NodeProto]", arrays: Mapping[str, Path]
-) -> tuple[Ruined, ...]:
+) -> tuple[SensitiveOperator, ...]:
     """Return the operators with an activation that one 8-bit scale ruins."""
     program = OnnxActivations.read(path)
     weights = {one.name for one in program.model.graph.initializer}
@@ -113,7 +113,7 @@ def _ruined(
         for node in nodes
     }
     tensors = dict.fromkeys(name for names in counted.values() for name in names)
-    samples = [sample for sample, _ in zip(samples_of(arrays), range(EXAMINED), strict=False)]
+    samples = list(islice(samples_of(arrays), SAMPLES))
     activations = program.measured(tensors, samples)
     found = []
     for node in nodes:
@@ -122,7 +122,7 @@ def _ruined(
         has_weights = node.op_type in MULTIPLIES and not weights.isdisjoint(node.input)
         precision = "w8" if has_weights else "fp32"
         if worst is not None and worst.sqnr_db() < MIN_DB[precision]:
-            found.append(Ruined(node.name, worst, precision))
+            found.append(SensitiveOperator(node.name, worst, precision))
     return tuple(found)
 
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.activations import MIN_SQNR_DB, Activation
+from whisperport.targets.activations import MIN_SQNR_DB, SAMPLES, Activation
 from whisperport.targets.tflite.quantization import LINEAR, STATIC_BITS
 
 if TYPE_CHECKING:
     from whisperport.inspection.litert_run import Op
 
-SAMPLES = 4  # that are run: massive activations are in every clip
 CONVOLUTIONS = ("conv1", "conv2")
 PROJECTION = "attn.query, key or value"  # the converter orders them as it likes
 PER_BLOCK = (PROJECTION, PROJECTION, PROJECTION, "attn.out", "mlp.0", "mlp.2")
