@@ -1,6 +1,6 @@
 """Parse untrusted JSON strictly: errors name the wrong field, and only BundleError is raised.
 
-Check paths in a manifest: relative to the bundle, and inside of it on every operating system.
+`safe_path` checks paths: relative to the bundle, and inside of it on every operating system.
 """
 
 import json

@@ -4,7 +4,7 @@ A bundle is written into a hidden folder beside the output, hashed, flushed to t
 the output. After an exception before that, Ctrl-C included, the output has not changed and the hidden
 folder is deleted. `staging` describes what a killed process leaves behind and how it is deleted.
 
-Replace the manifest of a bundle on disk; no other file changes.
+`rewrite_manifest` replaces the manifest of a bundle on disk; no other file changes.
 """
 
 import errno

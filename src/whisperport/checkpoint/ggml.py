@@ -8,11 +8,9 @@ Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp and models/convert-pt-to-g
 The file keeps no merges, no decoding settings and no alignment heads. OpenAI's are used, after its tokens
 were compared with OpenAI's.
 
-Sizes of ggml's tensor types, and the values of the quantized ones.
-
-A block of a quantized row holds 32 values: float16 scale, for the types `_1` float16 minimum, for five bits
-the fifth bits of all values (32 bits), then the lower four bits of values i and i + 16 in byte i, or one
-byte each.
+`BlockType` has the sizes of a tensor type, and `dequantize` the values of a quantized one. A block of a
+quantized row holds 32 values: float16 scale, for the types `_1` float16 minimum, for five bits the fifth
+bits of all values (32 bits), then the lower four bits of values i and i + 16 in byte i, or one byte each.
 Source: ggml-org/whisper.cpp@233fe1f, ggml/src/ggml-common.h and ggml-quants.c, dequantize_row_*.
 """
 

@@ -1,8 +1,7 @@
 """Load a checkpoint folder in transformers' format.
 
-Compute the encoder's positional embedding, for files that do not contain it.
-
-Read the sizes in a Hugging Face `config.json`, and reject architectures that are not supported.
+`read_config` reads the sizes in `config.json`, and rejects architectures that are not supported;
+`sinusoids` computes the encoder's positional embedding, for files that do not contain it.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Read a file written by `torch.save` without running code in it.
 
-Count the objects that a pickle represents from its instructions, before it is loaded.
-
-A pickle of a hundred bytes can hold a tuple that contains the same tuple twice, forty levels deep. If
-such a tuple is the name of a tensor, hashing it takes hours and no signal interrupts it.
+`check_pickle` counts the objects that a pickle represents from its instructions, before it is loaded. A
+pickle of a hundred bytes can hold a tuple that contains the same tuple twice, forty levels deep. If such
+a tuple is the name of a tensor, hashing it takes hours and no signal interrupts it.
 """
 
 import io

@@ -1,9 +1,8 @@
 """Find, read and hash the weight files of a Hugging Face folder.
 
-Read an untrusted safetensors file: check its header, then memory-map its tensors.
-
-Layout: 8 bytes little-endian header length n, n bytes of JSON {name: {dtype, shape, data_offsets}},
-then the tensors. https://huggingface.co/docs/safetensors, "Format"
+`read_safetensors` reads an untrusted file: it checks the header, then maps the tensors to memory. Layout:
+8 bytes little-endian header length n, n bytes of JSON {name: {dtype, shape, data_offsets}}, then the
+tensors. https://huggingface.co/docs/safetensors, "Format"
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The programs of a bundle, to compile them; the compiled files are written into the bundle.
 
-Compare what a vendor's emulator computed from a bundle's clips with the lowered programs.
-
-The outputs of an encoder are also decoded with the bundle's decoder, and the words are compared.
+`bundle_checks` compares what a vendor's emulator computed from the bundle's clips with the lowered
+programs. The outputs of an encoder are also decoded with the bundle's decoder, and the words are
+compared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

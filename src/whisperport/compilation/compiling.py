@@ -7,7 +7,7 @@ Finished stages are kept; a stage runs again only if its inputs changed. This mo
 target's `Compiler` describes what is specific, and the stages run in the Python interpreter that has the
 vendor's SDK.
 
-Errors for the failures of vendors' compilers: what happened, why, and what to do next.
+`compile_error` says of a compiler's failure what happened, why, and what to do next.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -185,7 +185,7 @@ def export(
     if options.preflight:
         _preflight(checkpoint.dims, list(placed.targets.values()), out, progress)
     uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
-    encoder = placed.target_of("encoder").spec
+    encoder = placed.target_of(ENCODER).spec
     window = _known_window(options.window, encoder, checkpoint.dims).of(checkpoint.dims)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)

@@ -1,8 +1,7 @@
 """Read the signatures of a `.tflite` file: inputs, outputs and operators.
 
-Make another program of a `.tflite` file the one that LiteRT runs without a signature.
-
-LiteRT lists and profiles the nodes of a file's first subgraph only.
+`exchange` makes another program the one that LiteRT runs without a signature. LiteRT lists and profiles
+the nodes of a file's first subgraph only.
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """The `encoder` program: computes audio features from a log-mel spectrogram.
 
-The `nchw` variant of the encoder: a channels-first 4-D input and rank-4 convolutions.
+`NchwEncoder` is its `nchw` variant: a channels-first 4-D input and rank-4 convolutions.
 """
 
 from typing import cast

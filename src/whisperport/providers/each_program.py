@@ -1,6 +1,6 @@
 """Run each ONNX program of a bundle on an execution provider, with every set of options to try.
 
-Record real inputs of a bundle's programs: those of one clip that the CPU transcribes.
+`record_inputs` records real inputs: those of one clip that the CPU transcribes.
 """
 
 import os

@@ -1,9 +1,8 @@
 """A loaded bundle: its programs and tables, which do not change after loading. Uses numpy only.
 
-Run a program of the `rank4` variant as one of the usual form: the same arrays with fewer axes.
-
-The two forms differ in leading axes of size 1 only, so an array of one form is a view of an array of the
-other: no input, no part of a cache and no output is copied.
+`in_standard_form` runs a program of the `rank4` variant as one of the usual form. The two forms differ in
+leading axes of size 1 only, so an array of one form is a view of an array of the other: no input, no part
+of a cache and no output is copied.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,13 +2,11 @@
 
 Source: openai/whisper@v20250625, whisper/transcribe.py:347-405.
 
-Decode speech again in the next window if the end of a short window may have cut it off.
-
-The end of a 30 s window cuts off few sentences; the end of a 5 s window cuts off almost every one. Then the
-decoder invents the rest of the sentence, places its end too early, or repeats it at the last timestamps.
-Therefore a segment that ends in the last seconds of a short window is dropped, and the next window begins
-before it.
-openai-whisper does not do this, and it is not done in a checkpoint's own window.
+`drop_unreliable_end` leaves speech that the end of a short window may have cut off to the next window.
+The end of a 30 s window cuts off few sentences; the end of a 5 s window cuts off almost every one. Then
+the decoder invents the rest of the sentence, places its end too early, or repeats it at the last
+timestamps. Therefore a segment that ends in the last seconds of a short window is dropped, and the next
+window begins before it. openai-whisper does not do this, and it is not done in a checkpoint's own window.
 """
 
 from collections.abc import Sequence

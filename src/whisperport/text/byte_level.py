@@ -3,7 +3,7 @@
 Each of the 256 bytes has one character. Printable Latin-1 bytes map to themselves, the 68 others to U+0100
 and the following characters, so a space is "Ġ". Source: openai/gpt-2, src/encoder.py, bytes_to_unicode.
 
-Check that the merges of a byte-level tokenizer fit its vocabulary.
+`first_unknown_merge` checks that the merges of a byte-level tokenizer fit its vocabulary.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Find the Python interpreter that has a vendor's SDK.
-
-Find the SDK of a vendor whose compiler is a command-line program.
-"""
+"""Find a vendor's SDK: the Python interpreter that has it, or the vendor's command-line program."""
 
 import importlib.util
 import os

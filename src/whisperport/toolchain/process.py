@@ -1,6 +1,6 @@
 """Run the driver with a vendor's SDK in another process, and read its progress.
 
-Prepare the work folder for the driver: the job, the driver with its kit, and the stage script.
+`prepare` writes what it needs to the work folder: the job, the driver with its kit, and the stage script.
 """
 
 import json

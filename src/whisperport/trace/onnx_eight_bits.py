@@ -9,11 +9,8 @@ float32, but expand the whole weight in each run, which is slower than float32 w
 less error (3 dB for blocks of 32) and are slower. DequantizeLinear and MatMul, ONNX's own form, become the
 same operator with blocks of 32 when ONNX Runtime 1.32 loads them; older versions expand them to float32.
 
-Source of the operator: onnxruntime docs/ContribOperators.md.
-
-Operators of ONNX Runtime that ONNX does not have.
-
-Source: onnxruntime docs/ContribOperators.md.
+`TRANSLATIONS` writes the same operator for torch's `whisperport.matmul_8bits`. Source of the operator:
+onnxruntime docs/ContribOperators.md.
 """
 
 import math

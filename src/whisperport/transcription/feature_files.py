@@ -1,6 +1,7 @@
 """Transcribe files of features: the encoder's output, as a device wrote it.
 
-Find features that cannot be the encoder's output as they are read, by the bundle's reference.
+`check_plausible` finds features that cannot be the encoder's output as they are read, by the bundle's
+reference.
 """
 
 import os

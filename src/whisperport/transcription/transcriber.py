@@ -1,6 +1,6 @@
 """Transcribe audio with a loaded bundle.
 
-openai-whisper's argument names as keyword arguments of `transcribe`.
+`TranscribeArguments` are openai-whisper's argument names.
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """The result of a transcription.
 
-Keep the transcript so far if the transcription of the rest fails.
+`incomplete_as_error` keeps the transcript so far if the transcription of the rest fails.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,8 +1,8 @@
-"""Verify a program `step_B`: every row of a batch gives the logits of its own text at its own position.
+"""Checks of single programs beside the comparison of their arrays.
 
-Verify the output `logsumexp` of a program, from which probabilities are computed.
-
-Verify a program `coarse_projection`: no logit is further from the reference's than its bound.
+`batch_checks`: every row of `step_B` gives the logits of its own text at its own position.
+`sum_checks`: the output `logsumexp`, from which probabilities are computed. `bound_check`: no logit of
+`coarse_projection` is further from the reference's than its bound.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

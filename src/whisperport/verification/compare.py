@@ -2,11 +2,11 @@
 
 The tolerances are in `tolerances.py`.
 
-Find whether an output is that of something else: of another clip, an earlier frame, or another layout.
-
-An SQNR of 13 dB can be a correct program of 8 bits, or an exact one that is a frame late. So an output must
-not be clearly closer to a wrong expectation than to its own. Massive activations, single channels hundreds
-of times larger than all others, would decide such a comparison alone; each channel is clipped first.
+`mistaken_for` finds whether an output is that of another clip, an earlier frame, or another layout. An
+SQNR of 13 dB can be a correct program of 8 bits, or an exact one that is a frame late. So an output must
+not be clearly closer to a wrong expectation than to its own. Massive activations, single channels
+hundreds of times larger than all others, would decide such a comparison alone; each channel is clipped
+first.
 """
 
 import math

@@ -1,10 +1,9 @@
 """Count errors between two transcripts: words, or characters in languages written without spaces.
 
-Whisper's English text normalizer: the rules for English that published word error rates use.
-
-The rules come from the package `whisper-normalizer`. It adds four rules that openai-whisper does not have:
-one turns "cause" into "because", also in "the cause of the fire". These four are removed here, so that
-the result equals openai-whisper's.
+`normalize_english` is Whisper's English text normalizer, which published word error rates use. Its rules
+come from the package `whisper-normalizer`. It adds four rules that openai-whisper does not have: one
+turns "cause" into "because", also in "the cause of the fire". These four are removed here, so that the
+result equals openai-whisper's.
 """
 
 import math

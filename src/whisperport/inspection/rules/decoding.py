@@ -1,6 +1,6 @@
 """WP6xx: warnings about work that a decoder repeats for every token.
 
-Tell which inputs of an HLO module are weights. An HLO module does not state it.
+`weight_inputs` tells which inputs of an HLO module are weights, which the module does not state.
 """
 
 from collections import defaultdict

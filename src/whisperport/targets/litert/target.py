@@ -1,9 +1,8 @@
 """The target `litert`: what it supports, and its lowering, quantization and loading.
 
-Ask LiteRT which nodes of a program XNNPACK runs.
-
-LiteRT lists the nodes of a file's first subgraph only. To list another one, the two entries in the file's
-table of subgraphs are exchanged, and exchanged again afterwards.
+`xnnpack_delegation` asks LiteRT which nodes of a program XNNPACK runs. LiteRT lists the nodes of a file's
+first subgraph only. To list another one, the two entries in the file's table of subgraphs are exchanged,
+and exchanged again afterwards.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

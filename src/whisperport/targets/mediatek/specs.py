@@ -1,7 +1,4 @@
-"""The spec of each board's target.
-
-The limits of each NPU for TFLite files, as data, each with its source.
-"""
+"""The spec of each board's target, and the limits of each NPU for TFLite files, each with its source."""
 
 from collections.abc import Iterable, Mapping
 

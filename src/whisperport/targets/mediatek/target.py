@@ -1,6 +1,6 @@
 """The MediaTek targets: write and quantize .tflite files for the compiler; run or emulate programs.
 
-MediaTek's execution provider of ONNX Runtime, as data. This project has never run it.
+MediaTek's execution provider of ONNX Runtime is described as data: this project has never run it.
 """
 
 import logging

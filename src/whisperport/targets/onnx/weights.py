@@ -6,13 +6,12 @@ would be in memory once per program. This module reads the tensors into arrays t
 without packing, in blocks of columns. A matrix multiplication with one token, as in `step`, is as fast as
 with packing; those of a prefill are slower, once per window.
 
-Load a program when it is first used, with weights of its own that ONNX Runtime packs.
-
-A multiplication of several rows by shared weights copies them in every run. That is once per window for a
+`OwnWeights` are those of one program, which is loaded when it is first used; ONNX Runtime packs them. A
+multiplication of several rows by shared weights copies them in every run. That is once per window for a
 prompt, but once per token for `step_B`: with packed weights it takes 0.65 of the time for tiny, base and
 small. So it has a packed copy, which is made only if several texts are decoded together. Without packing,
-ONNX Runtime expands weights of 8 bits in every run, so their programs have packed copies too, of a quarter
-of the bytes.
+ONNX Runtime expands weights of 8 bits in every run, so their programs have packed copies too, of a
+quarter of the bytes.
 """
 
 import mmap

@@ -4,7 +4,7 @@ OpenVINO writes a .bin file per model, so that `step` and each `prefill` would r
 decoder. Here equal weights of all programs are stored once: a model states the place of each constant in
 the file of weights, and any number of models can be read with the same file.
 
-Store the weights of matrix multiplications in int8, with one scale per output channel.
+`store_in_int8` stores the weights of matrix multiplications with one scale per output channel:
 
     before   x ── MatMul(w float32) ─────────────────────────────────► y
     after    x ── MatMul(Multiply(Convert(q int8), scale float32)) ──► y

@@ -1,11 +1,10 @@
 """Lower programs to XNNPACK, as methods of one ExecuTorch program.
 
-Keep the serialized weights of methods in files while they are lowered, each content once.
-
+`weights_on_disk` keeps the serialized weights of methods in files meanwhile, each content once:
 ExecuTorch holds the serialized weights of a method in memory until the file is written. Several methods
 have equal weights, and all of them are in memory as tensors too.
 
-Read from a .pte file which operators of an ExecuTorch program run in a delegate.
+`read_delegation` reads from the written file which operators run in a delegate.
 """
 
 import gc

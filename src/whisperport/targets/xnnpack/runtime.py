@@ -1,9 +1,8 @@
 """Load ExecuTorch programs and run their methods.
 
-Let the methods of a process share the packed copies of their weights.
-
-XNNPACK copies every weight into the layout of its kernels when a method is loaded. prefill_4, prefill_64,
-step and align use the same decoder weights, so without sharing a process holds four packed copies of them.
+`share_packed_weights` lets the methods of a process share the packed copies of their weights. XNNPACK
+copies every weight into the layout of its kernels when a method is loaded. prefill_4, prefill_64, step
+and align use the same decoder weights, so without sharing a process holds four packed copies of them.
 ExecuTorch's XNNPACK backend has an option that keeps one copy for each content of a weight,
 `weight_cache_enabled`, but its Python binding cannot set options. This module calls the C++ function
 
