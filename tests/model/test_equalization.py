@@ -1,6 +1,7 @@
 """Equalized channels: the same numbers from an encoder whose channels have ranges that are more alike."""
 
 import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,22 +10,10 @@ from torch import Tensor
 
 from whisperport.model.encoder import Encoder, EncoderBlock
 from whisperport.model.equalization import equalize
-from whisperport.program.dims import Dims
 
-DIMS = Dims(
-    n_mels=80,
-    n_audio_ctx=12,
-    n_audio_state=48,
-    n_audio_head=3,
-    n_audio_layer=2,
-    n_audio_ffn=96,
-    n_vocab=60,
-    n_text_ctx=16,
-    n_text_state=48,
-    n_text_head=3,
-    n_text_layer=1,
-    n_text_ffn=96,
-)
+from ..published_dims import whisper_dims
+
+DIMS = replace(whisper_dims(48, layers=2, heads=3), n_audio_ctx=12)
 CHANNEL, FACTOR = 5, 40.0
 
 

@@ -164,6 +164,7 @@ MDLA_5_3 = Npu(
     },
 )
 
+# Sources of `litert_soc`: `KERNEL`; MT8189 for MT8371 and MT8391, and MT8188 for MT8370 and MT8390: inferred.
 GENIO350 = Chip(name="genio350", board="Genio 350", soc="MT8365", litert_soc="", npu=VPU)
 GENIO510 = Chip(name="genio510", board="Genio 510", soc="MT8370", litert_soc="MT8188", npu=MDLA_3_0)
 GENIO520 = Chip(name="genio520", board="Genio 520", soc="MT8371", litert_soc="MT8189", npu=MDLA_5_3)
@@ -172,4 +173,3 @@ GENIO720 = Chip(name="genio720", board="Genio 720", soc="MT8391", litert_soc="MT
 GENIO1200 = Chip(name="genio1200", board="Genio 1200", soc="MT8395", litert_soc="", npu=MDLA_2_0)
 
 CHIPS = (GENIO350, GENIO510, GENIO520, GENIO700, GENIO720, GENIO1200)
-SOC_SOURCE = f"{KERNEL}; MT8189 for MT8371 and MT8391, and MT8188 for MT8370 and MT8390: inferred"
