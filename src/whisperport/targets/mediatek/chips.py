@@ -164,7 +164,7 @@ MDLA_5_3 = Npu(
     },
 )
 
-# Sources of `litert_soc`: `KERNEL`; MT8189 for MT8371 and MT8391, and MT8188 for MT8370 and MT8390: inferred.
+# Sources of `litert_soc`: `KERNEL`; MT8189 for MT8371 and MT8391, MT8188 for MT8370 and MT8390: inferred.
 GENIO350 = Chip(name="genio350", board="Genio 350", soc="MT8365", litert_soc="", npu=VPU)
 GENIO510 = Chip(name="genio510", board="Genio 510", soc="MT8370", litert_soc="MT8188", npu=MDLA_3_0)
 GENIO520 = Chip(name="genio520", board="Genio 520", soc="MT8371", litert_soc="MT8189", npu=MDLA_5_3)
