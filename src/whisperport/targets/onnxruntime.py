@@ -17,9 +17,10 @@ from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
+from whisperport.targets.onnx.any_tokens import Lowered, same_but_for_tokens
 from whisperport.targets.onnx.lowering import lower_file_to_onnx
 from whisperport.targets.onnx.runner import CPU, OnnxRunner
-from whisperport.targets.onnx.weights import LARGEST, OnnxWeights, OwnWeights
+from whisperport.targets.onnx.weights import LARGEST, JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.options import Option, check_ranges
 from whisperport.targets.quantizing import Sensitive, replace_by_quantized, static_calibration
 
@@ -262,6 +263,7 @@ class OnnxRuntime(Target):
             if graph in on_cpu and (entry.precision in (W8, W8A8) or entry.spec.kind.is_batch)
         }
         own = {graph: weights for graph, weights in own.items() if weights.packed_bytes <= LARGEST}
+        own |= _joined([(one.spec, g) for one, g in zip(entries, graphs, strict=True) if g in own])
         shared = OnnxWeights([graph for graph in on_cpu if graph not in own])
         return {
             entry.spec.name: OnnxRunner(
@@ -275,6 +277,13 @@ class OnnxRuntime(Target):
             )
             for entry, graph, provider in zip(entries, graphs, providers, strict=True)
         }
+
+
+def _joined(programs: Sequence[Lowered]) -> dict[OnnxGraph, OwnWeights]:
+    """Return the weights of the programs that one session can run, the same for all of them."""
+    same = same_but_for_tokens(programs)
+    weights = [JoinedWeights(graph, spec) for spec, graph in same[:1]]
+    return {graph: weights[0] for _, graph in same}
 
 
 TARGETS = (OnnxRuntime(),)

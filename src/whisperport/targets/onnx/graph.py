@@ -54,3 +54,12 @@ def forget(model: Any, names: Container[str]) -> None:
     for index in reversed(range(len(stated))):
         if stated[index].name in names:
             del stated[index]
+
+
+def integers(model: Any) -> dict[str, list[int]]:
+    """Return the 64-bit integers of initializers that are in the graph itself."""
+    return {
+        tensor.name: np.frombuffer(tensor.raw_data, "<i8").tolist()
+        for tensor in model.graph.initializer
+        if tensor.data_type == INT64 and tensor.raw_data and len(tensor.raw_data) % 8 == 0
+    }

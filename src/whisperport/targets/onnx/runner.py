@@ -3,10 +3,9 @@
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
-from threading import Lock
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, needs
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.onnx.any_tokens import picked
 from whisperport.targets.onnx.short_caches import cache_axes
-from whisperport.targets.onnx.weights import OnnxWeights, OwnWeights
+from whisperport.targets.onnx.weights import JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.stated_signature import expect_tensor, other_signature
 
 log = logging.getLogger(__name__)
@@ -77,11 +77,11 @@ class OnnxRunner(Runner):
         settings = session_settings(ort, threads, spin=spin)
         if _version(ort.__version__) < IN_PLACE_SINCE:
             weights = None
-        load = partial(_session, ort, settings, graph, spec, provider, provider_options or {})
-        self._lock = Lock()  # held while a session is made later
-        self._load = load
+        self._load = partial(_session, ort, settings, graph, provider, provider_options or {})
         self._weights = weights  # kept: the session uses the memory of shared weights
-        self._made: Any = None if isinstance(weights, OwnWeights) else load(weights)
+        self._name = graph.name
+        self._further = picked(spec) if isinstance(weights, JoinedWeights) else {}
+        self._made: Any = None if isinstance(weights, OwnWeights) else self._checked(weights)
         if weights is not None and weights.allows_short_caches(graph):
             self.cache_axes = cache_axes(tensor.name for tensor in spec.inputs)
         self.writes_in_place = provider == CPU
@@ -91,11 +91,16 @@ class OnnxRunner(Runner):
     @property
     def _session(self) -> Any:
         """The `onnxruntime.InferenceSession` of the program."""
-        with self._lock:
-            if self._made is None:
-                self._made = self._load(self._weights)
-                self._weights = None  # closes their files
-            return self._made
+        if self._made is None:
+            self._made = self._checked(self._weights)
+        return self._made
+
+    def _checked(self, weights: OnnxWeights | OwnWeights | None) -> Any:
+        """Return a session, after a check that it has the signature of the manifest."""
+        own = weights if isinstance(weights, OwnWeights) else None
+        session = own.session(self._load) if own else self._load(weights)
+        check_signature(session, self.spec, self._name, self._further)
+        return session
 
     def binding(self) -> Binding:
         """Return a binding that keeps arrays bound between runs.
@@ -103,10 +108,11 @@ class OnnxRunner(Runner):
         Other providers copy an array when it is bound and would miss later changes of a cache, so they
         get the default binding.
         """
-        return _OnnxBinding(self, self._session) if self.writes_in_place else Binding(self)
+        wrap = self._wrapped
+        return _OnnxBinding(self, self._session, wrap) if self.writes_in_place else Binding(self)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        feed = dict(zip(self._input_names, inputs, strict=True))
+        feed = {**dict(zip(self._input_names, inputs, strict=True)), **self._further}
         outputs: Sequence[Array] = self._session.run(self._output_names, feed)
         return outputs
 
@@ -114,12 +120,19 @@ class OnnxRunner(Runner):
         if not self.writes_in_place:
             super()._run_into(inputs, outputs)
             return
-        wrapped = self._session.io_binding()
+        wrapped = self._wrapped()
         for name, array in zip(self._input_names, inputs, strict=True):
             wrapped.bind_cpu_input(name, array)
         for name, array in zip(self._output_names, outputs, strict=True):
             _bind_output(wrapped, name, array)
         self._session.run_with_iobinding(wrapped)
+
+    def _wrapped(self) -> Any:
+        """Return an `onnxruntime.IOBinding` with what every run reads."""
+        wrapped = self._session.io_binding()
+        for name, array in self._further.items():
+            wrapped.bind_cpu_input(name, array)
+        return wrapped
 
 
 class _OnnxBinding(Binding):
@@ -129,9 +142,9 @@ class _OnnxBinding(Binding):
     runs, and most other programs run only once per window.
     """
 
-    def __init__(self, runner: Runner, session: Any) -> None:
+    def __init__(self, runner: Runner, session: Any, wrap: Callable[[], Any]) -> None:
         super().__init__(runner)
-        self._session = session
+        self._session, self._new = session, wrap
         self._wrapped: Any = None  # an `onnxruntime.IOBinding`
         self._given: dict[int, Array] = {}  # the inputs of the last run that have no array bound
         self._own: list[Array] = []  # the outputs of every run
@@ -155,7 +168,7 @@ class _OnnxBinding(Binding):
         return self._own
 
     def _wrap(self, inputs: Sequence[Array]) -> None:
-        self._wrapped = self._session.io_binding()
+        self._wrapped = self._new()
         for index, tensor in enumerate(self.runner.spec.inputs):
             if index not in self._unbound:
                 self._wrapped.bind_cpu_input(tensor.name, inputs[index])
@@ -213,22 +226,43 @@ def session_settings(ort: Any, threads: int | None, *, spin: bool = False) -> An
     settings.add_session_config_entry("session.force_spinning_stop", "1")  # at the end of a run
     # Memory patterns allocate one more large block, 50 MB for the encoder of base, and save no time.
     settings.enable_mem_pattern = False
+    if _has_shared_arena():
+        settings.add_session_config_entry("session.use_env_allocators", "1")
     settings.log_severity_level = 3
     # Accept only ONNX: ONNX Runtime also detects its own format, which is not checked here.
     settings.add_session_config_entry("session.load_model_format", "ONNX")
     return settings
 
 
+@cache
+def _has_shared_arena() -> bool:
+    """Give ONNX Runtime one arena for what the runs of all sessions compute, once per process.
+
+    Otherwise each session keeps an arena of its own, as large as its largest run: 60 MB more for tiny.
+    """
+    import onnxruntime as ort
+
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    try:
+        ort.create_and_register_allocator(memory, None)
+    except (
+        Exception
+    ):  # ONNX Runtime's exceptions have no common base; another library registered one
+        return False
+    return True
+
+
 def _session(
     ort: Any,
     settings: Any,
     graph: OnnxGraph,
-    spec: ProgramSpec,
     provider: str,
     provider_options: Mapping[str, str],
     weights: OnnxWeights | OwnWeights | None,
 ) -> Any:
-    """Return a session whose signature is that of the manifest."""
+    """Return a session."""
     if provider != CPU:
         settings.add_session_config_entry(ASSIGNMENT, "1")
     if not weights:
@@ -264,7 +298,6 @@ def _session(
         )
     if provider != CPU:
         _warn_if_unused(session, provider, graph.name)
-    check_signature(session, spec, graph.name)
     return session
 
 
@@ -280,13 +313,16 @@ def _warn_if_unused(session: Any, provider: str, name: str) -> None:
         )
 
 
-def check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
+def check_signature(
+    session: Any, spec: ProgramSpec, name: str, further: Collection[str] = ()
+) -> None:
     """Compare a session's signature with the manifest; an axis without a number matches any size.
 
     Args:
         session: an `onnxruntime.InferenceSession`.
         spec: the program's signature in the manifest.
         name: of the file, for errors.
+        further: names of inputs of the session that are not part of the signature.
 
     Raises:
         BundleError: they differ.
@@ -294,6 +330,7 @@ def check_signature(session: Any, spec: ProgramSpec, name: str) -> None:
     outputs = {value.name for value in session.get_outputs()}
     unknown = [tensor.name for tensor in spec.outputs if tensor.name not in outputs]
     inputs = {value.name for value in session.get_inputs()} ^ {t.name for t in spec.inputs}
+    inputs.difference_update(further)
     if unknown or inputs:
         raise other_signature(
             name, f"the name {min((*unknown, *inputs))[:80]!r} is only in one of them"

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from whisperport.targets.onnx.graph import (
-    INT64,
     add_integers,
     forget,
     has_inner_graphs,
+    integers,
     stated_shapes,
     uses_of,
 )
@@ -100,7 +98,7 @@ class _Graph:
         )
         mask = shapes.get(MASK, ())
         width = mask[2] if len(mask) == 3 else 0
-        return cls(users, uses_of(model), _integers(model), shapes, inputs, length, width)
+        return cls(users, uses_of(model), integers(model), shapes, inputs, length, width)
 
     def attention(self, layer: str) -> _Attention | None:
         """Return the nodes of a layer's self-attention; None if they have another form."""
@@ -175,12 +173,3 @@ def _free_inputs(model: Any) -> None:
         if value.name in axes:
             size = value.type.tensor_type.shape.dim[axes[value.name]]
             size.dim_value, size.dim_param = 0, LENGTH_AND_NEW if value.name == MASK else LENGTH
-
-
-def _integers(model: Any) -> dict[str, list[int]]:
-    """Return the 64-bit integers of initializers that are in the graph itself."""
-    return {
-        tensor.name: np.frombuffer(tensor.raw_data, "<i8").tolist()
-        for tensor in model.graph.initializer
-        if tensor.data_type == INT64 and tensor.raw_data and len(tensor.raw_data) % 8 == 0
-    }

@@ -17,8 +17,9 @@ quarter of the bytes.
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,13 +27,16 @@ from numpy.typing import NDArray
 
 from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph, external_entries
 from whisperport.errors import BundleError
+from whisperport.program.spec import ProgramSpec
 from whisperport.system.memory import Memory
+from whisperport.targets.onnx.any_tokens import with_any_tokens
 from whisperport.targets.onnx.attention import join_attention
 from whisperport.targets.onnx.blocks import Matrix, matrices, use_blocks
 from whisperport.targets.onnx.graph import FLOAT, HALF
 from whisperport.targets.onnx.short_caches import free_cache_length
 
 PART = 2**16  # values that are read together
+IN_PLACE = "session.use_external_initializer_file_buffers_directly"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 MIN_SHARED = 0.5  # shared part of a program's weights; below it, packed copies are better
 
@@ -137,8 +141,7 @@ class OnnxWeights:
         model.graph.node.extend(nodes)
         use_blocks(model, blocked)
         settings.add_session_config_entry("session.disable_prepacking", "1")
-        in_place = "session.use_external_initializer_file_buffers_directly"
-        settings.add_session_config_entry(in_place, "1")
+        settings.add_session_config_entry(IN_PLACE, "1")
         settings.add_external_initializers_from_files_in_memory(
             list(files), list(files.values()), [array.nbytes for array in files.values()]
         )
@@ -234,7 +237,7 @@ LARGEST = 2**30
 
 
 class OwnWeights:
-    """A program's graph and the files of its weights, open until its session is made.
+    """A program's graph, the files of its weights, and its session, which is made when it is first used.
 
     The files are mapped, so that a bundle which is replaced meanwhile does not matter.
     """
@@ -245,7 +248,7 @@ class OwnWeights:
         Raises:
             BundleError: it or a file of weights cannot be read, or is not part of its program.
         """
-        self._files: dict[str, NDArray[np.uint8]] = {}
+        self._files: dict[str, mmap.mmap] = {}
         self.packed_bytes = 0  # of all weights as the session has them
         for tensor in graph.external_tensors():
             entries = external_entries(tensor)
@@ -257,6 +260,18 @@ class OwnWeights:
         join_attention(model)
         self._free = free_cache_length(model)
         self._model: bytes = model.SerializeToString()
+        self._lock = Lock()  # held while the session is made
+        self._made: Any = None
+
+    def session(self, load: Callable[["OwnWeights"], Any]) -> Any:
+        """Return the session, which `load` makes of these weights when it is first needed."""
+        with self._lock:
+            if self._made is None:
+                self._made = load(self)
+                self._model = b""
+                for file in self._files.values() if hasattr(mmap, "MADV_DONTNEED") else ():
+                    file.madvise(mmap.MADV_DONTNEED)  # most weights have packed copies now
+            return self._made
 
     def allows_short_caches(self, _graph: OnnxGraph) -> bool:
         """Whether the model that `session_model` returns allows caches of any length."""
@@ -269,14 +284,31 @@ class OwnWeights:
             settings: an `onnxruntime.SessionOptions`, which is changed.
         """
         if self._files:
-            arrays = list(self._files.values())
+            arrays = [np.frombuffer(file, np.uint8) for file in self._files.values()]
+            settings.add_session_config_entry(IN_PLACE, "1")
             settings.add_external_initializers_from_files_in_memory(
                 list(self._files), arrays, [array.nbytes for array in arrays]
             )
         return self._model
 
 
-def _mapped(graph: OnnxGraph, location: str) -> NDArray[np.uint8]:
+class JoinedWeights(OwnWeights):
+    """The weights of `step` and every `prefill_P`, which one session runs; see `any_tokens`."""
+
+    def __init__(self, graph: OnnxGraph, spec: ProgramSpec) -> None:
+        """
+        Args:
+            graph: of the program with the most tokens, one of those that are `same_but_for_tokens`.
+            spec: its signature.
+
+        Raises:
+            BundleError: a file of weights cannot be read, or is not part of the program.
+        """
+        super().__init__(graph)
+        self._model = with_any_tokens(graph, spec).SerializeToString()
+
+
+def _mapped(graph: OnnxGraph, location: str) -> mmap.mmap:
     """Map a file of weights to memory.
 
     Raises:
@@ -284,7 +316,7 @@ def _mapped(graph: OnnxGraph, location: str) -> NDArray[np.uint8]:
     """
     try:
         with graph.external_file(location).open("rb") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # an empty file is a ValueError
         raise BundleError(
             f"cannot read the weights of {graph.name}",
