@@ -21,6 +21,7 @@ MIN_SQNR_DB = 20.0  # of typical values: the noise of a step is a tenth of them
 MASSIVE = (
     10.0  # a channel is massive if it reaches this many times the median channel's largest value
 )
+PART = 2**22  # bytes of values that are copied together
 EXTREME = 0.25  # a frame is extreme if it has a value of at least this part of the largest one
 
 
@@ -44,13 +45,19 @@ class Activation:
 
     def add(self, values: NDArray[Any]) -> None:
         """Add the values in one sample: (..., channels), one frame after the other."""
-        rows = np.abs(values.reshape(-1, values.shape[-1])).astype(np.float64)
+        rows = values.reshape(-1, values.shape[-1])
         self.low = min(self.low, float(values.min()))
         self.high = max(self.high, float(values.max()))
-        self._frames.append(np.sqrt(np.mean(rows**2, axis=1)))
-        self._powers.append(np.mean(rows**2, axis=0))
-        self._extremes.append(rows.max(axis=1))
-        largest = rows.max(axis=0)
+        powers = np.zeros(rows.shape[1])
+        for part in np.array_split(
+            rows, -(-rows.nbytes // PART)
+        ):  # copies of all would take more memory
+            squares = np.square(part, dtype=np.float64)
+            self._frames.append(np.sqrt(np.mean(squares, axis=1)))
+            powers += squares.sum(axis=0)
+        self._powers.append(powers / len(rows))
+        self._extremes.append(_magnitudes(rows, axis=1))
+        largest = _magnitudes(rows, axis=0)
         self._channels = largest if self._channels is None else np.maximum(self._channels, largest)
 
     @property
@@ -92,6 +99,11 @@ class Activation:
             f"{self.name}: channel {int(self._channels.argmax())} reaches {value:.4g}{ratio}, in "
             f"{int(extreme.sum())} of {extreme.size} frames; {lost}"
         )
+
+
+def _magnitudes(rows: NDArray[Any], axis: int) -> NDArray[np.float64]:
+    """Return the largest absolute values along an axis."""
+    return np.asarray(np.maximum(rows.max(axis), -rows.min(axis)), np.float64)
 
 
 def _times(ratio: float) -> str:

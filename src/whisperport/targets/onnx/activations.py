@@ -19,7 +19,7 @@ from whisperport.targets.activations import Activation
 if TYPE_CHECKING:  # boards have no package onnx
     import onnx
 
-MAX_BYTES = 256 * 2**20  # of the additional outputs of one run
+MAX_BYTES = 128 * 2**20  # of the additional outputs of one run
 # Operators whose outputs have the values of their inputs.
 MOVES = frozenset(
     {
@@ -153,6 +153,8 @@ class OnnxActivations:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED  # see `calibrated`
+        options.enable_mem_pattern = False
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(self.folder)
         )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from whisperport.targets.activations import MIN_SQNR_DB, SAMPLES, Activation
 from whisperport.targets.onnx.activations import OnnxActivations
-from whisperport.targets.onnx.quantizer import Reader, fuse, samples_of
+from whisperport.targets.onnx.quantizer import calibrated, fuse, samples_of
 
 if TYPE_CHECKING:  # boards have no package onnx
     import onnx
@@ -70,7 +70,8 @@ def quantize_statically(
         The operators that have another precision, in the order of the file.
     """
     import onnx
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import QDQQuantizer, QuantType
+    from onnxruntime.quantization.quant_utils import load_model_with_shape_infer
 
     with TemporaryDirectory(dir=path.parent) as folder:
         fused, made = Path(folder, "fused.onnx"), Path(folder, "quantized.onnx")
@@ -82,18 +83,20 @@ def quantize_statically(
         ]
         sensitive = _sensitive(fused, nodes, arrays) if examine else ()
         others = {one.node for one in sensitive}
-        quantize_static(
-            fused,
-            made,
-            Reader(samples_of(arrays)),
-            quant_format=QuantFormat.QDQ,
+        quantizer = QDQQuantizer(
+            load_model_with_shape_infer(fused),
             per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QUInt8,
+            reduce_range=False,
+            weight_qType=QuantType.QUInt8,
+            activation_qType=QuantType.QUInt8,
+            tensors_range=calibrated(fused, QUANTIZED, samples_of(arrays), Path(folder)),
             nodes_to_quantize=[node.name for node in nodes if node.name not in others],
-            use_external_data_format=True,
+            nodes_to_exclude=[],
+            op_types_to_quantize=QUANTIZED,
             extra_options={"OpTypesToExcludeOutputQuantization": list(MULTIPLIES)},
         )
+        quantizer.quantize_model()
+        quantizer.model.save_model_to_file(made, use_external_data_format=True)
         _write(made, out, {one.node for one in sensitive if one.precision == "w8"})
     return sensitive
 

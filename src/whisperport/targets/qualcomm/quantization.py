@@ -17,14 +17,13 @@ bits with zero point 0, it has 78.8 dB, and the smallest SQNR of the logits of t
 rises from 31.6 to 37.8 dB (v68).
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from whisperport.targets.onnx.quantizer import Reader, fuse, samples_of
+from whisperport.targets.onnx.quantizer import Reader, calibrated, fuse, samples_of
 from whisperport.targets.qualcomm.chips import Operand
 from whisperport.targets.quantizing import replace_by_quantized
 
@@ -93,16 +92,8 @@ def _ranges(
     source: Path, samples: Sequence[dict[str, Any]], folder: Path
 ) -> dict[str, tuple[float, float]]:
     """Return name of a tensor -> its smallest and largest value in the samples and 0."""
-    from onnxruntime.quantization import CalibrationMethod, create_calibrator
-
-    calibrator = create_calibrator(
-        source,
-        augmented_model_path=os.fspath(folder / "calibrating.onnx"),
-        calibrate_method=CalibrationMethod.MinMax,
-    )
-    calibrator.collect_data(Reader(samples))
     found = {}
-    for name, one in calibrator.compute_data().items():
+    for name, one in calibrated(source, None, samples, folder).items():
         low, high = (
             float(bound(values))
             for bound, values in zip((np.min, np.max), one.range_value, strict=True)
