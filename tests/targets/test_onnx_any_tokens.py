@@ -147,7 +147,5 @@ def test_a_signature_that_states_another_output_is_an_error(original: Lowered) -
     step = next(one for one in entries if one.spec.kind.name == STEP)
     other = replace(step.spec, outputs=(replace(step.spec.outputs[0], name="scores"),))
     rest = [one for one in entries if one.spec.kind.name == PREFILL]
-    runner = loaded((folder, [replace(step, spec=other), *rest]))["step"]
-
     with pytest.raises(BundleError, match="signature"):
-        runner.run(feed(other))
+        loaded((folder, [replace(step, spec=other), *rest]))

@@ -10,7 +10,7 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import UsageError, needs
 from whisperport.program.placement import Placement
-from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.program.program_kind import ALIGN, COARSE_PROJECTION
 from whisperport.program.runner import Runner
 from whisperport.program.spec import LoweringCost, ProgramSpec, TargetSpec
 from whisperport.system.progress import Progress
@@ -258,7 +258,9 @@ class OnnxRuntime(Target):
         # Other providers copy weights to their own memory, so sharing does not help them.
         on_cpu = [graph for graph, name in zip(graphs, providers, strict=True) if name == CPU]
         own = {
-            graph: OwnWeights(graph)
+            graph: OwnWeights(
+                graph, later=entry.spec.kind.is_batch or entry.spec.kind.name == ALIGN
+            )
             for entry, graph in zip(entries, graphs, strict=True)
             if graph in on_cpu and (entry.precision in (W8, W8A8) or entry.spec.kind.is_batch)
         }

@@ -56,7 +56,7 @@ class OnnxRunner(Runner):
         *,
         spin: bool = False,
     ) -> None:
-        """Load the program; with `OwnWeights`, when it is first used.
+        """Load the program; with `OwnWeights` that say so, when it is first used.
 
         Args:
             spec: the program's signature in the manifest.
@@ -81,7 +81,8 @@ class OnnxRunner(Runner):
         self._weights = weights  # kept: the session uses the memory of shared weights
         self._name = graph.name
         self._further = picked(spec) if isinstance(weights, JoinedWeights) else {}
-        self._made: Any = None if isinstance(weights, OwnWeights) else self._checked(weights)
+        later = isinstance(weights, OwnWeights) and weights.later
+        self._made: Any = None if later else self._checked(weights)
         if weights is not None and weights.allows_short_caches(graph):
             self.cache_axes = cache_axes(tensor.name for tensor in spec.inputs)
         self.writes_in_place = provider == CPU

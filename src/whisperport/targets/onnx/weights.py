@@ -6,12 +6,11 @@ would be in memory once per program. This module reads the tensors into arrays t
 without packing, in blocks of columns. A matrix multiplication with one token, as in `step`, is as fast as
 with packing; those of a prefill are slower, once per window.
 
-`OwnWeights` are those of one program, which is loaded when it is first used; ONNX Runtime packs them. A
-multiplication of several rows by shared weights copies them in every run. That is once per window for a
-prompt, but once per token for `step_B`: with packed weights it takes 0.65 of the time for tiny, base and
-small. So it has a packed copy, which is made only if several texts are decoded together. Without packing,
-ONNX Runtime expands weights of 8 bits in every run, so their programs have packed copies too, of a
-quarter of the bytes.
+`OwnWeights` are those of one program, which ONNX Runtime packs. A multiplication of several rows by shared
+weights copies them in every run. That is once per window for a prompt, but once per token for `step_B`:
+with packed weights it takes 0.65 of the time for tiny, base and small. So it has a packed copy, which is
+made only if several texts are decoded together. Without packing, ONNX Runtime expands weights of 8 bits in
+every run, so their programs have packed copies too, of a quarter of the bytes.
 """
 
 import mmap
@@ -237,24 +236,30 @@ LARGEST = 2**30
 
 
 class OwnWeights:
-    """A program's graph, the files of its weights, and its session, which is made when it is first used.
+    """A program's graph, the files of its weights, and its session.
 
-    The files are mapped, so that a bundle which is replaced meanwhile does not matter.
+    A session that is made when the bundle is loaded maps each tensor while it packs it. For one that is
+    made when it is first used, the files are mapped now, so that a bundle which is replaced meanwhile does
+    not matter.
     """
 
-    def __init__(self, graph: OnnxGraph) -> None:
+    def __init__(self, graph: OnnxGraph, *, later: bool = True) -> None:
         """Read the graph.
+
+        Args:
+            later: whether its session is made when it is first used.
 
         Raises:
             BundleError: it or a file of weights cannot be read, or is not part of its program.
         """
+        self.later, self._folder = later, os.fspath(graph.path.parent)
         self._files: dict[str, mmap.mmap] = {}
         self.packed_bytes = 0  # of all weights as the session has them
         for tensor in graph.external_tensors():
             entries = external_entries(tensor)
             widening = 2 if tensor.data_type == HALF else 1
             self.packed_bytes += widening * int(entries.get("length", "0"))
-            if entries["location"] not in self._files:
+            if later and entries["location"] not in self._files:
                 self._files[entries["location"]] = _mapped(graph, entries["location"])
         model = graph.detach()
         join_attention(model)
@@ -264,7 +269,7 @@ class OwnWeights:
         self._made: Any = None
 
     def session(self, load: Callable[["OwnWeights"], Any]) -> Any:
-        """Return the session, which `load` makes of these weights when it is first needed."""
+        """Return the session, which `load` makes of these weights in the first call."""
         with self._lock:
             if self._made is None:
                 self._made = load(self)
@@ -283,6 +288,7 @@ class OwnWeights:
         Args:
             settings: an `onnxruntime.SessionOptions`, which is changed.
         """
+        settings.add_session_config_entry(WEIGHTS_FOLDER, self._folder)
         if self._files:
             arrays = [np.frombuffer(file, np.uint8) for file in self._files.values()]
             settings.add_session_config_entry(IN_PLACE, "1")
@@ -304,7 +310,7 @@ class JoinedWeights(OwnWeights):
         Raises:
             BundleError: a file of weights cannot be read, or is not part of the program.
         """
-        super().__init__(graph)
+        super().__init__(graph, later=False)
         self._model = with_any_tokens(graph, spec).SerializeToString()
 
 
