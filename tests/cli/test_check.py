@@ -132,3 +132,37 @@ def test_what_a_rewrite_helps_with_is_followed_by_the_command_that_fixes_it(run,
 
     fixed = tied.with_suffix(".fixed.pt2")
     assert ran.lines[-1] == f"next: whisperport check {tied} --target xnnpack --fix --out {fixed}"
+
+
+class Masked(nn.Module):
+    """Adds a position to two lookups of any number of tokens, and writes them to a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(500, 16), nn.Embedding(64, 16)
+        self.cache = torch.zeros(1, 16)  # no buffer: torch.export makes it a constant
+
+    def forward(self, ids):
+        self.cache.add_(1)
+        return self.embedding(ids) + self.positions(ids) + self.cache
+
+
+def test_a_dynamic_program_that_keeps_state_gets_its_reasons_and_no_advice_that_fails(
+    run, tmp_path
+):
+    path = tmp_path / "masked.pt2"
+    ids, tokens = torch.zeros(1, 8, dtype=torch.long), torch.export.Dim("tokens", min=2, max=64)
+    shapes = ({1: tokens},)
+    exported = torch.export.export(Masked(), (ids,), dynamic_shapes=shapes, strict=False)
+    torch.export.save(exported, path)
+
+    ran = run("check", path, "--target", "xnnpack")
+
+    assert "embedding is not in the list of supported operators" in ran.out
+    assert ran.out.count("partition/config/__init__.py") == 1  # each source is printed once
+    assert "Symbol(" not in ran.out
+    assert "unknown" in ran.out
+    (summary,) = [line for line in ran.out.splitlines() if "xnnpack rejects" in line]
+    assert summary == "masked: xnnpack rejects 3 of 5 nodes"  # no share: most costs are not known
+    assert "add writes to the stored tensor" in ran.out
+    assert ran.err.splitlines()[-1] == "next: whisperport explain WP204"

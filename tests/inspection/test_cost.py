@@ -63,6 +63,32 @@ CASES = {
     ),
     "softmax": (lambda x: x.softmax(-1), [(2, 6)], [], 60),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), [(2, 6)], [(6,), (6,)], 96),
+    # 12 values of 3 channels, each scaled and shifted
+    "batch norm": (
+        lambda x, m, v: F.batch_norm(x, m, v, training=False),
+        [(1, 3, 4)],
+        [(3,), (3,)],
+        24,
+    ),
+    # 2 channels of 2 by 2 positions, each the largest of 4
+    "pooling": (lambda x: F.max_pool2d(x, 2), [(1, 2, 4, 4)], [], 32),
+    # 7 frames by 4 gates of 5 values that read 3 inputs and 5 states
+    "lstm": (
+        lambda x, h, c, w, v: torch.lstm(
+            x,
+            (h, c),
+            [w, v],
+            False,
+            1,
+            0.0,
+            False,
+            False,
+            True,  # fmt: skip
+        )[0],
+        [(1, 7, 3), (1, 1, 5), (1, 1, 5)],
+        [(20, 3), (20, 5)],
+        2 * 7 * (60 + 100),
+    ),
     "gelu": (F.gelu, [(2, 6)], [], 60),
     "gelu by tanh": (lambda x: F.gelu(x, approximate="tanh"), [(2, 6)], [], 108),
     "add": (torch.add, [(2, 6), (2, 6)], [], 12),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from whisperport.inspection.check import check_graph, limits_of, rejections
-from whisperport.inspection.graph import Graph
+from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules import RULES
 from whisperport.inspection.rules.page import rule_index, rule_section
 from whisperport.program.spec import Limit
@@ -56,6 +56,11 @@ STORED = weight("w", 40, 16)
 TRANSPOSED = value("wt", 16, 40)
 
 # code -> limit's value, a program that breaks it, the reason, a program that does not break it
+def in_place(written: Value) -> Node:
+    """Write to a tensor in place."""
+    return replace(node("index_copy", [written, Y], OUT), original_op="aten.index_copy_.default")
+
+
 CASES: dict[str, tuple[object, Graph, str, Graph]] = {
     "WP101": (
         frozenset({"add"}),
@@ -275,6 +280,12 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
         "input of shape (1, 6, 448, 64), 0.688 MB is returned with a part written over as output 0, which "
         "is not aliased to it",
         replace(one_row_written(), aliases={0: "cache"}),
+    ),
+    "WP604": (
+        None,
+        graph(in_place(weight("cache", 1, 8, 16)), inputs=[Y]),
+        "index_copy writes to the stored tensor `cache`",
+        graph(in_place(X), inputs=[X, Y]),
     ),
 }
 

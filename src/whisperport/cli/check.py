@@ -28,7 +28,11 @@ from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.check import CheckedProgram, FindingGroup
+    from whisperport.inspection.cost import NodeCost
 
+NOT_LOWERED = ("WP204", "WP604")  # rules of programs that `check --fix` and `lower` do not read
+# No share of a program is printed if the cost of a larger part of its nodes is not known.
+MAX_UNCOUNTED = 0.2
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
     "not seen": "not seen in programs known to compile (not counted as rejected)",
@@ -162,7 +166,13 @@ def _print_kinds(
         [_row(checked, kind) for kind in kinds],
     )
     print_lines("")
-    print_table(("rule", "reason  [source of the limit]"), list(map(_why, kinds)))
+    sources = list(dict.fromkeys(kind.source for kind in kinds))
+    reasons = dict.fromkeys(
+        (one.rule, one.occurrences[0].reason, f"[{sources.index(one.source) + 1}]") for one in kinds
+    )
+    print_table(("rule", "reason", "source"), list(reasons))
+    print_lines("")
+    print_table(("", "sources of the limits"), [(f"[{n}]", s) for n, s in enumerate(sources, 1)])
     print_lines("")
     if every_node:
         places = [(kind.rule, place) for kind in kinds for place in kind.occurrences]
@@ -172,20 +182,24 @@ def _print_kinds(
 
 def _row(checked: "CheckedProgram", kind: "FindingGroup") -> tuple[str, ...]:
     flops, size = checked.share(kind)
-    is_node = kind.occurrences[0].cost is not None
+    costs = [one.cost for one in kind.occurrences if one.cost]
+    unknown = any(not cost.counted for cost in costs)
     return (
         kind.rule,
         str(len(kind.occurrences)),
         shortened(kind.operator, 20) or "-",
         shortened(kind.occurrences[0].name, 26) or "-",
-        _percent(flops) if is_node else "-",
-        _percent(size) if is_node else "-",
+        _share(flops, costs, unknown=unknown),
+        _share(size, costs, unknown=unknown and not size),
         kind.rewrite or "-",
     )
 
 
-def _why(kind: "FindingGroup") -> tuple[str, str]:
-    return kind.rule, f"{kind.occurrences[0].reason}  [{kind.source}]"
+def _share(share: float, costs: "Sequence[NodeCost]", *, unknown: bool) -> str:
+    """Return the share of a program that some nodes have; "-" for what is not a node."""
+    if not costs:
+        return "-"
+    return "unknown" if unknown and not share else f"{'≥ ' if unknown else ''}{_percent(share)}"
 
 
 def _summary(checked: "CheckedProgram", target: str) -> str:
@@ -196,12 +210,12 @@ def _summary(checked: "CheckedProgram", target: str) -> str:
     if not checked.rejected:
         nodes = f"{len(graph.nodes)} nodes"
         return f"{graph.name}: {target} rejects nothing ({nodes}, {gflop}, {moved}){also}"
+    rejects = f"{graph.name}: {target} rejects {checked.rejected_nodes} of {len(graph.nodes)} nodes"
+    if cost.uncounted > len(graph.nodes) * MAX_UNCOUNTED:
+        return f"{rejects}{also}"
     flops = sum(kind.flops for kind in checked.rejected) / cost.flops if cost.flops else 0.0
     size = sum(kind.bytes for kind in checked.rejected) / cost.bytes if cost.bytes else 0.0
-    return (
-        f"{graph.name}: {target} rejects {checked.rejected_nodes} of {len(graph.nodes)} nodes, "
-        f"{_percent(flops)} of {gflop}, {_percent(size)} of {moved}{also}"
-    )
+    return f"{rejects}, {_percent(flops)} of {gflop}, {_percent(size)} of {moved}{also}"
 
 
 def _percent(share: float) -> str:
@@ -220,7 +234,10 @@ def _warn_of_uncounted(checked: Checked) -> None:
 def _next_command(program: Path, checked: Checked) -> tuple[Argument, ...]:
     target = checked.target
     rejected = [kind for one in checked.programs for kind in one.rejected]
+    found = {kind.rule for one in checked.programs for kind in one.findings}
     one_graph = len(checked.programs) == 1 and checked.programs[0].graph.format == "torch"
+    if not_lowered := [rule for rule in NOT_LOWERED if rule in found]:
+        return "explain", not_lowered[0]
     if one_graph and any(kind.rewrite for kind in rejected):
         fixed = program.with_suffix(".fixed.pt2")
         return "check", program, "--target", target, "--fix", "--out", fixed

@@ -1,7 +1,7 @@
 """Check a program against the limits in a target's spec, and report the cost of each finding."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whisperport.inspection.cost import Cost, NodeCost, cost_of
@@ -14,7 +14,7 @@ KIND_ORDER: tuple[FindingKind, ...] = ("rejected", "not seen", "warning")
 # Warnings about the program itself, whatever its target is.
 _EVERY_TARGET = tuple(
     Limit(rule=rule, source="the program's own graph", kind="warning")
-    for rule in ("WP601", "WP602", "WP603")
+    for rule in ("WP601", "WP602", "WP603", "WP604")
 )
 
 
@@ -172,8 +172,8 @@ def limits_of(spec: TargetSpec) -> tuple[Limit, ...]:
         Limit(rule="WP202", value=spec.dtypes, source=sources.get("dtypes", "")),
         Limit(rule="WP102", value=spec.domains, source=sources.get("domains", "")),
     ]
-    if spec.static:
-        implied.append(Limit(rule="WP204", source=sources.get("static", "")))
+    shapes = Limit(rule="WP204", source=sources.get("static", ""))
+    implied.append(shapes if spec.static else replace(shapes, kind="warning"))
     if spec.operators is not None:
         listed = spec.operators | {
             name
@@ -218,7 +218,7 @@ def _independent_of_inputs(graph: Graph) -> set[str]:
     known: set[str] = set()  # names of tensors
     independent: set[str] = set()
     for node in graph.nodes:
-        if node.custom or "rand" in node.op:
+        if node.custom or node.in_place or "rand" in node.op:
             continue
         if all(value.constant or value.name in known for value in node.tensors):
             independent.add(node.name)

@@ -10,6 +10,9 @@ each, so that the counts are the same on every machine. The counts do not predic
     softmax          5 per element: maximum, subtraction, exp, sum, division
     layer norm       8 per element: mean, subtraction, square, mean, multiplication, weight, bias, and 1 for
                      the square root and the reciprocal of each row
+    batch norm       2 per element; group norm, as layer norm, 8
+    LSTM, GRU        2 per weight for each frame
+    pooling          1 per value that is read
     GELU             5 per element: scale, erf, + 1, two multiplications; 9 in its tanh form
     elementwise      1 per element of the output; for a sum or mean, 1 per element of the input
     data movement    0
@@ -35,6 +38,9 @@ PARTIAL_READS = frozenset(
 PER_OUTPUT_ELEMENT = {
     **dict.fromkeys(["softmax", "log_softmax"], 5),
     "layer_norm": 8,
+    **dict.fromkeys(["group_norm", "instance_norm"], 8),
+    **dict.fromkeys(["batch_norm", "_native_batch_norm_legit_no_training"], 2),
+    **dict.fromkeys(["upsample_bilinear2d", "upsample_linear1d"], 7),  # four values by two weights
     "squared_difference": 2,
     "rsqrt": 2,
     "sigmoid": 4,
@@ -75,7 +81,7 @@ MOVEMENT = (
 )
 MOVEMENT |= {"constant_pad_nd", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like"}
 MOVEMENT |= {"arange", "copy", "copy_", "unbind", "chunk", "roll", "flip", "scalar_tensor"}
-MOVEMENT |= {"slice_scatter"}
+MOVEMENT |= {"slice_scatter", "pixel_shuffle", "upsample_nearest1d", "upsample_nearest2d"}
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
 
 
@@ -205,8 +211,21 @@ def _gelu(node: Node) -> int:
     return (9 if node.attributes.get("approximate") == "tanh" else 5) * _size(node.output)
 
 
+def _recurrent(node: Node) -> int:
+    """Count an LSTM or a GRU: each frame of the input is multiplied by all weights."""
+    frames = prod(int(axis) for axis in (node.tensors[0].shape or ())[:-1])
+    return 2 * frames * sum(_size(value) for value in node.tensors if value.constant)
+
+
+def _pooling(node: Node) -> int:
+    kernel = node.attributes.get("kernel_size", ())
+    return _size(node.output) * prod(kernel if isinstance(kernel, list | tuple) else (kernel,))
+
+
 _FLOPS_OF: dict[str, Callable[[Node], int]] = {
     "conv": _conv,
+    **dict.fromkeys(["gru", "GRU", "lstm", "LSTM"], _recurrent),
+    **dict.fromkeys(["avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"], _pooling),
     "gelu": _gelu,
     "scaled_dot_product_attention": _attention,
 }

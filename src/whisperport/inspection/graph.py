@@ -78,6 +78,12 @@ class Node:
         """The first output; a `Value` without name and shape if there is no output."""
         return self.outputs[0] if self.outputs else Value("")
 
+    @property
+    def in_place(self) -> bool:
+        """Whether it is an operator of torch that writes to its first input: `add_`, and not `__and__`."""
+        name = self.original_op.split(".")[1] if self.original_op.startswith("aten.") else ""
+        return name.endswith("_") and not name.startswith("_") and name != "detach_"
+
 
 # For these operators, constant inputs after the first are arguments (shapes, axes, widths), not tensors.
 CONSTANT_ARGUMENT_OPS = frozenset(

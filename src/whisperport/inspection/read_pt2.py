@@ -5,6 +5,7 @@ Source: torch 2.13 torch/export/pt2_archive/_package.py and torch/_export/serde/
 """
 
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from whisperport.inspection.graph import Graph, Node, Value, build
 from whisperport.inspection.torch_nodes import Argument, torch_node
 
 SCHEMA = 8  # major version, written by torch 2.8 to 2.13; another major version has another layout
+SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # as sympy writes one
 MAX_GRAPH_BYTES = 1 << 28  # bytes of JSON; the decoder of Whisper large has 5 MB
 
 # Source: torch/_export/serde/schema.py, ScalarType.
@@ -152,12 +154,17 @@ def _returned(signature: Mapping[str, Any]) -> list[str]:
 
 def _value(name: str, meta: Mapping[str, Any], constant: bool) -> Value:
     shape = tuple(
-        size["as_int"] if "as_int" in size else str(size["as_expr"]["expr_str"])
+        size["as_int"] if "as_int" in size else _expression(size["as_expr"]["expr_str"])
         for size in meta["sizes"]
     )
     if not all(isinstance(axis, str) or (type(axis) is int and axis >= 0) for axis in shape):
         raise ValueError(f"the shape of {name} is {shape}")
     return Value(name, shape, DTYPES.get(meta["dtype"], "unknown"), constant)
+
+
+def _expression(text: str) -> str:
+    """Return how a size is computed, with the names of its symbols alone: `4*s10`."""
+    return SYMBOL.sub(r"\1", text)
 
 
 def _node(node: Mapping[str, Any], values: Mapping[str, Value], index: int) -> Node | None:

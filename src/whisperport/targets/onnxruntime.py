@@ -153,6 +153,7 @@ class OnnxRuntime(Target):
         trial_options={"provider": CPU},
         runtime="onnxruntime",
         lowered_suffix=".onnx",
+        static=False,
         sums_exponentials=True,
         lowered_max_rank=4,  # the file may be used by other compilers; most support no higher rank
         cost=LoweringCost(
@@ -162,7 +163,7 @@ class OnnxRuntime(Target):
         sources={
             "formats": "ONNX Runtime reads ONNX; torch programs are converted to ONNX first",
             "domains": "onnxruntime docs/ContribOperators.md",
-            "static": "ONNX Runtime supports dynamic shapes; whisperport uses static shapes only",
+            "static": "ONNX Runtime supports dynamic shapes",
             "dtypes": "onnx/onnx docs/Operators.md, opset 20: types of Add, MatMul, Gather, Where",
             "precisions": "w8: onnxruntime docs/ContribOperators.md, MatMulNBits with 8 bits, which rounds "
             "its other input to 8 bits in blocks of 128; microsoft/onnxruntime#24491: since release 1.22; "

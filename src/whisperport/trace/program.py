@@ -84,11 +84,14 @@ def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()
 
 
 def written_buffer(program: Program) -> str | None:
-    """Return the name of a buffer that the program writes to, also through a view; or None."""
+    """Return the name of a buffer that the program writes to, also through a view; or None.
+
+    A tensor that is an attribute of the module, such as a cache of transformers, counts as a buffer.
+    """
     signature = program.exported.graph_signature
     for name in signature.buffers_to_mutate.values():  # where operators were decomposed
         return str(name)
-    buffers = signature.inputs_to_buffers
+    buffers = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
     return next((str(buffers[n]) for n in _written(program.exported) if n in buffers), None)
 
 

@@ -22,6 +22,7 @@ LAYOUT_OPS = frozenset({"clone", "expand", "reshape", "squeeze", "to", "transpos
 
 # Operators that write a part of a tensor, or select from two -> which of their inputs is the old tensor.
 WRITES = {"slice_scatter": (0,), "scatter": (0,), "where": (1, 2)}
+VIEWS = frozenset({"expand", "reshape", "select", "slice", "squeeze", "transpose", "unsqueeze"})
 MOVES = LAYOUT_OPS | {"gather"}  # their first input; a gather reorders the rows of beams
 
 
@@ -132,6 +133,39 @@ def copied_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
             "is not aliased to it"
         )
         yield Finding(state.name, reason)
+
+
+@rule("WP604", "The program keeps state in a buffer")
+def kept_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
+    """The program writes to a tensor that it stores, such as the static cache of a decoder: the next call
+    depends on this one. Most compilers drop such a write without an error, or store the tensor as a
+    constant. `whisperport lower` and `check --fix` reject the program, because a comparison of one call
+    does not show it.
+
+    The check finds an operator of torch that writes to a stored tensor in place, also through a view, and a
+    stored tensor that the program returns with other values.
+
+    What to do: pass the cache to the program as an input, and return the new rows or the new cache as an
+    output. The caller keeps it. A program of `whisperport export` has this form.
+    """
+    known = {value.name for value in graph.inputs}
+    stored: dict[str, str] = {}  # tensor -> name of the stored tensor whose memory it has
+    found: set[str] = set()
+    for node in graph.nodes if graph.format == "torch" else ():
+        for value in node.tensors:
+            written = not value.constant and value.name not in known
+            if value.constant or written:
+                stored.setdefault(value.name, value.name)
+            if written and value.name not in found:
+                found.add(value.name)
+                yield Finding(value.name, f"the buffer `{value.name}` is written by every call")
+        known.update(value.name for value in node.outputs)
+        source = stored.get(node.tensors[0].name, "") if node.tensors else ""
+        if source and node.in_place and source not in found:
+            found.add(source)
+            yield Finding(node.name, f"{node.op} writes to the stored tensor `{source}`", node)
+        if source and (node.in_place or node.op in VIEWS):
+            stored[node.output.name] = source
 
 
 def _repeated(graph: Graph) -> Iterator[_Projection]:

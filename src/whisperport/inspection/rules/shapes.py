@@ -7,6 +7,7 @@ from whisperport.inspection.rules.base import Finding, format_shape, node_rule, 
 from whisperport.program.spec import Limit
 
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
+LOWERED = "the target runs it, but `whisperport lower` and `check --fix` need fixed numbers"
 STATIC = "every axis must be a fixed number; export again with static shapes"
 
 
@@ -69,9 +70,12 @@ def dynamic(graph: Graph, limit: Limit) -> Iterator[Finding]:
     What to do: export again with static shapes: from torch without `dynamic_shapes`, to ONNX without
     `dynamic_axes`, and one program for each length that is needed.
     """
+    advice = LOWERED if limit.kind == "warning" else STATIC
     for value in graph.inputs:
         if _is_dynamic(value):
-            yield Finding(value.name, f"input of shape {format_shape(value.shape)}; {STATIC}")
+            yield Finding(value.name, f"input of shape {format_shape(value.shape)}; {advice}")
+    if limit.kind == "warning":
+        return
     beyond: set[str] = (
         set()
     )  # outputs of custom operators: their shapes exist, but files do not state them

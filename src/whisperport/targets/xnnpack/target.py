@@ -42,6 +42,7 @@ class Xnnpack(Target):
             "layer-norm-by-linear",
         ),
         lowered_suffix=".pte",
+        static=False,
         cost=LoweringCost(
             base_bytes=0.9e9,
             bundle_factor=2.9,
@@ -57,7 +58,7 @@ class Xnnpack(Target):
             "operators": CONFIG + "__init__.py, and each lowered by itself",
             "domains": "executorch 1.5.1 backends/xnnpack/partition/config/__init__.py: all are aten's",
             "formats": "executorch 1.5.1 exir: to_edge_transform_and_lower gets an ExportedProgram",
-            "static": "torch.export of dynamic shapes lowers; whisperport's runtime passes static ones",
+            "static": "executorch 1.5.1 lowers programs of bounded dynamic shapes",
             "max_rank": "google/XNNPACK include/xnnpack.h: XNN_MAX_TENSOR_DIMS is 6",
             "dtypes": "executorch 1.5.1 passes these to its portable kernels; XNNPACK itself: WP203",
         },
