@@ -65,7 +65,7 @@ CASES = {
     "layer norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), [(2, 6)], [(6,), (6,)], 96),
     # 12 values of 3 channels, each scaled and shifted
     "batch norm": (
-        lambda x, m, v: F.batch_norm(x, m, v, training=False),
+        lambda x, m, v: F.batch_norm(x, m.detach(), v.detach(), training=False),
         [(1, 3, 4)],
         [(3,), (3,)],
         24,
@@ -83,7 +83,7 @@ CASES = {
             0.0,
             False,
             False,
-            True,  # fmt: skip
+            True,
         )[0],
         [(1, 7, 3), (1, 1, 5), (1, 1, 5)],
         [(20, 3), (20, 5)],
