@@ -41,7 +41,7 @@ def test_the_summary_comes_first_and_the_most_expensive_nodes_after_it(run):
     assert times == sorted(times, reverse=True)
     assert re.search(r"^\d+ more nodes are shown with --top \d+$", ran.out, re.MULTILINE)
     assert max(map(len, lines)) <= 100
-    assert ran.lines[-1].startswith("next: whisperport ")
+    assert "next:" not in ran.err  # nothing is left to do
 
 
 def test_what_stays_outside_is_explained_under_the_table(run):

@@ -55,6 +55,7 @@ def one_row_written() -> Graph:
 STORED = weight("w", 40, 16)
 TRANSPOSED = value("wt", 16, 40)
 
+
 # code -> limit's value, a program that breaks it, the reason, a program that does not break it
 def in_place(written: Value) -> Node:
     """Write to a tensor in place."""

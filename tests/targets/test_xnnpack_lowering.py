@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from whisperport.commands.check import check
+from whisperport.targets import get_target
 from whisperport.targets.xnnpack.lowering import SMALLEST, weights_on_disk
+from whisperport.trace.program import trace
 from whisperport.trace.shared_weights import shared_weights
 
 
@@ -68,3 +71,29 @@ def test_the_files_are_deleted_after_an_error(tmp_path: Path) -> None:
         raise RuntimeError
 
     assert not list(tmp_path.iterdir())
+
+
+class Vision(nn.Module):
+    """Operators that torch decomposes into others which XNNPACK computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16)
+        self.shuffle, self.unshuffle = nn.PixelShuffle(2), nn.PixelUnshuffle(2)
+        self.alone = nn.BatchNorm2d(16)  # not behind a convolution
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.convolution(x))
+        x = self.unshuffle(self.shuffle(x))
+        return self.alone(nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear"))
+
+
+def test_what_check_does_not_reject_is_delegated_and_the_method_is_forward(tmp_path: Path) -> None:
+    program = trace("vision", Vision().eval(), (torch.rand(1, 3, 8, 8),), ["y"])
+    target = get_target("xnnpack")
+
+    entry, facts = target.lower_file(program, tmp_path / "vision.pte", lambda _: None)
+
+    assert entry.method == "forward"
+    assert facts["undelegated"] == []
+    assert not check(program, "xnnpack").programs[0].rejected

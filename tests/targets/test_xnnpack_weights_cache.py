@@ -50,7 +50,7 @@ def pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = nn.Linear(WIDTH, WIDTH)
     programs = [trace(name, module, (torch.zeros(2, WIDTH),), ["y"]) for name in METHODS]
     path = tmp_path_factory.mktemp("shared") / "model.pte"
-    lower_to_pte(programs, path, lambda _: None)
+    lower_to_pte({one.name: one for one in programs}, path, lambda _: None)
     return path
 
 

@@ -210,6 +210,8 @@ def _summary(checked: "CheckedProgram", target: str) -> str:
     if not checked.rejected:
         nodes = f"{len(graph.nodes)} nodes"
         return f"{graph.name}: {target} rejects nothing ({nodes}, {gflop}, {moved}){also}"
+    if not checked.rejected_nodes:
+        return f"{graph.name}: {target} rejects the program for the reasons above, but no single node{also}"
     rejects = f"{graph.name}: {target} rejects {checked.rejected_nodes} of {len(graph.nodes)} nodes"
     if cost.uncounted > len(graph.nodes) * MAX_UNCOUNTED:
         return f"{rejects}{also}"

@@ -107,7 +107,8 @@ def inspect(
         print_warning(
             f"not measured, since no installed runtime can: {', '.join(inspected.skipped)}"
         )
-    print_next(*_next_command(path, inspected.profiles))
+    if command := _next_command(path, inspected.profiles):
+        print_next(*command)
 
 
 def _print_profile(profile: "Profile", top: int) -> None:
@@ -200,10 +201,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _next_command(path: Path, profiles: "Sequence[Profile]") -> tuple[Argument, ...]:
-    """Explain the rule of the slowest node that has one; without one, measure or check something else."""
+    """Explain the rule of the slowest node that has one; without one, measure a bundle."""
     ruled = [node for profile in profiles for node in profile.nodes if node.rule]
     if ruled:
         return "explain", max(ruled, key=lambda node: node.ms or 0.0).rule
-    if path.is_dir():
-        return "bench", path
-    return "check", "PROGRAM", "--target", "xnnpack"
+    return ("bench", path) if path.is_dir() else ()

@@ -4,6 +4,7 @@ Source: executorch/backends/xnnpack/serialization/schema.fbs and xnnpack_graph_s
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Sequence
 from importlib.resources import as_file, files
@@ -27,6 +28,7 @@ OPERATORS = {
     "XNNStaticSlice": "slice",
 }
 INPUTS = ("input_id", *(f"input{number}_id" for number in range(1, 6)), "filter_id", "bias_id")
+INFINITE = re.compile(r"(:\s*-?)inf\b")  # as flatc writes a limit of an activation
 DTYPES = {
     "xnn_datatype_fp32": "float32",
     "xnn_datatype_fp16": "float16",
@@ -79,4 +81,5 @@ def _graph(blob: bytes) -> Any:
         binary = Path(folder) / "graph.bin"
         binary.write_bytes(blob[start : start + header.flatbuffer_size])
         _flatc_decompile(folder, str(schema_file), str(binary))
-        return json.loads(binary.with_suffix(".json").read_text(encoding="utf-8"))
+        text = binary.with_suffix(".json").read_text(encoding="utf-8")
+    return json.loads(INFINITE.sub(r"\1Infinity", text))

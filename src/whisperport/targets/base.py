@@ -144,12 +144,7 @@ class Target(ABC):
             MissingPackageError: the compiler or exporter is not installed.
             LoweringError: the compiler rejected the program.
         """
-        if simplify:
-            raise UsageError(
-                f"`--simplify` is not supported for the target `{self.spec.name}`",
-                why="it simplifies ONNX files, and this target does not write any",
-                hint="run the command without `--simplify`",
-            )
+        without_simplify(self.spec.name, simplify=simplify)
         (entry,) = self.lower([program], path.parent, progress)
         return entry, entry.facts.to_json()
 
@@ -253,3 +248,17 @@ class Target(ABC):
     def too_large(self, dims: Dims) -> str:
         """Return why a checkpoint of these sizes is too large for the target's compiler; else ""."""
         return ""
+
+
+def without_simplify(target: str, *, simplify: bool) -> None:
+    """Check that the option is not set for a target that writes no ONNX.
+
+    Raises:
+        UsageError: it is.
+    """
+    if simplify:
+        raise UsageError(
+            f"`--simplify` is not supported for the target `{target}`",
+            why="it simplifies ONNX files, and this target does not write any",
+            hint="run the command without `--simplify`",
+        )

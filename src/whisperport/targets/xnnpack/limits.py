@@ -4,17 +4,39 @@ from whisperport.program.spec import Limit
 
 # The operators that ExecuTorch's XNNPACK partitioner supports, by the names of `whisperport check`: the
 # partitioner's own list, and operators that torch decomposes into members of that list. Each operator was
-# lowered in a program of its own; tests/targets/test_xnnpack.py repeats it.
+# lowered in a program of its own; tests/targets/test_xnnpack_lowering.py repeats it for some.
 OPERATORS = frozenset(
     [
         *("_native_batch_norm_legit_no_training", "abs", "add", "addmm", "avg_pool2d"),
-        *("baddbmm", "bmm", "cat", "ceil", "clamp", "clone", "constant_pad_nd", "conv"),
+        *(
+            "baddbmm",
+            "batch_norm",
+            "bmm",
+            "cat",
+            "ceil",
+            "clamp",
+            "clone",
+            "constant_pad_nd",
+            "conv",
+        ),
         *("conv_transpose2d", "cos", "div", "einsum", "exp", "floor", "gelu", "glu"),
         *("hardswish", "hardtanh", "leaky_relu", "linear", "log", "matmul", "max_pool2d"),
         *("maximum", "mean", "minimum", "mm", "movedim", "mul", "neg", "pow", "prelu"),
-        *("relu", "relu6", "reshape", "rsqrt", "rsub", "sigmoid", "silu", "sin", "slice"),
+        *(
+            "pixel_shuffle",
+            "pixel_unshuffle",
+            "relu",
+            "relu6",
+            "reshape",
+            "rsqrt",
+            "rsub",
+            "sigmoid",
+            "silu",
+            "sin",
+            "slice",
+        ),
         *("softmax", "sqrt", "square", "stack", "sub", "tanh", "to", "transpose"),
-        *("unsqueeze",),
+        *("unsqueeze", "upsample_bilinear2d"),
     ]
 )
 CONFIG = "executorch 1.5.1 backends/xnnpack/partition/config/"

@@ -8,7 +8,7 @@ have equal weights, and all of them are in memory as tensors too.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -26,12 +26,17 @@ if TYPE_CHECKING:  # boards have no torch
 
 
 def lower_to_pte(
-    programs: Sequence["Program"], path: Path, progress: Progress
+    programs: Mapping[str, "Program"], path: Path, progress: Progress
 ) -> dict[str, dict[str, Any]]:
     """Lower programs and write them to one .pte file.
 
+    Args:
+        programs: name of the method -> its program.
+        path: of the file.
+        progress: called with the name of each stage.
+
     Returns:
-        For each program, what was delegated, as JSON.
+        For each method, what was delegated, as JSON.
 
     Raises:
         LoweringError: ExecuTorch could not lower a program.
@@ -69,7 +74,9 @@ def _delegation(path: Path) -> "dict[str, Delegation]":
         return read_delegation(mapped)
 
 
-def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[Any, dict[str, int]]:
+def _lower_to_edge(
+    programs: Mapping[str, "Program"], progress: Progress
+) -> tuple[Any, dict[str, int]]:
     """The lowered methods, and for each the number of nodes in its delegates.
 
     Programs are lowered one by one, so that what ExecuTorch copies of one is freed before the next.
@@ -85,16 +92,16 @@ def _lower_to_edge(programs: Sequence["Program"], progress: Progress) -> tuple[A
     config = EdgeCompileConfig()
     methods, delegated = {}, {}
     try:
-        for program in programs:
+        for method, program in programs.items():
             progress(f"lowering {program.name} to XNNPACK")
             with quiet(), shared_node_history(), shared_weights():
                 edge = to_edge_transform_and_lower(
-                    {program.name: program.exported},
+                    {method: program.exported},
                     partitioner=[XnnpackPartitioner()],
                     compile_config=config,
-                ).exported_program(program.name)
-            methods[program.name] = edge
-            delegated[program.name] = get_delegation_info(edge.graph_module).num_delegated_nodes
+                ).exported_program(method)
+            methods[method] = edge
+            delegated[method] = get_delegation_info(edge.graph_module).num_delegated_nodes
             gc.collect()  # graphs refer to themselves, and the copied weights are in graphs
         return EdgeProgramManager(methods, compile_config=config), delegated
     except Exception as error:  # ExecuTorch raises anything, from AssertionError to its own

@@ -1,8 +1,8 @@
 """The target `xnnpack`: what it supports, and its lowering and loading."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.bundle.program_facts import ProgramFacts
@@ -10,7 +10,7 @@ from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import LoweringCost, TargetSpec
 from whisperport.system.progress import Progress
-from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.base import RunOptions, Target, without_simplify
 from whisperport.targets.xnnpack.limits import CONFIG, LIMITS, OPERATORS
 from whisperport.targets.xnnpack.runtime import XnnpackRunner, load_program, start_runtime
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.trace.program import Program
 
 FILE = "xnnpack/model.pte"
+FORWARD = "forward"
 
 
 @final
@@ -67,19 +68,32 @@ class Xnnpack(Target):
     def lower(
         self, programs: Sequence["Program"], folder: Path, progress: Progress
     ) -> list[ProgramEntry]:
+        return self._lowered({program.name: program for program in programs}, folder, progress)
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Lower one program; its method has the name that ExecuTorch's own tools expect."""
+        without_simplify(self.spec.name, simplify=simplify)
+        (entry,) = self._lowered({FORWARD: program}, path.parent, progress)
+        return entry, entry.facts.to_json()
+
+    def _lowered(
+        self, programs: Mapping[str, "Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        """Lower programs, by the name of the method, to one file."""
         from whisperport.targets.xnnpack.lowering import lower_to_pte
 
-        path = folder / FILE
-        delegation = lower_to_pte(programs, path, progress)
+        delegation = lower_to_pte(programs, folder / FILE, progress)
         return [
             ProgramEntry(
                 spec=program.spec,
                 placement=Placement(self.spec.name),
-                method=program.name,
+                method=method,
                 files=(FILE,),
-                facts=ProgramFacts.of(delegation[program.name]),
+                facts=ProgramFacts.of(delegation[method]),
             )
-            for program in programs
+            for method, program in programs.items()
         ]
 
     def load(
