@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.audio.decode import ReopenedFile
 from whisperport.audio.mel import HOP_LENGTH, N_FFT, SILENCE, mel_log_power, to_whisper_scale
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.stream import AudioSource, AudioStream
+from whisperport.errors import LongAudioError
 
 PIECE = 3000  # mel frames in each step of the first pass
 LARGEST_KEPT = 32 * 2**20  # bytes of a spectrogram that is kept; 17 minutes with 80 mel bands
@@ -36,8 +38,10 @@ class MelWindows:
         n_frames: mel frames in one window: 3000 for 30 s.
         sample_rate: sample rate of an array in Hz; None: 16 kHz.
         is_stopped: called before each part of the first pass, which ends if it returns True.
+        longest_s: maximum duration of audio that can be read twice, in seconds; None: any.
 
     Raises:
+        LongAudioError: the audio is longer than that.
         AudioError: the source is missing, cannot be read, is shorter than 10 ms, or has samples that are
             not finite numbers.
         KeyboardInterrupt: `is_stopped` returned True.
@@ -51,12 +55,13 @@ class MelWindows:
         *,
         sample_rate: int | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
+        longest_s: float | None = None,
     ) -> None:
         self._n_mels, self._n_frames = n_mels, n_frames
         self._first: _FirstPass | None = None
         if can_be_read_twice(source):
             with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as stream:
-                self._first = _first_pass(stream, n_mels, is_stopped)
+                self._first = _first_pass(stream, n_mels, is_stopped, longest_s)
         self._peak = self._first.peak if self._first else -np.inf
         self._stream: AudioStream | None = None  # of the second pass
         if self._first is None or self._first.power is None:
@@ -119,13 +124,17 @@ class _FirstPass:
     power: Floats | None  # (n_mels, n) of all frames with audio; None: too large to be kept
 
 
-def _first_pass(stream: AudioStream, n_mels: int, is_stopped: Callable[[], bool]) -> _FirstPass:
+def _first_pass(
+    stream: AudioStream, n_mels: int, is_stopped: Callable[[], bool], longest_s: float | None
+) -> _FirstPass:
     pieces: list[Floats] = []
     peak, start, kept = -np.inf, 0, LARGEST_KEPT
     while not stream.ended or start * HOP_LENGTH - HALF < stream.n_decoded:
         if is_stopped():
             raise KeyboardInterrupt
         power = _power(stream, start, PIECE, n_mels)
+        if longest_s is not None and stream.n_decoded > longest_s * SAMPLE_RATE:
+            raise LongAudioError(longest_s)
         peak = max(peak, float(power.max(initial=SILENCE)))
         kept -= power.nbytes
         pieces = [*pieces, power] if kept >= 0 else []
@@ -156,7 +165,7 @@ def _samples(stream: AudioStream, start: int, n_frames: int) -> Floats:
 
 
 def can_be_read_twice(source: AudioSource) -> bool:
-    """Return whether a source can be read twice. True for an array or a path of a regular file."""
-    if isinstance(source, np.ndarray):
+    """Return whether a source can be read twice: an array, a regular file's path, or a reopened file."""
+    if isinstance(source, np.ndarray | ReopenedFile):
         return True
     return isinstance(source, str | os.PathLike) and str(source) != "-" and Path(source).is_file()

@@ -124,14 +124,17 @@ def detect_language(decoder: Decoder) -> str:
     English-only model returns "en".
     """
     generation = decoder.engine.generation
+    if own := own_language(generation):
+        return own
     languages = generation.languages
-    if not languages:
-        return "en"
-    if generation.language:
-        return generation.language
     logits, _ = decoder.prefill([generation.start_of_transcript])
     decoder.cache.clear()
     return max(languages, key=lambda code: float(logits[languages[code]]))
+
+
+def own_language(generation: Generation) -> str | None:
+    """Return the code of the only language that a checkpoint transcribes; None: it has several."""
+    return (generation.language or None) if generation.languages else "en"
 
 
 def check_language(generation: Generation, options: DecodeOptions) -> None:
