@@ -18,19 +18,11 @@ from whisperport.runtime import DecodeOptions, Decoder, Steps
 from whisperport.runtime.stepping import Step
 from whisperport.serving.scheduler import Scheduler
 from whisperport.serving.urgency import Urgency
-from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio
 
-from ..embedded import default_bundle
-
 TIMEOUT_S = 60
 CLIPS = [clip.path for clip in shipped_audio()]
-
-
-@pytest.fixture(scope="module")
-def transcriber() -> Transcriber:
-    return Transcriber(default_bundle(), RunOptions(threads=1))
 
 
 @pytest.fixture
