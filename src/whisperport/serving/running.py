@@ -1,4 +1,4 @@
-"""Run a server until a signal ends it: it finishes what it has begun; a second signal ends it at once."""
+"""Run a server until a signal: it finishes what it has begun. A second signal ends it immediately."""
 
 import asyncio
 import logging
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):
             notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; end at once at the second."""
+        """Drain at the first signal; end immediately at the second."""
         if self._ending is not None:
             os._exit(128 + sig)
         notify("STOPPING=1")
