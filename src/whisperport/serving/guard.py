@@ -6,7 +6,9 @@ import secrets
 import time
 from typing import Any
 
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whisperport.serving.api_error import ApiError, api_error
@@ -46,6 +48,8 @@ class Guard:
         try:
             self._check(scope)
             await self._app(scope, body.receive if body else receive, answer.send)
+        except ClientDisconnect:  # in the middle of its request
+            log.debug("id=%s left", answer.request_id)
         except Exception as error:
             await answer.fail(error)
         finally:
@@ -102,7 +106,12 @@ class _Answer:
                 headers.setdefault(name, value)
         elif message["type"] == "websocket.accept":
             self.status = 101
-        await self._send(message)
+        try:
+            await self._send(message)
+        except (
+            LocalProtocolError
+        ) as error:  # uvicorn has answered 400 meanwhile: the body was damaged
+            raise ClientDisconnect from error
 
     async def fail(self, error: Exception) -> None:
         """Answer an exception, if the answer has not begun; an unexpected one is logged."""
