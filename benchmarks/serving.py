@@ -61,7 +61,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for part in chosen.parts:
         which = "--bundle" if Path(chosen.model).is_dir() else "--model"
-        with ServerProcess(which, chosen.model, *chosen.serve) as server:
+        limits = ["--max-body-mib", "200"]  # an hour
+        with ServerProcess(which, chosen.model, *limits, *chosen.serve) as server:
             found[part] = PARTS[part](server, transcriber, 10 if chosen.quick else 1)
         print(f"{part}: {json.dumps(found[part])}", flush=True)
     record = {"model": chosen.model, "serve": chosen.serve, "machine": machine()} | found
@@ -340,7 +341,7 @@ def post(client: httpx.Client, data: bytes) -> httpx.Response:
 
 
 def text_of(body: str) -> str:
-    if body.startswith("data: "):
+    if "data: " in body:  # perhaps after comments
         return str(json.loads(body.strip().split("\n\n")[-1][6:])["text"])
     return str(json.loads(body)["text"])
 

@@ -150,7 +150,8 @@ class _Body:
             async with asyncio.timeout(self._remaining_s()):
                 message = await self._receive()
         except TimeoutError as error:
-            raise ApiError(408, "The rest of the request did not arrive", code="timeout") from error
+            message, close = "The rest of the request did not arrive", {"connection": "close"}
+            raise ApiError(408, message, code="timeout", headers=close) from error
         self._n_bytes += len(message.get("body", b""))
         self._check(self._n_bytes)
         self._ended = not message.get("more_body", False)
@@ -166,7 +167,8 @@ class _Body:
         limit = self._options.max_body_bytes
         if n_bytes > limit:
             message = f"Maximum content size limit ({limit}) exceeded ({n_bytes} bytes read)"
-            raise ApiError(413, message, headers={"connection": "close"})
+            # The connection stays open: closing it would reset it, and the client would not read this.
+            raise ApiError(413, message)
 
 
 def needs_key(path: str) -> bool:
