@@ -116,7 +116,7 @@ class MelWindows:
     def _in_pieces(self, start: int, n_frames: int) -> Floats:
         """Return frames of the second pass, computed in the pieces of the first.
 
-        The rounding of a product of matrices depends on the place of a frame in it, so that other pieces
+        The rounding of a matrix multiplication depends on the place of a frame in it, so that other pieces
         would give other bits.
         """
         assert self._stream is not None

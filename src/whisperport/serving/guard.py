@@ -150,8 +150,8 @@ class _Body:
             async with asyncio.timeout(self._remaining_s()):
                 message = await self._receive()
         except TimeoutError as error:
-            message, close = "The rest of the request did not arrive", {"connection": "close"}
-            raise ApiError(408, message, code="timeout", headers=close) from error
+            late, close = "The rest of the request did not arrive", {"connection": "close"}
+            raise ApiError(408, late, code="timeout", headers=close) from error
         self._n_bytes += len(message.get("body", b""))
         self._check(self._n_bytes)
         self._ended = not message.get("more_body", False)
