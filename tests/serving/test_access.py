@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +221,11 @@ def test_a_body_that_does_not_arrive_or_drips_is_given_up(
 ) -> None:
     app, sent = serving(idle_seconds=0.1).app, list[dict[str, Any]]()
 
+    pieces = chain([parts(1, 0).partition(b"\r\n--b--")[0]], repeat(b"x"))
+
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(pause_s)
-        return {"type": "http.request", "body": b"-", "more_body": True}
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
