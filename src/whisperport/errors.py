@@ -2,6 +2,7 @@
 
 WhisperportError             base class: catch it to catch all of them
 ├── AudioError               audio is missing, unreadable, empty, or contains NaN
+│   └── LongAudioError       audio is longer than a server allows
 ├── CheckpointError          a checkpoint is missing, unknown, damaged, or has other tensor shapes
 ├── TokenizerError           a tokenizer file is missing, or is not a Whisper tokenizer
 ├── LoweringError            a program cannot be built for the target
@@ -11,6 +12,7 @@ WhisperportError             base class: catch it to catch all of them
 ├── BundleError              a bundle on disk is damaged, incomplete, or has another format version
 ├── NumericalError           a program returned a NaN or an infinity
 ├── ForkError                a loaded program is used in a fork of the process that loaded it
+├── QueueFullError           a server has as much work as it may have, or is shutting down
 ├── IncompleteError          reading audio failed in the middle; has the transcript until then
 └── UsageError               an argument has an unknown name or a value out of range
 
@@ -50,6 +52,22 @@ class WhisperportError(Exception):
 
 class AudioError(WhisperportError):
     """Audio is missing, unreadable, empty, or contains NaN."""
+
+
+class LongAudioError(AudioError):
+    """Audio is longer than the limit.
+
+    Args:
+        limit_s: the limit in seconds.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the audio is longer than {limit_s:,.0f} s",
+            why="this is the limit for one audio file",
+            hint="cut it into parts, or raise the limit",
+        )
+        self.args = (limit_s,)  # for unpickling
 
 
 class CheckpointError(WhisperportError):
@@ -111,6 +129,23 @@ class NumericalError(WhisperportError):
 
 class ForkError(WhisperportError):
     """A loaded program is used in a fork of the process that loaded it."""
+
+
+class QueueFullError(WhisperportError):
+    """A server has as much work as it may have, or is shutting down.
+
+    Args:
+        retry_after_s: when there will be room, in whole seconds (an estimate).
+        closing: whether the server is shutting down.
+    """
+
+    def __init__(self, retry_after_s: int, *, closing: bool = False) -> None:
+        super().__init__(
+            "the server is shutting down" if closing else "the queue is full",
+            hint=f"try again in {retry_after_s} s",
+        )
+        self.args = (retry_after_s,)  # for unpickling
+        self.retry_after_s, self.closing = retry_after_s, closing
 
 
 class IncompleteError(WhisperportError):

@@ -87,9 +87,9 @@ def test_the_window_in_which_the_language_is_detected_is_not_encoded_again(
     decode = DecodeOptions(max_tokens=4, without_timestamps=True)
     options = TranscribeOptions(decode=decode, temperatures=(0.0,))
     tokenizer = Tokenizer.from_json(tokenizer_json(), GENERATION)
-    session = Session(engine.decoder(), tokenizer, options, Noise(frames), None, [(0, None)])
+    session = Session(engine, tokenizer, options, Noise(frames), None, [(0, None)])
 
-    session.run(lambda *_: None)
+    session.run(engine.decoder(), lambda *_: None)
 
     assert len(encoder.given) == runs
     windows = [given[0].tobytes() for given in encoder.given]

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Protocol, Self, runtime_checkable
 
 import av
 import numpy as np
@@ -41,6 +41,15 @@ class ClippedAudioWarning(UserWarning):
     """Float samples are far outside [-1, 1]: they may be integers that were not scaled."""
 
 
+@runtime_checkable
+class ReopenedFile(Protocol):
+    """An audio file without a path that can be opened any number of times."""
+
+    def reopen(self) -> BinaryIO:
+        """Return a new file object, at the beginning; its reader closes it."""
+        ...
+
+
 class AudioDecoder:
     """Decodes one audio file. Use it in a `with` block, or call `close()`.
 
@@ -56,13 +65,13 @@ class AudioDecoder:
     layout of the channels, such as 64 channels of a microphone array, the channels are averaged.
 
     Args:
-        source: a path, "-" for standard input, or a binary file object.
+        source: a path, "-" for standard input, a binary file object, or a file that can be reopened.
 
     Raises:
         AudioError: the source is missing, is not a file, or has no audio that FFmpeg can read.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
+    def __init__(self, source: str | os.PathLike[str] | BinaryIO | ReopenedFile) -> None:
         self._file, self.name, self._must_close = open_source(source)
         self._container: InputContainer | None = None
         try:
@@ -212,12 +221,16 @@ class AudioDecoder:
         )
 
 
-def open_source(source: str | os.PathLike[str] | BinaryIO) -> tuple[BinaryIO, str, bool]:
+def open_source(
+    source: str | os.PathLike[str] | BinaryIO | ReopenedFile,
+) -> tuple[BinaryIO, str, bool]:
     """Open a source.
 
     Returns:
         The open file, its name for messages, and whether the caller must close it.
     """
+    if isinstance(source, ReopenedFile):
+        return source.reopen(), "the audio file", True
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # closed before Python began
             raise AudioError("standard input is closed", hint="give a file or a pipe")

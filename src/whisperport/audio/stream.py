@@ -7,12 +7,12 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio.decode import AudioDecoder
+from whisperport.audio.decode import AudioDecoder, ReopenedFile
 from whisperport.audio.pcm import SAMPLE_RATE, from_array
 
 PIECE = 2**16  # samples of an array that are read together
 
-AudioSource = str | os.PathLike[str] | BinaryIO | NDArray[Any]
+AudioSource = str | os.PathLike[str] | BinaryIO | ReopenedFile | NDArray[Any]
 
 
 class AudioStream:

@@ -110,7 +110,7 @@ class Batch:
         found: dict[int, Scored | NumericalError] = {}
         for index, (decoder, step) in enumerate(steps):
             if index not in rows:
-                found[index] = _single(decoder, step)
+                found[index] = single_step(decoder, step)
             else:
                 step.cache.reserve(step.cache.length + 1)
                 decoder.embed(step.token, step.cache, self._x[rows[index][0].index, 0])
@@ -275,7 +275,8 @@ class BatchDecoder(Decoder):
         return self._row.audio
 
 
-def _single(decoder: Decoder, step: Step) -> Scored | NumericalError:
+def single_step(decoder: Decoder, step: Step) -> Scored | NumericalError:
+    """Decode one token with `step`: the logits after it, or the error if they are not finite."""
     try:
         return decoder.score(step)
     except NumericalError as error:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from threading import Event
+from typing import Protocol, TypeVar
 
 from whisperport.audio import (
     FRAMES_PER_SECOND,
@@ -30,16 +31,29 @@ from whisperport.audio import (
     speech_spans,
 )
 from whisperport.errors import IncompleteError, Interrupted, UsageError
-from whisperport.runtime import Decoder, Engine, Floats, Steps, TokenSampler
+from whisperport.runtime import BatchExecutor, Decoder, Engine, Floats, Steps, TokenSampler
 from whisperport.system.progress import ProgressCallback
 from whisperport.text import Tokenizer
 from whisperport.transcription.chunk import Chunk, ChunkMel
-from whisperport.transcription.decoders import DecodingThreads, decoding_threads, texts_together
+from whisperport.transcription.decoders import texts_together
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Mel, Session, spoken_language
 from whisperport.transcription.transcript import Transcript, incomplete_as_error
 
 Result = tuple[Chunk, Transcript]
+T = TypeVar("T")
+
+
+class DecodingThreads(Protocol):
+    """Runs decodings on threads of its own."""
+
+    def submit(self, start: Callable[[Decoder], Steps[T]]) -> Future[T]:
+        """Schedule a decoding: `start` is called with the decoder to use and returns it."""
+        ...
+
+    def shutdown(self, *, cancel_futures: bool = False) -> None:
+        """Wait for all decodings; with `cancel_futures`, only for those that have begun."""
+        ...
 
 
 class StoppableMel:
@@ -66,7 +80,7 @@ class ChunkSession(Session):
 
     def __init__(
         self,
-        decoder: Decoder,
+        engine: Engine,
         tokenizer: Tokenizer,
         options: TranscribeOptions,
         mel: Mel,
@@ -75,7 +89,7 @@ class ChunkSession(Session):
         first_features: Callable[[], Floats] | None,
     ) -> None:
         all_of_it = [(chunk.start, chunk.start + chunk.n_frames)]
-        super().__init__(decoder, tokenizer, options, mel, sampler, all_of_it, first_features)
+        super().__init__(engine, tokenizer, options, mel, sampler, all_of_it, first_features)
         self._chunk = chunk
 
     def transcript(self) -> Transcript:
@@ -91,6 +105,7 @@ class ChunkedTranscription:
         options: transcription options, with the number of workers.
         vad: how speech is detected and cut into chunks.
         sampler: see `Transcriber.transcribe`; needs one worker.
+        decoders: runs the decodings, and is shut down at the end. None: threads of its own.
 
     Raises:
         UsageError: `sampler` is set and there are several workers.
@@ -103,6 +118,7 @@ class ChunkedTranscription:
         options: TranscribeOptions,
         vad: VadOptions,
         sampler: TokenSampler | None,
+        decoders: DecodingThreads | None = None,
     ) -> None:
         if sampler is not None and options.workers > 1:
             raise UsageError(
@@ -115,9 +131,11 @@ class ChunkedTranscription:
         together = texts_together(engine, options, sampler)
         self._ahead = 2 * options.workers * together  # chunks that are submitted ahead
         self._encoders = ThreadPoolExecutor(options.workers, "encoder")
-        self._decoders: DecodingThreads = decoding_threads(engine, options.workers, together)
+        self._decoders = decoders or BatchExecutor(engine, together, options.workers)
         self._stop = Event()
         self._results: list[Transcript] = []
+        self._stream: AudioStream | None = None
+        self._language = ""
 
     def run(
         self, stream: AudioStream, open_mel: Callable[..., MelWindows], progress: ProgressCallback
@@ -132,17 +150,27 @@ class ChunkedTranscription:
         Raises:
             AudioError: the audio cannot be read.
             IncompleteError: the transcription failed after some text was transcribed.
-            Interrupted: Ctrl-C was pressed.
+            Interrupted: Ctrl-C was pressed, or `stop` was called.
         """
+        self._stream = stream
         try:
             mel, chunks = self._opened(open_mel, self._chunks(stream))
         except BaseException:
             self._end()
             raise
         try:
-            return self._transcribed(stream, mel, chunks, progress)
+            return self._transcribed(mel, chunks, progress)
         finally:
             mel.close()
+
+    def stop(self) -> None:
+        """End `run` soon, from another thread or from its progress callback."""
+        self._stop.set()
+
+    def transcript(self) -> Transcript:
+        """Return the transcript of the chunks so far."""
+        decoded = self._stream.n_decoded if self._stream else 0
+        return _joined(self._results, self._language, decoded / SAMPLE_RATE)
 
     def _opened(
         self, open_mel: Callable[..., MelWindows], chunks: Iterator[Chunk]
@@ -158,27 +186,20 @@ class ChunkedTranscription:
         return opening.result(), chain(found, chunks)
 
     def _transcribed(
-        self,
-        stream: AudioStream,
-        mel: MelWindows,
-        chunks: Iterator[Chunk],
-        progress: ProgressCallback,
+        self, mel: MelWindows, chunks: Iterator[Chunk], progress: ProgressCallback
     ) -> Transcript:
         first = next(chunks, None)
         decode = self._options.decode
         start = first.start if first else 0
-        language = spoken_language(self._engine.decoder(), decode.language, mel, start).code
-        self._options = replace(self._options, decode=replace(decode, language=language))
-
-        def transcript_so_far() -> Transcript:
-            return _joined(self._results, language, stream.n_decoded / SAMPLE_RATE)
+        self._language = spoken_language(self._engine.decoder(), decode.language, mel, start).code
+        self._options = replace(self._options, decode=replace(decode, language=self._language))
 
         def report(chunk: Chunk) -> None:
             progress(chunk.parts[-1].end / FRAMES_PER_SECOND, mel.duration_s)
 
-        with incomplete_as_error(transcript_so_far):
+        with incomplete_as_error(self.transcript):
             self._gather(self._submitted(mel, chain([first] if first else [], chunks)), report)
-        transcript = transcript_so_far()
+        transcript = self.transcript()
         progress(transcript.duration_s, transcript.duration_s)
         return transcript
 
@@ -258,7 +279,7 @@ class ChunkedTranscription:
     ) -> Steps[Result]:
         """Transcribe one chunk in a decoder thread."""
         session = ChunkSession(
-            decoder,
+            self._engine,
             self._tokenizer,
             self._options,
             StoppableMel(mel, self._stop),
@@ -266,7 +287,7 @@ class ChunkedTranscription:
             chunk,
             encoded,
         )
-        transcript = yield from session.steps(lambda _done, _of: None)
+        transcript = yield from session.steps(decoder, lambda _done, _of: None)
         return chunk, transcript
 
 

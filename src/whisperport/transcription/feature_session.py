@@ -20,7 +20,7 @@ from whisperport.runtime import (
 )
 from whisperport.text import Tokenizer
 from whisperport.transcription.options import TranscribeOptions
-from whisperport.transcription.session import Language, Session, known_language
+from whisperport.transcription.session import Language, Session, SessionWindow
 
 
 class FeatureSession(Session):
@@ -30,7 +30,7 @@ class FeatureSession(Session):
     of a window cuts is therefore kept, and ends there.
 
     Args:
-        decoder: used by this session only.
+        engine: the loaded programs.
         tokenizer: of the bundle.
         options: transcription options; see `check_options`.
         features: (n, T, d) float32, the encoder's output of each window.
@@ -39,28 +39,26 @@ class FeatureSession(Session):
 
     def __init__(
         self,
-        decoder: Decoder,
+        engine: Engine,
         tokenizer: Tokenizer,
         options: TranscribeOptions,
         features: Sequence[Floats],
         sampler: TokenSampler | None,
     ) -> None:
-        frames = decoder.engine.audio_frames
+        frames = engine.audio_frames
         mel = _NoAudio(len(features) * frames / FRAMES_PER_SECOND)
-        super().__init__(decoder, tokenizer, options, mel, sampler, [(0, None)])
+        super().__init__(engine, tokenizer, options, mel, sampler, [(0, None)])
         self._all, self._current = features, features[0]
 
-    def _spoken_language(self) -> Language:
-        if code := known_language(self.decoder, self.options.decode.language):
-            return Language(code)
-        self.decoder.start_window(self._current)
-        return Language(detect_language(self.decoder))
+    def _spoken_language(self, decoder: Decoder) -> Language:
+        decoder.start_window(self._current)
+        return Language(detect_language(decoder))
 
-    def _windows(self) -> Iterator[tuple[int, Floats, int]]:
+    def _windows(self) -> Iterator[SessionWindow]:
         frames = self.engine.audio_frames
         for number, features in enumerate(self._all):
             self._current, self.seek = features, number * frames
-            yield self.seek, np.empty((0, 0), np.float32), frames
+            yield SessionWindow(self.seek, np.empty((0, 0), np.float32), frames)
 
     def _features(self, mel: Floats) -> Floats:
         return self._current

@@ -10,10 +10,10 @@ from threading import Event
 from whisperport.audio import AudioSource, MelWindows
 from whisperport.bundle import Bundle
 from whisperport.errors import WhisperportError
-from whisperport.runtime import Decoder, Steps
+from whisperport.runtime import BatchExecutor, Decoder, Steps
 from whisperport.runtime.decode import check_language
 from whisperport.transcription.chunked import StoppableMel
-from whisperport.transcription.decoders import decoding_threads, texts_together
+from whisperport.transcription.decoders import texts_together
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.transcriber import Transcriber
@@ -78,7 +78,7 @@ def _together(
     pending: deque[Future[Transcript]] = deque()
     stop = Event()
     with transcriber.turns.turn():
-        threads = decoding_threads(transcriber.engine, options.workers, together)
+        threads = BatchExecutor(transcriber.engine, together, options.workers)
         ahead = 2 * options.workers * together
         try:
             for source in sources:
@@ -105,8 +105,9 @@ def _file(
     try:
         parts = clip_frames(options.clip_timestamps)
         stoppable = StoppableMel(mel, stop)
-        session = Session(decoder, transcriber.tokenizer, options, stoppable, None, parts)
-        return (yield from session.steps(lambda _done, _of: None))
+        engine, tokenizer = transcriber.engine, transcriber.tokenizer
+        session = Session(engine, tokenizer, options, stoppable, None, parts)
+        return (yield from session.steps(decoder, lambda _done, _of: None))
     finally:
         mel.close()
 

@@ -15,6 +15,7 @@ from whisperport.runtime import (
     Decoded,
     DecodeOptions,
     Decoder,
+    Engine,
     Floats,
     SegmentedWindow,
     Steps,
@@ -27,7 +28,7 @@ from whisperport.runtime import (
     split_segments,
 )
 from whisperport.runtime.alignment import align_words
-from whisperport.runtime.decode import prefix_room, prompt_room
+from whisperport.runtime.decode import own_language, prefix_room, prompt_room
 from whisperport.runtime.hallucinations import KeptSegments, WindowPosition, skip_hallucinations
 from whisperport.runtime.segments import drop_unreliable_end
 from whisperport.runtime.words import add_words
@@ -57,11 +58,23 @@ class Mel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionWindow:
+    """A window of the audio that was read and not yet decoded."""
+
+    seek: int  # its first mel frame
+    mel: Floats  # (n_mels, 2T); 0 after the end of the part
+    n_frames: int  # number of frames with audio
+
+
 class Session:
     """The transcription of one audio file: the text so far, and where the next window begins.
 
+    No decoder is needed between two windows, and each may be decoded with another one: `steps` is one way
+    to call `detect_language`, `next_window` and `decode_window`.
+
     Args:
-        decoder: used by this session only.
+        engine: the loaded programs.
         tokenizer: of the bundle.
         options: transcription options.
         mel: spectrogram of the audio.
@@ -72,7 +85,7 @@ class Session:
 
     def __init__(
         self,
-        decoder: Decoder,
+        engine: Engine,
         tokenizer: Tokenizer,
         options: TranscribeOptions,
         mel: Mel,
@@ -80,7 +93,7 @@ class Session:
         parts: Sequence[tuple[int, int | None]],
         first_features: Callable[[], Floats] | None = None,
     ) -> None:
-        self.decoder, self.engine, self.tokenizer = decoder, decoder.engine, tokenizer
+        self.engine, self.tokenizer = engine, tokenizer
         self.options, self.mel, self.sampler, self.parts = options, mel, sampler, parts
         self.first_features = first_features
         self.initial_tokens = self._initial_prompt()
@@ -93,32 +106,53 @@ class Session:
         )
         self.segments: list[Segment] = []
         self.truncated: list[float] = []
-        self.language = ""
+        # Empty until it was detected in the first window.
+        self.language = known_language(engine, options.decode.language) or ""
         self.detected: Language | None = None  # until the first window is decoded
+        self._reading = self._windows()
         self.processed_s = 0.0  # end of the last window, in seconds
 
-    def run(self, progress: ProgressCallback) -> Transcript:
+    def run(self, decoder: Decoder, progress: ProgressCallback) -> Transcript:
         """Transcribe to the end of the audio.
 
         Args:
+            decoder: used by this call only.
             progress: called after every window with the seconds done and the total, or None.
 
         Raises:
             IncompleteError: the transcription failed after some text was transcribed.
             Interrupted: Ctrl-C was pressed.
         """
-        return complete(self.decoder, self.steps(progress))
+        return complete(decoder, self.steps(decoder, progress))
 
-    def steps(self, progress: ProgressCallback) -> Steps[Transcript]:
+    def steps(self, decoder: Decoder, progress: ProgressCallback) -> Steps[Transcript]:
         """Transcribe as `run` does, but let the caller run the decoder's steps; see `runtime.stepping`."""
         with incomplete_as_error(self.transcript):
-            self.detected = self._spoken_language()
-            self.language = self.detected.code
-            for seek, mel, n_frames in self._windows():
-                yield from self._window(seek, mel, n_frames, self.language)
-                self.processed_s = (seek + n_frames) / FRAMES_PER_SECOND
-                progress(min(self.seek / FRAMES_PER_SECOND, self.processed_s), self.mel.duration_s)
+            self.detect_language(decoder)
+            while (window := self.next_window()) is not None:
+                yield from self.decode_window(decoder, window)
+                progress(self.done_s, self.mel.duration_s)
         return self.transcript()
+
+    def detect_language(self, decoder: Decoder) -> None:
+        """Detect the language in the first window if it is not known: `language` is empty."""
+        if not self.language:
+            self.detected = self._spoken_language(decoder)
+            self.language = self.detected.code
+
+    def next_window(self) -> SessionWindow | None:
+        """Read the next window; None: the end of the audio. The window before it has been decoded."""
+        return next(self._reading, None)
+
+    def decode_window(self, decoder: Decoder, window: SessionWindow) -> Steps[None]:
+        """Decode a window, keep its segments, and set where the next window begins."""
+        yield from self._window(decoder, window.seek, window.mel, window.n_frames)
+        self.processed_s = (window.seek + window.n_frames) / FRAMES_PER_SECOND
+
+    @property
+    def done_s(self) -> float:
+        """Seconds of the audio that are done: the next window begins there."""
+        return min(self.seek / FRAMES_PER_SECOND, self.processed_s)
 
     def transcript(self) -> Transcript:
         """Return the transcript so far."""
@@ -130,15 +164,12 @@ class Session:
             truncated=tuple(self.truncated),
         )
 
-    def _spoken_language(self) -> "Language":
+    def _spoken_language(self, decoder: Decoder) -> "Language":
         """Return the language of the audio, detected in the first window if none is given."""
-        return spoken_language(self.decoder, self.options.decode.language, self.mel, 0)
+        return spoken_language(decoder, self.options.decode.language, self.mel, 0)
 
-    def _windows(self) -> Iterator[tuple[int, Floats, int]]:
-        """Yield each window: first mel frame, spectrogram (n_mels, 2T), number of frames with audio.
-
-        The spectrogram is 0 after the end of the part.
-        """
+    def _windows(self) -> Iterator[SessionWindow]:
+        """Yield each window. The next one is read when the one before it was decoded."""
         for start, end in self.parts:
             self.seek = max(start, self.seek)
             while end is None or self.seek < end:
@@ -149,13 +180,12 @@ class Session:
                 if n_frames == 0:
                     return
                 mel[:, n_frames:] = 0  # openai-whisper pads the spectrogram, not the samples
-                yield self.seek, mel, n_frames
+                yield SessionWindow(self.seek, mel, n_frames)
 
-    def _window(self, seek: int, mel: Floats, n_frames: int, language: str) -> Steps[None]:
-        """Decode a window, keep its segments, and set where the next window begins."""
-        options = replace(self.decode, language=language, prompt=self._prompt())
+    def _window(self, decoder: Decoder, seek: int, mel: Floats, n_frames: int) -> Steps[None]:
+        options = replace(self.decode, language=self.language, prompt=self._prompt())
         decoded, ratio = yield from decoding_with_fallback(
-            self.decoder,
+            decoder,
             self._features(mel),
             options,
             self.options.temperatures,
@@ -169,10 +199,10 @@ class Session:
         used, complete = self._segments_of(decoded, n_frames)
         if not decoded.ended and used == complete:  # an incomplete segment is decoded again
             self.truncated.append(seek / FRAMES_PER_SECOND)
-        segments = [self._segment(segment, seek, decoded, ratio) for segment in used.segments]
+        segments = self._new_segments(used, seek, decoded, ratio)
         kept = KeptSegments(tuple(segments), seek + used.advance)
         if self.options.word_timestamps:
-            kept = self._with_words(segments, kept.seek, used, seek, n_frames, language)
+            kept = self._with_words(decoder, segments, kept.seek, used, seek, n_frames)
         # Always advance: openai-whisper would decode the same window again without end.
         self.seek = kept.seek if kept.seek > seek else seek + n_frames
         if not kept.restart:
@@ -202,21 +232,21 @@ class Session:
 
     def _with_words(
         self,
+        decoder: Decoder,
         segments: list[Segment],
         next_seek: int,
         used: SegmentedWindow,
         seek: int,
         n_frames: int,
-        language: str,
     ) -> KeptSegments:
         """Return the window's segments with words, and where the next window begins by their times."""
         end = self.engine.generation.end_of_text
         text = [token for segment in segments for token in segment.tokens if token < end]
         timings = align_words(
-            self.decoder,
+            decoder,
             self.tokenizer,
             text,
-            language=language,
+            language=self.language,
             task=self.options.decode.task,
             n_frames=n_frames,
         )
@@ -258,8 +288,24 @@ class Session:
         ):
             self.context_start = len(self.tokens)
 
+    def _new_segments(
+        self, used: SegmentedWindow, seek: int, decoded: Decoded, ratio: float
+    ) -> list[Segment]:
+        """Return the segments of a window. Their tokens follow each other, from the first one on."""
+        segments, done = list[Segment](), 0
+        for segment in used.segments:
+            logprobs = decoded.logprobs[done : done + len(segment.tokens)]
+            segments.append(self._segment(segment, seek, decoded, ratio, logprobs))
+            done += len(segment.tokens)
+        return segments
+
     def _segment(
-        self, segment: WindowSegment, seek: int, decoded: Decoded, ratio: float
+        self,
+        segment: WindowSegment,
+        seek: int,
+        decoded: Decoded,
+        ratio: float,
+        logprobs: tuple[float, ...],
     ) -> Segment:
         """Return a segment with times from the beginning of the audio."""
         start = seek / FRAMES_PER_SECOND
@@ -273,6 +319,7 @@ class Session:
             temperature=decoded.temperature,
             compression_ratio=ratio,
             seek=seek,
+            logprobs=logprobs,
         )
 
     def _initial_prompt(self) -> list[int]:
@@ -339,7 +386,7 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
         start: first mel frame of the window for the detection.
     """
     engine = decoder.engine
-    if code := known_language(decoder, asked):
+    if code := known_language(engine, asked):
         return Language(code)
     window, _ = mel.window(start)
     window[:, engine.audio_frames :] = 0
@@ -348,21 +395,18 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
     return Language(detect_language(decoder), (window, features))
 
 
-def known_language(decoder: Decoder, asked: str | None) -> str | None:
+def known_language(engine: Engine, asked: str | None) -> str | None:
     """Return the language that is known without audio: the given one, or the checkpoint's own."""
-    generation = decoder.engine.generation
     if asked is not None:
-        return language_code(asked, generation.languages)
-    if not generation.languages or generation.language:
-        return detect_language(decoder)  # needs no audio
-    return None
+        return language_code(asked, engine.generation.languages)
+    return own_language(engine.generation)
 
 
 def _cleared(segment: Segment) -> Segment:
     """Return the segment, without text and words if its duration is 0 or its text is blank."""
     if segment.start != segment.end and segment.text.strip():
         return segment
-    return replace(segment, text="", tokens=(), words=())
+    return replace(segment, text="", tokens=(), words=(), logprobs=())
 
 
 def _spoken_until(segments: Sequence[Segment]) -> float | None:

@@ -182,7 +182,7 @@ class Transcriber:
                     return ChunkedTranscription(*parts).run(stream, open_mel, progress)
             mel = open_mel()
             try:
-                return self._session(mel, options, sampler).run(progress)
+                return self._run(mel, options, sampler, progress)
             finally:
                 mel.close()
 
@@ -203,7 +203,7 @@ class Transcriber:
         if options.vad is not None:
             raise UsageError("`vad` cannot be used with a spectrogram", hint="use `transcribe`")
         with self.turns.turn():
-            return self._session(mel, options, sampler).run(progress)
+            return self._run(mel, options, sampler, progress)
 
     def transcribe_features(
         self,
@@ -236,18 +236,21 @@ class Transcriber:
         options.check_for_one()
         windows = checked_features(self.engine, features)
         with self.turns.turn():
-            decoder = decoder_of(self.engine, options)
-            session = FeatureSession(decoder, self.tokenizer, options, windows, sampler)
-            return session.run(progress)
+            session = FeatureSession(self.engine, self.tokenizer, options, windows, sampler)
+            return session.run(decoder_of(self.engine, options), progress)
 
-    def _session(
-        self, mel: MelWindows, options: TranscribeOptions, sampler: TokenSampler | None
-    ) -> Session:
-        """Return a transcription in windows, with its own decoder."""
+    def _run(
+        self,
+        mel: MelWindows,
+        options: TranscribeOptions,
+        sampler: TokenSampler | None,
+        progress: ProgressCallback,
+    ) -> Transcript:
+        """Transcribe in windows, with a decoder of its own."""
         options.check_for_one()
         parts = clip_frames(options.clip_timestamps)
-        decoder = decoder_of(self.engine, options)
-        return Session(decoder, self.tokenizer, options, mel, sampler, parts)
+        session = Session(self.engine, self.tokenizer, options, mel, sampler, parts)
+        return session.run(decoder_of(self.engine, options), progress)
 
 
 def transcribe(
