@@ -3,19 +3,26 @@
 import { realtime } from "./server.js";
 
 const RATE = 24_000;  // samples per second, of OpenAI's API
-const LAST_S = 10;    // for the last words after the microphone was stopped
-const MAX_WAITING = 2 ** 21;  // bytes that were not sent: more than half a minute of audio
+const MAX_UNSENT = 600;  // pieces of 100 ms
+const MAX_WAITING = 2 ** 22;  // bytes in the socket: as much
+const TRIES = 10;  // to connect again, one per second
+const LAST_S = 20;  // for the last words after the microphone was stopped
 const TRANSCRIPTION = "conversation.item.input_audio_transcription";
+const TENTATIVE = "item.input_audio_transcription.tentative";  // words that may still change
 
-/** One session, from `start` to `stop`. */
+/** One session, from `start` to `stop`. A connection that breaks is made again, and nothing that was sent is lost. */
 export class Captions {
   #box;
   #report;
   #lines = new Map();  // item -> its paragraph
-  #socket = null;
   #stream = null;
   #context = null;
+  #socket = null;
+  #resume = {};       // the session and its last event, for another connection
+  #unsent = [];       // events, while there is no connection
+  #tries = 0;
   #isStopping = false;
+  #isStopped = false;  // the server knows that there is no more audio
 
   /**
    * @param {HTMLElement} box where the captions appear
@@ -28,46 +35,56 @@ export class Captions {
 
   /** Begin. Rejects with a sentence if the microphone or the server cannot be used. */
   async start({ language, prompt }) {
+    const transcription = { model: "whisper-1", ...(language && { language }), ...(prompt && { prompt }) };
+    const format = { type: "audio/pcm", rate: RATE };
+    const input = { format, transcription, turn_detection: { type: "server_vad" } };
     try {
       this.#stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
       this.#context = new AudioContext({ sampleRate: RATE });
       await this.#context.audioWorklet.addModule("static/microphone.js");
-      await this.#connect(language, prompt);
       const microphone = new AudioWorkletNode(this.#context, "microphone", { numberOfOutputs: 0 });
       microphone.port.onmessage = ({ data }) => this.#send(data);
+      this.#tell({
+        type: "session.update", session: { type: "transcription", audio: { input }, include: [TENTATIVE] },
+      });
+      await this.#connect();
       this.#context.createMediaStreamSource(this.#stream).connect(microphone);
     } catch (error) {
-      this.#release();
+      this.#close();
       throw new Error(sentence(error));
     }
   }
 
   /** End, after the last words. */
   stop() {
-    if (this.#isStopping) return;
     this.#isStopping = true;
     this.#release();
     this.#tell({ type: "input_audio_buffer.commit" });
-    setTimeout(() => this.#socket.close(), LAST_S * 1000);
+    setTimeout(() => this.#end(""), LAST_S * 1000);
   }
 
-  #connect(language, prompt) {
-    const transcription = { model: "whisper-1", ...(language && { language }), ...(prompt && { prompt }) };
-    const input = {
-      format: { type: "audio/pcm", rate: RATE }, transcription, turn_detection: { type: "server_vad" },
-    };
-    this.#socket = realtime();
-    this.#socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
+  #connect() {
+    const socket = this.#socket = realtime(this.#resume);
+    socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
     return new Promise((resolve, reject) => {
-      this.#socket.onopen = () => {
-        this.#tell({ type: "session.update", session: { type: "transcription", audio: { input } } });
+      socket.onopen = () => {
+        this.#tries = 0;
+        for (const event of this.#unsent.splice(0)) this.#tell(event);
         resolve();
       };
-      this.#socket.onclose = () => {
+      socket.onclose = () => {
         reject(new Error("The server does not accept the connection."));
-        this.#end(this.#isStopping ? "" : "The connection to the server was lost.");
+        this.#again();
       };
     });
+  }
+
+  /** Connect again, if there was a connection. */
+  #again() {
+    if (!this.#resume.session_id) return;
+    this.#tries += 1;
+    if (this.#tries > TRIES) this.#end("The connection to the server was lost.");
+    else setTimeout(() => this.#socket && this.#connect().catch(() => {}), 1000);
   }
 
   #send(buffer) {
@@ -75,19 +92,28 @@ export class Captions {
     const samples = new Int16Array(buffer);
     this.#report.level(samples.reduce((peak, sample) => Math.max(peak, Math.abs(sample)), 0) / 32768);
     this.#tell({ type: "input_audio_buffer.append", audio: btoa(String.fromCharCode(...new Uint8Array(buffer))) });
-    if (this.#socket.bufferedAmount > MAX_WAITING) this.#end("The connection is too slow for audio.");
+    if (this.#unsent.length > MAX_UNSENT || this.#socket?.bufferedAmount > MAX_WAITING) {
+      this.#end("The connection is too slow for audio.");
+    }
   }
 
   #tell(event) {
-    if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
+    if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
+    else this.#unsent.push(event);
   }
 
   #receive(event) {
-    if (event.type === `${TRANSCRIPTION}.delta`) this.#line(event).add(event);
-    else if (event.type === `${TRANSCRIPTION}.completed`) this.#line(event).complete(event.transcript);
-    else if (event.type === `${TRANSCRIPTION}.failed`) this.#line(event).complete("");
-    else if (event.type === "error" && !this.#isStopping) this.#end(event.error.message);
-    if (this.#isStopping && [...this.#lines.values()].every((line) => line.isComplete)) this.#socket.close();
+    const { type } = event;
+    if (type === "session.created") this.#resume.session_id = event.session.id;
+    else if (type === `${TRANSCRIPTION}.delta`) this.#line(event).add(event.delta);
+    else if (type === `${TRANSCRIPTION}.tentative`) this.#line(event).guess(event.text);
+    else if (type === `${TRANSCRIPTION}.completed`) this.#line(event).complete(event.transcript);
+    else if (type === `${TRANSCRIPTION}.failed`) this.#line(event).complete();
+    else if (type === "input_audio_buffer.committed") this.#line(event);
+    else if (type === "error" && !this.#isStopping) this.#end(event.error.message);
+    if (type !== `${TRANSCRIPTION}.tentative`) this.#resume.after = event.event_id;
+    if (this.#isStopping && (type === "input_audio_buffer.committed" || type === "error")) this.#isStopped = true;
+    if (this.#isStopped && [...this.#lines.values()].every((line) => line.isComplete)) this.#end("");
   }
 
   #line({ item_id: id }) {
@@ -96,16 +122,23 @@ export class Captions {
   }
 
   #end(problem) {
-    this.#release();
-    this.#socket.onclose = null;
-    this.#socket.close();
+    if (!this.#socket) return;
+    this.#close();
     for (const line of this.#lines.values()) line.complete();
     this.#report.ended(problem);
   }
 
+  #close() {
+    this.#release();
+    if (!this.#socket) return;
+    this.#socket.onclose = this.#socket.onmessage = null;
+    this.#socket.close(1000);
+    this.#socket = null;
+  }
+
   #release() {
     for (const track of this.#stream?.getTracks() ?? []) track.stop();
-    if (this.#context?.state !== "closed") this.#context?.close();
+    if (this.#context && this.#context.state !== "closed") this.#context.close();
   }
 }
 
@@ -124,9 +157,12 @@ class Line {
     box.append(this.#paragraph);
   }
 
-  add({ delta, x_whisperport: more }) {
+  add(delta) {
     this.#text.data += delta;
-    this.#tentative.textContent = more?.tentative ?? "";
+  }
+
+  guess(text) {
+    this.#tentative.textContent = text;
     this.#paragraph.scrollIntoView({ block: "nearest" });
   }
 

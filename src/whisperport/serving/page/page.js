@@ -14,6 +14,7 @@ const queue = new Queue(byId("queue"), byId("item"), { selected: show, added, ch
 const asked = () => ({
   task: byId("task").value, language: byId("language").value, prompt: byId("prompt").value.trim(),
 });
+let captions = null;  // the session that runs, or ends
 const announce = (text) => { byId("status").textContent = text; };
 
 // Files
@@ -47,6 +48,7 @@ addEventListener("beforeunload", (event) => {
 
 function pane(id) {
   for (const one of ["nothing", "file", "captions"]) byId(one).hidden = one !== id;
+  byId("show-captions").hidden = id === "captions" || !(captions || byId("spoken").firstChild);
 }
 
 function show(job) {
@@ -56,14 +58,19 @@ function show(job) {
   pane(job ? "file" : "nothing");
   if (!job) return;
   byId("name").textContent = job.name;
-  player.hidden = false;
+  playing(true);
   player.src = URL.createObjectURL(job.file);
   if (job.document) view.show(job.document);
   else for (const text of job.text) view.append(text);
   result(job);
 }
 
-player.addEventListener("error", () => { player.hidden = true; });
+function playing(isPossible) {
+  player.hidden = !isPossible;
+  byId("no-player").hidden = isPossible;
+}
+
+player.addEventListener("error", () => playing(false));
 
 function added(job, text) {
   if (job === queue.selected) view.append(text);
@@ -107,7 +114,13 @@ byId("downloads").addEventListener("click", ({ target }) => {
 // Captions
 
 const listen = byId("listen");
-let captions = null;
+
+function showCaptions() {
+  queue.select(null);
+  pane("captions");
+}
+
+byId("show-captions").addEventListener("click", showCaptions);
 
 function listening(isOn) {
   listen.ariaPressed = String(isOn);
@@ -118,6 +131,7 @@ function listening(isOn) {
 function ended(problem) {
   captions = null;
   listening(false);
+  listen.disabled = false;
   note(problem || "The microphone is off.", Boolean(problem));
 }
 
@@ -129,16 +143,18 @@ function note(text, isWrong = false) {
 
 listen.addEventListener("click", async () => {
   if (captions) {
-    captions.stop();
     listening(false);
+    listen.disabled = true;  // until the last words are there
+    captions.stop();
     return;
   }
   captions = new Captions(byId("spoken"), { level: (peak) => { byId("level").value = Math.sqrt(peak); }, ended });
-  listening(true);
-  queue.select(null);
-  pane("captions");
+  listen.disabled = true;  // while the browser asks
+  showCaptions();
   try {
     await captions.start(asked());
+    listen.disabled = false;
+    listening(true);
     note("Words appear while you speak. Grey words may still change.");
   } catch (error) {
     ended(error.message);
@@ -182,4 +198,7 @@ byId("key").addEventListener("submit", async (event) => {
   else byId("key-note").textContent = "The server does not accept this key.";
 });
 
-begin().catch((error) => note(error.message, true));
+begin().catch(({ message }) => {
+  byId("model").textContent = message;
+  byId("model").className = "wrong";
+});

@@ -28,9 +28,14 @@ export async function keyOpens() {
   return (await fetch("v1/models", { headers: authorization() })).ok;
 }
 
-/** A WebSocket for captions; a browser sends the key as a subprotocol. */
-export function realtime() {
-  const url = new URL("v1/realtime?intent=transcription", document.baseURI);
+/**
+ * A WebSocket for captions; a browser sends the key as a subprotocol.
+ *
+ * @param {{session_id?: string, after?: string}} resume a session, and the last event that was received of it
+ */
+export function realtime(resume) {
+  const url = new URL("v1/realtime", document.baseURI);
+  url.search = new URLSearchParams({ intent: "transcription", ...resume });
   url.protocol = url.protocol.replace("http", "ws");
   return new WebSocket(url, ["realtime", ...(key.value ? [`openai-insecure-api-key.${key.value}`] : [])]);
 }
