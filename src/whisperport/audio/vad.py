@@ -90,19 +90,36 @@ def speech_spans(stream: AudioStream, options: VadOptions) -> Iterator[Span]:
 
 def speech_probabilities(stream: AudioStream) -> Iterator[float]:
     """Yield the probability of speech for every `HOP` samples; the last ones are padded with zeros."""
-    session = _session()
-    context, hidden, cell = (
-        np.zeros(CONTEXT, np.float32),
-        np.zeros(STATE, "f4"),
-        np.zeros(STATE, "f4"),
-    )
-    position = 0
+    detector, position = SpeechDetector(), 0
     while (samples := stream.read(position, BLOCK * HOP)).size:
         position += samples.size
-        inputs = _frames(np.concatenate([context, samples]))
-        found, hidden, cell = session.run(None, {"input": inputs, "h": hidden, "c": cell})
-        context = samples[-CONTEXT:]
-        yield from found.ravel().tolist()
+        yield from detector.probabilities(samples)
+
+
+class SpeechDetector:
+    """The network and its state in one stream of audio.
+
+    Raises:
+        MissingPackageError: ONNX Runtime is not installed for this Python.
+    """
+
+    def __init__(self) -> None:
+        self._session = _session()
+        self._context = np.zeros(CONTEXT, np.float32)
+        self._hidden = self._cell = np.zeros(STATE, np.float32)
+
+    def probabilities(self, samples: NDArray[np.float32]) -> list[float]:
+        """Return the probability of speech in each `HOP` of the next samples (n,), float32 at 16 kHz.
+
+        Only the last samples of the stream may be an incomplete hop; it is padded with zeros.
+        """
+        inputs = _frames(np.concatenate([self._context, samples]))
+        found, self._hidden, self._cell = self._session.run(
+            None, {"input": inputs, "h": self._hidden, "c": self._cell}
+        )
+        self._context = samples[-CONTEXT:]
+        probabilities: list[float] = found.ravel().tolist()
+        return probabilities
 
 
 def speech_seconds(samples: NDArray[np.float32]) -> float:
