@@ -4,7 +4,7 @@
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
-`transcribe`; for single programs `check`, `fix`, `lower`, `inspect` and `sensitivity`; and `plan`.
+`transcribe`; `serve`; for single programs `check`, `fix`, `lower`, `inspect` and `sensitivity`; and `plan`.
 Importing the package, transcribing and verifying do not need torch. Each name is imported when it is first
 used, so that importing the package is fast.
 """
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
     from whisperport.providers import ProviderReport, verify_each_program
     from whisperport.runtime import DecodeOptions, Thresholds
+    from whisperport.serving.options import ServeOptions
+    from whisperport.serving.serve import serve
     from whisperport.targets import RunOptions
     from whisperport.transcription import (
         FeatureOptions,
@@ -112,6 +114,7 @@ __all__ = [
     "Report",
     "RunOptions",
     "Searched",
+    "ServeOptions",
     "Thresholds",
     "TokenizerError",
     "TranscribeOptions",
@@ -135,6 +138,7 @@ __all__ = [
     "lower",
     "plan",
     "sensitivity",
+    "serve",
     "transcribe",
     "transcribe_features",
     "transcribe_files",
@@ -180,6 +184,7 @@ _MODULES = {
     "Report": "verification",
     "RunOptions": "targets",
     "Searched": "commands.precision_search",
+    "ServeOptions": "serving.options",
     "Thresholds": "runtime",
     "TranscribeOptions": "transcription",
     "Transcriber": "transcription",
@@ -199,6 +204,7 @@ _MODULES = {
     "lower": "commands.lower",
     "plan": "commands.plan",
     "sensitivity": "commands.sensitivity",
+    "serve": "serving.serve",
     "transcribe": "transcription",
     "transcribe_features": "transcription",
     "transcribe_files": "transcription",

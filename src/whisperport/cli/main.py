@@ -33,6 +33,7 @@ from whisperport.cli.inspect import inspect
 from whisperport.cli.lower import lower
 from whisperport.cli.plan import plan
 from whisperport.cli.sensitivity import sensitivity
+from whisperport.cli.serve import serve
 from whisperport.cli.targets import targets
 from whisperport.cli.transcribe import transcribe
 from whisperport.cli.verify import verify
@@ -86,6 +87,7 @@ for verb in (
     sensitivity,
     verify,
     transcribe,
+    serve,
     bench,
     plan,
     targets,

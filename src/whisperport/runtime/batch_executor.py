@@ -109,6 +109,11 @@ class BatchExecutor:
                 self._threads.submit(self._serve, free)
         return future
 
+    @property
+    def waiting(self) -> int:
+        """Number of decodings that have not begun."""
+        return len(self._waiting)
+
     def shutdown(self, *, cancel_futures: bool = False) -> None:
         """Wait for all decodings; with `cancel_futures`, only for those that have begun."""
         if cancel_futures:

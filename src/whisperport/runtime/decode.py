@@ -4,7 +4,7 @@ Source: openai/whisper@v20250625, whisper/decoding.py:519-789.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class Decoded:
     no_speech_prob: float  # probability of <|nospeech|> after <|startoftranscript|>, 0 to 1
     temperature: float  # at which the window was decoded
     ended: bool  # whether the model emitted the end of text; False: the token limit was reached
+    # Natural log-probability of each token; of a beam: none. `avg_logprob` stands for them in comparisons.
+    logprobs: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
 
 def decode_window(
@@ -101,6 +103,7 @@ def decoding(
         no_speech,
         options.temperature,
         best.ended,
+        tuple(best.logprobs),
     )
 
 

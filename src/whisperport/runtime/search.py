@@ -24,12 +24,13 @@ TokenSampler = Callable[[Floats], Sequence[int]]
 class Candidate:
     """A beam or a sample: its tokens, without the prompt, and the sum of their log-probabilities.
 
-    Before `finish`, `Sampling` has the sum of logits there.
+    Before `finish`, `Sampling` has logits in place of log-probabilities.
     """
 
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # natural logarithm
     ended: bool = False  # whether the end of text followed
+    logprobs: list[float] = field(default_factory=list)  # of each token; of beams: none
 
 
 class Search(Protocol):
@@ -96,6 +97,7 @@ class Sampling:
             logit = each.logits.item(token)
             sums.append(each.log_sum(logit if self.greedy else None))
             candidate.logprob += logit  # `finish` subtracts the sums
+            candidate.logprobs.append(logit)
             candidate.tokens.append(token)
         return (
             candidates,
@@ -104,10 +106,12 @@ class Sampling:
         )
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
-        return [
-            _ended_at(one.tokens, one.logprob - sum(each.value for each in sums), self._end)
-            for one, sums in zip(candidates, self._sums, strict=True)
-        ]
+        finished = []
+        for one, sums in zip(candidates, self._sums, strict=True):
+            totals = [each.value for each in sums]
+            logprobs = [logit - total for logit, total in zip(one.logprobs, totals, strict=True)]
+            finished.append(_ended_at(one.tokens, one.logprob - sum(totals), self._end, logprobs))
+        return finished
 
     def _ended(self, candidate: Candidate) -> bool:
         return bool(candidate.tokens) and candidate.tokens[-1] == self._end
@@ -186,11 +190,13 @@ def top(row: Floats, count: int) -> NDArray[np.int64]:
     return found[np.argsort(-row[found], kind="stable")[:count]]
 
 
-def _ended_at(tokens: Sequence[int], logprob: float, end: int) -> Candidate:
+def _ended_at(
+    tokens: Sequence[int], logprob: float, end: int, logprobs: Sequence[float] = ()
+) -> Candidate:
     """Return a candidate with the tokens before the end of text, and whether there was one."""
-    if end in tokens:
-        return Candidate(list(tokens[: tokens.index(end)]), logprob, ended=True)
-    return Candidate(list(tokens), logprob)
+    ended = end in tokens
+    count = tokens.index(end) if ended else len(tokens)
+    return Candidate(list(tokens[:count]), logprob, ended, list(logprobs[:count]))
 
 
 def numpy_sampler(generator: np.random.Generator) -> TokenSampler:

@@ -8,6 +8,7 @@ Between two windows, a file holds no decoder, so that an hour-long file does not
 and times equal those of `Transcriber.transcribe`, whatever else is decoded at the same time.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -48,6 +49,8 @@ class Scheduler:
 
     Attributes:
         admission: what waits, and how fast it is transcribed.
+        rows: number of windows that are decoded together.
+        last_decoded: when a decoding last ended well, in seconds of the monotonic clock; None: not yet.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Scheduler:
         self._decoders = BatchExecutor(engine, self.rows, spare=SPARE)
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._openers = ThreadPoolExecutor(OPENERS, "opener")
+        self.last_decoded: float | None = None
         self._jobs: set[Job] = set()
         self._lock = Lock()  # of the jobs
 
@@ -87,7 +91,7 @@ class Scheduler:
             urgent=urgency is Urgency.LIVE,
         )
         result.add_done_callback(lambda _: inner.cancel())  # if it has not begun
-        inner.add_done_callback(partial(_forward, result))
+        inner.add_done_callback(partial(self._forward, result))
         return result
 
     def transcribe(
@@ -157,11 +161,17 @@ class Scheduler:
         self._readers.shutdown(cancel_futures=True)
         return in_time
 
+    @property
+    def waiting(self) -> int:
+        """Number of decodings that have not begun."""
+        return self._decoders.waiting
 
-def _forward(result: Future[T], inner: Future[T]) -> None:
-    """Give the outcome of a decoding to the future that the caller has."""
-    if inner.cancelled():
-        result.cancel()
-        return
-    error = inner.exception()
-    settle(result, None if error else inner.result(), error)
+    def _forward(self, result: Future[T], inner: Future[T]) -> None:
+        """Give the outcome of a decoding to the future that the caller has."""
+        if inner.cancelled():
+            result.cancel()
+            return
+        error = inner.exception()
+        if error is None:
+            self.last_decoded = time.monotonic()
+        settle(result, None if error else inner.result(), error)

@@ -1,7 +1,7 @@
 """The segments and words of a transcript, with times and probabilities."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Segment:
     compression_ratio: float = 0.0  # bytes of the window's text per byte after zlib compression
     seek: int = 0  # first mel frame (10 ms) of the window
     words: tuple[Word, ...] | None = None  # None: no word timestamps were requested
+    # Natural log-probability of each of `tokens`; of a beam: none. `avg_logprob` is what is compared.
+    logprobs: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, seconds in (("start", self.start), ("end", self.end)):

@@ -202,10 +202,14 @@ class Tokenizer:
 
     def _decode_all(self, ids: Iterable[int]) -> str:
         """Return the text of token ids, including special tokens and timestamps."""
-        return b"".join(map(self._bytes_at, ids)).decode("utf-8", "replace")
+        return b"".join(map(self.bytes_at, ids)).decode("utf-8", "replace")
 
-    def _bytes_at(self, i: int) -> bytes:
-        """Return the bytes of one token id."""
+    def bytes_at(self, i: int) -> bytes:
+        """Return the bytes of one token id, which may be a part of a character.
+
+        Raises:
+            TokenizerError: the id is not in the vocabulary.
+        """
         begin = self.generation.timestamp_begin
         if i >= begin:
             return f"<|{(i - begin) * SECONDS_PER_TIMESTAMP:.2f}|>".encode()

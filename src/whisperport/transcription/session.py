@@ -199,7 +199,7 @@ class Session:
         used, complete = self._segments_of(decoded, n_frames)
         if not decoded.ended and used == complete:  # an incomplete segment is decoded again
             self.truncated.append(seek / FRAMES_PER_SECOND)
-        segments = [self._segment(segment, seek, decoded, ratio) for segment in used.segments]
+        segments = self._new_segments(used, seek, decoded, ratio)
         kept = KeptSegments(tuple(segments), seek + used.advance)
         if self.options.word_timestamps:
             kept = self._with_words(decoder, segments, kept.seek, used, seek, n_frames)
@@ -288,8 +288,24 @@ class Session:
         ):
             self.context_start = len(self.tokens)
 
+    def _new_segments(
+        self, used: SegmentedWindow, seek: int, decoded: Decoded, ratio: float
+    ) -> list[Segment]:
+        """Return the segments of a window. Their tokens follow each other, from the first one on."""
+        segments, done = list[Segment](), 0
+        for segment in used.segments:
+            logprobs = decoded.logprobs[done : done + len(segment.tokens)]
+            segments.append(self._segment(segment, seek, decoded, ratio, logprobs))
+            done += len(segment.tokens)
+        return segments
+
     def _segment(
-        self, segment: WindowSegment, seek: int, decoded: Decoded, ratio: float
+        self,
+        segment: WindowSegment,
+        seek: int,
+        decoded: Decoded,
+        ratio: float,
+        logprobs: tuple[float, ...],
     ) -> Segment:
         """Return a segment with times from the beginning of the audio."""
         start = seek / FRAMES_PER_SECOND
@@ -303,6 +319,7 @@ class Session:
             temperature=decoded.temperature,
             compression_ratio=ratio,
             seek=seek,
+            logprobs=logprobs,
         )
 
     def _initial_prompt(self) -> list[int]:
@@ -389,7 +406,7 @@ def _cleared(segment: Segment) -> Segment:
     """Return the segment, without text and words if its duration is 0 or its text is blank."""
     if segment.start != segment.end and segment.text.strip():
         return segment
-    return replace(segment, text="", tokens=(), words=())
+    return replace(segment, text="", tokens=(), words=(), logprobs=())
 
 
 def _spoken_until(segments: Sequence[Segment]) -> float | None:

@@ -1,0 +1,77 @@
+"""`whisperport serve`"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whisperport.cli.console import print_note
+from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.model_option import chosen_bundle, model_options
+from whisperport.cli.options import RUN_OPTIONS, run_option, run_options_of, threads, trust
+from whisperport.cli.verb import Verb, option
+from whisperport.serving.keys import VARIABLE, Keys
+from whisperport.serving.options import ServeOptions
+from whisperport.serving.serve import serve as run_serve
+
+LISTEN = ("host", "port", "model_id", "certfile", "keyfile")
+ACCESS = ("allow_open", "allowed_hosts", "allowed_origins")
+LIMITS = ("max_queue_seconds", "max_requests", "max_body_mib", "max_audio_seconds", "idle_seconds")
+
+
+class _Log(logging.Handler):
+    """Prints one line per request on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(self.format(record))
+
+
+@click.command(
+    cls=Verb,
+    short_help="Serve OpenAI's transcription API with a bundle.",
+    target_options=RUN_OPTIONS,
+)
+@model_options
+@field_options(ServeOptions, *LISTEN, group="Server")
+@option(
+    "--api-key-file",
+    group="Access",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    show_default=f"${VARIABLE}_FILE, or the key in ${VARIABLE}, or no key",
+    help="File with the API keys that clients must send, one per line",
+)
+@field_options(ServeOptions, *ACCESS, group="Access")
+@field_options(ServeOptions, *LIMITS, "drain_seconds", "batch", group="Limits")
+@threads
+@run_option
+@trust
+def serve(
+    bundle: Path | None,
+    model: str | None,
+    api_key_file: Path | None,
+    threads: int | None,
+    run_options: tuple[str, ...],
+    trust: bool,
+    **chosen: Any,
+) -> None:
+    """Serve OpenAI's transcription API with a bundle, until Ctrl-C or SIGTERM.
+
+    Programs that use OpenAI's client libraries need only another base URL: http://ADDRESS:PORT/v1. Windows
+    of all requests are decoded together, and a long file does not delay a short one. The first signal lets
+    running requests finish, and the second ends the server at once. It prints one line per request on
+    stderr, which never has the text.
+
+    \b
+    Examples:
+      $ whisperport serve --model tiny.en
+      $ whisperport serve --bundle build/base --model-id whisper-1 --port 9000
+      $ whisperport serve --model base --host 0.0.0.0 --api-key-file keys.txt
+    """
+    options = ServeOptions(keys=Keys.load(api_key_file), **field_values(ServeOptions, chosen))
+    run = run_options_of(threads, run_options, trust=trust)
+    log = logging.getLogger("whisperport.serving")
+    log.handlers, log.propagate = [_Log()], False
+    log.setLevel(logging.INFO)
+    run_serve(chosen_bundle(bundle, model), options, run, progress=print_note)

@@ -1,0 +1,57 @@
+"""The web application of a server: routes, and what every request passes."""
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from whisperport.serving.api_error import ApiError
+from whisperport.serving.guard import Guard
+from whisperport.serving.models import model_routes
+from whisperport.serving.operation import operation_routes
+from whisperport.serving.service import Service
+from whisperport.serving.transcriptions import Endpoint
+
+MESSAGES = {404: "Unknown URL", 405: "Method not allowed for this URL"}
+
+
+def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
+    """Return the application.
+
+    Args:
+        service: what is served.
+        more: further routes. An endpoint may raise `ApiError` or any `WhisperportError`, which the
+            application answers; the key, the host and the origin were checked before.
+    """
+    audio = "/v1/audio"
+    routes = [
+        Route(f"{audio}/transcriptions", Endpoint(service, "transcribe"), methods=["POST"]),
+        Route(f"{audio}/translations", Endpoint(service, "translate"), methods=["POST"]),
+        *model_routes(service),
+        *operation_routes(service),
+        *more,
+    ]
+    middleware = [Middleware(Guard, service=service)]
+    if origins := service.options.allowed_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+        middleware.insert(0, cors)
+    handlers = {HTTPException: _http_error}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # an unknown URL is a 404
+    return app
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = MESSAGES.get(error.status_code, error.detail)
+    return ApiError(error.status_code, message, headers=error.headers).response()

@@ -1,0 +1,52 @@
+"""Whether a server can decode: a window was decoded lately, or a short clip is now."""
+
+import time
+
+import numpy as np
+
+from whisperport.audio.pcm import SAMPLE_RATE
+from whisperport.runtime import DecodeOptions
+from whisperport.serving.scheduler import Scheduler
+from whisperport.serving.urgency import Urgency
+from whisperport.transcription import TranscribeOptions
+
+FRESH_S = 30.0  # a window that was decoded so recently is enough
+CLIP = np.zeros(SAMPLE_RATE, np.float32)  # 1 s
+
+
+class Readiness:
+    """Decodes a clip when nothing else was decoded lately.
+
+    Args:
+        scheduler: of the server.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a window was decoded lately."""
+        last = self._scheduler.last_decoded
+        return last is not None and time.monotonic() - last < FRESH_S
+
+    def check(self, timeout_s: float) -> bool:
+        """Return whether the server can decode and accepts requests.
+
+        Args:
+            timeout_s: how long the decoding of a clip may take, in seconds.
+        """
+        if self._scheduler.admission.closed:
+            return False
+        if self.is_fresh:
+            return True
+        language = next(iter(self._scheduler.transcriber.engine.generation.languages), None)
+        options = TranscribeOptions(
+            decode=DecodeOptions(language=language, max_tokens=4), temperatures=(0.0,)
+        )
+        try:
+            future = self._scheduler.transcribe(CLIP, options, urgency=Urgency.LIVE)
+            future.result(timeout_s)
+        except Exception:  # of any kind: the server cannot decode
+            return False
+        return True

@@ -1,0 +1,140 @@
+"""Run a server until a signal ends it: it finishes what it has begun; a second signal ends it at once."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import warnings
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from whisperport.audio.decode import DamagedAudioWarning
+from whisperport.bundle import Bundle
+from whisperport.errors import UsageError
+from whisperport.serving.app import create_app
+from whisperport.serving.notify import notify
+from whisperport.serving.options import ServeOptions
+from whisperport.serving.service import Service
+from whisperport.system.progress import Progress
+from whisperport.targets import RunOptions
+from whisperport.transcription import Transcriber
+from whisperport.transcription.session import TruncatedPromptWarning
+
+MAX_CONNECTIONS = 1000  # beyond, uvicorn answers 503 by itself
+MAX_MESSAGE = (
+    24 * 2**20
+)  # bytes of a WebSocket message: OpenAI allows 15 MiB, which base64 makes 20 MiB
+LAST_S = 5  # seconds for answers after the drain: their clients must read them
+
+
+def run_server(
+    bundle: Bundle | str | os.PathLike[str] | Transcriber | None,
+    options: ServeOptions,
+    run: RunOptions | None,
+    progress: Progress,
+) -> None:
+    """Serve until a signal; see `serve`."""
+    # Their texts quote what clients sent, which a log must not have.
+    for category in (TruncatedPromptWarning, DamagedAudioWarning):
+        warnings.simplefilter("ignore", category)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # not a line for each hostile request
+    with _listening(options) as listener:
+        transcriber = bundle if isinstance(bundle, Transcriber) else Transcriber(bundle, run)
+        _Server(Service(transcriber, options), progress).run(sockets=[listener])
+
+
+def _listening(options: ServeOptions) -> socket.socket:
+    """Return a socket that is bound to the address, before the bundle is loaded.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"cannot listen on {options.host}, port {options.port}",
+            why=error.strerror or str(error),
+            hint="choose another --port or --host",
+        ) from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with our way to end."""
+
+    def __init__(self, service: Service, progress: Progress) -> None:
+        self._service, self._progress = service, progress
+        self._ending: asyncio.Task[None] | None = None
+        options = service.options
+        config = uvicorn.Config(
+            create_app(service),
+            http=_Connection,
+            ws="websockets-sansio",
+            ws_max_size=MAX_MESSAGE,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=round(options.drain_seconds) + LAST_S,
+            ssl_certfile=options.certfile,
+            ssl_keyfile=options.keyfile,
+        )
+        config.header_seconds = options.idle_seconds  # type: ignore[attr-defined]  # for _Connection
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if hasattr(signal, "SIGHUP"):  # a closed terminal; uvicorn handles the others
+            signal.signal(signal.SIGHUP, self.handle_exit)
+        options, scheme = self._service.options, "https" if self.config.is_ssl else "http"
+        assert sockets is not None
+        host, port = sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self._progress(f"listening on {scheme}://{shown}:{port}")
+        ready = await asyncio.to_thread(self._service.readiness.check, options.idle_seconds)
+        if ready:
+            notify("READY=1")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal; end at once at the second."""
+        if self._ending is not None:
+            os._exit(128 + sig)
+        notify("STOPPING=1")
+        self._ending = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Accept nothing new and finish what has begun; what is left then fails with `shutting_down`."""
+        self.should_exit = True  # uvicorn closes the listening socket and waits for the answers
+        await asyncio.to_thread(self._service.scheduler.close, self._service.options.drain_seconds)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._ending is not None:
+            await self._ending
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection, closed if no request follows: a half-open socket must not stay forever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        seconds = self.config.header_seconds  # type: ignore[attr-defined]
+        self._first = self.loop.call_later(seconds, self._close_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._first.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,91 @@
+"""What the parts of a server share: the bundle, the scheduler, the options and the metrics."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from whisperport.bundle.folder import read_manifest_bytes
+from whisperport.errors import QueueFullError
+from whisperport.serving.metrics import Metrics
+from whisperport.serving.options import ServeOptions
+from whisperport.serving.readiness import Readiness
+from whisperport.serving.scheduler import Scheduler
+from whisperport.transcription import Transcriber
+
+ALIAS = "whisper-1"  # OpenAI's name, which existing programs ask for
+
+
+class Service:
+    """A loaded bundle that is served.
+
+    Args:
+        transcriber: the loaded bundle.
+        options: of the server.
+
+    Attributes:
+        scheduler: decodes the windows of all requests.
+        metrics: what is counted.
+        readiness: whether a clip can be decoded.
+        model_ids: names by which clients may ask for the model; the first is shown.
+        about: name, hash and back end of the bundle.
+        created: when the bundle was written, in seconds since 1970.
+    """
+
+    def __init__(self, transcriber: Transcriber, options: ServeOptions) -> None:
+        self.transcriber, self.options = transcriber, options
+        self.scheduler = Scheduler(
+            transcriber,
+            max_queue_s=options.max_queue_seconds,
+            max_requests=options.max_requests,
+            longest_s=options.max_audio_seconds,
+            batch=options.batch,
+        )
+        self.readiness = Readiness(self.scheduler)
+        bundle = transcriber.bundle
+        name = str(bundle.manifest.source.get("name") or bundle.folder.name)
+        self.model_ids = tuple(dict.fromkeys((options.model_id or name, name, ALIAS)))
+        targets = {entry.placement.target for entry in bundle.manifest.programs}
+        self.about = {
+            "bundle": bundle.manifest.name,
+            "sha256": hashlib.sha256(read_manifest_bytes(bundle.folder)).hexdigest(),
+            "backend": ", ".join(sorted(targets)),
+        }
+        self.created = int(bundle.folder.stat().st_mtime)
+        self.metrics = Metrics()
+        self._running = 0
+        self._describe()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request that may have a file, from its first byte to the last of its answer.
+
+        Raises:
+            QueueFullError: there are too many, there is too much work, or the server is shutting down.
+        """
+        self.scheduler.admission.check()
+        if self._running >= self.options.max_requests:
+            raise QueueFullError(1)
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def _describe(self) -> None:
+        admission, began = self.scheduler.admission, time.time()
+        self.metrics.describe(**self.about, version=version("whisperport"))
+        for name, about, value in (
+            ("requests_running", "Requests from the first byte to the last", lambda: self._running),
+            ("requests_waiting", "Windows that wait for a decoder", lambda: self.scheduler.waiting),
+            (
+                "audio_seconds_waiting",
+                "Audio that is not transcribed yet",
+                lambda: admission.audio_s,
+            ),
+            ("audio_seconds_per_second", "Measured speed", lambda: admission.speed.audio_s_per_s),
+            ("batch_rows", "Windows that can be decoded together", lambda: self.scheduler.rows),
+            ("start_time_seconds", "When the server began", lambda: began),
+        ):
+            self.metrics.gauge(name, about, value)
