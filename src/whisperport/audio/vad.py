@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,29 +133,75 @@ def speech_seconds(samples: NDArray[np.float32]) -> float:
 
 def spans_above(probabilities: Iterable[float], options: VadOptions) -> Iterator[Span]:
     """Yield spans from the first probability above the threshold to a pause of `min_silence_s`."""
-    pause = round(options.min_silence_s * SAMPLE_RATE / HOP)
-    start: int | None = None  # index at which the current speech began
-    silent: int | None = None  # index at which it may have ended
-    i = -1
-    for i, probability in enumerate(probabilities):
-        if probability >= options.threshold:
-            start = i if start is None else start
-            silent = None
-        elif start is not None and (
-            silent is not None or probability < options.threshold - RELEASE
-        ):
-            silent = i if silent is None else silent
-            if i + 1 - silent >= pause:
-                yield from _long_enough(start, silent, options)
-                start = silent = None
-    if start is not None:
-        yield from _long_enough(start, i + 1 if silent is None else silent, options)
+    start = 0
+    for edge in _edges(probabilities, options):
+        if edge.begins:
+            start = edge.hop
+        else:
+            yield Span(start * HOP // HOP_LENGTH, -(-edge.hop * HOP // HOP_LENGTH))
 
 
-def _long_enough(start: int, end: int, options: VadOptions) -> Iterator[Span]:
-    """Yield speech of at least `min_speech_s`, converted from hops to mel frames."""
-    if (end - start) * HOP >= options.min_speech_s * SAMPLE_RATE:
-        yield Span(start * HOP // HOP_LENGTH, -(-end * HOP // HOP_LENGTH))
+def _edges(probabilities: Iterable[float], options: VadOptions) -> Iterator["SpeechEdge"]:
+    edges = SpeechEdges(options)
+    yield from filter(None, map(edges.push, probabilities))
+    yield from filter(None, [edges.end()])
+
+
+class SpeechEdge(NamedTuple):
+    """The beginning or the end of speech."""
+
+    begins: bool
+    hop: int  # index of the first hop of `HOP` samples with speech, or of the first one without
+
+
+class SpeechEdges:
+    """Finds where speech begins and ends while probabilities arrive.
+
+    Speech begins at a probability above the threshold, which is known once it is `min_speech_s` long. It
+    ends at a pause of `min_silence_s`.
+
+    Args:
+        options: threshold and durations.
+    """
+
+    def __init__(self, options: VadOptions) -> None:
+        self._options = options
+        self._fewest = options.min_speech_s * SAMPLE_RATE / HOP  # hops
+        self._pause = round(options.min_silence_s * SAMPLE_RATE / HOP)
+        self._count = 0
+        self._start: int | None = None  # hop at which the current speech began
+        self._silent: int | None = None  # hop at which it may have ended
+        self._is_known = False  # whether its beginning was returned
+
+    def push(self, probability: float) -> SpeechEdge | None:
+        """Add the probability of the next hop; return an edge, if one is known now."""
+        hop, self._count = self._count, self._count + 1
+        if probability >= self._options.threshold:
+            self._start = hop if self._start is None else self._start
+            self._silent = None
+            return self._begun(self._start)
+        if self._start is None:
+            return None
+        if self._silent is None:
+            if probability >= self._options.threshold - RELEASE:
+                return self._begun(self._start)
+            self._silent = hop
+        return self._ended(self._silent) if self._count - self._silent >= self._pause else None
+
+    def end(self) -> SpeechEdge | None:
+        """Return the end of speech that lasts until the end of the audio."""
+        return self._ended(self._count if self._silent is None else self._silent)
+
+    def _begun(self, start: int) -> SpeechEdge | None:
+        if self._is_known or self._count - start < self._fewest:
+            return None
+        self._is_known = True
+        return SpeechEdge(True, start)
+
+    def _ended(self, hop: int) -> SpeechEdge | None:
+        was_known, self._is_known = self._is_known, False
+        self._start = self._silent = None
+        return SpeechEdge(False, hop) if was_known else None
 
 
 def _frames(samples: NDArray[np.float32]) -> NDArray[np.float32]:
