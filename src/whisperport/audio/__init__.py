@@ -10,7 +10,7 @@ from whisperport.audio.microphone import AudioGapWarning, microphone_audio
 from whisperport.audio.pcm import SAMPLE_RATE
 from whisperport.audio.pcm_stream import PcmStream
 from whisperport.audio.read_ahead import ReadAhead
-from whisperport.audio.speech_turns import SpeechTurns
+from whisperport.audio.speech_turns import SpeechTurn, SpeechTurns
 from whisperport.audio.stream import AudioSource, AudioStream
 from whisperport.audio.vad import Span, VadOptions, speech_spans
 
@@ -28,6 +28,7 @@ __all__ = [
     "PcmStream",
     "ReadAhead",
     "Span",
+    "SpeechTurn",
     "SpeechTurns",
     "VadOptions",
     "audio_windows",

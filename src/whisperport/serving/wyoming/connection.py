@@ -70,7 +70,7 @@ class Connection:
         finally:
             if self._decoding is not None:
                 self._decoding.cancel()
-            self._writer.close()
+            await self._hang_up()
 
     def close(self) -> None:
         """Close the connection as soon as the current utterance is done."""
@@ -84,7 +84,7 @@ class Connection:
     async def reject(self, fault: FaultError) -> None:
         """Tell why there is no connection, and close it."""
         await self._fail(fault)
-        self._writer.close()
+        await self._hang_up()
 
     async def _next(self) -> Event | None:
         """Return the next event; None at the end of the connection."""
@@ -143,19 +143,20 @@ class Connection:
 
     async def _answer(self, utterance: Utterance, options: TranscribeOptions) -> None:
         """Send the transcript of an utterance, or the fault."""
-        began, status = time.monotonic(), "transcript"
+        began, status = time.monotonic(), "disconnect"
         try:
             samples = await asyncio.to_thread(utterance.end)
             transcript = Transcript("", language=options.decode.language)
             if utterance.has_speech:  # otherwise the model would invent something
                 transcript = await self._transcribed(samples, options)
             await self._send(transcript.event())
+            status = "transcript"
         except FaultError as fault:
             status = fault.code
             await self._fail(fault)
             self._writer.close()
         except OSError:  # the client is gone
-            status = "disconnect"
+            pass
         finally:
             self._record(status, utterance.duration_s, time.monotonic() - began)
         self._decoding = None
@@ -181,6 +182,14 @@ class Connection:
     async def _fail(self, fault: FaultError) -> None:
         with suppress(OSError):
             await self._send(Error(fault.text, fault.code).event())
+
+    async def _hang_up(self) -> None:
+        """Close the connection, also if the client does not read what was sent."""
+        self._writer.close()
+        with suppress(OSError):
+            async with asyncio.timeout(WRITE_S):
+                await self._writer.wait_closed()
+        self.abort()
 
     def _close_if_idle(self) -> None:
         if self._is_closing and self._utterance is None and self._decoding is None:

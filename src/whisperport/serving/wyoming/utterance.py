@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio import SAMPLE_RATE, SpeechTurns, VadOptions
+from whisperport.audio import SAMPLE_RATE, SpeechTurn, SpeechTurns, VadOptions
 from whisperport.audio.pcm_stream import PCM_OF_BYTES, PcmStream
 from whisperport.errors import AudioError
 from whisperport.serving.wyoming.fault import FaultError
@@ -74,10 +74,10 @@ class Utterance:
             self._n_samples += samples.size
             self._note(self._turns.push(samples))
 
-    def _note(self, edges: list[tuple[bool, int]]) -> None:
-        for begins, _ in edges:
+    def _note(self, turns: list[SpeechTurn]) -> None:
+        for turn in turns:
             self.has_speech = True
-            self.has_ended = not begins
+            self.has_ended = not turn.begins
 
 
 def new_stream(form: AudioForm) -> PcmStream:
