@@ -10,6 +10,7 @@ Source: snakers4/silero-vad, src/silero_vad/sequence_vad.py and utils_vad.py.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,8 +212,9 @@ def _frames(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.lib.stride_tricks.sliding_window_view(padded, CONTEXT + HOP)[::HOP].copy()
 
 
+@cache
 def _session() -> Any:
-    """Load the network.
+    """Load the network, which keeps no state and may be shared by threads.
 
     Raises:
         MissingPackageError: ONNX Runtime cannot be imported.

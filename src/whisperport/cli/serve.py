@@ -19,6 +19,7 @@ LISTEN = ("host", "port", "model_id", "certfile", "keyfile")
 ACCESS = ("allow_open", "allowed_hosts", "allowed_origins")
 WYOMING = ("wyoming", "wyoming_name", "wyoming_language", "wyoming_vad")
 LIMITS = ("max_queue_seconds", "max_requests", "max_body_mib", "max_audio_seconds", "idle_seconds")
+SESSIONS = ("max_sessions", "resume_seconds")
 
 
 class _Log(logging.Handler):
@@ -45,6 +46,7 @@ class _Log(logging.Handler):
 )
 @field_options(ServeOptions, *ACCESS, group="Access")
 @field_options(ServeOptions, *WYOMING, group="Home Assistant")
+@field_options(ServeOptions, *SESSIONS, group="Realtime sessions")
 @field_options(ServeOptions, *LIMITS, "drain_seconds", "batch", group="Limits")
 @threads
 @run_option

@@ -109,6 +109,16 @@ class ServeOptions:
             "times do not depend on it; log-probabilities differ by up to 1e-4"
         ),
     ] = True
+    max_sessions: Annotated[int, Option("Maximum number of realtime sessions", 1, 1000)] = 32
+    resume_seconds: Annotated[
+        float,
+        Option(
+            "Keep a realtime session for so long after its connection broke: its client can resume it",
+            0,
+            86400,
+            metavar="SECONDS",
+        ),
+    ] = 60.0
     wyoming: Annotated[
         str,
         Option(

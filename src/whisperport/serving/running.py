@@ -18,6 +18,8 @@ from whisperport.errors import UsageError, needs
 from whisperport.serving.app import create_app
 from whisperport.serving.notify import notify
 from whisperport.serving.options import ServeOptions
+from whisperport.serving.realtime.endpoint import realtime_routes
+from whisperport.serving.realtime.sessions import Sessions
 from whisperport.serving.service import Service
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
@@ -77,10 +79,11 @@ class _Server(uvicorn.Server):
     def __init__(self, service: Service, progress: Progress) -> None:
         self._service, self._progress = service, progress
         self._ending: asyncio.Task[None] | None = None
+        self._sessions = Sessions(service)
         self._wyoming = wyoming_server(service) if service.options.wyoming else None
         options = service.options
         config = uvicorn.Config(
-            create_app(service),
+            create_app(service, realtime_routes(self._sessions)),
             http=_Connection,
             ws="websockets-sansio",
             ws_max_size=MAX_MESSAGE,
@@ -121,9 +124,10 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Accept nothing new and finish what has begun; what is left then fails with `shutting_down`."""
-        self.should_exit = True  # uvicorn closes the listening socket and waits for the answers
         if self._wyoming is not None:
             await self._wyoming.close()
+        await self._sessions.close(LAST_S)
+        self.should_exit = True  # uvicorn closes the listening socket and waits for the answers
         await asyncio.to_thread(self._service.scheduler.close, self._service.options.drain_seconds)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
