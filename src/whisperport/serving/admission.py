@@ -49,14 +49,18 @@ class Admission:
         with self._changed:
             self._check()
 
-    def enter(self, request: object) -> None:
+    def enter(self, request: object, *, waits: bool = True) -> None:
         """Accept a request, whose duration is not known yet.
+
+        Args:
+            request: identifies it.
+            waits: whether it waits for the work before it; if not, only the number of requests counts.
 
         Raises:
             QueueFullError: there is too much work, or the server is shutting down.
         """
         with self._changed:
-            self._check()
+            self._check(waits)
             self._left[request] = 0.0
             self.speed.begin()
 
@@ -83,9 +87,9 @@ class Admission:
             self.closed = True
             return self._changed.wait_for(lambda: not self._left, wait_s)
 
-    def _check(self) -> None:
+    def _check(self, waits: bool = True) -> None:
         if self.closed:
             raise QueueFullError(CLOSED_RETRY_S, closing=True)
         excess_s = sum(self._left.values()) / self.speed.audio_s_per_s - self._max_queue_s
-        if excess_s > 0 or len(self._left) >= self._max_requests:
+        if (waits and excess_s > 0) or len(self._left) >= self._max_requests:
             raise QueueFullError(min(max(1, math.ceil(excess_s)), LONGEST_RETRY_S))

@@ -7,21 +7,27 @@ import signal
 import socket
 import warnings
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from whisperport.audio.decode import DamagedAudioWarning
 from whisperport.bundle import Bundle
-from whisperport.errors import UsageError
+from whisperport.errors import UsageError, needs
 from whisperport.serving.app import create_app
 from whisperport.serving.notify import notify
 from whisperport.serving.options import ServeOptions
+from whisperport.serving.realtime.endpoint import realtime_routes
+from whisperport.serving.realtime.sessions import Sessions
 from whisperport.serving.service import Service
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 from whisperport.transcription.session import TruncatedPromptWarning
+
+if TYPE_CHECKING:
+    from whisperport.serving.wyoming.server import WyomingServer
 
 MAX_CONNECTIONS = 1000  # beyond, uvicorn answers 503 by itself
 MAX_MESSAGE = (
@@ -73,9 +79,11 @@ class _Server(uvicorn.Server):
     def __init__(self, service: Service, progress: Progress) -> None:
         self._service, self._progress = service, progress
         self._ending: asyncio.Task[None] | None = None
+        self._sessions = Sessions(service)
+        self._wyoming = wyoming_server(service) if service.options.wyoming else None
         options = service.options
         config = uvicorn.Config(
-            create_app(service),
+            create_app(service, realtime_routes(self._sessions)),
             http=_Connection,
             ws="websockets-sansio",
             ws_max_size=MAX_MESSAGE,
@@ -101,6 +109,8 @@ class _Server(uvicorn.Server):
         host, port = sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self._progress(f"listening on {scheme}://{shown}:{port}")
+        if self._wyoming is not None:
+            self._progress(f"listening on {await self._wyoming.start()}")
         ready = await asyncio.to_thread(self._service.readiness.check, options.idle_seconds)
         if ready:
             notify("READY=1")
@@ -114,6 +124,9 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Accept nothing new and finish what has begun; what is left then fails with `shutting_down`."""
+        if self._wyoming is not None:
+            await self._wyoming.close()
+        await self._sessions.close(LAST_S)
         self.should_exit = True  # uvicorn closes the listening socket and waits for the answers
         await asyncio.to_thread(self._service.scheduler.close, self._service.options.drain_seconds)
 
@@ -121,6 +134,17 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self._ending is not None:
             await self._ending
+
+
+def wyoming_server(service: Service) -> "WyomingServer":
+    """Return a server for Home Assistant.
+
+    Raises:
+        MissingPackageError: the extra `wyoming` is not installed.
+    """
+    with needs("the packages of Wyoming are not installed", extra="serve,wyoming"):
+        from whisperport.serving.wyoming.server import WyomingServer
+    return WyomingServer(service)
 
 
 class _Connection(H11Protocol):

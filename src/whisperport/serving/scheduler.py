@@ -121,7 +121,7 @@ class Scheduler:
         options = options or TranscribeOptions()
         kind = WindowsJob if options.vad is None else ChunksJob
         job = kind(self, source, options, urgency, on_window)
-        self.admission.enter(job)
+        self.admission.enter(job, waits=urgency is not Urgency.LIVE)
         with self._lock:
             self._jobs.add(job)
         job.start()
