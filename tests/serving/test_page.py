@@ -12,8 +12,7 @@ from whisperport.serving.keys import Keys
 from ..terms import uses
 
 FILES = {
-    file.name: file.read_text("utf-8")
-    for file in (files("whisperport.serving") / "page").iterdir()
+    file.name: file.read_text("utf-8") for file in (files("whisperport.serving") / "page").iterdir()
 }
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 STATIC = sorted(FILES.keys() - {"index.html"})
@@ -91,7 +90,9 @@ def test_the_page_needs_no_key_and_knows_whether_the_api_does(
 
 def test_the_page_uses_the_projects_terms() -> None:
     html = re.sub(r"<[^>]*>|&\w+;", " ", FILES["index.html"])
-    texts = re.findall(r'"([^"\n]* [^"\n]*)"|`([^`]* [^`]*)`|/\*\*(.*?)\*/', "".join(SCRIPTS.values()), re.S)
+    texts = re.findall(
+        r'"([^"\n]* [^"\n]*)"|`([^`]* [^`]*)`|/\*\*(.*?)\*/', "".join(SCRIPTS.values()), re.S
+    )
 
     assert [use.text for use in uses(html)] == []
     assert [use.text for parts in texts for text in parts for use in uses(text)] == []
