@@ -6,6 +6,7 @@ x[key]=1       objects: the official clients; others write a JSON object
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from whisperport.serving.upload import Upload
 
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024  # a prompt has at most 223 tokens
+_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 
 class Fields:
@@ -32,9 +34,9 @@ class Fields:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of the fields that were not read, as far as a header can have them."""
+        """Names of the fields that were not read, as far as a header may have them."""
         names = (name for name in self._values if name not in self._read)
-        return tuple(name for name in names if name.isascii() and name.isprintable())
+        return tuple(name for name in names if _NAME.fullmatch(name))
 
     def one(self, name: str) -> str | None:
         """Return the value of a field; None: it is absent or empty.

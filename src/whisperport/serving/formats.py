@@ -10,7 +10,11 @@ from whisperport.serving.asked import Asked
 from whisperport.text import LANGUAGES, Segment, Tokenizer, write_srt, write_vtt
 from whisperport.transcription import Transcript
 
-MEDIA_TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
+MEDIA_TYPES = {
+    "text": "text/plain",
+    "srt": "application/x-subrip; charset=utf-8",
+    "vtt": "text/vtt",
+}
 
 
 def response_of(

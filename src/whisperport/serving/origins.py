@@ -1,9 +1,12 @@
 """Which hosts and web pages may be in a request: protection against DNS rebinding and foreign pages."""
 
 import ipaddress
+import re
 import socket
 from collections.abc import Collection
 from urllib.parse import urlsplit
+
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[0-9a-z._-]+))(?::[0-9]{1,5})?")
 
 
 def is_local(address: str) -> bool:
@@ -18,10 +21,8 @@ def is_local(address: str) -> bool:
 
 def host_name(host: str) -> str:
     """Return the name in a Host header, in lower case, without port and brackets; empty: invalid."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host.lower())
+    return (found["address"] or found["name"].rstrip(".")) if found else ""
 
 
 def is_known_host(host: str, allowed: Collection[str]) -> bool:

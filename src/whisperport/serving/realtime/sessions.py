@@ -40,7 +40,7 @@ class Sessions:
     def attach(self, session_id: str | None, settings: Settings) -> tuple[Session, Released]:
         """Give a connection a new session, or one that lost its client.
 
-        Another connection that still has the session is released: it broke, which its task does not know yet.
+        Another connection that still has the session is released: it broke, which it may not know yet.
 
         Raises:
             ApiError: there is no such session.

@@ -1,0 +1,293 @@
+"""`/v1/audio/transcriptions`: fields, formats, events and errors of OpenAI's API."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from whisperport.text import write_srt, write_vtt
+from whisperport.transcription import Transcriber, Transcript
+from whisperport.verification.clips import shipped_audio
+
+URL = "/v1/audio/transcriptions"
+CLIP = shipped_audio()[0].path
+LONG = shipped_audio()[17].path  # three commands
+
+
+def post(client: Any, data: dict[str, Any] | None = None, **given: Any) -> Any:
+    url, file = given.pop("url", URL), given.pop("file", CLIP.read_bytes())
+    fields = {"model": "whisper-1"} | (data or {}) | given
+    return client.post(url, data=fields, files={"file": ("upload", file)} if file else {"x": b""})
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The data of server-sent events, without comments."""
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks)
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+
+@pytest.fixture(scope="module")
+def expected(transcriber: Transcriber) -> Transcript:
+    return transcriber.transcribe(CLIP)
+
+
+def test_json_has_the_text_and_the_duration(client: Any, expected: Transcript) -> None:
+    answer = post(client)
+
+    assert answer.status_code == 200
+    usage = {"type": "duration", "seconds": math.ceil(expected.duration_s)}
+    assert answer.json() == {"text": expected.text, "usage": usage}
+    assert answer.headers["x-request-id"].startswith("req_")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "written"),
+    [
+        ("text", "text/plain; charset=utf-8", lambda t: f"{t.text}\n"),
+        ("srt", "application/x-subrip; charset=utf-8", lambda t: write_srt(t.segments)),
+        ("vtt", "text/vtt; charset=utf-8", lambda t: write_vtt(t.segments)),
+    ],
+)
+def test_texts_and_subtitles_are_those_of_the_writers(
+    client: Any, expected: Transcript, form: str, kind: str, written: Callable[[Transcript], str]
+) -> None:
+    answer = post(client, response_format=form)
+
+    assert answer.text == written(expected)
+    assert answer.headers["content-type"] == kind
+
+
+def test_verbose_json_has_segments_with_all_members(client: Any, expected: Transcript) -> None:
+    found = post(client, response_format="verbose_json").json()
+
+    assert (found["task"], found["language"], found["text"]) == (
+        "transcribe",
+        "english",
+        expected.text,
+    )
+    assert found["duration"] == expected.duration_s
+    assert "words" not in found
+    for number, (segment, other) in enumerate(
+        zip(found["segments"], expected.segments, strict=True)
+    ):
+        assert segment == {
+            "id": number,
+            "seek": other.seek,
+            "start": other.start,
+            "end": other.end,
+            "text": other.text,
+            "tokens": list(other.tokens),
+            "temperature": 0.0,
+            "avg_logprob": other.avg_logprob,
+            "compression_ratio": other.compression_ratio,
+            "no_speech_prob": other.no_speech_prob,
+            "truncated": False,
+        }
+
+
+def test_words_are_listed_beside_segments_or_alone(client: Any, transcriber: Transcriber) -> None:
+    expected = transcriber.transcribe(CLIP, word_timestamps=True)
+    name, how = "timestamp_granularities[]", {"response_format": "verbose_json"}
+
+    alone = post(client, {name: ["word"]}, **how).json()
+    both = post(client, {name: ["word", "segment"]}, **how).json()
+
+    words = [word for segment in expected.segments for word in segment.words or ()]
+    assert [(w["word"], w["start"], w["end"]) for w in alone["words"]] == [
+        (word.word.strip(), word.start, word.end) for word in words
+    ]
+    assert "segments" not in alone
+    assert both["words"] == alone["words"]
+    assert len(both["segments"]) == len(expected.segments)
+
+
+@pytest.mark.parametrize("name", ["include", "include[]"])
+def test_log_probabilities_are_those_of_the_text_tokens(
+    client: Any, transcriber: Transcriber, expected: Transcript, name: str
+) -> None:
+    found = post(client, {name: "logprobs"}).json()["logprobs"]
+
+    end = transcriber.engine.generation.end_of_text
+    tokens = [t for segment in expected.segments for t in segment.tokens if t < end]
+    assert [bytes(one["bytes"]) for one in found] == [
+        transcriber.tokenizer.bytes_at(t) for t in tokens
+    ]
+    assert b"".join(bytes(one["bytes"]) for one in found).decode().strip() == expected.text
+    assert all(-1 < one["logprob"] <= 0 for one in found)
+
+
+def test_the_mean_of_the_log_probabilities_is_that_of_the_window(expected: Transcript) -> None:
+    """The end of the text counts in the mean, and is no token of a segment."""
+    window = expected.segments[0]
+    tokens = [p for s in expected.segments if s.seek == window.seek for p in s.logprobs]
+
+    assert sum(tokens) / (len(tokens) + 1) >= window.avg_logprob - 1e-9
+    assert sum(tokens) / (len(tokens) + 1) == pytest.approx(window.avg_logprob, abs=0.01)
+    assert all(len(s.tokens) == len(s.logprobs) for s in expected.segments)
+
+
+def test_deltas_of_a_stream_are_appended_and_join_to_the_text(client: Any) -> None:
+    whole = post(client, file=LONG.read_bytes()).json()["text"]
+
+    answer = post(client, {"include[]": "logprobs"}, file=LONG.read_bytes(), stream="true")
+
+    found = events(answer.text)
+    *deltas, done = found
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert {event["type"] for event in deltas} == {"transcript.text.delta"}
+    assert done["type"] == "transcript.text.done"
+    assert "".join(event["delta"] for event in deltas) == done["text"] == whole
+    assert [p for event in deltas for p in event["logprobs"]] == done["logprobs"]
+    usage = done["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"chunking_strategy": "auto"},
+        {"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "0.4"},
+        {"chunking_strategy": '{"type": "server_vad", "silence_duration_ms": 500}'},
+    ],
+)
+def test_speech_can_be_found_by_the_voice_activity_detector(
+    client: Any, strategy: dict[str, str], expected: Transcript
+) -> None:
+    whole = post(client, strategy)
+    *deltas, done = events(post(client, strategy, stream="true").text)
+
+    assert whole.json()["text"] == expected.text
+    assert "".join(event["delta"] for event in deltas) == done["text"] == expected.text
+
+
+def test_fields_that_are_not_known_are_named(client: Any) -> None:
+    answer = post(client, {"seed": "1", "hotwords": "x", "bad, name": "1", "x" * 65: "1"})
+
+    assert answer.status_code == 200
+    assert answer.headers["x-whisperport-ignored-fields"] == "seed, hotwords"
+
+
+def test_keywords_and_a_prompt_are_the_prompt(client: Any, transcriber: Transcriber) -> None:
+    answer = post(client, {"keywords[]": ["Nine", "Six"], "prompt": "A code."})
+
+    expected = transcriber.transcribe(CLIP, initial_prompt="Nine, Six. A code.")
+    assert answer.json()["text"] == expected.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"response_format": "xml"}, "response_format", "invalid_value"),
+        ({"response_format": "diarized_json"}, "response_format", "unsupported_value"),
+        ({"temperature": "2"}, "temperature", "invalid_value"),
+        ({"temperature": "nan"}, "temperature", "invalid_value"),
+        ({"temperature": ["0", "1"]}, "temperature", "invalid_value"),
+        ({"language": "klingon"}, "language", "unsupported_value"),
+        ({"language": "de"}, "language", "unsupported_value"),
+        ({"languages[]": ["en", "de"]}, "languages", "unsupported_value"),
+        ({"stream": "maybe"}, "stream", "invalid_value"),
+        ({"stream": "true", "response_format": "srt"}, "stream", "invalid_value"),
+        ({"include[]": "text"}, "include", "invalid_value"),
+        ({"include[]": "logprobs", "response_format": "text"}, "include", "invalid_value"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "invalid_value"),
+        ({"timestamp_granularities": "[1]"}, "timestamp_granularities", "invalid_value"),
+        ({"known_speaker_names[]": "Ann"}, "known_speaker_names", "unsupported_value"),
+        ({"chunking_strategy": "none"}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy": "{"}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy[type]": "x"}, "chunking_strategy", "invalid_value"),
+        ({"model": ""}, "model", "missing_required_parameter"),
+    ],
+)
+def test_a_wrong_field_is_named(client: Any, fields: dict[str, Any], param: str, code: str) -> None:
+    answer = post(client, fields)
+
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"], error["code"]) == (
+        "invalid_request_error",
+        param,
+        code,
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (b"", "`file` is required"),
+        (b"text, not audio", "Unrecognized file format. Supported formats: "),
+        (CLIP.read_bytes()[:44], "Unrecognized file format"),
+    ],
+)
+def test_a_file_that_is_no_audio_is_rejected(client: Any, file: bytes, said: str) -> None:
+    error = post(client, file=file).json()["error"]
+
+    assert error["message"].startswith(said)
+    assert error["param"] == "file"
+
+
+def test_an_error_before_the_first_text_has_a_status_in_a_stream_too(client: Any) -> None:
+    assert post(client, file=b"text, not audio", stream="true").status_code == 400
+
+
+def test_a_model_that_is_not_served_is_not_found(client: Any) -> None:
+    answer = post(client, model="large")
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_a_model_of_one_language_does_not_translate(client: Any) -> None:
+    error = post(client, url="/v1/audio/translations").json()["error"]
+
+    assert "cannot translate" in error["message"]
+    assert error["param"] == "model"
+
+
+def test_audio_that_is_too_long_is_too_large(serving: Callable[..., Any]) -> None:
+    client = serving(max_audio_seconds=2)
+
+    answer = post(client)
+
+    assert answer.status_code == 413
+    assert "longer than 2 s" in answer.json()["error"]["message"]
+
+
+def test_a_full_queue_says_when_to_try_again(serving: Callable[..., Any]) -> None:
+    client = serving(max_requests=1)
+    with client.service.request():
+        answer = post(client)
+
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "queue_full"
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_server_that_ends_accepts_nothing(client: Any) -> None:
+    client.service.scheduler.close(0)
+
+    for answer in (post(client), client.get("/ready")):
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "shutting_down"
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_an_unexpected_error_is_not_explained_and_not_repeated(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a secret path")
+
+    monkeypatch.setattr(client.service.scheduler, "transcribe", broken)
+
+    answer = post(client)
+
+    assert answer.status_code == 500
+    assert answer.headers["x-should-retry"] == "false"
+    assert answer.json()["error"]["code"] == "internal"
+    assert "secret" not in answer.text
+    assert "secret" in caplog.text
