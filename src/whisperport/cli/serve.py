@@ -1,5 +1,6 @@
 """`whisperport serve`"""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,13 @@ SESSIONS = ("max_sessions", "resume_seconds")
 class _Log(logging.Handler):
     """Prints one line per request on stderr."""
 
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
     def emit(self, record: logging.LogRecord) -> None:
-        print_note(self.format(record))
+        fields = getattr(record, "request", None)
+        print_note(json.dumps(fields) if self._as_json and fields else self.format(record))
 
 
 @click.command(
@@ -44,6 +50,13 @@ class _Log(logging.Handler):
     show_default=f"${VARIABLE}_FILE, or the key in ${VARIABLE}, or no key",
     help="File with the API keys that clients must send, one per line",
 )
+@option(
+    "--json",
+    "as_json",
+    group="Output",
+    is_flag=True,
+    help="Print one JSON object per request in place of a line",
+)
 @field_options(ServeOptions, *ACCESS, group="Access")
 @field_options(ServeOptions, *WYOMING, group="Home Assistant")
 @field_options(ServeOptions, *SESSIONS, group="Realtime sessions")
@@ -58,13 +71,14 @@ def serve(
     threads: int | None,
     run_options: tuple[str, ...],
     trust: bool,
+    as_json: bool,
     **chosen: Any,
 ) -> None:
     """Serve OpenAI's transcription API with a bundle, until Ctrl-C or SIGTERM.
 
     Programs that use OpenAI's client libraries need only another base URL: http://ADDRESS:PORT/v1. Windows
     of all requests are decoded together, and a long file does not delay a short one. The first signal lets
-    running requests finish, and the second ends the server at once. It prints one line per request on
+    running requests finish, and the second ends the server immediately. It prints one line per request on
     stderr, which never has the text.
 
     \b
@@ -76,6 +90,6 @@ def serve(
     options = ServeOptions(keys=Keys.load(api_key_file), **field_values(ServeOptions, chosen))
     run = run_options_of(threads, run_options, trust=trust)
     log = logging.getLogger("whisperport.serving")
-    log.handlers, log.propagate = [_Log()], False
+    log.handlers, log.propagate = [_Log(as_json=as_json)], False
     log.setLevel(logging.INFO)
     run_serve(chosen_bundle(bundle, model), options, run, progress=print_note)

@@ -54,7 +54,8 @@ class Admission:
 
         Args:
             request: identifies it.
-            waits: whether it waits for the work before it; if not, only the number of requests counts.
+            waits: whether it waits for the work before it. If not, only the number of requests counts, and
+                it is accepted while the server is shutting down: it may belong to what has begun.
 
         Raises:
             QueueFullError: there is too much work, or the server is shutting down.
@@ -62,23 +63,27 @@ class Admission:
         with self._changed:
             self._check(waits)
             self._left[request] = 0.0
-            self.speed.begin()
+
+    def check_queue(self) -> None:
+        """Raise QueueFullError if there is too much work for the audio of a request that was accepted."""
+        with self._changed:
+            self._check_queue()
 
     def expect(self, request: object, audio_s: float) -> None:
         """Set how much of the request's audio is not done, in seconds."""
         with self._changed:
-            done = self._left.get(request, 0.0) - audio_s
-            if request in self._left:
-                self._left[request] = audio_s
+            if request not in self._left:
+                return
+            done, self._left[request] = self._left[request] - audio_s, audio_s
             if done > 0:
                 self.speed.measured(done)
+            self._set_busy()
 
     def leave(self, request: object) -> None:
         """End a request, whatever its result. May be called several times."""
         with self._changed:
             self._left.pop(request, None)
-            if not self._left:
-                self.speed.end()
+            self._set_busy()
             self._changed.notify_all()
 
     def close(self, wait_s: float) -> bool:
@@ -88,8 +93,21 @@ class Admission:
             return self._changed.wait_for(lambda: not self._left, wait_s)
 
     def _check(self, waits: bool = True) -> None:
-        if self.closed:
+        if self.closed and waits:
             raise QueueFullError(CLOSED_RETRY_S, closing=True)
+        if len(self._left) >= self._max_requests:
+            raise QueueFullError(1)
+        if waits:
+            self._check_queue()
+
+    def _check_queue(self) -> None:
         excess_s = sum(self._left.values()) / self.speed.audio_s_per_s - self._max_queue_s
-        if (waits and excess_s > 0) or len(self._left) >= self._max_requests:
-            raise QueueFullError(min(max(1, math.ceil(excess_s)), LONGEST_RETRY_S))
+        if excess_s > 0:
+            raise QueueFullError(min(math.ceil(excess_s), LONGEST_RETRY_S))
+
+    def _set_busy(self) -> None:
+        """Measure the speed only while there is audio: an upload may be slow."""
+        if any(self._left.values()):
+            self.speed.begin()
+        else:
+            self.speed.end()

@@ -48,7 +48,7 @@ def asked_of(fields: Fields, generation: Generation, task: Task) -> Asked:
         raise wrong("stream", f"`stream` cannot be used with response_format {form}")
     for name in ("known_speaker_names", "known_speaker_references"):
         if fields.many(name):
-            raise wrong(name, "Speakers are not told apart by this model", code="unsupported_value")
+            raise wrong(name, "This model does not distinguish speakers", code="unsupported_value")
     temperature = fields.number("temperature", 0, 1)
     options = TranscribeOptions(
         decode=DecodeOptions(task=task, language=_language(fields, generation, task)),
@@ -65,7 +65,7 @@ def asked_of(fields: Fields, generation: Generation, task: Task) -> Asked:
 def _form(fields: Fields) -> str:
     form = fields.one("response_format") or "json"
     if form == "diarized_json":
-        message = "Speakers are not told apart by this model: response_format diarized_json"
+        message = "This model does not distinguish speakers: response_format diarized_json"
         raise wrong("response_format", message, code="unsupported_value")
     if form not in FORMATS:
         raise wrong("response_format", f"`response_format` is {form!r}; expected {_or(FORMATS)}")

@@ -18,6 +18,7 @@ log = logging.getLogger("whisperport.serving")
 BEARER = "bearer "
 SUBPROTOCOL_KEY = "openai-insecure-api-key."  # how OpenAI's client sends a key from a browser
 POLICY_VIOLATION = 1008  # WebSocket close code
+LEFT = 499  # in the log and the metrics: the client left before the answer began
 SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
@@ -74,19 +75,18 @@ class Guard:
         route = scope.get("route")
         endpoint = getattr(route, "path", "unknown")  # never what a client wrote
         self._service.metrics.count(
-            "requests_total", "Requests", endpoint=endpoint, status=str(answer.status)
+            "requests_total", "Requests", endpoint=endpoint, status=str(answer.status or LEFT)
         )
-        fields = " ".join(f"{name}={value}" for name, value in scope["state"]["log"].items())
-        seconds = time.monotonic() - answer.began
-        log.info(
-            "%s %s %s %.3f s id=%s%s",
-            scope.get("method", "WS"),
-            endpoint,
-            answer.status,
-            seconds,
-            answer.request_id,
-            f" {fields}" if fields else "",
-        )
+        about = {
+            "method": scope.get("method", "WS"),
+            "endpoint": endpoint,
+            "status": answer.status or LEFT,
+            "seconds": f"{time.monotonic() - answer.began:.3f}",
+        }
+        more = {"id": answer.request_id, **scope["state"]["log"]}
+        fields = " ".join(f"{name}={value}" for name, value in more.items())
+        line = "{method} {endpoint} {status} {seconds} s".format(**about)
+        log.info("%s %s", line, fields, extra={"request": about | more})
 
 
 class _Answer:

@@ -34,6 +34,7 @@ class Job:
 
     Attributes:
         future: its outcome.
+        request: as the admission knows it.
         urgency: of its windows; known when the duration is known.
     """
 
@@ -44,8 +45,10 @@ class Job:
         options: TranscribeOptions,
         urgency: Urgency | None,
         on_window: OnWindow | None,
+        admitted: object,
     ) -> None:
         self.scheduler, self.source, self.options = scheduler, source, options
+        self.request = self if admitted is None else admitted
         self.urgency = urgency or Urgency.FILE
         self._is_given, self._on_window = urgency is not None, on_window
         engine = scheduler.transcriber.engine
@@ -89,7 +92,7 @@ class Job:
 
     def expect(self, left_s: float) -> None:
         """Tell the admission how much audio is not done, in seconds: a window at least."""
-        self.scheduler.admission.expect(self, max(left_s, self.window_s))
+        self.scheduler.admission.expect(self.request, max(left_s, self.window_s))
 
     def report(self, transcript: Callable[[], Transcript]) -> None:
         """Call `on_window` with the transcript so far."""
@@ -99,6 +102,6 @@ class Job:
     def end(self, transcript: Transcript | None, error: BaseException | None = None) -> None:
         """End the job with its outcome."""
         if error is None:
-            self.scheduler.admission.expect(self, 0.0)
+            self.scheduler.admission.expect(self.request, 0.0)
         self.scheduler.ended(self)
         settle(self.future, transcript, error)

@@ -1,4 +1,4 @@
-"""Run a server until a signal ends it: it finishes what it has begun; a second signal ends it at once."""
+"""Run a server until a signal: it finishes what it has begun. A second signal ends it immediately."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ import warnings
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -116,7 +117,7 @@ class _Server(uvicorn.Server):
             notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; end at once at the second."""
+        """Drain at the first signal; end immediately at the second."""
         if self._ending is not None:
             os._exit(128 + sig)
         notify("STOPPING=1")
@@ -124,6 +125,7 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Accept nothing new and finish what has begun; what is left then fails with `shutting_down`."""
+        self._service.scheduler.admission.close(0)
         if self._wyoming is not None:
             await self._wyoming.close()
         await self._sessions.close(LAST_S)
@@ -154,6 +156,10 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         seconds = self.config.header_seconds  # type: ignore[attr-defined]
         self._first = self.loop.call_later(seconds, self._close_if_idle)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._first.cancel()  # it is another protocol's connection now
+        super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._first.cancel()

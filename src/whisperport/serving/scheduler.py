@@ -32,6 +32,7 @@ READERS = 4  # threads that read windows, each in some 10 ms
 OPENERS = (
     16  # threads that read files for the first time: a long file must not keep a short one waiting
 )
+LAST_S = 5.0  # for requests that have failed, to end
 SPARE = 1  # decoders beside the batch, for live decodings while all rows are in use
 
 
@@ -71,6 +72,7 @@ class Scheduler:
         self._openers = ThreadPoolExecutor(OPENERS, "opener")
         self.last_decoded: float | None = None
         self._jobs: set[Job] = set()
+        self._ended = False
         self._lock = Lock()  # of the jobs
 
     def submit(self, start: Callable[[Decoder], Steps[T]], urgency: Urgency) -> Future[T]:
@@ -101,6 +103,7 @@ class Scheduler:
         *,
         urgency: Urgency | None = None,
         on_window: OnWindow | None = None,
+        admitted: object = None,
     ) -> Transcription:
         """Transcribe an audio file window by window; with `vad` in the options, chunk by chunk.
 
@@ -109,6 +112,8 @@ class Scheduler:
             options: transcription options; None: defaults.
             urgency: None: `SHORT` if the audio fits into one window, otherwise `FILE`.
             on_window: called after each window with the transcript so far, on a reader's thread.
+            admitted: a request that `admission` has accepted before, and whose audio this is; None: the
+                call is a request of its own.
 
         Returns:
             The future transcript. `cancel` ends the work at the next decoder step. Its exception is that of
@@ -120,10 +125,18 @@ class Scheduler:
         """
         options = options or TranscribeOptions()
         kind = WindowsJob if options.vad is None else ChunksJob
-        job = kind(self, source, options, urgency, on_window)
-        self.admission.enter(job, waits=urgency is not Urgency.LIVE)
+        job = kind(self, source, options, urgency, on_window, admitted)
+        if admitted is None:
+            self.admission.enter(job, waits=urgency is not Urgency.LIVE)
+        else:
+            self.admission.check_queue()
         with self._lock:
-            self._jobs.add(job)
+            is_late = self._ended
+            if not is_late:
+                self._jobs.add(job)
+        if is_late:
+            self.admission.leave(job)
+            raise QueueFullError(CLOSED_RETRY_S, closing=True)
         job.start()
         return job.future
 
@@ -139,7 +152,10 @@ class Scheduler:
         """Called when a job has ended, and uses its audio no more."""
         with self._lock:
             self._jobs.discard(job)
-        self.admission.leave(job)
+        if job.request is job:
+            self.admission.leave(job)
+        else:
+            self.admission.expect(job.request, 0.0)
 
     def close(self, drain_s: float) -> bool:
         """Accept no more requests, wait for the others, and end all threads.
@@ -152,10 +168,10 @@ class Scheduler:
         """
         in_time = self.admission.close(drain_s)
         with self._lock:
-            left = list(self._jobs)
+            left, self._ended = list(self._jobs), True
         for job in left:
             job.fail(QueueFullError(CLOSED_RETRY_S, closing=True))
-        self.admission.close(drain_s)
+        self.admission.close(LAST_S)
         self._decoders.shutdown(cancel_futures=True)
         self._openers.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)

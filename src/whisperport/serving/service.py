@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from importlib.metadata import version
 
 from whisperport.bundle.folder import read_manifest_bytes
-from whisperport.errors import QueueFullError
 from whisperport.serving.metrics import Metrics
 from whisperport.serving.options import ServeOptions
 from whisperport.serving.readiness import Readiness
@@ -58,30 +57,34 @@ class Service:
         self.created = int(bundle.folder.stat().st_mtime)
         self.metrics = Metrics()
         self.client_secrets = ClientSecrets[Settings]()
-        self._running = 0
         self._describe()
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request that may have a file, from its first byte to the last of its answer.
+    def request(self) -> Iterator[object]:
+        """Accept a request that may have a file, and count it to the last byte of its answer.
+
+        Yields:
+            What the scheduler's `transcribe` knows it by (`admitted`).
 
         Raises:
             QueueFullError: there are too many, there is too much work, or the server is shutting down.
         """
-        self.scheduler.admission.check()
-        if self._running >= self.options.max_requests:
-            raise QueueFullError(1)
-        self._running += 1
+        request = object()
+        self.scheduler.admission.enter(request)
         try:
-            yield
+            yield request
         finally:
-            self._running -= 1
+            self.scheduler.admission.leave(request)
 
     def _describe(self) -> None:
         admission, began = self.scheduler.admission, time.time()
         self.metrics.describe(**self.about, version=version("whisperport"))
         for name, about, value in (
-            ("requests_running", "Requests from the first byte to the last", lambda: self._running),
+            (
+                "requests_running",
+                "Requests from the first byte to the last",
+                lambda: admission.requests,
+            ),
             ("requests_waiting", "Windows that wait for a decoder", lambda: self.scheduler.waiting),
             (
                 "audio_seconds_waiting",

@@ -34,14 +34,14 @@ class Endpoint:
         self._service, self._task = service, task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._service.request():
+        with self._service.request() as admitted:
             async with await Form.read(Request(scope, receive)) as form:
                 asked = self._asked(form.fields)
                 if form.upload is None:
                     raise wrong("file", "`file` is required, as a file of the form")
                 if not form.size:
                     raise wrong("file", "The file is empty: it has 0 bytes")
-                call = _Call(self._service, asked, form, scope["state"]["log"])
+                call = _Call(self._service, asked, form, scope["state"]["log"], admitted)
                 await call.answer(scope, receive, send)
 
     def _asked(self, fields: Fields) -> Asked:
@@ -55,7 +55,14 @@ class Endpoint:
 class _Call:
     """One request whose fields are correct."""
 
-    def __init__(self, service: Service, asked: Asked, form: Form, log: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        asked: Asked,
+        form: Form,
+        log: dict[str, Any],
+        admitted: object,
+    ) -> None:
         self._service, self._asked, self._log = service, asked, log
         self._began = time.monotonic()
         self._items: asyncio.Queue[Transcript | None] = asyncio.Queue()  # None: it is done
@@ -64,7 +71,9 @@ class _Call:
         self._headers = {IGNORED: ", ".join(ignored)} if ignored else {}
         assert form.upload is not None
         on_window = self._put if asked.stream else None
-        self._future = service.scheduler.transcribe(form.upload, asked.options, on_window=on_window)
+        self._future = service.scheduler.transcribe(
+            form.upload, asked.options, on_window=on_window, admitted=admitted
+        )
         self._future.add_done_callback(lambda _: self._put(None))
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -52,23 +52,20 @@ class _Connection:
 
     async def run(self) -> None:
         """Serve until the client leaves, another connection resumes the session, or the server ends."""
-        session = self._sessions.attach(self._query.get("session_id"), self._settings())
-        offered = self._websocket.scope.get("subprotocols", [])
-        sending = receiving = None
+        session, released = self._sessions.attach(self._query.get("session_id"), self._settings())
+        tasks: list[asyncio.Future[Any]] = [released]
         try:
+            offered = self._websocket.scope.get("subprotocols", [])
             await self._websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-            sending = asyncio.create_task(self._send_all(session))
-            receiving = asyncio.create_task(self._receive_all(session))
-            await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            pass  # the server ends, or the client has resumed its session elsewhere
+            tasks.append(asyncio.create_task(self._send_all(session)))
+            tasks.append(asyncio.create_task(self._receive_all(session)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tasks = [task for task in (sending, receiving) if task is not None]
+            had_it = self._sessions.detach(session, released)
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self._sessions.detach(session)
-            if NORMAL in results:  # the client wants nothing more
+            if had_it and NORMAL in results:  # the client wants nothing more
                 self._sessions.end(session)
             self._websocket.scope["state"]["log"]["audio"] = f"{session.heard_s:.2f}"
             with suppress(RuntimeError, OSError, WebSocketDisconnect):

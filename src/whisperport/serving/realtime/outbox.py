@@ -42,7 +42,9 @@ class Outbox:
     def _forget_tentative(self) -> None:
         """Remove the last tentative words: newer ones replace them."""
         if self._tentative is not None and self._tentative >= self._first:
-            self._events[self._tentative - self._first] = ("", "")
+            at = self._tentative - self._first
+            self._characters -= len(self._events[at][1])
+            self._events[at] = "", ""
 
     def _drop_old(self) -> None:
         while self._characters > MAX_CHARACTERS and len(self._events) > 1:

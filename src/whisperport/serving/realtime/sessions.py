@@ -14,6 +14,9 @@ from whisperport.serving.service import Service
 FULL_RETRY_S = 10
 LAST_S = 2.0
 
+Released = asyncio.Future[None]
+"""Done when a connection has its session no longer: another one resumed it, or the server ends."""
+
 
 class Sessions:
     """Creates, keeps and ends sessions.
@@ -29,15 +32,15 @@ class Sessions:
             2 * limit, "realtime"
         )  # a conversion and a decoding of each
         self._sessions: dict[str, Session] = {}
-        self._attached: dict[str, asyncio.Task[object]] = {}  # the connection of each session
+        self._attached: dict[str, Released] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._is_closing = False
         service.metrics.gauge("realtime_sessions", "Realtime sessions", lambda: len(self._sessions))
 
-    def attach(self, session_id: str | None, settings: Settings) -> Session:
-        """Give the current task, which serves a connection, a new session or one that lost its client.
+    def attach(self, session_id: str | None, settings: Settings) -> tuple[Session, Released]:
+        """Give a connection a new session, or one that lost its client.
 
-        A connection that still has the session is cancelled: its client may not know yet that it broke.
+        Another connection that still has the session is released: it broke, which it may not know yet.
 
         Raises:
             ApiError: there is no such session.
@@ -46,27 +49,28 @@ class Sessions:
         if self._is_closing or self.service.scheduler.admission.closed:
             raise QueueFullError(CLOSED_RETRY_S, closing=True)
         session = self._resumed(session_id) if session_id is not None else self._new(settings)
-        task = asyncio.current_task()
-        assert task is not None
-        self._attached[session.id] = task
-        return session
+        released = self._attached[session.id] = asyncio.get_running_loop().create_future()
+        return session, released
 
-    def detach(self, session: Session) -> None:
-        """Keep a session for `resume_seconds` that lost its client, unless another connection has it."""
-        if self._attached.get(session.id) is not asyncio.current_task():
-            return
+    def detach(self, session: Session, released: Released) -> bool:
+        """Keep a session for `resume_seconds` that lost its client.
+
+        Returns:
+            False if the connection did not have it any more.
+        """
+        if self._attached.get(session.id) is not released:
+            return False
         del self._attached[session.id]
         keep_s = self.service.options.resume_seconds
         expire = asyncio.get_running_loop().call_later(keep_s, self.end, session)
         self._expiries[session.id] = expire
+        return True
 
     def end(self, session: Session) -> None:
         """End a session. May be called several times."""
         session.close()
         self._sessions.pop(session.id, None)
-        self._attached.pop(session.id, None)
-        if expiry := self._expiries.pop(session.id, None):
-            expiry.cancel()
+        self._release(session.id)
 
     async def close(self, drain_s: float) -> None:
         """Accept no more sessions, send the transcripts of the others, and end them.
@@ -79,13 +83,12 @@ class Sessions:
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await asyncio.gather(*(session.finish() for session in sessions))
-        connections = list(self._attached.values())
         for session in sessions:
             session.close()
-        if connections:
-            await asyncio.wait(connections, timeout=LAST_S)  # they send the last events
-        for connection in connections:
-            connection.cancel()
+        with suppress(TimeoutError):  # the connections send the last events
+            async with asyncio.timeout(LAST_S):
+                while self._attached:
+                    await asyncio.sleep(0.02)
         for session in sessions:
             self.end(session)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -104,8 +107,12 @@ class Sessions:
         if session is None:
             message = "There is no such session; it may have ended"
             raise ApiError(404, message, code="session_not_found", param="session_id")
-        if before := self._attached.pop(session_id, None):
-            before.cancel()
+        self._release(session_id)
+        return session
+
+    def _release(self, session_id: str) -> None:
+        """Take a session from its connection, or from those that will end."""
+        if released := self._attached.pop(session_id, None):
+            released.set_result(None)
         if expiry := self._expiries.pop(session_id, None):
             expiry.cancel()
-        return session

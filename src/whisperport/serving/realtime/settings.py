@@ -143,9 +143,10 @@ class _Given:
         """Return a member that is an object; an empty one, if there is none."""
         return _Given(self.given.get(name) or {}, f"{self.path}.{name}")
 
-    def text(self, name: str, default: str) -> str:
-        """Return a member that is a text."""
+    def text(self, name: str, default: str, *, null: str | None = None) -> str:
+        """Return a member that is a text; `null`, if it is null."""
         found = self.given.get(name, default)
+        found = null if found is None else found
         if not isinstance(found, str) or len(found) > MAX_PROMPT:
             raise self.wrong(name, f"expected a text of at most {MAX_PROMPT} characters")
         return found
@@ -234,7 +235,7 @@ def _transcribed(
         settings,
         model=model,
         language=language,
-        prompt=given.text("prompt", settings.prompt) if given.given.get("prompt", "") else "",
+        prompt=given.text("prompt", settings.prompt, null=""),
         keywords=given.texts("keywords", settings.keywords),
         delay=given.one_of("delay", settings.delay, (*STEPS_S, None)),
     )
