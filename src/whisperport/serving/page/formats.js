@@ -18,7 +18,7 @@ export function segmentsOf(document) {
       const rest = segment.text.slice(at);
       const space = rest.length - rest.trimStart().length;
       if (!rest.trim() || !rest.startsWith(words[next].word, space)) break;
-      found.push({ ...words[next], before: rest.slice(0, space) });
+      found.push({ ...words[next], before: found.length ? rest.slice(0, space) : "" });
       at += space + words[next].word.length;
     }
     if (!segment.text.slice(at).trim()) return { ...segment, words: found };
