@@ -443,7 +443,7 @@ def captions_of(page: Any, meanwhile: Callable[[], None] = lambda: None) -> list
 
 
 def until(page: Any, condition: str, within_s: float = 10) -> None:
-    """Wait for a condition. Playwright's own way evaluates text in the page, which the page's policy forbids."""
+    """Wait for a condition. Playwright's own way needs `eval` in the page, which its policy forbids."""
     end = time.monotonic() + within_s
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition

@@ -119,7 +119,7 @@ export class Queue {
         return await result;
       } catch (error) {
         if (error.status !== 429 || !error.retryS) throw error;
-        this.#set(job, { note: `The server has much to do. Next try in ${error.retryS} s` });
+        this.#set(job, { note: `The server is full. Next try in ${error.retryS} s` });
         await new Promise((resolve) => {
           job.cancel = resolve;
           setTimeout(resolve, error.retryS * 1000);
