@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_file_is_told(page: Any, tmp_path: Path) -> None:
     page.set_input_files("#choose", file)
 
     sync_api.expect(page.locator("#summary")).to_contain_text("Unrecognized file format")
-    sync_api.expect(page.locator("#no-player")).to_be_visible()
+    assert page.locator(".state").inner_text() == "Failed"
 
 
 def test_a_key_is_asked_for_where_the_server_has_one(browser: Any, tmp_path: Path) -> None:

@@ -58,19 +58,17 @@ function show(job) {
   pane(job ? "file" : "nothing");
   if (!job) return;
   byId("name").textContent = job.name;
-  playing(true);
+  player.hidden = false;
   player.src = URL.createObjectURL(job.file);
   if (job.document) view.show(job.document);
   else for (const text of job.text) view.append(text);
   result(job);
 }
 
-function playing(isPossible) {
-  player.hidden = !isPossible;
-  byId("no-player").hidden = isPossible;
-}
-
-player.addEventListener("error", () => playing(false));
+player.addEventListener("error", () => {
+  player.hidden = true;
+  if (queue.selected) result(queue.selected);
+});
 
 function added(job, text) {
   if (job === queue.selected) view.append(text);
@@ -89,7 +87,9 @@ function result(job) {
   const isDone = job.state === "done";
   byId("downloads").hidden = byId("keys").hidden = !isDone;
   byId("again").hidden = job.isOpen || isDone;
-  byId("summary").textContent = isDone ? summary(job.document) : job.about;
+  byId("no-player").hidden = !(isDone && player.hidden);
+  byId("summary").textContent = isDone ? summary(job.document) : job.state === "failed" ? job.note : job.about;
+  byId("summary").classList.toggle("wrong", job.state === "failed");
 }
 
 function summary({ language, task, words, segments }) {

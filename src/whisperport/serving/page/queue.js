@@ -4,7 +4,7 @@ import { clock } from "./formats.js";
 import { transcribe } from "./server.js";
 
 const TOGETHER = 2;
-const WORDS = { done: "Done", cancelled: "Cancelled", waiting: "Waiting" };
+const WORDS = { waiting: "Waiting", done: "Done", failed: "Failed", cancelled: "Cancelled" };
 
 /**
  * A file and what became of it.
@@ -23,7 +23,10 @@ class Job {
     Object.assign(this, { file, asked, name: file.name });
   }
 
-  get about() { return [WORDS[this.state], this.note].filter(Boolean).join(" · "); }
+  get about() {
+    const note = this.state === "failed" ? "" : this.note;
+    return [WORDS[this.state], note].filter(Boolean).join(" · ");
+  }
 
   get isOpen() { return this.state === "waiting" || this.state === "running"; }
 }
