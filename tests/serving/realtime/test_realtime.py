@@ -112,9 +112,9 @@ async def served(transcriber: Transcriber, **options: Any) -> AsyncIterator[Serv
         await asyncio.to_thread(service.scheduler.close, 1)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(test: Callable[[], Awaitable[None]], timeout_s: float = TIMEOUT_S) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             await test()
 
     asyncio.run(limited())
