@@ -8,7 +8,9 @@ from whisperport.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_fi
 from whisperport.audio.mel_windows import MelWindows
 from whisperport.audio.microphone import AudioGapWarning, microphone_audio
 from whisperport.audio.pcm import SAMPLE_RATE
+from whisperport.audio.pcm_stream import PcmStream
 from whisperport.audio.read_ahead import ReadAhead
+from whisperport.audio.speech_turns import SpeechTurn, SpeechTurns
 from whisperport.audio.stream import AudioSource, AudioStream
 from whisperport.audio.vad import Span, VadOptions, speech_spans
 
@@ -23,8 +25,11 @@ __all__ = [
     "ClippedAudioWarning",
     "DamagedAudioWarning",
     "MelWindows",
+    "PcmStream",
     "ReadAhead",
     "Span",
+    "SpeechTurn",
+    "SpeechTurns",
     "VadOptions",
     "audio_windows",
     "cut_chunks",

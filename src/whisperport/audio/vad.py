@@ -10,9 +10,10 @@ Source: snakers4/silero-vad, src/silero_vad/sequence_vad.py and utils_vad.py.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,19 +91,36 @@ def speech_spans(stream: AudioStream, options: VadOptions) -> Iterator[Span]:
 
 def speech_probabilities(stream: AudioStream) -> Iterator[float]:
     """Yield the probability of speech for every `HOP` samples; the last ones are padded with zeros."""
-    session = _session()
-    context, hidden, cell = (
-        np.zeros(CONTEXT, np.float32),
-        np.zeros(STATE, "f4"),
-        np.zeros(STATE, "f4"),
-    )
-    position = 0
+    detector, position = SpeechDetector(), 0
     while (samples := stream.read(position, BLOCK * HOP)).size:
         position += samples.size
-        inputs = _frames(np.concatenate([context, samples]))
-        found, hidden, cell = session.run(None, {"input": inputs, "h": hidden, "c": cell})
-        context = samples[-CONTEXT:]
-        yield from found.ravel().tolist()
+        yield from detector.probabilities(samples)
+
+
+class SpeechDetector:
+    """The network and its state in one stream of audio.
+
+    Raises:
+        MissingPackageError: ONNX Runtime is not installed for this Python.
+    """
+
+    def __init__(self) -> None:
+        self._session = _session()
+        self._context = np.zeros(CONTEXT, np.float32)
+        self._hidden = self._cell = np.zeros(STATE, np.float32)
+
+    def probabilities(self, samples: NDArray[np.float32]) -> list[float]:
+        """Return the probability of speech in each `HOP` of the next samples (n,), float32 at 16 kHz.
+
+        Only the last samples of the stream may be an incomplete hop; it is padded with zeros.
+        """
+        inputs = _frames(np.concatenate([self._context, samples]))
+        found, self._hidden, self._cell = self._session.run(
+            None, {"input": inputs, "h": self._hidden, "c": self._cell}
+        )
+        self._context = samples[-CONTEXT:]
+        probabilities: list[float] = found.ravel().tolist()
+        return probabilities
 
 
 def speech_seconds(samples: NDArray[np.float32]) -> float:
@@ -116,29 +134,75 @@ def speech_seconds(samples: NDArray[np.float32]) -> float:
 
 def spans_above(probabilities: Iterable[float], options: VadOptions) -> Iterator[Span]:
     """Yield spans from the first probability above the threshold to a pause of `min_silence_s`."""
-    pause = round(options.min_silence_s * SAMPLE_RATE / HOP)
-    start: int | None = None  # index at which the current speech began
-    silent: int | None = None  # index at which it may have ended
-    i = -1
-    for i, probability in enumerate(probabilities):
-        if probability >= options.threshold:
-            start = i if start is None else start
-            silent = None
-        elif start is not None and (
-            silent is not None or probability < options.threshold - RELEASE
-        ):
-            silent = i if silent is None else silent
-            if i + 1 - silent >= pause:
-                yield from _long_enough(start, silent, options)
-                start = silent = None
-    if start is not None:
-        yield from _long_enough(start, i + 1 if silent is None else silent, options)
+    start = 0
+    for edge in _edges(probabilities, options):
+        if edge.begins:
+            start = edge.hop
+        else:
+            yield Span(start * HOP // HOP_LENGTH, -(-edge.hop * HOP // HOP_LENGTH))
 
 
-def _long_enough(start: int, end: int, options: VadOptions) -> Iterator[Span]:
-    """Yield speech of at least `min_speech_s`, converted from hops to mel frames."""
-    if (end - start) * HOP >= options.min_speech_s * SAMPLE_RATE:
-        yield Span(start * HOP // HOP_LENGTH, -(-end * HOP // HOP_LENGTH))
+def _edges(probabilities: Iterable[float], options: VadOptions) -> Iterator["SpeechEdge"]:
+    edges = SpeechEdges(options)
+    yield from filter(None, map(edges.push, probabilities))
+    yield from filter(None, [edges.end()])
+
+
+class SpeechEdge(NamedTuple):
+    """The beginning or the end of speech."""
+
+    begins: bool
+    hop: int  # index of the first hop of `HOP` samples with speech, or of the first one without
+
+
+class SpeechEdges:
+    """Finds where speech begins and ends while probabilities arrive.
+
+    Speech begins at a probability above the threshold, which is known once it is `min_speech_s` long. It
+    ends at a pause of `min_silence_s`.
+
+    Args:
+        options: threshold and durations.
+    """
+
+    def __init__(self, options: VadOptions) -> None:
+        self._options = options
+        self._fewest = options.min_speech_s * SAMPLE_RATE / HOP  # hops
+        self._pause = round(options.min_silence_s * SAMPLE_RATE / HOP)
+        self._count = 0
+        self._start: int | None = None  # hop at which the current speech began
+        self._silent: int | None = None  # hop at which it may have ended
+        self._is_known = False  # whether its beginning was returned
+
+    def push(self, probability: float) -> SpeechEdge | None:
+        """Add the probability of the next hop; return an edge, if one is known now."""
+        hop, self._count = self._count, self._count + 1
+        if probability >= self._options.threshold:
+            self._start = hop if self._start is None else self._start
+            self._silent = None
+            return self._begun(self._start)
+        if self._start is None:
+            return None
+        if self._silent is None:
+            if probability >= self._options.threshold - RELEASE:
+                return self._begun(self._start)
+            self._silent = hop
+        return self._ended(self._silent) if self._count - self._silent >= self._pause else None
+
+    def end(self) -> SpeechEdge | None:
+        """Return the end of speech that lasts until the end of the audio."""
+        return self._ended(self._count if self._silent is None else self._silent)
+
+    def _begun(self, start: int) -> SpeechEdge | None:
+        if self._is_known or self._count - start < self._fewest:
+            return None
+        self._is_known = True
+        return SpeechEdge(True, start)
+
+    def _ended(self, hop: int) -> SpeechEdge | None:
+        was_known, self._is_known = self._is_known, False
+        self._start = self._silent = None
+        return SpeechEdge(False, hop) if was_known else None
 
 
 def _frames(samples: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -148,8 +212,9 @@ def _frames(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.lib.stride_tricks.sliding_window_view(padded, CONTEXT + HOP)[::HOP].copy()
 
 
+@cache
 def _session() -> Any:
-    """Load the network.
+    """Load the network, which keeps no state and may be shared by threads.
 
     Raises:
         MissingPackageError: ONNX Runtime cannot be imported.

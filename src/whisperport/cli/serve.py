@@ -18,7 +18,9 @@ from whisperport.serving.serve import serve as run_serve
 
 LISTEN = ("host", "port", "model_id", "certfile", "keyfile")
 ACCESS = ("allow_open", "allowed_hosts", "allowed_origins")
+WYOMING = ("wyoming", "wyoming_name", "wyoming_language", "wyoming_vad")
 LIMITS = ("max_queue_seconds", "max_requests", "max_body_mib", "max_audio_seconds", "idle_seconds")
+SESSIONS = ("max_sessions", "resume_seconds")
 
 
 class _Log(logging.Handler):
@@ -56,6 +58,8 @@ class _Log(logging.Handler):
     help="Print one JSON object per request in place of a line",
 )
 @field_options(ServeOptions, *ACCESS, group="Access")
+@field_options(ServeOptions, *WYOMING, group="Home Assistant")
+@field_options(ServeOptions, *SESSIONS, group="Realtime sessions")
 @field_options(ServeOptions, *LIMITS, "drain_seconds", "batch", group="Limits")
 @threads
 @run_option

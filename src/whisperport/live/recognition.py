@@ -1,14 +1,17 @@
 """Decode a buffer of a live transcription in one pass of the model, with word timestamps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 from whisperport.audio import FRAMES_PER_SECOND
-from whisperport.live.buffer import Buffer
+from whisperport.live.buffer import Buffer, Floats
 from whisperport.runtime import (
     Decoded,
     Decoder,
+    Steps,
     WindowSegment,
-    complete,
     decoding_with_fallback,
     is_silence,
     split_segments,
@@ -20,6 +23,16 @@ from whisperport.text import Segment, Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber
 
 MIN_FRAMES = 10  # mel frames of 10 ms; shorter audio has no word
+
+T = TypeVar("T")
+
+
+class DecodingRunner(Protocol):
+    """Runs a decoding, and returns its result: on the caller's thread, or where a scheduler wants it."""
+
+    def __call__(self, start: Callable[[Decoder], Steps[T]], /) -> T:
+        """Call `start` with the decoder to use, and run the steps of the decoding that it returns."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,7 @@ class Hypothesis:
 
 
 def recognize(
+    run: DecodingRunner,
     transcriber: Transcriber,
     buffer: Buffer,
     options: TranscribeOptions,
@@ -42,6 +56,7 @@ def recognize(
     """Decode a buffer.
 
     Args:
+        run: runs the decoding.
         transcriber: the loaded bundle.
         buffer: the most recent audio.
         options: transcription options.
@@ -53,16 +68,27 @@ def recognize(
     """
     if buffer.frames < MIN_FRAMES:
         return None
-    decoder = transcriber.engine.decoder()
-    tried = decoding_with_fallback(
+    options = replace(options, decode=replace(options.decode, prompt=prompt))
+    return run(partial(_recognition, transcriber, buffer, buffer.mel(), options, last_speech))
+
+
+def _recognition(
+    transcriber: Transcriber,
+    buffer: Buffer,
+    mel: Floats,
+    options: TranscribeOptions,
+    last_speech: float,
+    decoder: Decoder,
+) -> Steps[Hypothesis | None]:
+    """Decode the spectrogram of a buffer."""
+    decoded, ratio = yield from decoding_with_fallback(
         decoder,
-        transcriber.engine.encode(buffer.mel()),
-        replace(options.decode, prompt=prompt),
+        transcriber.engine.encode(mel),
+        options.decode,
         options.temperatures,
         options.thresholds,
         transcriber.tokenizer.decode_with_special_tokens,
     )
-    decoded, ratio = complete(decoder, tried)
     if is_silence(decoded, options.thresholds):
         return None
     segments, n_complete = _segments_of(

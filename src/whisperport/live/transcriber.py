@@ -7,10 +7,10 @@
 Each pass decodes the complete buffer. The text that was removed from it is the prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,15 @@ from whisperport.audio.pcm import check_finite
 from whisperport.errors import AudioError
 from whisperport.live.buffer import Buffer, Floats
 from whisperport.live.options import LiveOptions
-from whisperport.live.recognition import Hypothesis, recognize
+from whisperport.live.recognition import DecodingRunner, Hypothesis, recognize
+from whisperport.runtime import Decoder, Steps, complete
 from whisperport.runtime.agreement import Agreement, HypothesisWord
 from whisperport.runtime.decode import prompt_room
 from whisperport.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.transcription.session import warn_if_truncated
+
+T = TypeVar("T")
 
 LEAD_S = 1.5  # seconds of audio without words that are kept: a word may have begun in them
 
@@ -53,8 +56,7 @@ class LiveTranscriber:
     """Transcribes one stream of audio: call `feed` as audio arrives, then `finish`.
 
     A `LiveTranscriber` has the state of its stream, so use it from one thread at a time. Any number of
-    `LiveTranscriber` objects, in any threads, may share one `Transcriber`. Each counts as one of the
-    concurrent calls of the `Transcriber` while it decodes.
+    `LiveTranscriber` objects, in any threads, may share one `Transcriber`.
 
     No audio is dropped. A long piece of audio needs one pass per window, so a transcription that is behind
     catches up as fast as a file is transcribed.
@@ -62,6 +64,8 @@ class LiveTranscriber:
     Args:
         transcriber: the loaded bundle.
         options: live options; None: defaults.
+        run: runs each decoding; None: on the caller's thread, as one of the concurrent calls of the
+            `Transcriber`.
 
     Warns:
         TruncatedPromptWarning: the initial prompt has more tokens than the decoder can use.
@@ -70,8 +74,14 @@ class LiveTranscriber:
         UsageError: there is no such language.
     """
 
-    def __init__(self, transcriber: Transcriber, options: LiveOptions | None = None) -> None:
-        self._transcriber = transcriber
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        options: LiveOptions | None = None,
+        *,
+        run: DecodingRunner | None = None,
+    ) -> None:
+        self._transcriber, self._run = transcriber, run or self._in_turn
         self._live = options or LiveOptions()
         engine = transcriber.engine
         self._window_s = engine.audio_frames / FRAMES_PER_SECOND
@@ -153,18 +163,24 @@ class LiveTranscriber:
         return committed
 
     def _recognize(self, temperatures: tuple[float, ...]) -> Hypothesis | None:
-        """Decode the buffer as one of the transcriber's concurrent calls."""
+        """Decode the buffer."""
         options = self._live.transcribe
         decode = replace(options.decode, language=self._language)
         certain = self._agreement.committed
+        return recognize(
+            self._run,
+            self._transcriber,
+            self._buffer,
+            replace(options, decode=decode, temperatures=temperatures),
+            self._prompt(),
+            last_speech=certain[-1].word.end if certain else 0.0,
+        )
+
+    def _in_turn(self, start: Callable[[Decoder], Steps[T]]) -> T:
+        """Run a decoding as one of the transcriber's concurrent calls."""
         with self._transcriber.turns.turn():
-            return recognize(
-                self._transcriber,
-                self._buffer,
-                replace(options, decode=decode, temperatures=temperatures),
-                self._prompt(),
-                last_speech=certain[-1].word.end if certain else 0.0,
-            )
+            decoder = self._transcriber.engine.decoder()
+            return complete(decoder, start(decoder))
 
     def _repeats(self, hypothesis: Hypothesis) -> bool:
         """Return whether the text is repetitive. More audio may correct it, so it is not committed."""

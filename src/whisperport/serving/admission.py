@@ -49,14 +49,19 @@ class Admission:
         with self._changed:
             self._check()
 
-    def enter(self, request: object) -> None:
+    def enter(self, request: object, *, waits: bool = True) -> None:
         """Accept a request, whose duration is not known yet.
+
+        Args:
+            request: identifies it.
+            waits: whether it waits for the work before it. If not, only the number of requests counts, and
+                it is accepted while the server is shutting down: it may belong to what has begun.
 
         Raises:
             QueueFullError: there is too much work, or the server is shutting down.
         """
         with self._changed:
-            self._check()
+            self._check(waits)
             self._left[request] = 0.0
 
     def check_queue(self) -> None:
@@ -87,12 +92,13 @@ class Admission:
             self.closed = True
             return self._changed.wait_for(lambda: not self._left, wait_s)
 
-    def _check(self) -> None:
-        if self.closed:
+    def _check(self, waits: bool = True) -> None:
+        if self.closed and waits:
             raise QueueFullError(CLOSED_RETRY_S, closing=True)
         if len(self._left) >= self._max_requests:
             raise QueueFullError(1)
-        self._check_queue()
+        if waits:
+            self._check_queue()
 
     def _check_queue(self) -> None:
         excess_s = sum(self._left.values()) / self.speed.audio_s_per_s - self._max_queue_s

@@ -16,6 +16,7 @@ from whisperport.serving.models import model_routes
 from whisperport.serving.operation import operation_routes
 from whisperport.serving.service import Service
 from whisperport.serving.transcriptions import Endpoint
+from whisperport.serving.web_page import page_routes
 
 MESSAGES = {404: "Unknown URL", 405: "Method not allowed for this URL"}
 
@@ -34,6 +35,7 @@ def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route(f"{audio}/translations", Endpoint(service, "translate"), methods=["POST"]),
         *model_routes(service),
         *operation_routes(service),
+        *page_routes(service),
         *more,
     ]
     middleware = [Middleware(Guard, service=service)]

@@ -36,6 +36,8 @@ class Events:
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
         if self._asked.logprobs:
             event["logprobs"] = logprobs_of(segments, self._tokenizer)
+        if self._asked.form == "verbose_json":
+            event["end"] = transcript.segments[-1].end  # seconds: how much of the audio is done
         return encoded(event)
 
     def done(self, transcript: Transcript) -> bytes:

@@ -67,10 +67,16 @@ class Guard:
         if not is_allowed_origin(origin, host, options.allowed_origins):
             message = "This web page may not use the server; --allowed-origin ORIGIN allows it"
             raise ApiError(403, message, code="origin_not_allowed")
-        if needs_key(scope["path"]) and not options.keys.open(key_of(headers)):
+        if needs_key(scope["path"]) and not self._opens(scope["path"], key_of(headers)):
             message = "Incorrect API key provided" if key_of(headers) else "No API key provided"
             authenticate = {"www-authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_api_key", headers=authenticate)
+
+    def _opens(self, path: str, key: str | None) -> bool:
+        """Return whether a key opens a path; those for pages open realtime sessions only."""
+        if self._service.options.keys.open(key):
+            return True
+        return path == "/v1/realtime" and self._service.client_secrets.get(key) is not None
 
     def _finish(self, scope: Scope, answer: "_Answer") -> None:
         route = scope.get("route")

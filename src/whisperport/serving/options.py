@@ -109,6 +109,45 @@ class ServeOptions:
             "times do not depend on it; log-probabilities differ by up to 1e-4"
         ),
     ] = True
+    max_sessions: Annotated[int, Option("Maximum number of realtime sessions", 1, 1000)] = 32
+    resume_seconds: Annotated[
+        float,
+        Option(
+            "Keep a realtime session for so long after its connection broke: its client can resume it",
+            0,
+            86400,
+            metavar="SECONDS",
+        ),
+    ] = 60.0
+    wyoming: Annotated[
+        str,
+        Option(
+            "Serve Home Assistant's Wyoming protocol too, at a URI such as tcp://0.0.0.0:10300. It has no "
+            "keys: everyone who reaches the address may use it",
+            metavar="URI",
+            default="not served",
+        ),
+    ] = ""
+    wyoming_name: Annotated[
+        str,
+        Option(
+            "Name by which Home Assistant finds this server in the local network",
+            metavar="NAME",
+            default="whisperport- and the name of this machine",
+        ),
+    ] = ""
+    wyoming_language: Annotated[
+        str,
+        Option(
+            "Language of voice commands for which Wyoming's client names none",
+            metavar="LANGUAGE",
+            default="detected",
+        ),
+    ] = ""
+    wyoming_vad: Annotated[
+        bool,
+        Option("Detect the end of a voice command here, and send its transcript at once"),
+    ] = False
     certfile: Annotated[
         Path | None,
         Option("TLS certificate chain, as a PEM file", metavar="FILE", default="no TLS"),

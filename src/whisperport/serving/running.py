@@ -8,21 +8,28 @@ import socket
 import warnings
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from whisperport.audio.decode import DamagedAudioWarning
 from whisperport.bundle import Bundle
-from whisperport.errors import UsageError
+from whisperport.errors import UsageError, needs
 from whisperport.serving.app import create_app
 from whisperport.serving.notify import notify
 from whisperport.serving.options import ServeOptions
+from whisperport.serving.realtime.endpoint import realtime_routes
+from whisperport.serving.realtime.sessions import Sessions
 from whisperport.serving.service import Service
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 from whisperport.transcription.session import TruncatedPromptWarning
+
+if TYPE_CHECKING:
+    from whisperport.serving.wyoming.server import WyomingServer
 
 MAX_CONNECTIONS = 1000  # beyond, uvicorn answers 503 by itself
 MAX_FILES = 8192  # of the process
@@ -87,9 +94,11 @@ class _Server(uvicorn.Server):
     def __init__(self, service: Service, progress: Progress) -> None:
         self._service, self._progress = service, progress
         self._ending: asyncio.Task[None] | None = None
+        self._sessions = Sessions(service)
+        self._wyoming = wyoming_server(service) if service.options.wyoming else None
         options = service.options
         config = uvicorn.Config(
-            create_app(service),
+            create_app(service, realtime_routes(self._sessions)),
             http=_Connection,
             ws="websockets-sansio",
             ws_max_size=MAX_MESSAGE,
@@ -115,6 +124,8 @@ class _Server(uvicorn.Server):
         host, port = sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self._progress(f"listening on {scheme}://{shown}:{port}")
+        if self._wyoming is not None:
+            self._progress(f"listening on {await self._wyoming.start()}")
         ready = await asyncio.to_thread(self._service.readiness.check, options.idle_seconds)
         if ready:
             notify("READY=1")
@@ -128,6 +139,10 @@ class _Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Accept nothing new and finish what has begun; what is left then fails with `shutting_down`."""
+        self._service.scheduler.admission.close(0)
+        if self._wyoming is not None:
+            await self._wyoming.close()
+        await self._sessions.close(LAST_S)
         self.should_exit = True  # uvicorn closes the listening socket and waits for the answers
         await asyncio.to_thread(self._service.scheduler.close, self._service.options.drain_seconds)
 
@@ -137,6 +152,17 @@ class _Server(uvicorn.Server):
             await self._ending
 
 
+def wyoming_server(service: Service) -> "WyomingServer":
+    """Return a server for Home Assistant.
+
+    Raises:
+        MissingPackageError: the extra `wyoming` is not installed.
+    """
+    with needs("the packages of Wyoming are not installed", extra="serve,wyoming"):
+        from whisperport.serving.wyoming.server import WyomingServer
+    return WyomingServer(service)
+
+
 class _Connection(H11Protocol):
     """uvicorn's connection, closed if no request follows: a half-open socket must not stay forever."""
 
@@ -144,6 +170,10 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         seconds = self.config.header_seconds  # type: ignore[attr-defined]
         self._first = self.loop.call_later(seconds, self._close_if_idle)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._first.cancel()  # it is another protocol's connection now
+        super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._first.cancel()

@@ -130,7 +130,7 @@ class Scheduler:
         kind = WindowsJob if options.vad is None else ChunksJob
         job = kind(self, source, options, urgency, on_window, admitted)
         if admitted is None:
-            self.admission.enter(job)
+            self.admission.enter(job, waits=urgency is not Urgency.LIVE)
         else:
             self.admission.check_queue()
         with self._lock:

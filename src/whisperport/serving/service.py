@@ -10,6 +10,8 @@ from whisperport.bundle.folder import read_manifest_bytes
 from whisperport.serving.metrics import Metrics
 from whisperport.serving.options import ServeOptions
 from whisperport.serving.readiness import Readiness
+from whisperport.serving.realtime.client_secrets import ClientSecrets
+from whisperport.serving.realtime.settings import Settings
 from whisperport.serving.scheduler import Scheduler
 from whisperport.transcription import Transcriber
 
@@ -29,6 +31,7 @@ class Service:
         readiness: whether a clip can be decoded.
         model_ids: names by which clients may ask for the model; the first is shown.
         about: name, hash and back end of the bundle.
+        client_secrets: keys of pages, each with the settings of its realtime sessions.
         created: when the bundle was written, in seconds since 1970.
     """
 
@@ -53,6 +56,7 @@ class Service:
         }
         self.created = int(bundle.folder.stat().st_mtime)
         self.metrics = Metrics()
+        self.client_secrets = ClientSecrets[Settings]()
         self._describe()
 
     @contextmanager

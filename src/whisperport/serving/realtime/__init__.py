@@ -1,0 +1,1 @@
+"""OpenAI's realtime transcription sessions: live captions over a WebSocket."""

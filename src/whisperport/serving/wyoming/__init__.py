@@ -1,0 +1,1 @@
+"""Home Assistant's Wyoming protocol: speech to text over a socket."""
