@@ -1,6 +1,6 @@
 """Load a server, compare every answer with `Transcriber`, and measure.
 
-    python benchmarks/serving.py [--model default] [--parts equal speed ...] [--quick]
+    python benchmarks/serving.py [--model NAME or --model FOLDER] [--parts equal speed ...] [--quick]
 
     equal     500 requests: alone, 16 at a time, streamed or not, in every format
     speed     overhead of one request for 30 s; 8 clients against `transcribe_files`; start to ready
@@ -31,7 +31,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-from server_process import ServerProcess
 
 from whisperport.audio import load_audio
 from whisperport.audio.pcm import SAMPLE_RATE
@@ -39,6 +38,9 @@ from whisperport.text import write_srt, write_vtt
 from whisperport.transcription import Transcriber, Transcript, transcribe_files
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import shipped_audio
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fuzz.server_process import ServerProcess
 
 RESULTS = Path(__file__).parent / "results"
 URL = "/v1/audio/transcriptions"
@@ -58,7 +60,9 @@ def main() -> None:
     transcriber = Transcriber(chosen.model)
     found: dict[str, Any] = {}
     for part in chosen.parts:
-        with ServerProcess("--model", chosen.model, *chosen.serve) as server:
+        which = "--bundle" if Path(chosen.model).is_dir() else "--model"
+        limits = ["--max-body-mib", "200"]  # an hour
+        with ServerProcess(which, chosen.model, *limits, *chosen.serve) as server:
             found[part] = PARTS[part](server, transcriber, 10 if chosen.quick else 1)
         print(f"{part}: {json.dumps(found[part])}", flush=True)
     record = {"model": chosen.model, "serve": chosen.serve, "machine": machine()} | found
@@ -337,7 +341,7 @@ def post(client: httpx.Client, data: bytes) -> httpx.Response:
 
 
 def text_of(body: str) -> str:
-    if body.startswith("data: "):
+    if "data: " in body:  # perhaps after comments
         return str(json.loads(body.strip().split("\n\n")[-1][6:])["text"])
     return str(json.loads(body)["text"])
 

@@ -15,13 +15,10 @@ SECOND = 16_000
 @pytest.mark.parametrize(
     "n_samples", [160, 201, 30 * SECOND - 1, 30 * SECOND, 30 * SECOND + 200, 62 * SECOND + 37]
 )
-def test_every_frame_is_that_of_the_complete_file_and_silence(
-    monkeypatch: pytest.MonkeyPatch, n_samples: int, kept: int
-) -> None:
-    monkeypatch.setattr(mel_windows, "LARGEST_KEPT", kept)
+def test_every_frame_is_that_of_the_complete_file_and_silence(n_samples: int, kept: int) -> None:
     noise = np.random.default_rng(n_samples).uniform(-0.5, 0.5, n_samples).astype(np.float32)
     complete = log_mel(np.pad(noise, (0, 2 * WINDOW * 160)), 80)
-    windows, n_audio = MelWindows(noise, 80, WINDOW), n_samples // 160
+    windows, n_audio = MelWindows(noise, 80, WINDOW, largest_kept=kept), n_samples // 160
     # At the end of the audio, the frames around it contain some of its samples.
     for start in sorted({0, 137, WINDOW - 1, WINDOW, n_audio - 1, n_audio, n_audio + 2}):
         if start <= n_audio + 2:
@@ -44,6 +41,16 @@ def test_a_short_file_is_read_once_and_a_long_one_twice(monkeypatch: pytest.Monk
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 40 * SECOND).astype(np.float32)
     MelWindows(noise, 80, WINDOW).window(0)
     assert len(opened) == 1
-    monkeypatch.setattr(mel_windows, "LARGEST_KEPT", 4 * 80 * 3999)
-    MelWindows(noise, 80, WINDOW).window(0)
+    MelWindows(noise, 80, WINDOW, largest_kept=4 * 80 * 3999).window(0)
     assert len(opened) == 3
+
+
+def test_frames_have_the_same_bits_whether_they_are_kept_or_not() -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 100 * SECOND).astype(np.float32)
+    kept, computed = (MelWindows(noise, 80, WINDOW, largest_kept=n) for n in (2**30, 0))
+
+    for start, n_frames in ((0, WINDOW), (137, 500), (2900, WINDOW), (8000, WINDOW), (9999, 200)):
+        found, n_audio = computed.window(start, n_frames)
+        expected, n_expected = kept.window(start, n_frames)
+        assert n_audio == n_expected
+        assert found.tobytes() == expected.tobytes()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,13 @@ def parts(count: int, size: int = 1) -> bytes:
 
 
 FORM = {"content-type": "multipart/form-data; boundary=b"}
+UPLOAD = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/audio/transcriptions",
+    "headers": [(b"host", b"localhost"), (b"content-type", FORM["content-type"].encode())],
+    "query_string": b"",
+}
 
 
 @pytest.mark.parametrize(
@@ -207,28 +215,42 @@ def test_a_body_that_is_too_large_or_no_form_is_rejected(
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_a_body_that_does_not_arrive_is_given_up(serving: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("pause_s", [60, 0.01])
+def test_a_body_that_does_not_arrive_or_drips_is_given_up(
+    serving: Callable[..., Any], pause_s: float
+) -> None:
     app, sent = serving(idle_seconds=0.1).app, list[dict[str, Any]]()
 
+    pieces = chain([parts(1, 0).partition(b"\r\n--b--")[0]], repeat(b"x"))
+
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(60)
-        return {}
+        await asyncio.sleep(pause_s)
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    headers = [(b"host", b"localhost"), (b"content-type", FORM["content-type"].encode())]
-    path = "/v1/audio/transcriptions"
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "headers": headers,
-        "query_string": b"",
-    }
-    asyncio.run(app(scope, receive, send))
+    asyncio.run(app(UPLOAD, receive, send))
 
     assert sent[0]["status"] == 408
+
+
+@pytest.mark.parametrize("ends", ["leaves", "does not read"])
+def test_a_client_that_is_gone_is_no_error(
+    serving: Callable[..., Any], caplog: pytest.LogCaptureFixture, ends: str
+) -> None:
+    client = serving(idle_seconds=0.1)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect" if ends == "leaves" else "http.request", "body": b"x"}
+
+    async def send(_: dict[str, Any]) -> None:
+        await asyncio.sleep(60)
+
+    asyncio.run(client.app(UPLOAD, receive, send))
+
+    assert client.service.scheduler.admission.requests == 0
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

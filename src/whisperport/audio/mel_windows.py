@@ -23,7 +23,7 @@ from whisperport.audio.stream import AudioSource, AudioStream
 from whisperport.errors import LongAudioError
 
 PIECE = 3000  # mel frames in each step of the first pass
-LARGEST_KEPT = 32 * 2**20  # bytes of a spectrogram that is kept; 17 minutes with 80 mel bands
+LARGEST_KEPT = 32 * 2**20  # bytes; 17 minutes with 80 mel bands
 HALF = N_FFT // 2
 
 Floats = NDArray[np.float32]
@@ -39,6 +39,7 @@ class MelWindows:
         sample_rate: sample rate of an array in Hz; None: 16 kHz.
         is_stopped: called before each part of the first pass, which ends if it returns True.
         longest_s: maximum duration of audio that can be read twice, in seconds; None: any.
+        largest_kept: bytes of a spectrogram that is kept in memory; a larger one is computed twice.
 
     Raises:
         LongAudioError: the audio is longer than that.
@@ -56,13 +57,15 @@ class MelWindows:
         sample_rate: int | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
         longest_s: float | None = None,
+        largest_kept: int = LARGEST_KEPT,
     ) -> None:
         self._n_mels, self._n_frames = n_mels, n_frames
         self._first: _FirstPass | None = None
         if can_be_read_twice(source):
             with AudioStream(source, sample_rate=sample_rate, look_back_s=1.0) as stream:
-                self._first = _first_pass(stream, n_mels, is_stopped, longest_s)
+                self._first = _first_pass(stream, n_mels, is_stopped, longest_s, largest_kept)
         self._peak = self._first.peak if self._first else -np.inf
+        self._pieces: dict[int, Floats] = {}  # of the second pass, by number
         self._stream: AudioStream | None = None  # of the second pass
         if self._first is None or self._first.power is None:
             self._stream = AudioStream(source, sample_rate=sample_rate, look_back_s=1.0)
@@ -70,16 +73,16 @@ class MelWindows:
     @property
     def duration_s(self) -> float | None:
         """Duration in seconds; None if the source does not state it and its end was not reached."""
-        if self._stream is None or self._stream.ended:
+        if self._stream is None or self._first is not None or self._stream.ended:
             return self._n_decoded / SAMPLE_RATE
         return self._stream.duration_s
 
     @property
     def _n_decoded(self) -> int:
-        """Number of samples decoded so far; at the end of the audio, of all samples."""
-        if self._stream is not None:
-            return self._stream.n_decoded
-        return self._first.n_samples if self._first else 0
+        """Number of samples: of all audio that can be read twice; of other audio, decoded so far."""
+        if self._first is not None:
+            return self._first.n_samples
+        return self._stream.n_decoded if self._stream is not None else 0
 
     def window(self, start: int, n_frames: int | None = None) -> tuple[Floats, int]:
         """Compute the frames `start` to `start + n_frames`. After the end of the audio they are silence.
@@ -103,11 +106,29 @@ class MelWindows:
 
     def _audio(self, start: int, n_frames: int) -> Floats:
         """Return the log10 mel power of those of the frames that begin before the end of the audio."""
-        if self._stream is not None:
+        if self._first is None:
+            assert self._stream is not None
             return _power(self._stream, start, n_frames, self._n_mels)
-        assert self._first is not None
-        assert self._first.power is not None
-        return self._first.power[:, start : start + n_frames]
+        if self._first.power is not None:
+            return self._first.power[:, start : start + n_frames]
+        return self._in_pieces(start, n_frames)
+
+    def _in_pieces(self, start: int, n_frames: int) -> Floats:
+        """Return frames of the second pass, computed in the pieces of the first.
+
+        The rounding of a matrix multiplication depends on the place of a frame in it, so that other pieces
+        would give other bits.
+        """
+        assert self._stream is not None
+        first, last = start // PIECE, (start + n_frames - 1) // PIECE
+        self._pieces = {number: piece for number, piece in self._pieces.items() if number >= first}
+        for number in range(first, last + 1):
+            if number not in self._pieces:
+                piece = _power(self._stream, number * PIECE, PIECE, self._n_mels)
+                self._pieces[number] = piece
+        together = np.concatenate([self._pieces[n] for n in range(first, last + 1)], axis=1)
+        offset = start - first * PIECE
+        return together[:, offset : offset + n_frames]
 
     def close(self) -> None:
         """Close the source, unless the caller opened it."""
@@ -125,10 +146,14 @@ class _FirstPass:
 
 
 def _first_pass(
-    stream: AudioStream, n_mels: int, is_stopped: Callable[[], bool], longest_s: float | None
+    stream: AudioStream,
+    n_mels: int,
+    is_stopped: Callable[[], bool],
+    longest_s: float | None,
+    kept: int,
 ) -> _FirstPass:
     pieces: list[Floats] = []
-    peak, start, kept = -np.inf, 0, LARGEST_KEPT
+    peak, start = -np.inf, 0
     while not stream.ended or start * HOP_LENGTH - HALF < stream.n_decoded:
         if is_stopped():
             raise KeyboardInterrupt

@@ -39,6 +39,7 @@ class _Running:
     decoding: Steps[Any]
     future: Future[Any]
     idle: list[Decoder]  # to which its decoder returns
+    urgent: bool
     wanted: Sequence[Step] = ()
 
 
@@ -145,8 +146,10 @@ class BatchExecutor:
             if not first.future.set_running_or_notify_cancel():
                 continue
             decoder = idle.pop()
-            one = _Running(decoder, _begun(first.start, decoder), first.future, idle)
+            one = _Running(decoder, _begun(first.start, decoder), first.future, idle, first.urgent)
             self._resume(one, partial(next, one.decoding), worker)
+            if any(each.urgent for each in worker.running):
+                return  # it goes on after each encoder run, not after those of all that wait
 
     def _advance(self, worker: _Worker) -> None:
         """Run the steps that all decodings wait for, and let each go on with its own."""

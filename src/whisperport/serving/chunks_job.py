@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CHUNK_S = 1.0  # about the time to decode a chunk
+
 
 class ChunksJob(Job):
     """Finds and reads speech on a thread of its own; the decodings of the chunks are submitted."""
@@ -60,7 +62,9 @@ class _SharedDecoders:
         self._job, self._submitted = job, set[Future[Any]]()
 
     def submit(self, start: Callable[[Decoder], Steps[T]]) -> Future[T]:
-        future = self._scheduler.submit(start, self._job.urgency)
+        # Not all chunks that are ahead before those of other files.
+        ahead_s = len(self._submitted) * CHUNK_S
+        future = self._scheduler.submit(start, self._job.urgency, yields_s=ahead_s)
         self._submitted.add(future)
         future.add_done_callback(self._submitted.discard)
         if self._job.is_stopped:

@@ -4,9 +4,12 @@ import asyncio
 import logging
 import secrets
 import time
+from contextlib import suppress
 from typing import Any
 
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whisperport.serving.api_error import ApiError, api_error
@@ -18,6 +21,7 @@ log = logging.getLogger("whisperport.serving")
 BEARER = "bearer "
 SUBPROTOCOL_KEY = "openai-insecure-api-key."  # how OpenAI's client sends a key from a browser
 POLICY_VIOLATION = 1008  # WebSocket close code
+SLOWEST = 4096  # bytes per second of an upload, on average
 LEFT = 499  # in the log and the metrics: the client left before the answer began
 SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -39,15 +43,18 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        answer = _Answer(scope, send)
+        answer = _Answer(scope, send, self._service.options.idle_seconds)
         body = (
             _Body(receive, self._service, Headers(scope=scope)) if scope["type"] == "http" else None
         )
         try:
             self._check(scope)
             await self._app(scope, body.receive if body else receive, answer.send)
+        except ClientDisconnect:  # in the middle of its request
+            log.debug("id=%s left", answer.request_id)
         except Exception as error:
-            await answer.fail(error)
+            with suppress(ClientDisconnect):
+                await answer.fail(error)
         finally:
             self._finish(scope, answer)
 
@@ -92,8 +99,8 @@ class Guard:
 class _Answer:
     """The answer to one request: adds headers to it, and knows whether it has begun."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope, self._send = scope, send
+    def __init__(self, scope: Scope, send: Send, idle_s: float) -> None:
+        self._scope, self._send, self._idle_s = scope, send, idle_s
         self.began, self.status = time.monotonic(), 0
         self.request_id = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})
@@ -108,7 +115,12 @@ class _Answer:
                 headers.setdefault(name, value)
         elif message["type"] == "websocket.accept":
             self.status = 101
-        await self._send(message)
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await self._send(message)
+        except (TimeoutError, LocalProtocolError) as error:
+            # The client does not read; or its body was damaged, and uvicorn has answered 400 meanwhile.
+            raise ClientDisconnect from error
 
     async def fail(self, error: Exception) -> None:
         """Answer an exception, if the answer has not begun; an unexpected one is logged."""
@@ -127,12 +139,13 @@ class _Answer:
 
 
 class _Body:
-    """The body of a request: bounded, and not slower than one piece per `idle_seconds`."""
+    """The body of a request: bounded, and not slower than one piece per `idle_seconds` and `SLOWEST`."""
 
     def __init__(self, receive: Receive, service: Service, headers: Headers) -> None:
         self._receive, self._options = receive, service.options
         self._n_bytes, self._ended = 0, False
         self._stated = headers.get("content-length", "")
+        self._began = time.monotonic()
 
     async def receive(self) -> Message:
         if self._ended:  # what follows is the disconnect, whenever it comes
@@ -140,20 +153,28 @@ class _Body:
         if self._stated.isdecimal():
             self._check(int(self._stated))
         try:
-            async with asyncio.timeout(self._options.idle_seconds):
+            async with asyncio.timeout(self._remaining_s()):
                 message = await self._receive()
         except TimeoutError as error:
-            raise ApiError(408, "The rest of the request did not arrive", code="timeout") from error
+            late, close = "The rest of the request did not arrive", {"connection": "close"}
+            raise ApiError(408, late, code="timeout", headers=close) from error
         self._n_bytes += len(message.get("body", b""))
         self._check(self._n_bytes)
         self._ended = not message.get("more_body", False)
         return message
 
+    def _remaining_s(self) -> float:
+        """Return how long the next piece may take, in seconds."""
+        idle_s = self._options.idle_seconds
+        late_s = time.monotonic() - self._began - self._n_bytes / SLOWEST
+        return min(idle_s, max(0.0, idle_s - late_s))
+
     def _check(self, n_bytes: int) -> None:
         limit = self._options.max_body_bytes
         if n_bytes > limit:
             message = f"Maximum content size limit ({limit}) exceeded ({n_bytes} bytes read)"
-            raise ApiError(413, message, headers={"connection": "close"})
+            # The connection stays open: closing it would reset it, and the client would not read this.
+            raise ApiError(413, message)
 
 
 def needs_key(path: str) -> bool:

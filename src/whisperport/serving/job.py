@@ -13,6 +13,8 @@ from whisperport.transcription import TranscribeOptions, Transcript
 if TYPE_CHECKING:
     from whisperport.serving.scheduler import Scheduler
 
+LARGEST_KEPT = 4 * 2**20  # bytes of a spectrogram in memory: many files may be waiting
+
 OnWindow = Callable[[Transcript], None]
 
 
@@ -83,6 +85,7 @@ class Job:
             dims.n_frames,
             is_stopped=lambda: self.is_stopped or (is_stopped is not None and is_stopped()),
             longest_s=self.scheduler.longest_s,
+            largest_kept=LARGEST_KEPT,
         )
         duration_s = mel.duration_s or 0.0
         if not self._is_given and duration_s <= self.window_s:

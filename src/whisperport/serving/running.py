@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import warnings
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from whisperport.serving.wyoming.server import WyomingServer
 
 MAX_CONNECTIONS = 1000  # beyond, uvicorn answers 503 by itself
+MAX_FILES = 8192  # of the process
 MAX_MESSAGE = (
     24 * 2**20
 )  # bytes of a WebSocket message: OpenAI allows 15 MiB, which base64 makes 20 MiB
@@ -47,10 +49,22 @@ def run_server(
     # Their texts quote what clients sent, which a log must not have.
     for category in (TruncatedPromptWarning, DamagedAudioWarning):
         warnings.simplefilter("ignore", category)
+    _allow_files(MAX_FILES)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # not a line for each hostile request
     with _listening(options) as listener:
         transcriber = bundle if isinstance(bundle, Transcriber) else Transcriber(bundle, run)
         _Server(Service(transcriber, options), progress).run(sockets=[listener])
+
+
+def _allow_files(count: int) -> None:
+    """Allow this process as many open files, if the system does: connections and uploads are some."""
+    with suppress(ImportError, OSError, ValueError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < count:
+            most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _listening(options: ServeOptions) -> socket.socket:

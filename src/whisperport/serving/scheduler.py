@@ -75,13 +75,16 @@ class Scheduler:
         self._ended = False
         self._lock = Lock()  # of the jobs
 
-    def submit(self, start: Callable[[Decoder], Steps[T]], urgency: Urgency) -> Future[T]:
+    def submit(
+        self, start: Callable[[Decoder], Steps[T]], urgency: Urgency, *, yields_s: float = 0.0
+    ) -> Future[T]:
         """Schedule one decoding, such as that of a window.
 
         Args:
             start: called on a decoder's thread with the decoder to use; returns the decoding. It should not
                 read audio or wait.
             urgency: a live decoding may begin while all rows of the batch are in use.
+            yields_s: decodings that are submitted within so many seconds after it may begin before it.
 
         Returns:
             The future result. `cancel` ends the decoding at its next step, also after it began.
@@ -89,7 +92,7 @@ class Scheduler:
         result: Future[T] = Future()
         inner = self._decoders.submit(
             partial(cancellable, start, result.cancelled),
-            due=urgency.due(),
+            due=urgency.due() + yields_s,
             urgent=urgency is Urgency.LIVE,
         )
         result.add_done_callback(lambda _: inner.cancel())  # if it has not begun

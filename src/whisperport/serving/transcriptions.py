@@ -64,7 +64,7 @@ class _Call:
         admitted: object,
     ) -> None:
         self._service, self._asked, self._log = service, asked, log
-        self._began = time.monotonic()
+        self._began, self._has_text = time.monotonic(), False
         self._items: asyncio.Queue[Transcript | None] = asyncio.Queue()  # None: it is done
         self._loop = asyncio.get_running_loop()
         ignored = form.fields.ignored
@@ -109,10 +109,18 @@ class _Call:
                 continue
             if (transcript := item.result()) is None:
                 break
-            yield events.window(transcript)
+            yield self._with_text(events.window(transcript))
             item = asyncio.ensure_future(self._items.get())
         error = self._future.exception()
         yield failed(api_error(error)) if error else events.done(self._future.result())
+
+    def _with_text(self, event: bytes) -> bytes:
+        """Return an event, and count the time to the first."""
+        if event and not self._has_text:
+            self._has_text, seconds = True, time.monotonic() - self._began
+            about = "From the end of the upload to the first text of a stream"
+            self._service.metrics.observe("first_text_seconds", about, seconds)
+        return event
 
     def _put(self, item: Transcript | None) -> None:
         """Add an item, from any thread."""
