@@ -13,6 +13,7 @@ from whisperport.audio.pcm import check_rate
 from whisperport.errors import AudioError
 
 MAX_CHANNELS = 8
+BLOCK = 16_384  # samples of each channel in one call: the resampler keeps 25 times the bytes of its largest
 # FFmpeg's name of each form of samples, and its bytes per sample. 8-bit ones are unsigned, as in wav.
 BYTES = {
     "pcm_u8": 1,
@@ -59,7 +60,9 @@ class PcmStream:
         data = self._rest + data
         complete = len(data) // self._frame_bytes * self._frame_bytes
         self._rest = data[complete:]
-        return self._converted(self._decoder.decode(av.Packet(data[:complete])) if complete else [])
+        size = BLOCK * self._frame_bytes
+        pieces = (data[at : min(at + size, complete)] for at in range(0, complete, size))
+        return self._converted(f for one in pieces for f in self._decoder.decode(av.Packet(one)))
 
     def end(self) -> NDArray[np.int16]:
         """Return the remaining samples at the end of the stream. An incomplete sample is dropped."""

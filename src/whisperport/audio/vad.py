@@ -114,6 +114,10 @@ class SpeechDetector:
 
         Only the last samples of the stream may be an incomplete hop; it is padded with zeros.
         """
+        blocks = range(0, samples.size, BLOCK * HOP)  # a call with an hour would need gigabytes
+        return [p for at in blocks for p in self._probabilities(samples[at : at + BLOCK * HOP])]
+
+    def _probabilities(self, samples: NDArray[np.float32]) -> list[float]:
         inputs = _frames(np.concatenate([self._context, samples]))
         found, self._hidden, self._cell = self._session.run(
             None, {"input": inputs, "h": self._hidden, "c": self._cell}

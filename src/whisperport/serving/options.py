@@ -109,7 +109,7 @@ class ServeOptions:
             "times do not depend on it; log-probabilities differ by up to 1e-4"
         ),
     ] = True
-    max_sessions: Annotated[int, Option("Maximum number of realtime sessions", 1, 1000)] = 32
+    max_sessions: Annotated[int, Option("Maximum number of realtime sessions", 1, 1000)] = 16
     resume_seconds: Annotated[
         float,
         Option(

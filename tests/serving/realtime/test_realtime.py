@@ -33,6 +33,7 @@ from whisperport.serving.realtime.endpoint import realtime_routes
 from whisperport.serving.realtime.item import Item
 from whisperport.serving.realtime.sessions import Sessions
 from whisperport.serving.realtime.settings import TENTATIVE
+from whisperport.serving.running import MAX_MESSAGE
 from whisperport.serving.service import Service
 
 TIMEOUT_S = 60
@@ -98,7 +99,14 @@ async def served(transcriber: Transcriber, **options: Any) -> AsyncIterator[Serv
     service = Service(transcriber, ServeOptions(**options))
     sessions = Sessions(service)
     app = create_app(service, realtime_routes(sessions))
-    config = uvicorn.Config(app, port=0, ws="websockets-sansio", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        app,
+        port=0,
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE,
+        lifespan="off",
+        log_config=None,
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:

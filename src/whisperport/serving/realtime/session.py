@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from whisperport.audio import SAMPLE_RATE
@@ -31,7 +32,9 @@ class Session:
 
     Args:
         service: what is served.
-        threads: run conversions and the waiting for decodings.
+        threads: wait for decodings.
+        converters: threads that parse large messages and convert audio.
+        large: lets one session at a time handle a large message, so that few copies are in memory.
         settings: at the beginning.
 
     Attributes:
@@ -39,10 +42,18 @@ class Session:
         outbox: the events for the client.
     """
 
-    def __init__(self, service: Service, threads: Executor, settings: Settings) -> None:
+    def __init__(
+        self,
+        service: Service,
+        threads: Executor,
+        converters: Executor,
+        large: asyncio.Semaphore,
+        settings: Settings,
+    ) -> None:
         self.id = f"sess_{secrets.token_urlsafe(24)}"
         self.outbox = Outbox()
-        self._service, self._threads, self._settings = service, threads, settings
+        self._service, self._settings = service, settings
+        self._threads, self._converters, self._large = threads, converters, large
         self._ear = Ear(settings)
         self._from_s = 0.0  # what was heard before is committed or cleared
         self._item: Item | None = None  # of the utterance that is heard now
@@ -64,7 +75,7 @@ class Session:
 
     async def handle(self, message: str) -> None:
         """Handle an event of the client. What is wrong with it is answered; the session goes on."""
-        async with self._handling:
+        async with self._handling, self._large if len(message) > SMALL else nullcontext():
             await self._answered(message)
 
     async def _answered(self, message: str) -> None:
@@ -73,12 +84,20 @@ class Session:
             event = await self._parsed(message)
             await self._handle(event)
         except Exception as failure:
-            error = api_error(failure)
-            if error.status == 500:
-                log.error("an event of a realtime session failed", exc_info=failure)
-            given = event.get("event_id") if isinstance(event, dict) else None
-            event_id = given if isinstance(given, str) else None
-            self.outbox.put("error", error={**error.document()["error"], "event_id": event_id})
+            self._reject(event, failure)
+
+    def _reject(self, event: Any, failure: Exception) -> None:
+        """Answer an event that is wrong.
+
+        In the caller, a name for the answer would refer to the exception, its traceback, and so to the
+        caller's message: a cycle that keeps 20 MB until the garbage collector finds it.
+        """
+        error = api_error(failure)
+        if error.status == 500:
+            log.error("an event of a realtime session failed", exc_info=failure)
+        given = event.get("event_id") if isinstance(event, dict) else None
+        event_id = given if isinstance(given, str) else None
+        self.outbox.put("error", error={**error.document()["error"], "event_id": event_id})
 
     async def finish(self) -> None:
         """Commit what was heard, and wait for all transcripts."""
@@ -100,7 +119,7 @@ class Session:
             if len(message) <= SMALL:
                 event = json.loads(message)
             else:
-                event = await self._in_thread(lambda: json.loads(message))
+                event = await self._converted(lambda: json.loads(message))
         except (ValueError, RecursionError) as error:
             raise ApiError(400, "The message is not JSON", code="invalid_json") from error
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
@@ -137,12 +156,12 @@ class Session:
         self.outbox.put("session.updated", session=settings.document(self.id))
 
     async def _append(self, audio: object) -> None:
-        data = await self._in_thread(lambda: audio_of(audio))
+        data = await self._converted(lambda: audio_of(audio))
         waiting_s = sum(item.waiting_s for item in [*self._committed, *self._current()])
         if waiting_s + self._ear.seconds(data) > MAX_WAITING_S:
             message = f"More than {MAX_WAITING_S:.0f} s of audio wait for their transcription"
             raise ApiError(429, message, code="input_audio_buffer_full", param="audio")
-        for heard in await self._in_thread(lambda: self._ear.push(data)):
+        for heard in await self._converted(lambda: self._ear.push(data)):
             self._hear(heard)
         self._new_work.set()
 
@@ -215,7 +234,7 @@ class Session:
     async def _advance(self, item: Item) -> None:
         is_last, work = item.is_committed, item.work()
         try:
-            new = await self._in_thread(work)
+            new = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except Exception as failure:
             self._end(item, failure)
             return
@@ -255,5 +274,5 @@ class Session:
         transcript = item.text.text
         self.outbox.put(f"{TRANSCRIPTION}.completed", **about, transcript=transcript, usage=usage)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _converted(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._converters, work)

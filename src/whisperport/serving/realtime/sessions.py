@@ -13,6 +13,7 @@ from whisperport.serving.service import Service
 
 FULL_RETRY_S = 10
 LAST_S = 2.0
+CONVERTERS = 4  # threads that parse large messages and convert audio
 
 Released = asyncio.Future[None]
 """Done when a connection has its session no longer: another one resumed it, or the server ends."""
@@ -28,9 +29,9 @@ class Sessions:
     def __init__(self, service: Service) -> None:
         self.service = service
         limit = service.options.max_sessions
-        self._threads = ThreadPoolExecutor(
-            2 * limit, "realtime"
-        )  # a conversion and a decoding of each
+        self._threads = ThreadPoolExecutor(limit, "realtime")  # each waits for a decoding
+        self._large = asyncio.Semaphore(1)
+        self._converters = ThreadPoolExecutor(CONVERTERS, "converter")
         self._sessions: dict[str, Session] = {}
         self._attached: dict[str, Released] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
@@ -92,13 +93,14 @@ class Sessions:
         for session in sessions:
             self.end(session)
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._converters.shutdown(wait=False, cancel_futures=True)
 
     def _new(self, settings: Settings) -> Session:
         if len(self._sessions) >= self.service.options.max_sessions:
             if not self._expiries:
                 raise QueueFullError(FULL_RETRY_S)
             self.end(self._sessions[next(iter(self._expiries))])  # the client left long ago
-        session = Session(self.service, self._threads, settings)
+        session = Session(self.service, self._threads, self._converters, self._large, settings)
         self._sessions[session.id] = session
         return session
 
