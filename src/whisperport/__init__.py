@@ -14,6 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whisperport.archive import (
+        ArchiveOptions,
+        ArchiveProgress,
+        ArchiveSummary,
+        transcribe_archive,
+    )
     from whisperport.bundle import Bundle
     from whisperport.checkpoint import Checkpoint, load_checkpoint
     from whisperport.commands.check import Checked, check
@@ -71,6 +77,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "ArchiveOptions",
+    "ArchiveProgress",
+    "ArchiveSummary",
     "AudioError",
     "Bundle",
     "BundleError",
@@ -132,6 +141,7 @@ __all__ = [
     "plan",
     "sensitivity",
     "transcribe",
+    "transcribe_archive",
     "transcribe_features",
     "transcribe_files",
     "verify",
@@ -149,6 +159,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Name -> module; all other public names are errors, in `whisperport.errors`.
 _MODULES = {
+    "ArchiveOptions": "archive",
+    "ArchiveProgress": "archive",
+    "ArchiveSummary": "archive",
     "Bundle": "bundle",
     "Checked": "commands.check",
     "Checkpoint": "checkpoint",
@@ -196,6 +209,7 @@ _MODULES = {
     "plan": "commands.plan",
     "sensitivity": "commands.sensitivity",
     "transcribe": "transcription",
+    "transcribe_archive": "archive",
     "transcribe_features": "transcription",
     "transcribe_files": "transcription",
     "verify": "verification.bundle_check",

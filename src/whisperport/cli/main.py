@@ -12,6 +12,7 @@ from typing import TextIO
 import click
 
 import whisperport
+from whisperport.cli.archive import archive
 from whisperport.cli.bench import bench
 from whisperport.cli.check import check
 from whisperport.cli.compile import compile_verb
@@ -86,6 +87,7 @@ for verb in (
     sensitivity,
     verify,
     transcribe,
+    archive,
     bench,
     plan,
     targets,

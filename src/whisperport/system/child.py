@@ -369,7 +369,7 @@ def serve(request: dict[str, Any]) -> None:
             `limits`; or `pickled`, a function and its arguments, and `log`, the path of standard error.
     """
     # Processes that the job starts inherit neither pipe.
-    parent, send = os.dup(0), _Sender(os.fdopen(os.dup(1), "wb"))
+    parent, send = os.dup(0), Sender(os.fdopen(os.dup(1), "wb"))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null if "limits" in request else 2, 1)
@@ -422,7 +422,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-class _Sender:
+class Sender:
     """Sends messages to the parent, one at a time, from any thread."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -436,7 +436,7 @@ class _Sender:
 
 
 class _ToParent(logging.Handler):
-    def __init__(self, send: _Sender) -> None:
+    def __init__(self, send: Sender) -> None:
         super().__init__(logging.WARNING)
         self._send = send
 
@@ -444,7 +444,7 @@ class _ToParent(logging.Handler):
         self._send(warning=record.getMessage())
 
 
-def _log_everything(send: _Sender) -> None:
+def _log_everything(send: Sender) -> None:
     """Write everything to standard error, the log; send whisperport's warnings to the parent too."""
     faulthandler.enable()
     # A shell starts background jobs with interrupts ignored, but this process must react to interrupts.
