@@ -26,6 +26,7 @@ from whisperport.system.child import (
     StoppedError,
     exit_reason,
     first_line,
+    kill_with_parent,
     pickled,
     result_of,
     unpickled,
@@ -35,8 +36,7 @@ from whisperport.transcription import TranscribeOptions
 WAIT_S = 1.0
 _BOOT = (
     "import json, sys; request = json.loads(sys.stdin.buffer.readline()); "
-    "sys.path[:] = request['path']; "
-    "from whisperport.archive.processes import serve; serve(request['pickled'])"
+    "sys.path[:] = request['path']; from whisperport.archive.processes import serve; serve(request)"
 )
 Message = dict[str, Any]
 
@@ -52,7 +52,8 @@ class Processes:
 
     def __init__(self, count: int, bundle: Path, options: TranscribeOptions) -> None:
         self._count = count
-        self._request = {"path": sys.path, "pickled": pickled((bundle, options))}
+        arguments = pickled((bundle, options))
+        self._request = {"path": sys.path, "parent": os.getpid(), "pickled": arguments}
         self._inbox: queue.SimpleQueue[tuple[_Process, Message | None]] = queue.SimpleQueue()
         self._running: list[_Process] = []
 
@@ -134,15 +135,16 @@ class _Process(Child):
 # The functions below run in the child.
 
 
-def serve(request: str) -> None:
+def serve(request: Message) -> None:
     """Load the bundle, and transcribe the file of each line of standard input until it ends."""
+    kill_with_parent(request["parent"])
     lines = os.fdopen(os.dup(0), "rb")
     send = Sender(os.fdopen(os.dup(1), "wb"))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)  # libraries print
     try:
-        worker = Worker(*unpickled(request))
+        worker = Worker(*unpickled(request["pickled"]))
     except WhisperportError as error:
         send(kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint)
         return

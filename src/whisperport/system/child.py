@@ -376,7 +376,7 @@ def serve(request: dict[str, Any]) -> None:
     log_path = request.get("log")
     threading.Thread(target=_end_with_parent, args=(parent, log_path), daemon=True).start()
     if limits := request.get("limits"):
-        _kill_with_parent(request["parent"])
+        kill_with_parent(request["parent"])
         _limit(**limits)
     else:
         _log_everything(send)
@@ -471,7 +471,7 @@ def _end_with_parent(pipe: int, log_path: str | None) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _kill_with_parent(parent: int) -> None:
+def kill_with_parent(parent: int) -> None:
     """Let Linux kill this process when its parent ends, also while native code holds Python's lock."""
     if sys.platform != "linux":
         return
