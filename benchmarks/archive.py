@@ -213,7 +213,7 @@ def killed_jobs(clips: list[Path], out: Path, rng: random.Random) -> dict[str, A
     rows_after = []
     for _ in range(KILLS):
         with subprocess.Popen(command(clips, out), stderr=subprocess.DEVNULL) as job:
-            time.sleep(rng.uniform(0.5, 6.0))
+            time.sleep(rng.uniform(0.5, 12.0))
             workers = children(job.pid)
             job.kill()
         while any(is_running(one) for one in workers):

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from whisperport import (
     ArchiveOptions,
     ArchiveProgress,
     DecodeOptions,
+    MissingPackageError,
     RunOptions,
     TranscribeOptions,
     Transcriber,
     UsageError,
 )
 from whisperport.archive.archive import default_workers
+from whisperport.archive.store import RECORD
 from whisperport.system.locking import lock_path, locked
 from whisperport.verification.clips import shipped_audio
 
@@ -196,7 +199,11 @@ def test_the_language_and_prompt_of_a_row_are_those_of_the_manifest(tmp_path: Pa
 
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
-    with locked(lock_path(tmp_path / "out")), pytest.raises(UsageError, match="another process"):
+    (tmp_path / "out").mkdir()
+    with (
+        locked(lock_path(tmp_path / "out" / RECORD)),
+        pytest.raises(UsageError, match="another process"),
+    ):
         archive(CLIPS, tmp_path / "out")
 
 
@@ -205,6 +212,14 @@ def test_a_bundle_that_cannot_be_loaded_is_an_error_of_the_job(tmp_path: Path) -
 
     with pytest.raises(UsageError, match="nothing"):
         archive(CLIPS, tmp_path / "out", transcribe=replace(OPTIONS, run=run))
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_a_cluster_without_ray_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(MissingPackageError) as error:
+        archive(CLIPS, tmp_path / "out", ArchiveOptions(ray="auto"))
+
+    assert "whisperport[ray]" in error.value.hint
 
 
 def test_there_is_a_worker_per_core_or_fewer_if_memory_is_short(

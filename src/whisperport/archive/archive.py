@@ -16,7 +16,7 @@ from whisperport.archive.processes import Processes
 from whisperport.archive.progress import ArchiveProgressCallback, Meter
 from whisperport.archive.report import write_report
 from whisperport.archive.rows import with_identity
-from whisperport.archive.store import Finished, Store
+from whisperport.archive.store import RECORD, Finished, Store
 from whisperport.archive.subtitle_files import write_subtitles
 from whisperport.archive.summary import ArchiveSummary, summarize
 from whisperport.bundle import Bundle
@@ -94,7 +94,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
     """Hold the lock of the output, which is made if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(lock_path(folder.resolve())) as lock:
+        with locked(lock_path(folder / RECORD)) as lock:
             if lock is None:
                 raise UsageError(
                     f"another process writes to `{folder}`",

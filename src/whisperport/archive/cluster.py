@@ -22,6 +22,7 @@ from whisperport.transcription import TranscribeOptions
 
 WAIT_S = 1.0
 GROW_S = 5.0  # between two looks at the size of the cluster
+MAX_WHY = 500  # characters of a message of Ray in a row
 MAX_TOGETHER = 64  # calls of an actor that may run at a time: more than a bundle decodes together
 
 
@@ -63,6 +64,7 @@ class Actors:
         self._calls: dict[
             Any, tuple[Any, Job | None]
         ] = {}  # result -> actor, file; None: it starts
+        self._nodes: dict[Any, str] = {}  # actor -> id of its node
         self._grown = -GROW_S
 
     def grow(self) -> None:
@@ -106,18 +108,25 @@ class Actors:
         try:
             result = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise _not_loaded(error.cause) from error
-        except self._ray.exceptions.RayActorError as error:
+            raise _failed(error.cause) from error
+        except self._ray.exceptions.RayError as error:  # it has ended, or its result is lost
             yield self._ended(actor, error)
             return
-        yield Ready(actor, result) if job is None else Done(actor, result)
+        if job is not None:
+            yield Done(actor, result)
+            return
+        depth, self._nodes[actor] = result
+        yield Ready(actor, depth)
 
     def _ended(self, actor: Any, error: Exception) -> Ended:
+        """Forget an actor. If its node is lost too, its files are not the cause."""
+        self._ray.kill(actor)
         self._actors.discard(actor)
         self._calls = {call: one for call, one in self._calls.items() if one[0] != actor}
         self._grown = -GROW_S
-        is_node = "node" in str(error).lower()  # Ray tells the two apart in its message only
-        return Ended(actor, str(error).strip().split("\n")[-1], is_suspicious=not is_node)
+        nodes = {one["NodeID"] for one in self._ray.nodes() if one["Alive"]}
+        is_suspicious = self._nodes.pop(actor, "") in nodes
+        return Ended(actor, " ".join(str(error).split())[:MAX_WHY], is_suspicious)
 
 
 class _Actor:
@@ -127,10 +136,12 @@ class _Actor:
         self._arguments = bundle, options
         self._worker: Worker | None = None
 
-    def start(self) -> int:
-        """Load the bundle, and return the number of files to give to this actor at a time."""
+    def start(self) -> tuple[int, str]:
+        """Load the bundle, and return the number of files to give at a time, and the id of the node."""
+        import ray
+
         self._worker = Worker(*self._arguments)
-        return min(self._worker.depth, MAX_TOGETHER)
+        return min(self._worker.depth, MAX_TOGETHER), ray.get_runtime_context().get_node_id()
 
     def row(self, job: Job) -> Row:
         """Transcribe a file."""
@@ -138,7 +149,9 @@ class _Actor:
         return self._worker.submit(job).result()
 
 
-def _not_loaded(cause: BaseException) -> WhisperportError:
+def _failed(cause: BaseException) -> WhisperportError:
     if isinstance(cause, WhisperportError):
         return cause
-    return WhisperportError("the bundle cannot be loaded on the cluster", why=str(cause))
+    return WhisperportError(
+        "an actor of the cluster failed", why=f"{type(cause).__name__}: {cause}"
+    )

@@ -26,6 +26,7 @@ from whisperport.system.atomic import clear_temporaries, write_atomic
 if TYPE_CHECKING:
     import pyarrow
 
+RECORD = "archive.json"
 PART_ROWS = 2000  # of a part at most
 _STATE = ("id", "size", "modified_ns", "error", "audio_sha256", "options_sha256")
 
@@ -64,7 +65,7 @@ class Store:
         try:
             self._parts.mkdir(parents=True, exist_ok=True)
             clear_temporaries(self._parts)
-            _check_identity(folder / "archive.json", identity)
+            _check_identity(folder / RECORD, identity)
         except OSError as error:
             raise WhisperportError(
                 f"cannot write to `{folder}`",
