@@ -9,7 +9,7 @@ from whisperport.archive.job import Job
 from whisperport.archive.rows import Row, row_of
 from whisperport.errors import WhisperportError
 
-MAX_FAILED_STARTS = 3  # workers that end in a row before they are ready
+MAX_FAILED_STARTS = 10  # workers that end in a row before they are ready
 
 
 @dataclass(frozen=True, slots=True)
