@@ -93,8 +93,8 @@ def archive(
 
     \b
     Examples:
-      $ whisperport archive recordings --model tiny.en --out build/archive
-      $ whisperport archive recordings --model tiny.en --out build/archive --retry-failed
+      $ whisperport archive talks --model tiny.en --out build/archive
+      $ whisperport archive talks --model tiny.en --out build/archive --retry-failed
       $ whisperport archive list.csv --bundle build/small --out build/archive --subtitles srt --ray
     """
     options = ArchiveOptions(ray=ray, **field_values(ArchiveOptions, chosen))
