@@ -34,6 +34,7 @@ NEEDS_TORCH = {name for name, needs_torch in MAP.items() if needs_torch}
 HEAVY = {
     *("torch", "onnx", "onnx_ir", "onnxscript", "executorch", "transformers", "safetensors"),
     *("huggingface_hub", "requests", "torchao", "litert_torch", "ai_edge_quantizer"),
+    *("pyarrow", "ray"),
 }
 # Plugins do not import each other. The other modules of these two folders are what plugins share.
 VENDORS = {module.split(".")[0] for module in MODULES}

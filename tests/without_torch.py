@@ -19,7 +19,7 @@ IS_ABSENT = find_spec("torch") is None
 OPTIONAL = {
     *("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "whisper", "safetensors", "tflite"),
     *("executorch", "openvino", "ai_edge_litert", "litert_torch", "ai_edge_quantizer", "requests"),
-    *("google", "sounddevice", "onnxruntime_qnn", "onnxslim", "filelock"),
+    *("google", "sounddevice", "onnxruntime_qnn", "onnxslim", "filelock", "pyarrow"),
 }
 
 ignored: list[str] = []

@@ -14,6 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whisperport.archive import (
+        ArchiveOptions,
+        ArchiveProgress,
+        ArchiveSummary,
+        transcribe_archive,
+    )
     from whisperport.bundle import Bundle
     from whisperport.checkpoint import Checkpoint, load_checkpoint
     from whisperport.commands.check import Checked, check
@@ -75,6 +81,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "ArchiveOptions",
+    "ArchiveProgress",
+    "ArchiveSummary",
     "AudioError",
     "Bundle",
     "BundleError",
@@ -140,6 +149,7 @@ __all__ = [
     "sensitivity",
     "serve",
     "transcribe",
+    "transcribe_archive",
     "transcribe_features",
     "transcribe_files",
     "verify",
@@ -157,6 +167,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Name -> module; all other public names are errors, in `whisperport.errors`.
 _MODULES = {
+    "ArchiveOptions": "archive",
+    "ArchiveProgress": "archive",
+    "ArchiveSummary": "archive",
     "Bundle": "bundle",
     "Checked": "commands.check",
     "Checkpoint": "checkpoint",
@@ -206,6 +219,7 @@ _MODULES = {
     "sensitivity": "commands.sensitivity",
     "serve": "serving.serve",
     "transcribe": "transcription",
+    "transcribe_archive": "archive",
     "transcribe_features": "transcription",
     "transcribe_files": "transcription",
     "verify": "verification.bundle_check",

@@ -12,6 +12,7 @@ from typing import TextIO
 import click
 
 import whisperport
+from whisperport.cli.archive import archive
 from whisperport.cli.bench import bench
 from whisperport.cli.check import check
 from whisperport.cli.compile import compile_verb
@@ -88,6 +89,7 @@ for verb in (
     verify,
     transcribe,
     serve,
+    archive,
     bench,
     plan,
     targets,

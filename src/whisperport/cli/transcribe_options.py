@@ -41,7 +41,7 @@ decoding_options = together(
 )
 
 
-chunk_options = together(
+vad_options = together(
     option(
         "--vad",
         group="Audio",
@@ -55,7 +55,9 @@ chunk_options = together(
         help="Shorten silence so that each window holds as much speech as possible; requires --vad. Fewer "
         "windows are computed. A model for short utterances makes more errors",
     ),
-    field_options(TranscribeOptions, "workers", "batch", group="Runtime"),
+)
+chunk_options = together(
+    vad_options, field_options(TranscribeOptions, "workers", "batch", group="Runtime")
 )
 
 

@@ -369,14 +369,14 @@ def serve(request: dict[str, Any]) -> None:
             `limits`; or `pickled`, a function and its arguments, and `log`, the path of standard error.
     """
     # Processes that the job starts inherit neither pipe.
-    parent, send = os.dup(0), _Sender(os.fdopen(os.dup(1), "wb"))
+    parent, send = os.dup(0), Sender(os.fdopen(os.dup(1), "wb"))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null if "limits" in request else 2, 1)
     log_path = request.get("log")
     threading.Thread(target=_end_with_parent, args=(parent, log_path), daemon=True).start()
     if limits := request.get("limits"):
-        _kill_with_parent(request["parent"])
+        kill_with_parent(request["parent"])
         _limit(**limits)
     else:
         _log_everything(send)
@@ -422,7 +422,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-class _Sender:
+class Sender:
     """Sends messages to the parent, one at a time, from any thread."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -436,7 +436,7 @@ class _Sender:
 
 
 class _ToParent(logging.Handler):
-    def __init__(self, send: _Sender) -> None:
+    def __init__(self, send: Sender) -> None:
         super().__init__(logging.WARNING)
         self._send = send
 
@@ -444,7 +444,7 @@ class _ToParent(logging.Handler):
         self._send(warning=record.getMessage())
 
 
-def _log_everything(send: _Sender) -> None:
+def _log_everything(send: Sender) -> None:
     """Write everything to standard error, the log; send whisperport's warnings to the parent too."""
     faulthandler.enable()
     # A shell starts background jobs with interrupts ignored, but this process must react to interrupts.
@@ -471,7 +471,7 @@ def _end_with_parent(pipe: int, log_path: str | None) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _kill_with_parent(parent: int) -> None:
+def kill_with_parent(parent: int) -> None:
     """Let Linux kill this process when its parent ends, also while native code holds Python's lock."""
     if sys.platform != "linux":
         return

@@ -82,7 +82,9 @@ def _together(
         ahead = 2 * options.workers * together
         try:
             for source in sources:
-                pending.append(threads.submit(partial(_file, transcriber, source, options, stop)))
+                pending.append(
+                    threads.submit(partial(file_steps, transcriber, source, options, stop))
+                )
                 if len(pending) >= ahead:
                     yield _result(pending.popleft())
             while pending:
@@ -92,14 +94,22 @@ def _together(
             threads.shutdown(cancel_futures=True)
 
 
-def _file(
+def file_steps(
     transcriber: Transcriber,
     source: AudioSource,
     options: TranscribeOptions,
     stop: Event,
     decoder: Decoder,
 ) -> Steps[Transcript]:
-    """Transcribe one file, and let the caller run the decoder's steps."""
+    """Transcribe one file, and let the caller run the decoder's steps.
+
+    Args:
+        transcriber: the loaded bundle.
+        source: see `transcribe_files`.
+        options: transcription options without `vad`.
+        stop: ends the transcription once it is set.
+        decoder: used by this file only.
+    """
     dims = transcriber.engine.dims
     mel = MelWindows(source, dims.n_mels, dims.n_frames)
     try:

@@ -1,0 +1,340 @@
+"""Measure and stress `whisperport archive` on thousands of short clips.
+
+    python benchmarks/archive_clips.py CLIPS --count 10000
+    python benchmarks/archive.py speed CLIPS      # equal to transcribe_files? its speed, and the memory
+    python benchmarks/archive.py kill CLIPS       # kill -9 of the job, then of workers, at random moments
+    python benchmarks/archive.py damaged CLIPS    # 5 % damaged files, each a row with its cause
+    python benchmarks/archive.py threads CLIPS    # worker processes against threads of one process
+
+Writes `results/archive_DATE.json`, a member per command, and prints it. The model is the embedded one.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pyarrow import parquet
+
+import whisperport
+from whisperport import (
+    ArchiveOptions,
+    DecodeOptions,
+    RunOptions,
+    TranscribeOptions,
+    Transcriber,
+    Transcript,
+)
+from whisperport.exporting.model_bundle import bundle_of
+from whisperport.verification import machine, versions
+
+RESULTS = Path(__file__).parent / "results"
+ENGLISH = DecodeOptions(language="en")
+WORKERS = 2
+DAMAGED_ONE_IN = 20
+KILLS = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("clips", type=Path)
+    parser.add_argument("--count", type=int, help="number of clips; default: all")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    clips = sorted(chosen.clips.rglob("*.wav"))[: chosen.count]
+    with tempfile.TemporaryDirectory() as folder:
+        found = COMMANDS[chosen.command](clips, Path(folder))
+    record(chosen.command, {"clips": len(clips), **found})
+
+
+def record(command: str, found: dict[str, Any]) -> None:
+    """Add the result of a command to today's file, and print it."""
+    path = RESULTS / f"archive_{datetime.date.today()}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known |= {"machine": machine(), "versions": versions(["whisperport", "onnxruntime", "pyarrow"])}
+    path.write_text(json.dumps(known | {command: found}, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+# Equality, speed and memory
+
+
+def speed(clips: list[Path], folder: Path) -> dict[str, Any]:
+    """Transcribe all clips with `transcribe_files`, then as an archive, and compare every row."""
+    expected: dict[str, Transcript] = {}
+    with measured() as plain:
+        options = TranscribeOptions(decode=ENGLISH, workers=WORKERS, run=RunOptions(threads=1))
+        found = whisperport.transcribe_files(clips, bundle_of("default"), options)
+        expected.update(zip(map(str, clips), found, strict=True))
+    with measured() as archive:
+        transcribe_archive(clips, folder / "out", save_every=30)
+    rows = read(folder / "out")
+    return {
+        "transcribe_files": plain,
+        "archive": archive,
+        "speed_relative": plain["seconds"] / archive["seconds"],
+        "cpu_relative": plain["cpu_s"] / archive["cpu_s"],
+        **compared(rows, expected),
+    }
+
+
+def compared(rows: list[dict[str, Any]], expected: dict[str, Transcript]) -> dict[str, Any]:
+    """How many rows differ from the transcripts, and the largest difference of a log-probability."""
+    different, largest = [], 0.0
+    for row in rows:
+        segments = [asdict(one) for one in expected[row["path"]].segments]
+        for mine, other in zip(row["segments"], segments, strict=True):
+            for name in ("avg_logprob", "no_speech_prob"):
+                largest = max(largest, abs(mine.pop(name) - other.pop(name)))
+            other["tokens"] = list(other["tokens"])
+        if (row["text"], row["segments"]) != (expected[row["path"]].text, segments):
+            different.append(row["id"])
+    return {**once(rows, expected), "different": different, "largest_logprob_difference": largest}
+
+
+def once(rows: list[dict[str, Any]], expected: Any) -> dict[str, int]:
+    """How many rows are missing, and how many are there more than once."""
+    counts = Counter(row["path"] for row in rows)
+    return {
+        "rows": len(rows),
+        "missing": len(set(map(str, expected)) - set(counts)),
+        "twice": sum(count - 1 for count in counts.values()),
+    }
+
+
+@contextmanager
+def measured() -> Iterator[dict[str, Any]]:
+    """Wall-clock and CPU seconds of the block with its children, and the memory in tenths of the time."""
+    found: dict[str, Any] = {"load_before": os.getloadavg()[0]}
+    samples: list[int] = []
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(1.0):
+            samples.append(resident_bytes(os.getpid()))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    started, cpu = time.monotonic(), cpu_seconds()
+    try:
+        yield found
+    finally:
+        found["seconds"], found["cpu_s"] = time.monotonic() - started, cpu_seconds() - cpu
+        stop.set()
+        thread.join()
+        tenths = [samples[len(samples) * part // 10 :] for part in range(10)] if samples else []
+        found["memory_mb"] = [round(part[0] / 1e6) for part in tenths if part]
+        found["load_after"] = os.getloadavg()[0]
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(one) for one in path.read_text().split()] if path.exists() else []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with_threads = [int(one) for one in task.read_text().split()]
+        found += [one for one in with_threads if one not in found]
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """Proportional memory of a process and its children: shared pages count once."""
+    total = 0
+    for one in (pid, *children(pid)):
+        try:
+            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        except OSError:
+            continue
+    return total
+
+
+def transcribe_archive(source: Any, out: Path, **options: Any) -> Any:
+    return whisperport.transcribe_archive(
+        source,
+        out,
+        bundle_of("default"),
+        ArchiveOptions(workers=WORKERS, **options),
+        TranscribeOptions(decode=ENGLISH),
+    )
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return [
+        row
+        for part in (out / "parts").glob("*.parquet")
+        for row in parquet.read_table(part).to_pylist()
+    ]
+
+
+# Killed jobs and workers
+
+
+def kill(clips: list[Path], folder: Path) -> dict[str, Any]:
+    """Kill the job at random moments and run it again; then its workers; count rows after each."""
+    rng = random.Random(0)
+    jobs = killed_jobs(clips, folder / "jobs", rng)
+    return {"jobs": jobs, "workers": killed_workers(clips, folder / "workers", rng)}
+
+
+def command(clips: list[Path], out: Path) -> list[str]:
+    listed = out.with_suffix(".txt")
+    listed.write_text("".join(f"{clip}\n" for clip in clips))
+    return [
+        *(sys.executable, "-m", "whisperport", "archive", str(listed), "--model", "default"),
+        *("--out", str(out), "--language", "en", "--workers", str(WORKERS), "--save-every", "1"),
+    ]
+
+
+def killed_jobs(clips: list[Path], out: Path, rng: random.Random) -> dict[str, Any]:
+    """Kill the job KILLS times, then let it end."""
+    rows_after = []
+    for _ in range(KILLS):
+        with subprocess.Popen(command(clips, out), stderr=subprocess.DEVNULL) as job:
+            time.sleep(rng.uniform(0.5, 12.0))
+            workers = children(job.pid)
+            job.kill()
+        while any(is_running(one) for one in workers):
+            time.sleep(0.01)
+        assert once(read(out), clips)["twice"] == 0
+        rows_after.append(len(read(out)) if (out / "parts").exists() else 0)
+    done = subprocess.run(command(clips, out), stderr=subprocess.DEVNULL)
+    rows = read(out)
+    return {"rows_after_each": rows_after, "status": done.returncode, **once(rows, clips)}
+
+
+def killed_workers(clips: list[Path], out: Path, rng: random.Random) -> dict[str, Any]:
+    """Kill a random worker KILLS times during one run; files that are blamed are tried again."""
+    kills = 0
+    with subprocess.Popen(command(clips, out), stderr=subprocess.DEVNULL) as job:
+        while job.poll() is None:
+            time.sleep(rng.uniform(0.5, 3.0))
+            workers = children(job.pid)
+            if kills < KILLS and workers:
+                os.kill(rng.choice(workers), signal.SIGKILL)
+                kills += 1
+    rows = read(out)
+    failed = sum(row["error"] is not None for row in rows)
+    found = {"kills": kills, "status": job.returncode, "failed": failed, **once(rows, clips)}
+    retried = subprocess.run([*command(clips, out), "--retry-failed"], stderr=subprocess.DEVNULL)
+    return (
+        found
+        | {"failed_after_retry": sum(row["error"] is not None for row in read(out))}
+        | {"status_after_retry": retried.returncode}
+    )
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# Damaged files
+
+
+def damaged(clips: list[Path], folder: Path) -> dict[str, Any]:
+    """Replace one file in twenty by a damaged one, and count the rows of each kind by their cause."""
+    source, kinds = folder / "clips", dict[str, str]()
+    source.mkdir()
+    for number, clip in enumerate(clips):
+        path = source / clip.name
+        if number % DAMAGED_ONE_IN:
+            path.symlink_to(clip)
+        else:
+            name = list(DAMAGES)[number // DAMAGED_ONE_IN % len(DAMAGES)]
+            DAMAGES[name](clip, path)
+            kinds[str(path)] = name
+    with measured() as took:
+        transcribe_archive(source, folder / "out", save_every=5)
+    rows = read(folder / "out")
+    causes = Counter(f"{kinds.get(row['path'], 'good')}: {cause(row)}" for row in rows)
+    return {**took, **once(rows, source.iterdir()), "causes": dict(causes)}
+
+
+def cause(row: dict[str, Any]) -> str:
+    if row["error"]:
+        text = f"{row['error']['what']}: {row['error']['why']}"
+        return f"error: {text.replace(row['path'], 'PATH')}"
+    return ", ".join(row["marks"]) or "transcribed"
+
+
+def _cut(clip: Path, path: Path) -> None:
+    path.write_bytes(clip.read_bytes()[: clip.stat().st_size // 2])
+
+
+def _silence(_clip: Path, path: Path) -> None:
+    path.write_bytes(_riff(bytes(32_000 * 60)))
+
+
+def _riff(data: bytes) -> bytes:
+    size = len(data)
+    head = b"RIFF" + (size + 36).to_bytes(4, "little") + b"WAVEfmt \x10\0\0\0\x01\0\x01\0"
+    rates = (16_000).to_bytes(4, "little") + (32_000).to_bytes(4, "little")
+    return head + rates + b"\x02\0\x10\0data" + size.to_bytes(4, "little") + data
+
+
+DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "cut": _cut,
+    "header only": lambda clip, path: path.write_bytes(clip.read_bytes()[:30]),
+    "empty": lambda _, path: path.touch(),
+    "not audio": lambda _, path: path.write_bytes(random.Random(0).randbytes(20_000)),
+    "a minute of silence": _silence,
+    "pipe": lambda _, path: os.mkfifo(path),
+    "link loop": lambda _, path: path.symlink_to(path),
+    "link to nothing": lambda _, path: path.symlink_to(path.with_suffix(".gone")),
+    "not readable": lambda _, path: path.symlink_to("/proc/1/mem"),
+}
+
+
+# Processes and threads
+
+
+def threads(clips: list[Path], folder: Path) -> dict[str, Any]:
+    """The same clips with worker processes, and with threads of one process, alternating three times."""
+    transcriber = Transcriber(bundle_of("default"), RunOptions(threads=1))
+    found: dict[str, list[dict[str, Any]]] = {"processes": [], "threads": []}
+    for number in range(3):
+        with measured() as took:
+            transcribe_archive(clips, folder / str(number), save_every=30)
+        found["processes"].append(took)
+        options = TranscribeOptions(decode=ENGLISH, workers=WORKERS, run=RunOptions(threads=1))
+        with measured() as took:
+            list(whisperport.transcribe_files(clips, transcriber, options))
+        found["threads"].append(took)
+        shutil.rmtree(folder / str(number))
+    return found
+
+
+COMMANDS: dict[str, Callable[[list[Path], Path], dict[str, Any]]] = {
+    "speed": speed,
+    "kill": kill,
+    "damaged": damaged,
+    "threads": threads,
+}
+
+if __name__ == "__main__":
+    main()

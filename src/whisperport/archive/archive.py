@@ -1,0 +1,189 @@
+"""Transcribe an archive: every file once, whatever ended the run before."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from whisperport.archive.dispatch import Workers, dispatch
+from whisperport.archive.identity import Identity, identity_of, options_for, options_sha256
+from whisperport.archive.job import Job
+from whisperport.archive.manifest import ArchiveSource, read_source
+from whisperport.archive.options import ArchiveOptions
+from whisperport.archive.processes import Processes
+from whisperport.archive.progress import ArchiveProgressCallback, Meter
+from whisperport.archive.report import write_report
+from whisperport.archive.rows import with_identity
+from whisperport.archive.store import RECORD, Finished, Store
+from whisperport.archive.subtitle_files import write_subtitles
+from whisperport.archive.summary import ArchiveSummary, summarize
+from whisperport.bundle import Bundle
+from whisperport.bundle.folder import file_sha256
+from whisperport.errors import UsageError, WhisperportError
+from whisperport.exporting.model_bundle import open_bundle
+from whisperport.exporting.preflight import available_memory
+from whisperport.runtime.decode import check_language
+from whisperport.system.locking import lock_path, locked
+from whisperport.transcription import TranscribeOptions
+from whisperport.transcription.turns import available_cores
+
+# Memory of a worker, measured with the embedded model (0.25 GB) and the sizes of Whisper small.
+WORKER_BYTES, WORKER_FACTOR = 300e6, 1.5
+
+
+def transcribe_archive(
+    source: ArchiveSource,
+    out: str | os.PathLike[str],
+    bundle: Bundle | str | os.PathLike[str] | None = None,
+    options: ArchiveOptions | None = None,
+    transcribe: TranscribeOptions | None = None,
+    *,
+    progress: ArchiveProgressCallback = lambda _: None,
+) -> ArchiveSummary:
+    """Transcribe every file of an archive once, and write a row about each to Parquet files.
+
+    Files that have a row in `out` are skipped, whatever ended the run that wrote it. A file that cannot be
+    transcribed has a row with its error, and costs no other file. The text and times of a row are those of
+    `transcribe`; see `transcribe_files` about log-probabilities.
+
+    Args:
+        source: a folder; a manifest (.parquet, .csv, .jsonl) with the column `path`, and optionally `id`,
+            `language`, `prompt` and `duration` (seconds); a .txt file with one path per line; or paths.
+        out: folder for the rows (`parts/*.parquet`), `summary.json` and `report.html`.
+        bundle: a bundle or the name of a model: see `Transcriber`.
+        options: how the archive is worked through; None: defaults.
+        transcribe: transcription options of every file; None: defaults. Its `workers` are not used.
+        progress: called after every file.
+
+    Returns:
+        What is in `out` at the end, and what this run did.
+
+    Raises:
+        UsageError: the source cannot be read or has an id twice; or another process writes to `out`, or it
+            has rows of another bundle or other options.
+        BundleError: the bundle is damaged or missing.
+        MissingPackageError: pyarrow, or for a cluster Ray, is not installed.
+        WhisperportError: `out` cannot be written. Rows that were saved before are kept.
+        KeyboardInterrupt: Ctrl-C was pressed; finished rows were saved before.
+    """
+    options, transcribe = options or ArchiveOptions(), transcribe or TranscribeOptions()
+    jobs, opened, folder = read_source(source), open_bundle(bundle), Path(out)
+    check_language(opened.manifest.generation, transcribe.decode)
+    identity = identity_of(opened, transcribe)
+    with _only_writer(folder):
+        store = Store(folder, identity, options.save_every)
+        waiting = _waiting(jobs, store, transcribe, retry_failed=options.retry_failed)
+        started = time.monotonic()
+        _transcribe(waiting, store, opened.folder, options, transcribe, identity, progress)
+        seconds = time.monotonic() - started
+        summary = summarize(store.rows(_SUMMARIZED), opened, identity, waiting, seconds)
+        if options.subtitles:
+            write_subtitles(store.rows(("id", "segments")), folder, options.subtitles)
+        write_report(store.rows(_REPORTED), folder, summary)
+    return summary
+
+
+_SUMMARIZED = ("id", "path", "duration", "language", "marks", "error")
+_REPORTED = ("id", "path", "duration", "language", "text", "marks", "error")
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Hold the lock of the output, which is made if it does not exist."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(lock_path(folder / RECORD)) as lock:
+            if lock is None:
+                raise UsageError(
+                    f"another process writes to `{folder}`",
+                    why="it holds the lock of this folder",
+                    hint="wait for it; finished files are skipped, so the command can be repeated",
+                )
+            yield
+    except OSError as error:
+        raise WhisperportError(
+            f"cannot write to `{folder}`",
+            why=error.strerror or str(error),
+            hint="check the permissions and the free space; rows that were saved are kept",
+        ) from error
+
+
+def _waiting(
+    jobs: Sequence[Job], store: Store, options: TranscribeOptions, *, retry_failed: bool
+) -> list[Job]:
+    """Return the files that have no row; rows that are not current any more are deleted."""
+    finished = store.finished()
+    old = {
+        job.id: row
+        for job in jobs
+        if (row := finished.get(job.id))
+        and ((retry_failed and row.failed) or not _is_current(row, job, options))
+    }
+    store.delete(old)
+    return [job for job in jobs if job.id not in finished or job.id in old]
+
+
+def _is_current(row: Finished, job: Job, options: TranscribeOptions) -> bool:
+    """Return whether a row is about this content and these options.
+
+    The content is read only if the time of the file's last change differs, and its size does not.
+    """
+    if row.size != job.size or row.options_sha256 != _options_sha256(job, options):
+        return False
+    if row.modified_ns == job.modified_ns:
+        return True
+    try:
+        return file_sha256(Path(job.path)) == row.audio_sha256
+    except OSError:
+        return False
+
+
+def _options_sha256(job: Job, options: TranscribeOptions) -> str:
+    return options_sha256(options_for(job, options))
+
+
+def _transcribe(
+    jobs: Sequence[Job],
+    store: Store,
+    bundle: Path,
+    options: ArchiveOptions,
+    transcribe: TranscribeOptions,
+    identity: Identity,
+    progress: ArchiveProgressCallback,
+) -> None:
+    """Transcribe files, and save their rows, also if this is interrupted."""
+    by_id, meter = {job.id: job for job in jobs}, Meter(jobs)
+    with closing(_workers(len(jobs), bundle, options, transcribe)) as workers:
+        try:
+            for row in dispatch(jobs, workers):
+                own = _options_sha256(by_id[row["id"]], transcribe)
+                store.add(with_identity(row, identity, own))
+                meter.count(row)
+                progress(meter.now())
+        finally:
+            store.save()
+
+
+def _workers(
+    files: int, bundle: Path, options: ArchiveOptions, transcribe: TranscribeOptions
+) -> Workers:
+    if options.ray is not None:
+        from whisperport.archive.cluster import Actors
+
+        return Actors(options.ray, options.workers, bundle, transcribe)
+    count = min(files, options.workers or default_workers(bundle))
+    threads = transcribe.run.threads or max(1, available_cores() // max(1, count))
+    run = replace(transcribe.run, threads=threads)
+    return Processes(count, bundle, replace(transcribe, workers=1, run=run))
+
+
+def default_workers(bundle: Path) -> int:
+    """Return one worker per core, or fewer if their memory is not there; at least one."""
+    available = available_memory()
+    if available is None:
+        return available_cores()
+    size = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
+    needed = WORKER_BYTES + WORKER_FACTOR * size
+    return max(1, min(available_cores(), int(available / needed)))

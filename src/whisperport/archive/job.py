@@ -1,0 +1,56 @@
+"""An audio file of an archive that is to be transcribed."""
+
+import os
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+# Bytes per second of audio, roughly, by suffix. Only the order of the work and the time left depend on it.
+_BYTES_PER_S = {".wav": 32_000, ".w64": 32_000, ".aiff": 32_000, ".flac": 18_000, ".opus": 4_000}
+_COMPRESSED = 12_000  # all others
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An audio file to transcribe.
+
+    Attributes:
+        id: names the file in the archive; unique.
+        path: of the file.
+        language: code or name; None: that of the options.
+        prompt: initial prompt; None: that of the options.
+        duration_s: as the manifest states it, for the order of the work; None: not stated.
+        size: bytes of the file; -1: there is no such regular file.
+        modified_ns: time of its last change in nanoseconds; 0: there is no such regular file.
+    """
+
+    id: str
+    path: str
+    language: str | None = None
+    prompt: str | None = None
+    duration_s: float | None = None
+    size: int = -1
+    modified_ns: int = 0
+
+    @property
+    def estimated_s(self) -> float:
+        """Duration in seconds, as stated or guessed from the size; 1 or more."""
+        if self.duration_s is not None:
+            return max(1.0, self.duration_s)
+        return max(1.0, self.size / _BYTES_PER_S.get(Path(self.path).suffix.lower(), _COMPRESSED))
+
+
+def with_state(job: Job) -> Job:
+    """Return the job with the size and the time of the last change of its file."""
+    try:
+        found = os.stat(job.path)
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
+        return job
+    if not stat.S_ISREG(found.st_mode):
+        return job
+    return replace(job, size=found.st_size, modified_ns=found.st_mtime_ns)
+
+
+def stored(text: str) -> str:
+    """Return a text as valid UTF-8: bytes of a file name that are not UTF-8 become visible escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

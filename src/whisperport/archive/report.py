@@ -1,0 +1,142 @@
+"""The report about an archive: one HTML file without other files and without a network."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+
+from whisperport.archive.rows import MARKS, Row
+from whisperport.archive.summary import ArchiveSummary, cause_of
+from whisperport.system.atomic import write_atomic
+
+MAX_SEARCHED = 30_000_000  # characters of rows in the page; a browser is slow with more
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% } th { text-align: left }
+td, th { padding: .2rem .6rem; border-bottom: 1px solid #8884; vertical-align: top }
+td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+input { font: inherit; width: 100%; padding: .4rem; box-sizing: border-box }
+.id { overflow-wrap: anywhere } .error { color: #c0392b } .mark { color: #a66300 }
+:root { color-scheme: light dark }
+"""
+
+# `textContent` only: nothing of a row is ever read as HTML.
+_SCRIPT = """
+const rows = JSON.parse(document.getElementById('rows').textContent);
+const table = document.getElementById('found'), count = document.getElementById('count');
+const cell = (line, text, kind) => {
+  const one = line.insertCell(); one.textContent = text; one.className = kind; };
+const show = () => {
+  const words = document.getElementById('search').value.toLowerCase().split(/\\s+/).filter(Boolean);
+  const found = rows.filter(row => words.every(word => row.join(' ').toLowerCase().includes(word)));
+  table.replaceChildren();
+  for (const [id, duration, language, text, marks, error] of found.slice(0, 200)) {
+    const line = table.insertRow();
+    cell(line, id, 'id'); cell(line, duration, 'n'); cell(line, language, '');
+    cell(line, error || text, error ? 'error' : ''); cell(line, marks, 'mark');
+  }
+  count.textContent = found.length + ' of ' + rows.length + ' files' +
+    (found.length > 200 ? ', the first 200 are shown' : '');
+};
+let timer = 0;
+document.getElementById('search').addEventListener('input', () => {
+  clearTimeout(timer); timer = setTimeout(show, 150); });
+show();
+"""
+
+
+def write_report(rows: Iterable[Row], folder: Path, summary: ArchiveSummary) -> None:
+    """Write `report.html` and `summary.json`.
+
+    Args:
+        rows: with the columns `id`, `path`, `duration`, `language`, `text`, `marks` and `error`.
+        folder: output of the archive.
+        summary: of the same rows.
+
+    Raises:
+        WhisperportError: a file cannot be written.
+    """
+    document = json.dumps({**asdict(summary), "speed": summary.speed}, indent=1)
+    write_atomic(folder / "summary.json", f"{document}\n".encode())
+    write_atomic(folder / "report.html", report(rows, summary).encode())
+
+
+def report(rows: Iterable[Row], summary: ArchiveSummary) -> str:
+    """Return the page. Its policy allows this one script and nothing from a network."""
+    script = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
+    searched, n_missing = _searched(rows)
+    missing = f"<p>{n_missing:,} more rows are in the Parquet files only.</p>" if n_missing else ""
+    return (
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>Archive: {summary.files:,} files</title><style>{_STYLE}</style>\n"
+        f"<h1>Archive: {summary.files:,} files</h1>\n{_totals(summary)}\n"
+        f"{_counts('Errors by cause', summary.errors)}{_counts('Languages', summary.languages)}"
+        f"{_counts('Quality marks', summary.marks, MARKS)}"
+        '<h2>Search</h2>\n<label for="search">Words in the name, the text, the marks or the error</label>'
+        '<input id="search" type="search"><p id="count" role="status"></p>\n'
+        "<table><thead><tr><th>file<th>seconds<th>language<th>text or error<th>marks</thead>"
+        f'<tbody id="found"></tbody></table>{missing}\n'
+        f'<script type="application/json" id="rows">{searched}</script>\n'
+        f"<script>{_SCRIPT}</script></html>\n"
+    )
+
+
+def _totals(summary: ArchiveSummary) -> str:
+    facts = {
+        "Model": summary.model,
+        "Audio": f"{summary.audio_s / 3600:,.2f} hours",
+        "Failed": f"{summary.failed:,} files",
+        "Last run": f"{summary.run_files:,} files, {summary.run_audio_s / 3600:,.2f} hours of audio in "
+        f"{summary.run_seconds / 3600:,.2f} hours: {summary.speed:,.1f} times as fast as real time",
+        "Bundle": summary.bundle_sha256,
+        "Options": summary.options_sha256,
+        "Versions": ", ".join(f"{name} {one}" for name, one in summary.versions.items()),
+    }
+    return _table(f"<td>{escape(name)}<td>{escape(value)}" for name, value in facts.items())
+
+
+def _counts(title: str, counts: Mapping[str, int], about: Mapping[str, str] | None = None) -> str:
+    """Return a table of numbers of files; empty if there is nothing to count."""
+    if not counts:
+        return ""
+    rows = (
+        f'<td class="n">{count:,}<td>{escape(name)}<td>{escape((about or {}).get(name, ""))}'
+        for name, count in counts.items()
+    )
+    return f"<h2>{title}</h2>\n{_table(rows)}\n"
+
+
+def _table(rows: Iterable[str]) -> str:
+    return f"<table>{''.join(f'<tr>{row}' for row in rows)}</table>"
+
+
+def _searched(rows: Iterable[Row]) -> tuple[str, int]:
+    """Return the rows as JSON that can stand in a script element, and how many do not fit."""
+    found, size, n_missing = list[str](), 0, 0
+    for row in rows:
+        # Without `<`, nothing in it can end the element or begin a comment.
+        one = json.dumps(_shown(row)).replace("<", "\\u003c")
+        size += len(one)
+        if size <= MAX_SEARCHED:
+            found.append(one)
+        else:
+            n_missing += 1
+    return f"[{','.join(found)}]", n_missing
+
+
+def _shown(row: Row) -> list[str]:
+    return [
+        row["id"],
+        "" if row["duration"] is None else f"{row['duration']:.1f}",
+        row["language"] or "",
+        row["text"] or "",
+        ", ".join(row["marks"]),
+        cause_of(row) if row["error"] else "",
+    ]

@@ -1,0 +1,109 @@
+"""A row of the output: what is known about one file after its transcription, or why it failed."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from whisperport.archive.identity import Identity
+from whisperport.archive.job import Job, stored
+from whisperport.errors import IncompleteError, WhisperportError
+from whisperport.runtime import Thresholds
+from whisperport.text import Segment
+from whisperport.transcription import Transcript
+
+Row = dict[str, Any]
+"""A row by column name, of values that JSON can hold; the columns and their types are in `schema.py`."""
+
+
+def row_of(
+    job: Job,
+    *,
+    transcript: Transcript | None = None,
+    error: BaseException | None = None,
+    warnings: Sequence[str] = (),
+    thresholds: Thresholds | None = None,
+    seconds: float = 0.0,
+    audio_sha256: str | None = None,
+) -> Row:
+    """Return the row of a file.
+
+    Args:
+        job: the file.
+        transcript: what was transcribed; None: nothing.
+        error: why the file failed; an `IncompleteError` has the transcript so far.
+        warnings: about the audio, such as damaged parts that were skipped.
+        thresholds: of the transcription, for the marks; None: defaults.
+        seconds: time between opening the file and its result.
+        audio_sha256: hash of the file's bytes; None: the file could not be read.
+    """
+    if isinstance(error, IncompleteError):
+        transcript = error.transcript
+    segments = transcript.segments if transcript else ()
+    return {
+        "id": job.id,
+        "path": stored(job.path),
+        "size": job.size,
+        "modified_ns": job.modified_ns,
+        "duration": transcript.duration_s if transcript else None,
+        "text": transcript.text if transcript else None,
+        "segments": [asdict(segment) for segment in segments],
+        "language": transcript.language or None if transcript else None,
+        "avg_logprob": _mean_logprob(segments),
+        "marks": marks(transcript, warnings, thresholds or Thresholds()) if transcript else [],
+        "warnings": [stored(text) for text in warnings],
+        "seconds": seconds,
+        "error": _error(error) if error else None,
+        "audio_sha256": audio_sha256,
+    }
+
+
+def marks(transcript: Transcript, warnings: Sequence[str], thresholds: Thresholds) -> list[str]:
+    """Return what is doubtful about a transcript: some of the names in `MARKS`."""
+    ratio, logprob = thresholds.compression_ratio_threshold, thresholds.logprob_threshold
+    found = {
+        "no speech": not transcript.text,
+        "low log-probability": logprob is not None
+        and any(one.avg_logprob < logprob for one in transcript.segments),
+        "repeated text": ratio is not None
+        and any(one.compression_ratio > ratio for one in transcript.segments),
+        "truncated": bool(transcript.truncated),
+        "damaged audio": bool(warnings),
+    }
+    return [name for name, is_found in found.items() if is_found]
+
+
+MARKS = {
+    "no speech": "The transcript is empty: silence, or no speech that the model understands",
+    "low log-probability": "A segment's average log-probability is below the threshold",
+    "repeated text": "A segment's compression ratio is above the threshold: text may repeat",
+    "truncated": "A window reached the limit of tokens: text is missing",
+    "damaged audio": "FFmpeg skipped or clipped part of the audio; the column `warnings` says what",
+}
+
+
+def _mean_logprob(segments: Sequence[Segment]) -> float | None:
+    """Return the mean of the segments' log-probabilities, each weighted by its number of tokens."""
+    count = sum(len(one.tokens) for one in segments)
+    if not count:
+        return None
+    return sum(one.avg_logprob * len(one.tokens) for one in segments) / count
+
+
+def _error(error: BaseException) -> dict[str, str]:
+    """Return class, message, cause and hint; the classes are those of `whisperport.errors` if expected."""
+    kind = type(error).__name__
+    if isinstance(error, WhisperportError):
+        parts = {"what": error.what, "why": error.why, "hint": error.hint}
+    else:
+        parts = {"what": f"{kind} was raised", "why": str(error), "hint": ""}
+    return {"kind": kind, **{name: stored(text) for name, text in parts.items()}}
+
+
+def with_identity(row: Row, identity: Identity, own_options_sha256: str) -> Row:
+    """Return a row with the columns that say with what it was made."""
+    return {
+        **row,
+        "bundle_sha256": identity.bundle_sha256,
+        "options_sha256": own_options_sha256,
+        "versions": identity.versions,
+    }

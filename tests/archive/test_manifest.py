@@ -1,0 +1,150 @@
+"""What is to be transcribed: folders, lists and manifests, also wrong and hostile ones."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from whisperport.archive.manifest import read_source
+from whisperport.errors import UsageError
+
+
+def ids(source: Any) -> list[str]:
+    return sorted(job.id for job in read_source(source))
+
+
+def test_a_folder_has_its_audio_files_and_those_of_its_subfolders(tmp_path: Path) -> None:
+    (tmp_path / "night").mkdir()
+    for name in ("monday.MP3", "night/tuesday.wav", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "night/again").symlink_to(tmp_path)  # a loop of folders
+    (tmp_path / "loop.wav").symlink_to(tmp_path / "loop.wav")
+
+    assert ids(tmp_path) == ["loop.wav", "monday.MP3", "night/tuesday.wav"]
+
+
+def test_a_name_that_is_not_utf8_has_an_id_that_is(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.wav"
+    with open(path, "wb") as file:
+        file.write(b"x")
+
+    (job,) = read_source(tmp_path)
+
+    assert job.id == r"caf\udce9.wav"
+    assert (os.fsencode(job.path), job.size) == (path, 1)
+
+
+def test_the_longest_file_is_first(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(bytes(320_000))  # 10 s
+    (tmp_path / "b.opus").write_bytes(bytes(80_000))  # 20 s
+    stated = tmp_path / "list.jsonl"
+    rows = [{"path": "a.wav"}, {"path": "b.opus"}, {"path": "c.wav", "duration": 3600}]
+    stated.write_text("\n".join(map(json.dumps, rows)))
+
+    assert [job.id for job in read_source(tmp_path)] == ["b.opus", "a.wav"]
+    assert [job.id for job in read_source(stated)] == ["c.wav", "b.opus", "a.wav"]
+
+
+ROWS = [
+    {"id": "1", "path": "a.wav", "language": "de", "prompt": "Names: Ada.", "duration": 2.5},
+    {"id": "2", "path": "/b.wav", "language": None, "prompt": None, "duration": None},
+]
+
+
+def as_parquet(path: Path) -> None:
+    parquet.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+def as_csv(path: Path) -> None:
+    path.write_text("id,path,language,prompt,duration\n1,a.wav,de,Names: Ada.,2.5\n2,/b.wav,,,\n")
+
+
+def as_json_lines(path: Path) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n\n" for row in ROWS))
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_csv, as_json_lines])
+def test_every_form_of_a_manifest_gives_the_same_jobs(write: Any, tmp_path: Path) -> None:
+    suffix = {as_parquet: "parquet", as_csv: "csv", as_json_lines: "jsonl"}[write]
+    manifest = tmp_path / f"list.{suffix}"
+    write(manifest)
+
+    two, one = sorted(read_source(manifest), key=lambda job: -int(job.id))
+
+    assert (one.path, one.language, one.prompt) == (str(tmp_path / "a.wav"), "de", "Names: Ada.")
+    assert one.duration_s == 2.5
+    assert (two.path, two.language, two.prompt, two.duration_s) == ("/b.wav", None, None, None)
+
+
+def test_paths_and_a_list_of_paths_are_sources(tmp_path: Path) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text("a b.wav\n\n/c.wav\n")
+
+    assert ids(listed) == ["/c.wav", "a b.wav"]
+    assert ids([Path("a.wav"), "b.wav"]) == ["a.wav", "b.wav"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("list.csv", "id,path\n1,a.wav\n1,b.wav\n", "ids occur more than once, such as `1`"),
+        ("list.csv", "id,file\n1,a.wav\n", "row 1 has no `path`; its columns: id, file"),
+        ("list.csv", "id,path\n1,a.wav\n2,\n", "row 2 has no `path`"),
+        ("list.csv", "path,duration\na.wav,long\n", "`duration` of row 1 is 'long'"),
+        ("list.csv", "path,duration\na.wav,nan\n", "expected seconds"),
+        ("list.csv", 'path\n"a.wav\n', "cannot read"),
+        ("list.csv", "path\n" + "a" * 200_000, "field larger"),
+        ("list.jsonl", '{"path": "a.wav"}\n[1]\n', "expected an object with `path`"),
+        ("list.jsonl", '{"path": ["a.wav"]}', "expected text"),
+        ("list.jsonl", '{"path": "a.wav"', "cannot read"),
+        ("list.jsonl", "[" * 100_000, "cannot read"),
+        ("list.jsonl", '"' + "a" * 2**20, "1048576 characters or more"),
+        ("list.txt", "\n\n", "nothing to transcribe"),
+        ("list.parquet", "not Parquet", "cannot read"),
+        ("list.xml", "<a/>", "neither a folder nor"),
+        ("list.json", "", "neither a folder nor"),
+    ],
+)
+def test_a_wrong_manifest_is_an_error_that_says_where(
+    name: str, text: str, message: str, tmp_path: Path
+) -> None:
+    manifest = tmp_path / name
+    manifest.write_text(text)
+
+    with pytest.raises(UsageError) as error:
+        read_source(manifest)
+
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"file": ["a.wav"]}, "no column `path`; its columns: ['file']"),
+        ({"path": [1]}, "`path` of row 1 is 1; expected text"),
+        ({"path": ["a.wav"], "language": [b"de"]}, "`language` of row 1"),
+    ],
+)
+def test_parquet_of_another_schema_is_an_error(
+    columns: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "list.parquet"
+    parquet.write_table(pa.table(columns), manifest)
+
+    with pytest.raises(UsageError) as error:
+        read_source(manifest)
+
+    assert message in str(error.value)
+
+
+def test_bytes_that_are_not_utf8_and_a_pipe_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"caf\xe9.wav\n")
+    os.mkfifo(tmp_path / "list.csv")
+
+    for name in ("list.txt", "list.csv", "missing.csv"):
+        with pytest.raises(UsageError):
+            read_source(tmp_path / name)
