@@ -18,12 +18,12 @@ from whisperport.archive.rows import Row, row_of
 from whisperport.audio.decode import open_source
 from whisperport.bundle.folder import file_sha256
 from whisperport.errors import AudioError
-from whisperport.runtime import Decoder, Steps
+from whisperport.runtime import BatchExecutor, Decoder, Steps
 from whisperport.runtime.decode import check_language
 from whisperport.runtime.stepping import Step
 from whisperport.system.regular_file import other_kind
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
-from whisperport.transcription.decoders import decoding_threads, texts_together
+from whisperport.transcription.decoders import texts_together
 from whisperport.transcription.files import file_steps
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Worker:
         self._transcriber = Transcriber(bundle, options.run)
         engine = self._transcriber.engine
         together = 1 if options.vad else texts_together(engine, options)
-        self._threads = decoding_threads(engine, 1, together)
+        self._threads = BatchExecutor(engine, together)
         self.depth = together + AHEAD
 
     def submit(self, job: Job) -> Future[Row]:
