@@ -29,7 +29,7 @@ from whisperport.system.locking import lock_path, locked
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.turns import available_cores
 
-# Memory of a worker, measured with the embedded model (0.25 GB) and the sizes of Whisper small.
+# Memory of a worker: an estimate. One with the embedded model has 0.28 GB; larger were not measured.
 WORKER_BYTES, WORKER_FACTOR = 300e6, 1.5
 
 
