@@ -26,7 +26,7 @@ def schema() -> "pyarrow.Schema":
         times
         | {"text": text, "tokens": pa.list_(pa.int32())}
         | dict.fromkeys(scores, number)
-        | {"seek": pa.int64(), "words": pa.list_(word)}
+        | {"seek": pa.int64(), "words": pa.list_(word), "logprobs": pa.list_(number)}
     )
     error = pa.struct({"kind": text, "what": text, "why": text, "hint": text})
     columns = {

@@ -47,6 +47,7 @@ def _segment(values: Mapping[str, Any]) -> Segment:
         **{
             **values,
             "tokens": tuple(values["tokens"]),
+            "logprobs": tuple(values["logprobs"]),
             "words": None if words is None else tuple(Word(**word) for word in words),
         }
     )
