@@ -21,6 +21,7 @@ from ...embedded import default_bundle
 pytest.importorskip("starlette")
 
 import uvicorn
+from httpx import AsyncClient
 from starlette.testclient import TestClient
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -379,8 +380,6 @@ def test_there_is_a_limit_of_sessions_which_those_without_a_client_make_room_for
 def test_a_secret_opens_sessions_with_its_settings_and_nothing_else(
     transcriber: Transcriber,
 ) -> None:
-    service = Service(transcriber, ServeOptions(keys=Keys([KEY])))
-    client = TestClient(create_app(service, realtime_routes(Sessions(service))), "http://localhost")
     asked = {
         "expires_after": {"anchor": "created_at", "seconds": 60},
         "session": {
@@ -388,23 +387,26 @@ def test_a_secret_opens_sessions_with_its_settings_and_nothing_else(
             "audio": {"input": {"format": {"type": "audio/pcmu"}}},
         },
     }
-    headers = {"authorization": f"Bearer {KEY}"}
+    path = "/v1/realtime/client_secrets"
 
-    answer = client.post("/v1/realtime/client_secrets", json=asked, headers=headers).json()
-    secret = answer["value"]
-    protocols = ["realtime", f"openai-insecure-api-key.{secret}"]
+    async def test() -> None:
+        async with (
+            served(transcriber, keys=Keys([KEY])) as server,
+            AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http,
+        ):
+            headers = {"authorization": f"Bearer {KEY}"}
+            answer = (await http.post(path, json=asked, headers=headers)).json()
+            protocols = ["realtime", f"openai-insecure-api-key.{answer['value']}"]
+            async with server.client(subprotocols=protocols) as client:
+                assert client.socket.subprotocol == "realtime"
+                created = (await client.event())["session"]
+            assert created["audio"] == answer["session"]["audio"]
+            assert created["audio"]["input"]["format"] == {"type": "audio/pcmu"}
+            own = {"authorization": f"Bearer {answer['value']}"}
+            assert (await http.post(path, json={}, headers=own)).status_code == 401
+            assert (await http.get("/v1/models", headers=own)).status_code == 401
 
-    with client.websocket_connect(
-        "ws://localhost/v1/realtime", subprotocols=protocols
-    ) as websocket:
-        assert websocket.accepted_subprotocol == "realtime"
-        created = websocket.receive_json()["session"]
-    assert created["audio"] == answer["session"]["audio"]
-    assert created["audio"]["input"]["format"] == {"type": "audio/pcmu"}
-    own = {"authorization": f"Bearer {secret}"}
-    assert client.post("/v1/realtime/client_secrets", json={}, headers=own).status_code == 401
-    assert client.get("/v1/models", headers=own).status_code == 401
-    service.scheduler.close(0)
+    run(test)
 
 
 @pytest.mark.parametrize(
