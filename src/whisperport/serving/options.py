@@ -146,7 +146,9 @@ class ServeOptions:
     ] = ""
     wyoming_vad: Annotated[
         bool,
-        Option("Detect the end of a voice command here, and send its transcript at once"),
+        Option(
+            "Detect the end of a voice command here, and send its transcript without waiting for the client"
+        ),
     ] = False
     certfile: Annotated[
         Path | None,
