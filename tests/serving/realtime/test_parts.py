@@ -219,7 +219,7 @@ def test_utterances_do_not_depend_on_the_pieces_and_are_cut_from_the_audio() -> 
 
 def test_without_turn_detection_an_utterance_lasts_until_it_is_forgotten() -> None:
     audio, settings = clips(1.0, 1.5, 1.0), replace(SETTINGS, rate=16_000, vad=None)
-    ear = Ear(settings, heard_s=10.0)
+    ear = Ear(settings, received_s=10.0)
 
     ((begin, samples, end),) = utterances(ear, audio, 5_000)
     ear.forget()
@@ -229,7 +229,7 @@ def test_without_turn_detection_an_utterance_lasts_until_it_is_forgotten() -> No
     assert end is None
     assert samples[-1_000:].tolist() == audio[-1_000:].tolist()
     assert [each.size for each in silence if isinstance(each, np.ndarray)] == []
-    assert ear.heard_s == pytest.approx(11.0 + audio.size / 16_000)
+    assert ear.received_s == pytest.approx(11.0 + audio.size / 16_000)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Ended:
     at_ms: int
 
 
-Heard = Began | Ended | Samples
+Received = Began | Ended | Samples
 
 
 class Ear:
@@ -43,17 +43,17 @@ class Ear:
 
     Args:
         settings: of the session.
-        heard_s: audio of the session before, in seconds.
+        received_s: audio of the session before, in seconds.
     """
 
-    def __init__(self, settings: Settings, heard_s: float = 0.0) -> None:
+    def __init__(self, settings: Settings, received_s: float = 0.0) -> None:
         self.settings = settings
         self._stream = PcmStream(settings.codec, settings.rate)
-        self._n_samples = round(heard_s * SAMPLE_RATE)
+        self._n_samples = round(received_s * SAMPLE_RATE)
         self.forget()
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """Audio of the session so far, in seconds."""
         return self._n_samples / SAMPLE_RATE
 
@@ -62,7 +62,7 @@ class Ear:
         return len(data) / self._stream.bytes_per_s
 
     def forget(self) -> None:
-        """Begin anew after a commit or a clear: what was heard belongs to no utterance."""
+        """Begin anew after a commit or a clear: what was received belongs to no utterance."""
         vad = self.settings.vad or ServerVad()
         pause_s = vad.silence_duration_ms / 1000
         self._turns = SpeechTurns(VadOptions(threshold=vad.threshold, min_silence_s=pause_s))
@@ -72,11 +72,11 @@ class Ear:
         self._waiting = np.empty(0, np.int16)  # the last samples, which are in no utterance
         self._speaks = False
 
-    def push(self, data: bytes) -> list[Heard]:
+    def push(self, data: bytes) -> list[Received]:
         """Add bytes of audio, and return what is known now, in order."""
         return list(self._pushed(self._stream.push(data)))
 
-    def _pushed(self, samples: Samples) -> Iterator[Heard]:
+    def _pushed(self, samples: Samples) -> Iterator[Received]:
         turns = self._turns.push(samples)
         self._n_samples += samples.size
         self._waiting = np.concatenate([self._waiting, samples])

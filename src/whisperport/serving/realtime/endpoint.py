@@ -67,7 +67,7 @@ class _Connection:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             if had_it and NORMAL in results:  # the client wants nothing more
                 self._sessions.end(session)
-            self._websocket.scope["state"]["log"]["audio"] = f"{session.heard_s:.2f}"
+            self._websocket.scope["state"]["log"]["audio"] = f"{session.received_s:.2f}"
             with suppress(RuntimeError, OSError, WebSocketDisconnect):
                 await self._websocket.close(GOING_AWAY)
 

@@ -32,7 +32,7 @@ class Item:
         id: name for the client.
         is_committed: whether there is no more audio.
         is_dropped: whether nobody wants the transcript.
-        heard_s: audio of the session that belongs to it, in seconds, with the silence around it.
+        received_s: audio of the session that belongs to it, in seconds, with the silence around it.
         text: what is certain.
         tentative: text after that, which may change.
         shown: all text, with that which may change, when the client was told it last.
@@ -43,7 +43,7 @@ class Item:
         self.id = f"item_{secrets.token_hex(12)}"
         self.settings = settings
         self.is_committed = self.is_dropped = False
-        self.heard_s = 0.0
+        self.received_s = 0.0
         self.text, self.tentative, self.unsent, self.shown = AppendOnlyText(), "", "", ""
         self._scheduler = scheduler
         self._decoding: Future[Any] | None = None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from whisperport.audio import SAMPLE_RATE
 from whisperport.serving.api_error import ApiError, api_error
-from whisperport.serving.realtime.ear import Began, Ear, Ended, Heard, audio_of
+from whisperport.serving.realtime.ear import Began, Ear, Ended, Received, audio_of
 from whisperport.serving.realtime.item import Item
 from whisperport.serving.realtime.outbox import TENTATIVE, Outbox
 from whisperport.serving.realtime.settings import Settings, updated
@@ -55,8 +55,8 @@ class Session:
         self._service, self._settings = service, settings
         self._threads, self._converters, self._large = threads, converters, large
         self._ear = Ear(settings)
-        self._from_s = 0.0  # what was heard before is committed or cleared
-        self._item: Item | None = None  # of the utterance that is heard now
+        self._from_s = 0.0  # what was received before is committed or cleared
+        self._item: Item | None = None  # of the utterance that is spoken now
         self._committed: list[Item] = []  # which are not transcribed yet
         self._previous: str | None = None  # id of the item that was committed last
         self._handling = asyncio.Lock()
@@ -65,9 +65,9 @@ class Session:
         self.outbox.put("session.created", session=settings.document(self.id))
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """Audio that the client sent, in seconds."""
-        return self._ear.heard_s
+        return self._ear.received_s
 
     def created(self) -> dict[str, Any]:
         """Return the event that tells the id and the settings."""
@@ -100,7 +100,7 @@ class Session:
         self.outbox.put("error", error={**error.document()["error"], "event_id": event_id})
 
     async def finish(self) -> None:
-        """Commit what was heard, and wait for all transcripts."""
+        """Commit what was received, and wait for all transcripts."""
         async with self._handling:
             if self._item is not None:
                 self._commit()
@@ -131,7 +131,7 @@ class Session:
         if kind == "input_audio_buffer.append":
             await self._append(event.get("audio"))
         elif kind == "input_audio_buffer.commit":
-            if self._ear.heard_s <= self._from_s:
+            if self._ear.received_s <= self._from_s:
                 message = "The audio buffer is empty: append audio before the commit"
                 raise ApiError(400, message, code="input_audio_buffer_commit_empty")
             self._commit()
@@ -148,11 +148,11 @@ class Session:
         generation = self._service.transcriber.engine.generation
         settings = updated(self._settings, given, self._service.model_ids, generation)
         before, self._settings = self._settings, settings
-        heard = ("kind", "rate", "vad")
-        if any(getattr(before, name) != getattr(settings, name) for name in heard):
+        audible = ("kind", "rate", "vad")
+        if any(getattr(before, name) != getattr(settings, name) for name in audible):
             if self._item is not None:  # its audio was heard with the settings before
                 self._commit()
-            self._ear = Ear(settings, self._ear.heard_s)
+            self._ear = Ear(settings, self._ear.received_s)
         self.outbox.put("session.updated", session=settings.document(self.id))
 
     async def _append(self, audio: object) -> None:
@@ -165,7 +165,7 @@ class Session:
             self._hear(heard)
         self._new_work.set()
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: Received) -> None:
         has_vad = self._settings.vad is not None
         if isinstance(heard, Began):
             self._item = Item(self._service.scheduler, self._settings)
@@ -184,15 +184,15 @@ class Session:
             )
             self._commit()
         elif self._item is not None:
-            self._item.heard_s += heard.size / SAMPLE_RATE
+            self._item.received_s += heard.size / SAMPLE_RATE
             self._item.add(heard)
 
     def _commit(self) -> None:
         """End the current utterance; without speech, it has no text."""
         item = self._item or Item(self._service.scheduler, self._settings)
         if item.settings.vad is None or self._item is None:
-            item.heard_s = self._ear.heard_s - self._from_s
-        self._item, self._from_s = None, self._ear.heard_s
+            item.received_s = self._ear.received_s - self._from_s
+        self._item, self._from_s = None, self._ear.received_s
         item.is_committed = True
         self._announce(item)
         if not item.is_dropped:  # it failed before
@@ -214,7 +214,7 @@ class Session:
     def _clear(self) -> None:
         for item in self._current():
             item.drop()
-        self._item, self._from_s = None, self._ear.heard_s
+        self._item, self._from_s = None, self._ear.received_s
         self._ear.forget()
         self.outbox.put("input_audio_buffer.cleared")
 
@@ -269,8 +269,8 @@ class Session:
                 log.error("an item of a realtime session failed", exc_info=failure)
             self.outbox.put(f"{TRANSCRIPTION}.failed", **about, error=error.document()["error"])
             return
-        self._service.metrics.count("audio_seconds_total", "Audio transcribed", item.heard_s)
-        usage = {"type": "duration", "seconds": math.ceil(item.heard_s)}
+        self._service.metrics.count("audio_seconds_total", "Audio transcribed", item.received_s)
+        usage = {"type": "duration", "seconds": math.ceil(item.received_s)}
         transcript = item.text.text
         self.outbox.put(f"{TRANSCRIPTION}.completed", **about, transcript=transcript, usage=usage)
 
