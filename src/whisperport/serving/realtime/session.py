@@ -150,7 +150,7 @@ class Session:
         before, self._settings = self._settings, settings
         audible = ("kind", "rate", "vad")
         if any(getattr(before, name) != getattr(settings, name) for name in audible):
-            if self._item is not None:  # its audio was heard with the settings before
+            if self._item is not None:  # its audio has the settings before
                 self._commit()
             self._ear = Ear(settings, self._ear.received_s)
         self.outbox.put("session.updated", session=settings.document(self.id))
@@ -161,31 +161,31 @@ class Session:
         if waiting_s + self._ear.seconds(data) > MAX_WAITING_S:
             message = f"More than {MAX_WAITING_S:.0f} s of audio wait for their transcription"
             raise ApiError(429, message, code="input_audio_buffer_full", param="audio")
-        for heard in await self._converted(lambda: self._ear.push(data)):
-            self._hear(heard)
+        for received in await self._converted(lambda: self._ear.push(data)):
+            self._take(received)
         self._new_work.set()
 
-    def _hear(self, heard: Received) -> None:
+    def _take(self, received: Received) -> None:
         has_vad = self._settings.vad is not None
-        if isinstance(heard, Began):
+        if isinstance(received, Began):
             self._item = Item(self._service.scheduler, self._settings)
             if has_vad:
                 self.outbox.put(
                     "input_audio_buffer.speech_started",
-                    audio_start_ms=heard.at_ms,
+                    audio_start_ms=received.at_ms,
                     item_id=self._item.id,
                 )
-        elif isinstance(heard, Ended):
+        elif isinstance(received, Ended):
             assert self._item is not None, "speech began"
             self.outbox.put(
                 "input_audio_buffer.speech_stopped",
-                audio_end_ms=heard.at_ms,
+                audio_end_ms=received.at_ms,
                 item_id=self._item.id,
             )
             self._commit()
         elif self._item is not None:
-            self._item.received_s += heard.size / SAMPLE_RATE
-            self._item.add(heard)
+            self._item.received_s += received.size / SAMPLE_RATE
+            self._item.add(received)
 
     def _commit(self) -> None:
         """End the current utterance; without speech, it has no text."""
