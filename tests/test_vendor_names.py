@@ -17,6 +17,7 @@ EXCEPTIONS = {
     "openvino": [
         # It recognizes checkpoints on model hubs that another tool converted, by their file names.
         "checkpoint/other_forms.py",
+        "serving/web_page.py",  # the media type of SVG
     ]
 }
 VENDORS = sorted(

@@ -121,6 +121,7 @@ def test_weights_of_8_bits_are_accepted(target: str, bundles: Any, record: dict[
     assert bundle.manifest.verification["passed"] is True
 
 
+@pytest.mark.skipif(not (OFFICIAL or EVERYTHING), reason="an export; run make test-all")
 def test_a_static_8_bit_encoder_is_accepted_with_its_sensitive_outputs_in_w8(
     bundles: Any, record: dict[str, Any]
 ) -> None:

@@ -21,7 +21,7 @@ from whisperport.trace.whisper import Parts
 from whisperport.trace.whisper import step as step_program
 
 from ..conftest import noise_clips
-from ..extent import core_or_all
+from ..extent import EVERYTHING, core_or_all
 
 ORT = get_target("onnxruntime")
 
@@ -70,6 +70,7 @@ def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> Non
         assert [o.name for o in model.graph.output] == [t.name for t in entry.spec.outputs]
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="an export; run make test-all")
 def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
     micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
 ) -> None:

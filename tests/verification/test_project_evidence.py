@@ -21,6 +21,7 @@ from whisperport.verification.project_evidence import (
 )
 
 from ..embedded import default_bundle
+from ..extent import EVERYTHING
 
 FILES = sorted({evidence_file(target) for target in TARGETS})
 # `make evidence` exports for every target that runs the encoder.
@@ -62,6 +63,7 @@ def test_a_target_without_evidence_has_the_weakest_status(fake_targets: dict[str
     assert evidence_rows("fake") == []
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="runs all programs twice; run make test-all")
 def test_the_evidence_of_all_programs_of_a_target_becomes_one_with_every_check_counted_once() -> (
     None
 ):
