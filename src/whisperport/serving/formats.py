@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from whisperport.serving.asked import Asked
 from whisperport.text import LANGUAGES, Segment, Tokenizer, write_srt, write_vtt
+from whisperport.text.writers import segment_fields
 from whisperport.transcription import Transcript
 
 MEDIA_TYPES = {
@@ -97,19 +98,7 @@ def n_tokens(segments: Iterable[Segment]) -> int:
 
 
 def _segment(number: int, segment: Segment, truncated: tuple[float, ...]) -> dict[str, Any]:
-    return {
-        "id": number,
-        "seek": segment.seek,
-        "start": segment.start,
-        "end": segment.end,
-        "text": segment.text,
-        "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
-        "no_speech_prob": segment.no_speech_prob,
-        "truncated": segment.seek / 100 in truncated,
-    }
+    return segment_fields(number, segment) | {"truncated": segment.seek / 100 in truncated}
 
 
 def _text(transcript: Transcript, form: str) -> str:

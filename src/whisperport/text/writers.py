@@ -11,6 +11,7 @@ newline except for json. Write it as UTF-8, with `write_atomic`.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from whisperport.errors import UsageError
 from whisperport.text.printable import escaped_json, one_line
@@ -55,25 +56,29 @@ def write_json(segments: Sequence[Segment], *, language: str | None = None) -> s
         {
             "text": "".join(segment.text for segment in segments),
             "segments": [
-                {
-                    "id": number,
-                    "seek": segment.seek,
-                    "start": segment.start,
-                    "end": segment.end,
-                    "text": segment.text,
-                    "tokens": list(segment.tokens),
-                    "temperature": segment.temperature,
-                    "avg_logprob": segment.avg_logprob,
-                    "compression_ratio": segment.compression_ratio,
-                    "no_speech_prob": segment.no_speech_prob,
-                    **_words(segment),
-                }
+                {**segment_fields(number, segment), **_words(segment)}
                 for number, segment in enumerate(segments)
             ],
             "language": language,
         }
     )
     return escaped_json(document)  # `json.dumps` does not escape DEL
+
+
+def segment_fields(number: int, segment: Segment) -> dict[str, Any]:
+    """Return the members of one segment in openai-whisper's JSON, without words."""
+    return {
+        "id": number,
+        "seek": segment.seek,
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }
 
 
 def _words(segment: Segment) -> dict[str, list[dict[str, object]]]:
