@@ -15,7 +15,7 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, transcribe
 
-from .extent import core_or_all
+from .extent import EVERYTHING, core_or_all
 
 SECOND = 16_000
 ONE_THREAD = RunOptions(threads=1)
@@ -143,6 +143,7 @@ def test_a_real_bundle_transcribes_a_file(
     assert transcript.duration_s == pytest.approx(2.5)
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="takes ten seconds; run make test-all")
 def test_a_long_file_takes_no_more_memory_than_three_minutes(
     exported: Callable[[str], Bundle], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from whisperport.transcription import Transcriber, transcribe, transcribe_featur
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle, unpacked
+from ..extent import EVERYTHING
 
 AUDIO = shipped_audio()[0].path
 
@@ -138,6 +139,7 @@ def test_a_bundle_of_the_embedded_model_that_is_given_by_its_folder_needs_no_war
     assert open_bundle(str(default_bundle())).folder == default_bundle()
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="takes ten seconds; run make test-all")
 def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -> None:
     script = (
         "import sys\n"

@@ -112,7 +112,8 @@ def test_a_second_signal_ends_the_server_at_once(server: Server) -> None:
         assert server.process.poll() is None
         server.process.terminate()
 
-        assert server.process.wait(5) == 128 + signal.SIGTERM
+        # By its own handler, or by the signal itself: a shell reports 143 in both cases.
+        assert server.process.wait(5) in (128 + signal.SIGTERM, -signal.SIGTERM)
         assert isinstance(answer.exception(30), httpx.TransportError)
     assert list(server.temporary.iterdir()) == []
 
