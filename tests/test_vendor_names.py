@@ -17,7 +17,6 @@ EXCEPTIONS = {
     "openvino": [
         # It recognizes checkpoints on model hubs that another tool converted, by their file names.
         "checkpoint/other_forms.py",
-        "serving/web_page.py",  # the media type of SVG
     ]
 }
 VENDORS = sorted(

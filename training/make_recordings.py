@@ -46,7 +46,7 @@ CLIPS = (
     Clip("01-espeak.wav", ("espeak:en-us+",)),
     Clip("02-espeak-british.flac", ("espeak:en-gb-x-rp",), 22_050),
     Clip("03-slt.wav", ("flite:slt",)),
-    Clip("04-rms.wav", ("flite:rms",), 22_050),
+    Clip("04-rms.flac", ("flite:rms",), 22_050),
     Clip("05-awb.mp3", ("flite:awb",), 44_100),
     Clip("06-kal16.wav", ("flite:kal16",)),
     Clip("07-kal.flac", ("festival:kal",)),

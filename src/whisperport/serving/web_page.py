@@ -1,7 +1,7 @@
 """The page at `/`: its files, and what it must know of the server."""
 
 from importlib.resources import files
-from pathlib import PurePath
+from mimetypes import MimeTypes
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -11,12 +11,8 @@ from whisperport.serving.api_error import ApiError
 from whisperport.serving.service import Service
 from whisperport.text import LANGUAGES
 
-TYPES = {  # not `mimetypes`, which reads the system's own, often wrong ones
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
+TYPES = MimeTypes(filenames=())  # Python's own table: the system's is often wrong
+TYPES.add_type("text/javascript", ".js")  # RFC 9239, in Python from 3.12
 # Nothing from elsewhere, and no script or style inside of the page; `blob:` is a chosen file. Trusted types
 # forbid what could read a transcript as markup.
 POLICY = (
@@ -55,7 +51,7 @@ def page_routes(service: Service) -> list[Route]:
     def _file(name: str) -> Response:
         if name not in contents:
             raise ApiError(404, "Unknown URL")
-        media_type = TYPES[PurePath(name).suffix]
+        media_type, _ = TYPES.guess_type(name)
         return Response(contents[name], media_type=media_type, headers=HEADERS)
 
     return [
