@@ -108,8 +108,8 @@ def test_a_signal_lets_a_request_finish_and_a_half_open_connection_is_closed(
 def test_a_second_signal_ends_the_server_at_once(server: Server) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.post, wav_of(300))
-        # An upload that is not admitted yet is refused at the first signal, and a server with nothing else to
-        # do may end before the second. The clip of /ready waits too, with a few seconds.
+        # An upload that is not admitted yet is refused at the first signal, and a server with nothing else
+        # to do may end before the second. The clip of /ready waits too, with a few seconds.
         while not re.search(r"audio_seconds_waiting [12]\d\d", server.metrics()):
             time.sleep(0.01)
         server.process.send_signal(signal.SIGINT)
