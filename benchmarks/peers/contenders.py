@@ -9,6 +9,7 @@ COARSE = "+coarse"  # after a target: with `coarse_projection`
 ENCODER = "+openvino-encoder"  # after that: encoder and cross_kv on OpenVINO
 IN_BF16 = "-bf16"  # after that: these two in bfloat16
 ALL_BF16 = "+bf16"  # after a target: all programs in bfloat16
+IN_W8 = "+w8"  # last: all other programs with weights of 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,12 @@ CONTENDERS = (
         f"onnxruntime{COARSE}{ENCODER}{IN_BF16} vad pack",
         kinds=(LONG,),
     ),
+    Contender(
+        "whisperport, bf16 and w8",
+        "whisperport_engine",
+        f"onnxruntime{COARSE}{ENCODER}{IN_BF16}{IN_W8}",
+    ),
+    Contender("whisperport, w8", "whisperport_engine", f"onnxruntime{COARSE}{IN_W8}"),
     Contender("whisperport, openvino", "whisperport_engine", "openvino"),
     Contender("whisperport, openvino bf16", "whisperport_engine", f"openvino{ALL_BF16}"),
     Contender("whisperport, openvino --vad", "whisperport_engine", "openvino vad", kinds=(LONG,)),
@@ -124,6 +131,8 @@ CONTENDERS = (
     Contender("openvino-genai fp32", "openvino_engine", "fp32", "openvino-fp32"),
     Contender("openvino-genai, defaults", "openvino_engine", "fp32 own", "openvino-fp32"),
     Contender("openvino-genai int8", "openvino_engine", "int8", "openvino-int8"),
+    Contender("openvino-genai int8, defaults", "openvino_engine", "int8 own", "openvino-int8"),
+    Contender("faster-whisper bf16", "faster_whisper_engine", "bfloat16", "ctranslate2"),
     Contender("whisper.cpp f16", "whisper_cpp_engine", "f16", "ggml-f16"),
     Contender(
         "sherpa-onnx fp32",

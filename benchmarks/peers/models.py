@@ -21,14 +21,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
 
 from memory import random_checkpoint
-from peers.contenders import ALL_BF16, COARSE, ENCODER, IN_BF16
+from peers.contenders import ALL_BF16, COARSE, ENCODER, IN_BF16, IN_W8
 
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
 from whisperport.data.embedded_model import unpack_model
 from whisperport.exporting.export import ExportOptions, export
 from whisperport.exporting.model_bundle import bundle_of
-from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 
@@ -61,14 +61,23 @@ def main() -> None:
             placement = {COARSE_PROJECTION: name} if COARSE in target else {}
             of_encoder = ("encoder", "cross_kv") if ENCODER in target else ()
             precisions = dict.fromkeys(of_encoder, "bf16") if IN_BF16 in target else {}
+            if IN_W8 in target:  # the vocabulary is exact
+                precisions |= dict.fromkeys((COARSE_PROJECTION, VOCAB_PROJECTION), "fp32")
             placement |= dict.fromkeys(of_encoder, "openvino")
             how = replace(
                 options(chosen.name),
                 placement=placement,
-                precision="bf16" if target.endswith(ALL_BF16) else "",
+                precision=precision_of(target),
                 precisions=precisions,
             )
             export(checkpoint, name, chosen.folder / target, how)
+
+
+def precision_of(target: str) -> str:
+    """Return the precision of all programs without one of their own."""
+    if target.endswith(ALL_BF16):
+        return "bf16"
+    return "w8" if target.endswith(IN_W8) else ""
 
 
 def is_embedded(name: str) -> bool:

@@ -172,11 +172,13 @@ def test_an_interrupt_saves_finished_rows_and_ends_the_workers(tmp_path: Path) -
     def interrupt(_: ArchiveProgress) -> None:
         raise KeyboardInterrupt
 
+    others = set(children())  # of tests before this one in the same process
+
     with pytest.raises(KeyboardInterrupt):
         archive(CLIPS, tmp_path / "out", replace(ONE, save_every=3600), progress=interrupt)
 
     assert len(rows(tmp_path / "out")) == 1
-    assert not list(children())
+    assert set(children()) <= others
 
 
 def test_the_language_and_prompt_of_a_row_are_those_of_the_manifest(tmp_path: Path) -> None:
