@@ -107,7 +107,13 @@ class ProgramError(WhisperportError):
 
 
 class VerificationError(WhisperportError):
-    """A bundle's outputs differ from its reference, so it is not written."""
+    """A bundle's outputs differ from its reference, so it is not written.
+
+    Attributes:
+        programs: the programs whose own outputs differ; empty if only tokens or words do.
+    """
+
+    programs: tuple[str, ...] = ()
 
 
 class BundleError(WhisperportError):

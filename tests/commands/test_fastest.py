@@ -12,9 +12,10 @@ import pytest
 from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.cli.export import _print_timed, _timed_json
-from whisperport.commands import fastest
-from whisperport.commands.fastest import Timed, candidates, choose, export_fastest
-from whisperport.errors import LoweringError, UsageError
+from whisperport.commands import fastest, timing
+from whisperport.commands.fastest import candidates, choose, export_fastest
+from whisperport.commands.timing import Candidate, Timed
+from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions
 from whisperport.program.runner import Array, Runner
 from whisperport.targets import RunOptions
@@ -28,12 +29,22 @@ OPTIONS = ExportOptions(clips=[Clip("hiss", "", HISS)], run=RunOptions(threads=1
 
 
 def table(**rows: dict[str, float]) -> list[Timed]:
-    """The times of programs: program -> target -> milliseconds; below 0: not verified."""
+    """The times of programs: program -> candidate -> milliseconds."""
     return [
-        Timed(program, target, abs(ms), ms > 0)
+        Timed(program, candidate(name), ms)
         for program, on in rows.items()
-        for target, ms in on.items()
+        for name, ms in on.items()
     ]
+
+
+def candidate(name: str) -> Candidate:
+    """`a8` is the target a in w8, and `a` is in float32."""
+    return Candidate(name.removesuffix("8"), "w8" if name.endswith("8") else "fp32")
+
+
+def chosen(timed: list[Timed], *arguments: Any) -> tuple[Candidate | None, Candidate | None]:
+    found = choose(timed, *arguments)
+    return found.encoder, found.decoder
 
 
 # The choice --------------------------------------------------------------------------------------
@@ -42,52 +53,45 @@ def table(**rows: dict[str, float]) -> list[Timed]:
 def test_the_step_counts_as_often_as_it_runs_in_a_window() -> None:
     timed = table(encoder={"a": 100, "b": 104}, step={"a": 10.2, "b": 10})
 
-    assert choose(timed) == {"encoder": "b", "step": "b"}
+    assert chosen(timed) == (candidate("b"), candidate("b"))
 
 
-def test_a_program_leaves_the_fastest_target_only_for_a_clearly_faster_one() -> None:
-    timed = table(encoder={"a": 100, "b": 96}, cross_kv={"a": 10, "b": 9}, step={"a": 10, "b": 20})
+@pytest.mark.parametrize(
+    ("encoder", "expected"),
+    [({"a": 100, "b": 70}, "a"), ({"a": 100, "b": 20}, "b"), ({"a": 100, "a8": 70}, "a")],
+    ids=["a second target", "a much faster second target", "fewer bits"],
+)
+def test_what_costs_memory_or_accuracy_saves_5_percent_of_a_window(
+    encoder: dict[str, float], expected: str
+) -> None:
+    timed = table(encoder=encoder, step={"a": 10, "b": 20, "a8": 20})
 
-    assert choose(timed) == {"encoder": "a", "cross_kv": "b", "step": "a"}
-
-
-def test_a_program_that_is_not_verified_is_not_chosen_however_fast_it_is() -> None:
-    timed = table(encoder={"a": 100, "b": -1}, step={"a": 10, "b": 5})
-
-    assert choose(timed) == {"encoder": "a", "step": "b"}
-
-
-def test_without_a_target_that_has_all_programs_each_is_on_its_fastest_target() -> None:
-    timed = table(encoder={"a": 100, "b": -1}, step={"a": -1, "b": 5}, align={"a": 4, "b": 3.9})
-
-    assert choose(timed) == {"encoder": "a", "step": "b", "align": "b"}
+    assert chosen(timed) == (candidate(expected), candidate("a"))
 
 
-def test_an_exempt_program_is_on_its_fastest_target_and_does_not_count_for_the_others() -> None:
-    timed = table(encoder={"b": 50}, step={"a": 10, "b": 20}, align={"a": 4, "b": 3.9})
+def test_a_step_and_its_coarse_logits_are_one_time() -> None:
+    timed = table(encoder={"a": 9, "b": 9}, step={"a": 2, "b": 3}, coarse_projection={"a": 2})
 
-    assert choose(timed, {"encoder"}) == {"encoder": "b", "step": "a", "align": "a"}
-    assert choose(timed) == {"encoder": "b", "step": "a", "align": "b"}
-
-
-def test_a_program_that_is_verified_nowhere_is_an_error_that_names_it() -> None:
-    with pytest.raises(LoweringError, match="`step` is verified on no target") as nowhere:
-        choose(table(encoder={"a": 1}, step={"a": -1, "b": -2}))
-
-    assert "a, b" in nowhere.value.why
+    assert chosen(timed) == (candidate("b"), candidate("b"))
 
 
-def test_coarse_logits_are_chosen_if_they_are_clearly_faster_than_exact_ones() -> None:
-    exact = {"encoder": {"a": 9, "b": 9}, "step": {"a": 2, "b": 1}}
-    exact |= {"vocab_projection": {"a": 3, "b": 3}}
+def test_a_banned_candidate_is_not_chosen_for_its_group_however_fast_it_is() -> None:
+    timed = table(encoder={"a": 100, "b8": 1}, step={"a": 10, "b8": 5})
 
-    faster = choose(table(**exact, coarse_projection={"a": 1}))
-    equal = choose(table(**exact, coarse_projection={"a": 2.9}))
-    wrong = choose(table(**exact, coarse_projection={"a": -1}))
+    assert chosen(timed, {("encoder", candidate("b8"))}) == (candidate("a"), candidate("b8"))
 
-    parts = {"vocab_projection": "b", "coarse_projection": "a"}
-    assert faster == {"encoder": "b", "step": "b", **parts}
-    assert equal == wrong == {"encoder": "b", "step": "b"}
+
+def test_a_group_that_the_user_placed_is_not_chosen() -> None:
+    timed = table(step={"a": 10, "b": 20})
+
+    assert chosen(timed, (), {"encoder"}) == (None, candidate("a"))
+    with pytest.raises(UsageError, match="no program to place"):
+        choose(timed, (), {"encoder", "step"})
+
+
+def test_a_group_without_a_candidate_is_an_error_that_names_it() -> None:
+    with pytest.raises(LoweringError, match="`step` could be measured on no target"):
+        choose(table(encoder={"a": 1}))
 
 
 # The candidates ----------------------------------------------------------------------------------
@@ -95,9 +99,12 @@ def test_coarse_logits_are_chosen_if_they_are_clearly_faster_than_exact_ones() -
 
 @pytest.mark.needs("torch")
 def test_targets_that_are_installed_and_run_here_are_candidates() -> None:
-    names = {target.spec.name for target in candidates()}
+    found = [str(one) for one in candidates(OPTIONS)]
+    names = {one.partition(" ")[0] for one in found}
 
     assert {"onnxruntime", "xnnpack", "litert", "openvino"} <= names
+    assert {"onnxruntime fp32", "onnxruntime w8", "openvino bf16"} <= set(found)
+    assert "onnxruntime w8a8" not in found  # its ranges need a calibration set
     assert not names & {"hailo8", "sm8650", "genio720", "aws-neuron"}
 
 
@@ -106,10 +113,18 @@ def test_a_target_without_its_runtime_is_no_candidate(monkeypatch: pytest.Monkey
     installed = fastest.is_installed
     monkeypatch.setattr(fastest, "is_installed", lambda x: x != "openvino" and installed(x))
 
-    names = {target.spec.name for target in candidates()}
+    names = {one.target for one in candidates(OPTIONS)}
 
     assert "openvino" not in names
     assert "onnxruntime" in names
+
+
+@pytest.mark.needs("torch")
+def test_a_precision_of_all_programs_leaves_one_candidate_per_target() -> None:
+    found = candidates(replace(OPTIONS, precision="fp32"))
+
+    assert {one.precision for one in found} == {"fp32"}
+    assert len(found) == len({one.target for one in found})
 
 
 # From the checkpoint to the bundle ---------------------------------------------------------------
@@ -139,12 +154,12 @@ class Ticking(Runner):
 
 @pytest.fixture
 def rivals(
-    fake_targets: Any, quick_tracing: None, monkeypatch: pytest.MonkeyPatch
+    fake_targets: Any, quick_tracing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[FakeTarget, FakeTarget]:
-    """Two targets that need 1 ms for a program. The encoder of the first needs 20 ms, and so does the
-    step of the second, whose `align` returns wrong hidden states."""
+    """Two targets that need 1 ms for a program. The encoder of the first needs 200 ms, and the step of the
+    second 20 ms."""
     clock = Clock()
-    slow = {"first": "encoder", "second": "step"}
+    slow = {"first": {"encoder": 200}, "second": {"step": 20}}
     found = tuple(fake(name, fake_targets["fake"].runners) for name in slow)
 
     def ticking(target: FakeTarget) -> Any:
@@ -152,7 +167,7 @@ def rivals(
 
         def loaded(*arguments: Any) -> dict[str, Runner]:
             return {
-                name: Ticking(runner, clock, 20 if slow[target.spec.name] == name else 1)
+                name: Ticking(runner, clock, slow[target.spec.name].get(name, 1))
                 for name, runner in load(*arguments).items()
             }
 
@@ -160,10 +175,10 @@ def rivals(
 
     for target in found:
         monkeypatch.setattr(target, "load", ticking(target))
-    found[1].wrong["align"] = {"rows": lambda rows: rows + 1}
     monkeypatch.setattr(targets, "TARGETS", found)
     monkeypatch.setattr(fastest, "is_installed", lambda _: True)
-    monkeypatch.setattr(fastest, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return found
 
 
@@ -171,7 +186,11 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if "partial" in path.name]
 
 
-def test_every_program_is_on_the_target_that_is_fastest_and_right(
+def placed(found: fastest.Fastest) -> dict[str, str]:
+    return {entry.spec.name: entry.target for entry in found.bundle.manifest.programs}
+
+
+def test_every_group_is_on_the_target_that_is_fastest(
     micro_checkpoint: Any,
     rivals: Any,
     tmp_path: Path,
@@ -181,25 +200,69 @@ def test_every_program_is_on_the_target_that_is_fastest_and_right(
 
     found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS, progress=stages.append)
 
-    manifest = Bundle.open(tmp_path / "out").manifest
-    placed = {entry.spec.name: entry.target for entry in manifest.programs}
-    assert placed == choose(found.timed)
-    assert placed["encoder"] == "second"
-    assert placed["step"] == placed["align"] == "first"
-    assert manifest.verified
-    measured = {(one.program, one.target): one for one in found.timed}
-    assert set(measured) == {(name, t.spec.name) for name in placed for t in rivals}
-    assert not measured["align", "second"].verified
-    assert measured["encoder", "first"].ms == pytest.approx(20)
-    assert measured["encoder", "second"].ms == pytest.approx(1)
-    assert all(f"timing {program}" in stages for program in placed)
+    on = placed(found)
+    assert on["encoder"] == on["cross_kv"] == "second"
+    assert on["prefill_4"] == on["step"] == on["align"] == "first"
+    assert Bundle.open(tmp_path / "out").manifest.verified
+    measured = {(one.program, one.candidate.target): one.ms for one in found.timed}
+    assert measured == pytest.approx(
+        {
+            ("encoder", "first"): 200,
+            ("encoder", "second"): 1,
+            ("step", "first"): 1,
+            ("step", "second"): 20,
+        }
+    )
     assert hidden(tmp_path) == []
 
     _print_timed(found)
-    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert rows["encoder"].split() == ["encoder", "20.00", "ms", "1.00", "ms", "second"]
-    assert "not verified" in rows["align"]
-    assert len(json.loads(json.dumps(_timed_json(found)))["programs"]) == 2 * len(placed)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["first", "fp32", "200.00", "ms", "1.00", "ms", "step"] in rows
+    assert json.loads(json.dumps(_timed_json(found)))["programs"][0]["target"] == "first"
+
+
+def test_times_are_measured_once_for_models_of_the_same_sizes(
+    micro_checkpoint: Any, rivals: Any, tmp_path: Path
+) -> None:
+    stages: list[str] = []
+    first = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+
+    second = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS, progress=stages.append)
+    export_fastest(
+        micro_checkpoint,
+        tmp_path / "out",
+        replace(OPTIONS, run=RunOptions(threads=2)),
+        progress=stages.append,
+    )
+
+    assert second.timed == first.timed
+    assert placed(second) == placed(first)
+    assert sum(stage.startswith("timing step") for stage in stages) == 1  # with 2 threads
+
+
+def test_a_choice_that_is_not_verified_is_replaced_by_the_next_one(
+    micro_checkpoint: Any, rivals: Any, tmp_path: Path
+) -> None:
+    rivals[1].wrong["encoder"] = {"features": lambda rows: rows + 1}
+
+    found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+
+    assert set(placed(found).values()) == {"first"}
+    assert found.bundle.manifest.verified
+    assert list(found.rejected) == ["second fp32, first fp32"]
+    assert "encoder" in found.rejected["second fp32, first fp32"]
+
+
+def test_where_no_candidate_is_verified_the_last_rejection_is_raised(
+    micro_checkpoint: Any, rivals: Any, tmp_path: Path
+) -> None:
+    for target in rivals:
+        target.wrong["encoder"] = {"features": lambda rows: rows + 1}
+
+    with pytest.raises(VerificationError, match="does not agree"):
+        export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_program_that_the_user_places_stays_there(
@@ -209,8 +272,8 @@ def test_a_program_that_the_user_places_stays_there(
 
     found = export_fastest(micro_checkpoint, tmp_path / "out", options)
 
-    assert found.bundle.manifest.program("encoder").target == "first"
-    assert ("encoder", "second") not in {(one.program, one.target) for one in found.timed}
+    assert placed(found)["encoder"] == "first"
+    assert {one.program for one in found.timed} == {"step"}
 
 
 def test_a_target_that_cannot_lower_is_named_with_its_reason(
@@ -220,18 +283,8 @@ def test_a_target_that_cannot_lower_is_named_with_its_reason(
 
     found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
 
-    assert found.rejected == {"second": "the compiler is broken: of a reason"}
+    assert found.rejected == {"second fp32": "the compiler is broken: of a reason"}
     assert {entry.target for entry in found.bundle.manifest.programs} == {"first"}
-
-
-def test_where_no_target_has_the_precision_the_error_is_that_of_the_first(
-    micro_checkpoint: Any, rivals: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="w9"):
-        export_fastest(micro_checkpoint, tmp_path / "out", replace(OPTIONS, precision="w9"))
-
-    assert not (tmp_path / "out").exists()
-    assert hidden(tmp_path) == []
 
 
 def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
@@ -242,13 +295,12 @@ def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
 
     found = export_fastest(micro_checkpoint, tmp_path / "out", options)
 
-    manifest, measured = found.bundle.manifest, {(one.program, one.target) for one in found.timed}
-    encoder = manifest.program("encoder")
+    encoder = found.bundle.manifest.program("encoder")
     assert (encoder.target, encoder.precision) == ("first", "fp16")
-    assert manifest.program("cross_kv").precision == "fp32"
-    assert ("encoder", "first") in measured
-    assert ("encoder", "second") not in measured
-    assert {("cross_kv", "first"), ("cross_kv", "second")} <= measured
+    assert found.bundle.manifest.program("step").precision == "fp32"
+    measured = {(one.program, str(one.candidate)) for one in found.timed}
+    assert {name for program, name in measured if program == "encoder"} == {"first fp16"}
+    assert {n for program, n in measured if program == "step"} == {"first fp32", "second fp32"}
     assert not found.rejected
 
 
@@ -272,8 +324,9 @@ def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(
             {"precisions": {"encoder": "bf16"}},
             r"no target .* has the precision `bf16` for `encoder`",
         ),
+        ({"precision": "w9"}, r"no target .* has the precision `w9` for `all programs`"),
     ],
-    ids=["option", "precision"],
+    ids=["option", "precision of a program", "precision"],
 )
 def test_what_no_target_that_may_be_used_has_is_rejected_before_any_work(
     micro_checkpoint: Any, rivals: Any, tmp_path: Path, changes: dict[str, Any], message: str
@@ -292,6 +345,5 @@ def test_the_targets_of_this_machine_give_a_verified_mix(
     found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
 
     assert found.bundle.manifest.verified
-    assert {one.target for one in found.timed} >= {"onnxruntime", "xnnpack", "litert", "openvino"}
-    assert all(one.verified for one in found.timed)
-    assert ("coarse_projection", "onnxruntime") in {(t.program, t.target) for t in found.timed}
+    assert {one.candidate.target for one in found.timed} >= {"onnxruntime", "litert", "openvino"}
+    assert "coarse_projection" in {one.program for one in found.timed}

@@ -1,6 +1,6 @@
 """`whisperport export`"""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from whisperport.commands.precision_search import export_in_fewest_bits
 from whisperport.commands.watchdog import run_watched
 from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.export import export as run_export
-from whisperport.program.program_kind import ENCODER
+from whisperport.program.program_kind import ENCODER, STEP
 from whisperport.program.window import WindowOptions
 from whisperport.targets import TARGETS, RunOptions, get_target
 
@@ -49,8 +49,8 @@ from whisperport.targets import TARGETS, RunOptions, get_target
 @click.argument("checkpoint")
 @target_name(
     "Target that runs the programs",
-    "auto exports to every installed target that runs on this machine, measures each program, and places "
-    "it on the fastest target on which it is verified",
+    "auto measures every installed target that runs on this machine, in float32 and in fewer bits, and "
+    "exports the fastest mix that is verified; with --precision fp32, the fastest one in float32",
 )
 @field_options(ExportOptions, "placement", group="Target")
 @option(
@@ -206,29 +206,30 @@ def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
 
 
 def _print_timed(fastest: Fastest) -> None:
-    """Print a row per program with its time on each target, and the targets that were not measured."""
-    targets = list(dict.fromkeys(one.target for one in fastest.timed))
-    cells = {
-        (one.program, one.target): f"{one.ms:.2f} ms" if one.verified else "not verified"
-        for one in fastest.timed
-    }
+    """Print a row per candidate with the times of its programs, and what is not used, with the reason."""
+    programs = list(dict.fromkeys(one.program for one in fastest.timed))
+    ms = {(one.candidate, one.program): f"{one.ms:.2f} ms" for one in fastest.timed}
+    chosen = {ENCODER: fastest.choice.encoder, STEP: fastest.choice.decoder}
     print_table(
-        ("program", *targets, "chosen"),
+        ("target", "precision", *programs, "chosen for"),
         [
-            (name, *(cells.get((name, target), "") for target in targets), entry.target)
-            for entry in fastest.bundle.manifest.programs
-            for name in [entry.spec.name]
+            (
+                one.target,
+                one.precision,
+                *(ms.get((one, program), "") for program in programs),
+                ", ".join(program for program, candidate in chosen.items() if candidate == one),
+            )
+            for one in dict.fromkeys(one.candidate for one in fastest.timed)
         ],
     )
-    print_lines("", *(f"not measured: {name}: {why}" for name, why in fastest.rejected.items()))
+    print_lines("", *(f"not used: {name}: {why}" for name, why in fastest.rejected.items()))
 
 
 def _timed_json(fastest: Fastest) -> dict[str, Any]:
-    """Return the times, and the targets that were not measured, as a JSON object."""
+    """Return the times, and what is not used, as a JSON object."""
     return {
         "programs": [
-            {"program": one.program, "target": one.target, "ms": one.ms, "verified": one.verified}
-            for one in fastest.timed
+            {"program": one.program, **asdict(one.candidate), "ms": one.ms} for one in fastest.timed
         ],
-        "not_measured": dict(fastest.rejected),
+        "not_used": dict(fastest.rejected),
     }

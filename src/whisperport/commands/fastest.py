@@ -1,74 +1,75 @@
-"""Export a checkpoint to the fastest verified mix of the targets that run on this machine.
+"""Export a checkpoint to the fastest verified mix of runtimes and precisions on this machine.
 
-    candidates ─► export, verify ─► time each program, in turn ─► choose ─► export with that placement
+    candidates ─► lower encoder and step ─► time them, in turn ─► choose ─► export and verify the choice
+                                                                    ▲                  │
+                                                                    └──── rejected ◄───┘
 
-The result is an ordinary bundle. Its placements are the choice. If a target has the program
-`coarse_projection`, the vocabulary projection is measured as a program of its own on all targets. If the
-coarse one is not clearly faster than this, the projection is a part of `step` again in the result.
+A candidate is a target in one of its precisions. The programs are in two groups: the encoder and its
+cross-attention keys and values, and the decoder. Each group is on one candidate. The result is an ordinary
+bundle, verified as any other. A choice that fails is left out of the next one.
 """
 
 import os
 import secrets
 import shutil
-import statistics
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from whisperport import targets
 from whisperport.bundle import Bundle, check_writable
 from whisperport.bundle.staging import TOKEN_BYTES, Staging
 from whisperport.commands.doctor import is_installed
-from whisperport.errors import LoweringError, UsageError, WhisperportError
-from whisperport.exporting.export import ExportOptions, export, loaded
-from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
-from whisperport.program.runner import Array, Runner
-from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import Progress, prefixed
-from whisperport.targets import RunOptions, Target, get_target
+from whisperport.commands.timing import Candidate, Timed, known_times, race, remember
+from whisperport.errors import LoweringError, UsageError, VerificationError
+from whisperport.exporting.export import (
+    ExportOptions,
+    build_packages,
+    export,
+    loaded,
+    lower_programs,
+)
+from whisperport.exporting.placing import PlacementRequest
+from whisperport.program.dims import Dims
+from whisperport.program.program_kind import (
+    ALIGN,
+    COARSE_PROJECTION,
+    ENCODER,
+    STEP,
+    VOCAB_PROJECTION,
+)
+from whisperport.program.runner import Runner
+from whisperport.system.progress import Progress
+from whisperport.targets import Target, get_target
 from whisperport.targets.options import by_target
+from whisperport.verification import machine, versions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
 
 AUTO = "auto"  # the name of no target; `--target auto` calls `export_fastest`
-ROUNDS = 9  # runs of each program on each target, after one that is not measured
-# Runs per window: the start tokens, and 64 tokens of text, as this project's benchmarks decode.
-RUNS_PER_WINDOW: Mapping[str, int] = {
-    "encoder": 1,
-    "cross_kv": 1,
-    "prefill_4": 1,
-    "step": 64,
-    VOCAB_PROJECTION: 64,
-}
-# Programs that a user may place without a choice of where the vocabulary is projected.
-OTHERS = {"encoder", "cross_kv", "align"}
-# A program leaves the fastest single target only for a target that needs at most this share of its time.
-# A second target has its own copy of the weights in memory, and medians of idle machines vary by 3 %.
-LEAVES_BELOW = 0.95
+FLOAT = "fp32"
+TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
+GROUPS = (ENCODER, STEP)  # each is known by its program that takes most of the time
+OF_ENCODER = (ENCODER, "cross_kv")
+# Programs that a user may place, while the rest of the decoder is chosen.
+OTHERS = {*OF_ENCODER, ALIGN}
+# A second runtime needs more memory, and fewer bits cost accuracy: each must save 5 % of a window's time.
+# Medians of idle machines vary by 3 %.
+PRICE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """One program on one target.
+class Choice:
+    """The candidates of both groups of programs; None: the user has placed the group."""
 
-    Attributes:
-        program: name of the program.
-        target: name of the target.
-        ms: median time of a run, in milliseconds.
-        verified: whether every comparison with the reference passed.
-    """
+    encoder: Candidate | None
+    decoder: Candidate | None
 
-    program: str
-    target: str
-    ms: float
-    verified: bool
+    def __str__(self) -> str:
+        return ", ".join(dict.fromkeys(str(one) for one in (self.encoder, self.decoder) if one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,13 @@ class Fastest:
 
     Attributes:
         bundle: the bundle that was written.
-        timed: every program on every target that was measured.
-        rejected: name of a target -> why it was not measured.
+        choice: where its programs are.
+        timed: every program of every candidate that was measured.
+        rejected: a candidate or a choice -> why it is not used.
     """
 
     bundle: Bundle
+    choice: Choice
     timed: tuple[Timed, ...]
     rejected: Mapping[str, str]
 
@@ -93,227 +96,282 @@ def export_fastest(
     *,
     progress: Progress = lambda _: None,
 ) -> Fastest:
-    """Export to every installed target that runs here, measure, and write the fastest verified mix.
+    """Measure every installed target that runs here in its precisions, and write the fastest verified mix.
 
-    Measure on an idle machine. Each target is exported to a hidden folder beside `out`, which needs the
-    disk space of all bundles, and is deleted at the end.
+    Measure on an idle machine. The times are kept in the user's cache, and used again for a model of the
+    same sizes on the same machine, with the same packages.
 
     Args:
         checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
         out: folder of the bundle. A bundle that already exists there is replaced when the new one is
             complete.
         options: see `ExportOptions`. Programs in `options.placement` stay on the target that it names.
-            `options.precision` applies to every target; a target without this precision is not measured.
-            A program in `options.precisions` is measured only on the targets with its precision. Default:
-            None, all defaults.
+            With `options.precision`, only this precision is measured: with "fp32", the bundle has the
+            text of the checkpoint. A program in `options.precisions` is measured in this precision only.
+            Default: None, all defaults.
         progress: called with the name of each stage, a few words.
 
     Raises:
         UsageError: an option does not exist, or no target has the precision of a program.
-        LoweringError: no target could be exported, or a program is verified on none of them.
-        CheckpointError, MissingPackageError, BundleError, VerificationError: see `export`.
+        LoweringError: no target could be exported.
+        VerificationError: no candidate is verified.
+        CheckpointError, MissingPackageError, BundleError: see `export`.
     """
     options, out = options or ExportOptions(), Path(out)
-    found = candidates()
-    _check_options(options, found)
+    found = candidates(options)
     check_writable(out)
     checkpoint = loaded(checkpoint, progress)
-    with _hidden_folder(out) as folder:
-        bundles, rejected = _exported(checkpoint, found, folder, options, progress)
-        timed = time_programs(bundles, options.run, progress, options.precisions)
-    placement = choose(timed, options.precisions)
-    if not placement:
-        raise UsageError(
-            "there is no program to place on the fastest target",
-            why="`placement` names a target for every program",
-            hint="use `export` with one of these targets",
-        )
-    progress("exporting the fastest mix: " + ", ".join(dict.fromkeys(placement.values())))
-    chosen = _with_placement(options, placement)
-    first = next(iter(placement.values()))  # each program has a placement of its own
-    bundle = export(checkpoint, first, out, chosen, progress=progress)
-    return Fastest(bundle, timed, rejected)
+    about = _about(checkpoint, found, options)
+    rejected: dict[str, str] = {}
+    if (timed := known_times(about)) is None:
+        with _hidden_folder(out) as folder:
+            timed, rejected = _measured(checkpoint, found, folder, options, progress)
+        if not rejected:
+            remember(about, timed)
+    else:
+        progress("the times of a model of these sizes are known")
+    banned: set[tuple[str, Candidate]] = set()
+    while True:
+        choice = choose(timed, banned, _placed_groups(options))
+        progress(f"exporting {choice}, the fastest of {len(found)} candidates")
+        try:
+            target, chosen = _export_of(choice, checkpoint.dims, options)
+            bundle = export(checkpoint, target, out, chosen, progress=progress)
+            return Fastest(bundle, choice, timed, rejected)
+        except VerificationError as error:
+            rejected[str(choice)] = error.why
+            ban = _failed(choice, error)
+            if ban is None or not _has_others(timed, banned | {ban}, ban[0]):
+                raise
+            banned.add(ban)
 
 
-def candidates() -> tuple[Target, ...]:
-    """Return the targets that run all programs on this machine, and whose packages are installed.
+def candidates(options: ExportOptions) -> tuple[Candidate, ...]:
+    """Return the targets that run all programs on this machine, each in the precisions to measure.
 
     A target with a compiler or an emulation runs on a device. A target with own variants of programs may
     have another cache, which the programs of one bundle share.
+
+    Raises:
+        UsageError: no target that may be used has a lowering option, or a precision.
     """
-    return tuple(
+    here = [
         target
         for target in targets.TARGETS
         for spec in [target.spec]
         if not (spec.emulation or spec.programs or spec.variants or target.compiler)
         and is_installed(spec.extra)
         and is_installed(spec.run_extra)
+    ]
+    _check_options(options, here)
+    found = tuple(
+        Candidate(target.spec.name, precision)
+        for target in here
+        for precision in target.spec.precisions
+        if any(precision in _precisions(target.spec.name, group, options) for group in GROUPS)
     )
-
-
-def time_programs(
-    bundles: Mapping[str, Bundle],
-    run: RunOptions,
-    progress: Progress,
-    precisions: Mapping[str, str] | None = None,
-) -> tuple[Timed, ...]:
-    """Measure every program of bundles that were exported from one checkpoint.
-
-    The targets run in turn, so that other load on the machine affects all of them.
-
-    Args:
-        bundles: name of the target -> its bundle. Programs on other targets are not measured.
-        run: options for running.
-        progress: called with the name of each program.
-        precisions: program -> precision; a program in another one is not measured. Default: None, all
-            programs are measured.
-    """
-    wanted = precisions or {}
-    loaded = {name: _runners_on(name, bundle, run, wanted) for name, bundle in bundles.items()}
-    found = []
-    for program in dict.fromkeys(name for runners in loaded.values() for name in runners):
-        progress(f"timing {program}")
-        on = {name: noise_call(own[program]) for name, own in loaded.items() if program in own}
-        times: dict[str, list[float]] = {target: [] for target in on}
-        for _ in range(1 + ROUNDS):
-            for target, call in on.items():
-                started = time.perf_counter()
-                call()
-                times[target].append(time.perf_counter() - started)
-        for target, seconds in times.items():
-            verified = bundles[target].manifest.is_verified(program)
-            found.append(Timed(program, target, 1e3 * statistics.median(seconds[1:]), verified))
-    return tuple(found)
-
-
-def choose(timed: Sequence[Timed], exempt: Collection[str] = ()) -> dict[str, str]:
-    """Choose a target for every program: the fastest single target, or another that is clearly faster.
-
-    The fastest single target has the smallest sum of times of a window, see `RUNS_PER_WINDOW`. It counts
-    only if all of its programs are verified; if there is none, each program is on its fastest target.
-
-    Args:
-        timed: every program on every target that was measured.
-        exempt: programs that are always on their fastest target, and do not count for the others.
-
-    Returns:
-        Program -> name of its target.
-
-    Raises:
-        LoweringError: a program is verified on no target.
-    """
-    ms: dict[str, dict[str, float]] = {}
-    for one in timed:
-        own = ms.setdefault(one.program, {})
-        if one.verified:
-            own[one.target] = one.ms
-    if not _coarse_is_faster(ms):
-        ms.pop(COARSE_PROJECTION, None)
-    for program, on in ms.items():
-        if not on:
-            names = ", ".join(dict.fromkeys(one.target for one in timed if one.program == program))
-            raise LoweringError(
-                f"`{program}` is verified on no target of this machine",
-                why=f"its outputs differ from the reference on {names}",
-                hint="`whisperport export --target NAME --allow-unverified` writes a bundle to examine",
-            )
-    single = _fastest_single({program: on for program, on in ms.items() if program not in exempt})
-    chosen = {}
-    for program, on in ms.items():
-        best = min(on, key=on.__getitem__)
-        stays = single in on and program not in exempt and on[best] > LEAVES_BELOW * on[single]
-        chosen[program] = single if stays else best
-    if COARSE_PROJECTION not in chosen:  # then it is a part of the programs that decode
-        chosen.pop(VOCAB_PROJECTION, None)
-    return chosen
-
-
-def _coarse_is_faster(ms: Mapping[str, Mapping[str, float]]) -> bool:
-    coarse, exact = (ms.get(name, {}).values() for name in (COARSE_PROJECTION, VOCAB_PROJECTION))
-    return bool(coarse and exact) and min(coarse) < LEAVES_BELOW * min(exact)
-
-
-def _fastest_single(ms: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the target with the smallest time per window, of those with all programs; else ""."""
-    needed = [on for program, on in ms.items() if program != COARSE_PROJECTION]
-    complete = set[str]().union(*needed).intersection(*needed)
-
-    def window_ms(target: str) -> float:
-        return sum(runs * ms[p][target] for p, runs in RUNS_PER_WINDOW.items() if p in ms)
-
-    return min(sorted(complete), key=window_ms, default="")
-
-
-def _exported(
-    checkpoint: "Checkpoint",
-    found: Sequence[Target],
-    folder: Path,
-    options: ExportOptions,
-    progress: Progress,
-) -> tuple[dict[str, Bundle], dict[str, str]]:
-    """Export to each target.
-
-    Returns:
-        Target -> its bundle, and target -> why it has none.
-
-    Raises:
-        WhisperportError: the first error, if no target has a bundle.
-    """
-    bundles: dict[str, Bundle] = {}
-    errors: dict[str, WhisperportError] = {}
-    apart = _projects_apart(checkpoint, found, options)
-    for target in found:
-        name = target.spec.name
-        coarse = COARSE_PROJECTION in target.spec.further_programs
-        placed = {COARSE_PROJECTION if coarse else VOCAB_PROJECTION: name} if apart else {}
-        own = replace(
-            options,
-            options=_options_of(name, options),
-            placement={**placed, **options.placement},
-            precisions={
-                program: precision
-                for program, precision in options.precisions.items()
-                if program in options.placement or precision in target.spec.precisions
-            },
-            allow_unverified=True,
-        )
-        report = prefixed(progress, name)
-        try:
-            bundles[name] = export(checkpoint, name, folder / name, own, progress=report)
-        except (LoweringError, UsageError) as error:
-            errors[name] = error
-    if not bundles:
-        raise next(iter(errors.values()), None) or LoweringError(
+    if not found:
+        raise LoweringError(
             "no target that runs on this machine is installed",
             hint='pip install "whisperport[export]" installs the target `onnxruntime`',
         )
-    reasons = {name: f"{e.what}: {e.why}" if e.why else e.what for name, e in errors.items()}
-    return bundles, reasons
+    return found
 
 
-def _projects_apart(
-    checkpoint: "Checkpoint", found: Sequence[Target], options: ExportOptions
-) -> bool:
-    """Return whether to measure the vocabulary projection as a program of its own."""
-    from whisperport.model.coarse_projection import SMALLEST_BLOCK
+def choose(
+    timed: Sequence[Timed],
+    banned: Collection[tuple[str, Candidate]] = (),
+    placed: Collection[str] = (),
+) -> Choice:
+    """Choose the candidates with the least time per window.
 
-    return (
-        any(COARSE_PROJECTION in target.spec.further_programs for target in found)
-        and not options.placement.keys() - OTHERS
-        and not options.precision
-        and not options.precisions.keys() - OTHERS
-        and checkpoint.dims.n_text_state % SMALLEST_BLOCK == 0
+    Args:
+        timed: every program of every candidate that was measured.
+        banned: groups, "encoder" or "step", with a candidate that is not used for them.
+        placed: groups that the user has placed.
+
+    Raises:
+        UsageError: the user has placed both.
+        LoweringError: there is no candidate for a group.
+    """
+    if len(placed) == 2:
+        raise UsageError(
+            "there is no program to place on the fastest target",
+            why="`placement` names a target for every program",
+            hint="use `export` with one of these targets",
+        )
+    of = {
+        group: [None] if group in placed else _candidates_of(group, timed, banned)
+        for group in GROUPS
+    }
+    for group, some in of.items():
+        if not some:
+            raise LoweringError(
+                f"`{group}` could be measured on no target of this machine",
+                why="every target failed, or has not the precision asked for",
+                hint="`whisperport export --target NAME` shows why one of them fails",
+            )
+    choices = [Choice(encoder, decoder) for encoder in of[ENCODER] for decoder in of[STEP]]
+    return min(choices, key=lambda one: _price(one, timed))
+
+
+def _price(choice: Choice, timed: Sequence[Timed]) -> float:
+    """Return the milliseconds of a window, times `PRICE` for what should save more than it costs."""
+    both = [one for one in (choice.encoder, choice.decoder) if one]
+    costs = sum(one.precision != FLOAT for one in both) + (len({c.target for c in both}) == 2)
+    return PRICE**costs * window_ms(choice, timed)
+
+
+def window_ms(choice: Choice, timed: Sequence[Timed]) -> float:
+    """Return the time of a window with 64 tokens, without programs that take little of it."""
+    return sum(
+        one.ms * (1 if one.program == ENCODER else TOKENS)
+        for one in timed
+        if one.candidate == (choice.encoder if one.program == ENCODER else choice.decoder)
     )
 
 
-def _check_options(options: ExportOptions, found: Sequence[Target]) -> None:
+def _candidates_of(
+    group: str, timed: Sequence[Timed], banned: Collection[tuple[str, Candidate]]
+) -> list[Candidate]:
+    return [
+        one.candidate
+        for one in timed
+        if one.program == group and (group, one.candidate) not in banned
+    ]
+
+
+def _has_others(
+    timed: Sequence[Timed], banned: Collection[tuple[str, Candidate]], group: str
+) -> bool:
+    return bool(_candidates_of(group, timed, banned))
+
+
+def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate] | None:
+    """Return the group whose candidate is not used again, with the candidate; None: the user placed it.
+
+    It is the group of the program that failed. If only words differ, it is one with fewer bits.
+    """
+    groups = {ENCODER: choice.encoder, STEP: choice.decoder}
+    failed = ENCODER if set(OF_ENCODER) & set(error.programs) else STEP
+    if not error.programs and choice.encoder and choice.encoder.precision != FLOAT:
+        failed = ENCODER
+    found = groups[failed] or next(filter(None, groups.values()))
+    return next(((group, one) for group, one in groups.items() if one is found), None)
+
+
+def _measured(
+    checkpoint: "Checkpoint",
+    found: Sequence[Candidate],
+    folder: Path,
+    options: ExportOptions,
+    progress: Progress,
+) -> tuple[tuple[Timed, ...], dict[str, str]]:
+    """Lower encoder and step for every candidate, without a verification, and measure them.
+
+    Returns:
+        The times, and a candidate -> why it was not measured.
+    """
+    from whisperport.model.whisper import build_model
+
+    model = build_model(checkpoint, options.window.of(checkpoint.dims))
+    runners: dict[Candidate, Mapping[str, Runner]] = {}
+    rejected: dict[str, str] = {}
+    for number, one in enumerate(found):
+        target, programs = get_target(one.target), [ENCODER, STEP]
+        if _is_coarse(one, checkpoint.dims, options):
+            programs += [VOCAB_PROJECTION, COARSE_PROJECTION]
+        progress(f"lowering encoder and step for {one}")
+        request = PlacementRequest(
+            target=one.target,
+            precision=one.precision,
+            options=_of_targets([one.target], options.options),
+        )
+        run = replace(options.run, options=_of_targets([one.target], options.run.options))
+        own = folder / str(number)
+        own.mkdir()
+        try:
+            if reason := target.too_large(checkpoint.dims):
+                raise LoweringError(f"the checkpoint is too large for `{one.target}`", why=reason)
+            entries = lower_programs(model, checkpoint.generation, request, programs, own)
+            used = [entry for entry in entries if entry.spec.name != VOCAB_PROJECTION]
+            runners[one] = target.load(own, used, run)
+        except (LoweringError, UsageError) as error:
+            rejected[str(one)] = f"{error.what}: {error.why}" if error.why else error.what
+    timed: list[Timed] = []
+    for group, parts in ((ENCODER, (ENCODER,)), (STEP, (STEP, COARSE_PROJECTION))):
+        rivals = {
+            one: [some[name] for name in parts if name in some]
+            for one, some in runners.items()
+            if one.precision in _precisions(one.target, group, options)
+        }
+        if group not in _placed_groups(options):
+            progress(f"timing {group} on {len(rivals)} candidates")
+            timed += race(rivals)
+    return tuple(timed), rejected
+
+
+def _precisions(target: str, group: str, options: ExportOptions) -> tuple[str, ...]:
+    """Return the precisions in which a group is measured on a target that has them."""
+    asked = options.precisions.get(group, options.precision)
+    return (asked,) if asked else get_target(target).spec.timed_precisions
+
+
+def _is_coarse(one: Candidate, dims: Dims, options: ExportOptions) -> bool:
+    """Return whether a candidate decodes with `coarse_projection`, which has the text of float32."""
+    from whisperport.model.coarse_projection import SMALLEST_BLOCK
+
+    return (
+        one.precision == FLOAT
+        and COARSE_PROJECTION in get_target(one.target).spec.further_programs
+        and not options.precisions.keys() - OTHERS
+        and dims.n_text_state % SMALLEST_BLOCK == 0
+    )
+
+
+def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str, ExportOptions]:
+    """Return the target and the options of the export of a choice."""
+    placement, precisions = dict[str, str](), dict[str, str]()
+    if choice.encoder:
+        for program in OF_ENCODER:
+            if program not in options.placement:
+                placement[program] = choice.encoder.target
+                precisions[program] = choice.encoder.precision
+    if choice.decoder:
+        target, precision = choice.decoder.target, choice.decoder.precision
+        if _is_coarse(choice.decoder, dims, options):
+            placement[COARSE_PROJECTION] = target
+    else:
+        placed = {name: on for name, on in options.placement.items() if name not in OTHERS}
+        target, precision = placed.get(STEP, next(iter(placed.values()))), options.precision
+    placement |= options.placement
+    return target, replace(
+        options,
+        placement=placement,
+        precision=precision,
+        precisions={**precisions, **options.precisions},
+        options=_of_targets([target, *placement.values()], options.options),
+    )
+
+
+def _placed_groups(options: ExportOptions) -> set[str]:
+    """Return the groups that the user has placed."""
+    placed = options.placement.keys()
+    return {
+        group
+        for group, is_placed in ((ENCODER, ENCODER in placed), (STEP, bool(placed - OTHERS)))
+        if is_placed
+    }
+
+
+def _check_options(options: ExportOptions, here: Sequence[Target]) -> None:
     """Raise UsageError if no target that may be used has a lowering option or a precision."""
-    used = {*options.placement.values(), *(target.spec.name for target in found)}
+    used = {*options.placement.values(), *(target.spec.name for target in here)}
     known = {t.spec.name: t.lower_options for t in targets.TARGETS if t.spec.name in used}
     by_target(options.options, known)
-    every = {precision: None for target in found for precision in target.spec.precisions}
-    for program, precision in options.precisions.items():
-        if program not in options.placement and precision not in every:
+    every = dict.fromkeys(precision for target in here for precision in target.spec.precisions)
+    for program, precision in {"all programs": options.precision, **options.precisions}.items():
+        if program not in options.placement and precision and precision not in every:
             raise UsageError(
                 f"no target that runs on this machine has the precision `{precision}` for `{program}`",
                 why=f"installed targets have {', '.join(every) or 'none'}",
@@ -321,58 +379,26 @@ def _check_options(options: ExportOptions, found: Sequence[Target]) -> None:
             )
 
 
-def _options_of(target: str, options: ExportOptions) -> dict[str, str]:
-    """Return the lowering options of the targets of one export."""
-    used = {target, *options.placement.values()}
-    return {name: v for name, v in options.options.items() if name.partition(".")[0] in used}
+def _of_targets(names: Collection[str], options: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the options that are of some targets."""
+    return {name: value for name, value in options.items() if name.partition(".")[0] in names}
 
 
-def _with_placement(options: ExportOptions, placement: Mapping[str, str]) -> ExportOptions:
-    """Return the options of the last export."""
-    precisions = dict.fromkeys(placement, options.precision) if options.precision else {}
-    used = {*placement.values(), *options.placement.values()}
-    return replace(
-        options,
-        placement={**placement, **options.placement},
-        precision="",
-        precisions={**precisions, **options.precisions},
-        options={n: v for n, v in options.options.items() if n.partition(".")[0] in used},
-    )
-
-
-def _runners_on(
-    target: str, bundle: Bundle, run: RunOptions, precisions: Mapping[str, str]
-) -> dict[str, Runner]:
-    """Load the programs of a bundle that are placed on a target, in the precision asked for."""
-    entries = [
-        entry
-        for entry in bundle.manifest.programs
-        if entry.target == target
-        and entry.precision == precisions.get(entry.spec.name, entry.precision)
-    ]
-    return get_target(target).load(bundle.folder, entries, run)
-
-
-def noise_call(runner: Runner) -> Callable[[], object]:
-    """Return a function that runs a program on noise, with constants and state bound as in a decoder."""
-    inputs = _inputs(runner.spec)
-    binding = runner.binding()
-    for name, role in runner.roles.items():
-        if role != "input":
-            binding.bind(name, inputs[name])
-    return partial(binding.run, inputs)
-
-
-def _inputs(spec: ProgramSpec) -> dict[str, Array]:
-    """Return noise for every input, and masks that hide nothing."""
-    random = np.random.default_rng(0)
+def _about(
+    checkpoint: "Checkpoint", found: Sequence[Candidate], options: ExportOptions
+) -> dict[str, Any]:
+    """Return what the times depend on, as JSON."""
+    packages = build_packages(dict.fromkeys(one.target for one in found))
     return {
-        tensor.name: (
-            np.zeros(tensor.shape, tensor.dtype)
-            if tensor.name == "mask"
-            else (0.1 * random.standard_normal(tensor.shape)).astype(tensor.dtype)
-        )
-        for tensor in spec.inputs
+        "dims": asdict(checkpoint.dims),
+        "window": str(options.window),
+        "candidates": [str(one) for one in found],
+        "placed": sorted(_placed_groups(options)),
+        "precisions": dict(options.precisions),
+        "options": {**options.options, **options.run.options},
+        "threads": options.run.threads,
+        "machine": machine(),
+        "versions": versions(packages),
     }
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from whisperport.bundle import MANIFEST, Bundle, Manifest, check_writable
 from whisperport.bundle.writing import writing_bundle
-from whisperport.commands.fastest import noise_call
 from whisperport.commands.kept_attempts import KeptAttempts, dependencies
+from whisperport.commands.timing import noise_call
 from whisperport.errors import UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions, export, loaded
 from whisperport.program.checks import Check

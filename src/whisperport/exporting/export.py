@@ -56,6 +56,7 @@ from whisperport.verification.reference import Reference
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
+    from whisperport.model.whisper import Whisper
     from whisperport.trace.program import Program
 
 STATIC = ("w8a8", "w8a16")  # precisions with activations of a fixed scale
@@ -262,6 +263,28 @@ def export(
         bundle = writer.commit(replace(manifest, verification=report.to_json()))
     record_own(bundle.manifest)
     return bundle
+
+
+def lower_programs(
+    model: "Whisper",
+    generation: Generation,
+    request: PlacementRequest,
+    names: Sequence[str],
+    folder: Path,
+    progress: Progress = lambda _: None,
+) -> list[ProgramEntry]:
+    """Trace, rewrite and lower single programs of a model to a folder, without a verification.
+
+    Raises:
+        UsageError, LoweringError: see `export`.
+    """
+    further = [name for name in names if name in (VOCAB_PROJECTION, COARSE_PROJECTION)]
+    request = replace(
+        request, programs={**request.programs, **dict.fromkeys(further, request.target)}
+    )
+    placed = place(request, [name for name in names if name not in further], further)
+    programs = _programs(model, generation, placed, None)
+    return _lower(_grouped(programs, placed, progress), placed, folder, progress)[0]
 
 
 def build_packages(names: Iterable[str]) -> list[str]:

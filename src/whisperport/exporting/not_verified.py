@@ -50,9 +50,12 @@ def not_verified(
             checks = [check for check in checks if check.level != "words"] + found
         except WhisperportError as error:  # the bundle is rejected anyway
             log.warning("the words of more clips are not known: %s", error)
-    return VerificationError(
+    rejected = VerificationError(
         f"the bundle for {out} does not agree with its checkpoint, and was not written",
         why=rejection(checks, reference, bundle.manifest.programs, missing),
         hint="choose another precision with `--precision`, also for single programs; `--allow-unverified` "
         "writes it anyway, permanently marked as failed",
     )
+    failed = (one.program for one in report.checks if one.level == "arrays" and not one.passed)
+    rejected.programs = tuple(dict.fromkeys(failed))
+    return rejected

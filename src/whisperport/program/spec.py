@@ -199,6 +199,7 @@ class TargetSpec:
         further_programs: programs that few targets run, and this one does, such as "coarse_projection".
         fallback: name of the target for the other programs.
         precisions: precisions that programs can have; the first is the default.
+        timed_precisions: those that `--target auto` measures.
         masks: precision -> number that is added to the attention scores of hidden tokens, -30000 to -16;
             other precisions: -30000 for "fp32", -64 for the others. `export` chooses a lower number if the
             model's scores need it.
@@ -242,6 +243,7 @@ class TargetSpec:
     further_programs: frozenset[str] = frozenset()
     fallback: str = ""
     precisions: tuple[str, ...] = ("fp32",)
+    timed_precisions: tuple[str, ...] = ("fp32",)
     masks: Mapping[str, float] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     batch: int = 1

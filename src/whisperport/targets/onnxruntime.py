@@ -149,6 +149,7 @@ class OnnxRuntime(Target):
         formats=frozenset({"torch", "onnx"}),
         domains=frozenset({"com.microsoft"}),
         precisions=("fp32", W8, W8A8),
+        timed_precisions=("fp32", W8),
         further_programs=frozenset({COARSE_PROJECTION}),  # it has an operator of ONNX Runtime
         trial_options={"provider": CPU},
         runtime="onnxruntime",

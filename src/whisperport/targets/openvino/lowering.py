@@ -9,8 +9,8 @@ the file of weights, and any number of models can be read with the same file.
     before   x ── MatMul(w float32) ─────────────────────────────────► y
     after    x ── MatMul(Multiply(Convert(q int8), scale float32)) ──► y
 
-OpenVINO reads this form as compressed weights: its CPU kernels multiply int8 weights by float32 inputs and
-do not expand the weights in memory.
+OpenVINO reads this form as compressed weights: its CPU kernels do not expand them in memory. With AVX-512
+VNNI they round the inputs to 8 bits too, in blocks (`runtime.py`), and multiply integers.
 
 Source of the form: openvino, `MarkDequantization` and the CPU plugin's conversion of compressed
 MatMuls; NNCF writes it too, but NNCF needs scipy and scikit-learn.

@@ -73,6 +73,7 @@ class OpenVino(Target):
         dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
         formats=frozenset({"torch"}),
         precisions=("fp32", "fp16", "w8", "bf16"),
+        timed_precisions=("fp32", "w8", "bf16"),
         sums_exponentials=True,
         trial_options={"device": CPU},
         runtime="openvino",
@@ -131,7 +132,8 @@ class OpenVino(Target):
         found: dict[str, Runner] = {}
         for entry in entries:
             properties = device.properties(
-                bf16=entry.precision == "bf16" and has_bf16(core, device)
+                bf16=entry.precision == "bf16" and has_bf16(core, device),
+                w8=entry.precision == "w8",
             )
             files = _files(folder, entry)
             found[entry.spec.name] = OpenVinoRunner(core, entry.spec, *files, device, properties)
