@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
 from whisperport.runtime.coarse import TOLERANCE, CoarseLogits, CoarseProjection
 from whisperport.runtime.scores import log_sum_exp
-from whisperport.targets import RunOptions
+from whisperport.targets import RunOptions, get_target
 from whisperport.trace.onnx import SharedWeights, write_onnx
-from whisperport.trace.program import Program
+from whisperport.trace.program import Program, trace
 from whisperport.trace.variants import whisper_programs
 from whisperport.trace.whisper import Parts
 from whisperport.verification.batch_check import bound_check
@@ -349,3 +350,22 @@ def test_the_embedded_model_says_the_same_and_seldom_needs_float32(
     assert texts[0] == texts[1]
     assert len(decided) > 50
     assert sum(decided) > 0.95 * len(decided)
+
+
+def test_the_bounds_are_in_float32_also_where_the_weights_of_other_programs_have_8_bits(
+    tmp_path: Path,
+) -> None:
+    width = 1024  # of large models: 2 x 8 limits per token are summed
+    table = torch.randn(300, width, generator=torch.Generator().manual_seed(0))
+    decoder: Any = torch.nn.Module()
+    decoder.token_embedding = torch.nn.Embedding.from_pretrained(table)
+    hidden = torch.randn(1, 1, width)
+    program = trace(COARSE_PROJECTION, Module(decoder), (hidden,), ["logits", "bound"])
+    target = get_target("onnxruntime").with_precisions({COARSE_PROJECTION: "w8"})
+
+    (entry,) = target.lower([program], tmp_path, lambda _: None)
+
+    runner = target.load(tmp_path, [entry], RunOptions(threads=1))[COARSE_PROJECTION]
+    expected = Module(decoder)(hidden)[1].numpy()
+    found = runner.run({"hidden": hidden.numpy()})["bound"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)  # sums of 16 products in float32

@@ -199,7 +199,9 @@ class OnnxRuntime(Target):
             path = folder / FOLDER / f"{program.name}.onnx"
             precision = self.precision_of(program.name)
             weights = SharedWeights(path.with_suffix(".bin")) if precision == W8A8 else shared
-            nodes = write_onnx(program, path, weights, opset=opset, in_8_bits=precision == W8)
+            # The bounds of `coarse_projection` are not rounded; its weights have 8 bits in any precision.
+            in_8_bits = precision == W8 and program.name != COARSE_PROJECTION
+            nodes = write_onnx(program, path, weights, opset=opset, in_8_bits=in_8_bits)
             entries.append(
                 ProgramEntry(
                     spec=program.spec,
