@@ -21,8 +21,8 @@ from whisperport.targets.stated_signature import (
 )
 
 CPU, NPU = "CPU", "NPU"
-# Inputs that share a scale where a CPU multiplies them in 8 bits by weights of 8 bits. With 32, the default of
-# OpenVINO, the encoder of tiny has 1.5 dB less error, and takes 1.13 times as long.
+# Inputs that share a scale where a CPU multiplies them in 8 bits by weights of 8 bits. With 32, OpenVINO's
+# default, the encoder of tiny has 1.5 dB less error, and takes 1.13 times as long.
 BLOCK = 128
 TYPES = {  # numpy's name of a dtype -> OpenVINO's
     "bool": "boolean",
