@@ -199,7 +199,8 @@ class TargetSpec:
         further_programs: programs that few targets run, and this one does, such as "coarse_projection".
         fallback: name of the target for the other programs.
         precisions: precisions that programs can have; the first is the default.
-        timed_precisions: those that `--target auto` measures.
+        timed_precisions: those that `--target auto` measures if the user names none. A lowering that takes
+            long is left out where another target has the same kernels, or is as fast.
         masks: precision -> number that is added to the attention scores of hidden tokens, -30000 to -16;
             other precisions: -30000 for "fp32", -64 for the others. `export` chooses a lower number if the
             model's scores need it.

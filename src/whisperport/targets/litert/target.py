@@ -77,7 +77,7 @@ class LiteRt(Target):
         rewrites=("drop-no-ops",),
         lowered_suffix=".tflite",
         precisions=("fp32", *PRECISIONS),
-        timed_precisions=("fp32", "w8"),
+        timed_precisions=("w8",),
         runtime="ai-edge-litert",
         # Fitted to bundles of tiny, base and small: 2.27, 3.45 and 8.74 GB, and 52, 116 and 296 s of CPU
         # time. Lowering one program after another of small took up to 5.8 GB.

@@ -27,6 +27,7 @@ class Xnnpack(Target):
 
     spec = TargetSpec(
         name="xnnpack",
+        timed_precisions=(),
         summary="ExecuTorch with XNNPACK: phones and boards, Arm and x86 CPUs",
         operators=OPERATORS,
         max_rank=6,
