@@ -13,13 +13,14 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from machine_limits import encoder_gflop, gemm_gflops, read_gb_per_s, step_gb
 
+from whisperport.bench.limits import Rates, measure_rates, work_of
 from whisperport.bench.measure import measure
 from whisperport.model.decoder import Decode
 from whisperport.model.whisper import Whisper
@@ -79,9 +80,9 @@ def main() -> None:
             contenders |= lowered(
                 target, programs, Path(folder) / target.spec.name, options.threads
             )
-        limits = {"gemm_gflops": gemm_gflops(options.threads), "read_gb_per_s": read_gb_per_s()}
+        rates = measure_rates(options.threads)
         rounds = [one_round(contenders) for _ in range(options.rounds)]
-    report(rounds, limits, options)
+    report(rounds, programs, rates, options)
 
 
 def eager_encoder(model: Whisper) -> Run:
@@ -153,16 +154,17 @@ def one_round(contenders: dict[Any, Run]) -> dict[Any, float]:
 
 
 def report(
-    rounds: list[dict[Any, float]], limits: dict[str, float], options: argparse.Namespace
+    rounds: list[dict[Any, float]],
+    programs: list[Program],
+    rates: Rates,
+    options: argparse.Namespace,
 ) -> None:
+    tokens = TINY.n_text_ctx  # the whole cache is read
+    work = {one.name: work_of(one.spec, "fp32", TINY, tokens=tokens) for one in programs}
     rows = []
     for program, contender in rounds[0]:
         ms = statistics.median(r[program, contender] for r in rounds)
         ratio = statistics.median(r[program, contender] / r[program, "torch eager"] for r in rounds)
-        if program == "encoder":
-            share = encoder_gflop(TINY) / ms * 1e3 / limits["gemm_gflops"]
-        else:
-            share = step_gb(TINY) / ms * 1e3 / limits["read_gb_per_s"]
         goal = GOALS.get((program, contender))
         rows.append(
             {
@@ -170,15 +172,14 @@ def report(
                 "on": contender,
                 "median_ms": ms,
                 "of_eager": ratio,
-                "of_limit": share,
+                "of_limit": work[program].limit_ms(rates) / ms,
                 "goal": goal,
             }
         )
     result = {
         "what": "Whisper tiny's encoder and step, float32, random weights, batch 1",
-        "limits": limits,
-        "encoder_gflop": encoder_gflop(TINY),
-        "step_gb": step_gb(TINY),
+        "rates": asdict(rates),
+        "work": {name: asdict(one) for name, one in work.items()},
         "rows": rows,
         "threads": options.threads,
         "rounds": options.rounds,
@@ -197,9 +198,9 @@ def report(
             f"{row['of_limit']:14.0%}  {goal}"
         )
     print(
-        f"\nlimits with {options.threads} threads: {limits['gemm_gflops']:.0f} GFLOP/s (encoder: "
-        f"{encoder_gflop(TINY):.1f} GFLOP), {limits['read_gb_per_s']:.0f} GB/s (step: "
-        f"{step_gb(TINY):.3f} GB)"
+        f"\nlimits with {options.threads} threads: {rates.gflop:.0f} GFLOP/s (encoder: "
+        f"{work['encoder'].gflop:.1f} GFLOP), {rates.read_gb:.0f} GB/s (step: "
+        f"{work['step'].read_gb:.3f} GB)"
     )
 
 

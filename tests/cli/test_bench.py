@@ -63,6 +63,23 @@ def test_the_default_model_is_split_into_its_parts_beside_its_accuracy(run, audi
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
+def test_a_page_shows_each_program_beside_its_limit_and_needs_no_network(run, audio, tmp_path):
+    page = tmp_path / "page.html"
+
+    ran = run(
+        *("bench", default_bundle(), audio, "--repeat", "1", "--threads", "1", "--html", page)
+    )
+
+    assert ran.code == 0
+    row = r"^encoder +fp32 +\d+\.\d MB +\d+\.\d\d G +\d+\.\d\d ms +\d+\.\d\d ms +\d+%$"
+    assert re.search(row, ran.out, re.MULTILINE)
+    text = page.read_text()
+    assert re.search(r"<td>encoder<td>fp32<td class=\"n\">\d+\.\d MB", text)
+    assert text.count('class="part"') == len(PARTS) - 1
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://|<script|src=", text)
+
+
 def test_two_bundles_are_compared_with_their_ratio(run, audio):
     ran = run("bench", default_bundle(), default_bundle(), audio, "--repeat", "1")
 

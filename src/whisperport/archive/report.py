@@ -1,7 +1,5 @@
 """The report about an archive: one HTML file without other files and without a network."""
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -11,17 +9,13 @@ from pathlib import Path
 from whisperport.archive.rows import MARKS, Row
 from whisperport.archive.summary import ArchiveSummary, cause_of
 from whisperport.system.atomic import write_atomic
+from whisperport.system.page import html_page
 
 MAX_SEARCHED = 30_000_000  # characters of rows in the page; a browser is slow with more
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
-table { border-collapse: collapse; width: 100% } th { text-align: left }
-td, th { padding: .2rem .6rem; border-bottom: 1px solid #8884; vertical-align: top }
-td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 input { font: inherit; width: 100%; padding: .4rem; box-sizing: border-box }
-.id { overflow-wrap: anywhere } .error { color: #c0392b } .mark { color: #a66300 }
-:root { color-scheme: light dark }
+.id { overflow-wrap: anywhere } .error { color: var(--bad) } .mark { color: var(--mark) }
 """
 
 # `textContent` only: nothing of a row is ever read as HTML.
@@ -66,17 +60,11 @@ def write_report(rows: Iterable[Row], folder: Path, summary: ArchiveSummary) -> 
 
 
 def report(rows: Iterable[Row], summary: ArchiveSummary) -> str:
-    """Return the page. Its policy allows this one script and nothing from a network."""
-    script = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
+    """Return the page."""
     searched, n_missing = _searched(rows)
     missing = f"<p>{n_missing:,} more rows are in the Parquet files only.</p>" if n_missing else ""
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>Archive: {summary.files:,} files</title><style>{_STYLE}</style>\n"
-        f"<h1>Archive: {summary.files:,} files</h1>\n{_totals(summary)}\n"
+    body = (
+        f"{_totals(summary)}\n"
         f"{_counts('Errors by cause', summary.errors)}{_counts('Languages', summary.languages)}"
         f"{_counts('Quality marks', summary.marks, MARKS)}"
         '<h2>Search</h2>\n<label for="search">Words in the name, the text, the marks or the error</label>'
@@ -84,8 +72,8 @@ def report(rows: Iterable[Row], summary: ArchiveSummary) -> str:
         "<table><thead><tr><th>file<th>seconds<th>language<th>text or error<th>marks</thead>"
         f'<tbody id="found"></tbody></table>{missing}\n'
         f'<script type="application/json" id="rows">{searched}</script>\n'
-        f"<script>{_SCRIPT}</script></html>\n"
     )
+    return html_page(f"Archive: {summary.files:,} files", body, _STYLE, _SCRIPT)
 
 
 def _totals(summary: ArchiveSummary) -> str:

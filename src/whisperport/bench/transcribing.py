@@ -117,6 +117,11 @@ class BenchResult:
     # in `total_ms`, since no transcription uses it.
     uncached: Part | None = None
 
+    @property
+    def medians(self) -> dict[str, float]:
+        """Name of a part -> median time of one call, in milliseconds."""
+        return {part.name: part.median_ms for part in self.parts if part.median_ms is not None}
+
     def to_json(self) -> dict[str, Any]:
         name = self.errors.name.lower() if self.errors else "wer"
         rates = {

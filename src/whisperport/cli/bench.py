@@ -1,6 +1,7 @@
 """`whisperport bench`"""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, get_args
@@ -8,6 +9,7 @@ from typing import Any, get_args
 import click
 
 from whisperport.bench.acceptance import AcceptanceRow, How
+from whisperport.bench.limits import Limit, Rates, limits_of, measure_rates
 from whisperport.bench.transcribing import (
     BenchOptions,
     BenchResult,
@@ -16,6 +18,7 @@ from whisperport.bench.transcribing import (
     run_bench,
 )
 from whisperport.bundle import Bundle
+from whisperport.cli.bench_page import bench_page
 from whisperport.cli.console import (
     print_json,
     print_lines,
@@ -37,6 +40,7 @@ from whisperport.cli.options import (
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import AudioError, UsageError
 from whisperport.exporting.model_bundle import open_bundle
+from whisperport.system.atomic import write_atomic
 from whisperport.verification import TextErrors, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
@@ -62,6 +66,14 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     "for audio files that come with whisperport",
 )
 @field_options(BenchOptions, "unit", group="Error rate")
+@option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    group="Output",
+    metavar="FILE",
+    help="Also write a page with a bar of the time of each bundle, and of each program's limit",
+)
 @model_option
 @as_json
 @threads
@@ -71,6 +83,7 @@ def bench(
     paths: tuple[Path, ...],
     model: str | None,
     transcript: Path | None,
+    page: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
     trust: bool,
@@ -85,6 +98,10 @@ def bench(
     the CPU are not in it. Each BUNDLE is a folder. Several bundles run in turn, round by round, and are
     compared. With --model, the bundle of that model is one of them. Without AUDIO, an audio file that comes
     with whisperport is used.
+
+    The limit of a program is the time in which this machine can read its weights and compute its matrix
+    multiplications, in the program's precision; both are measured here. A program near its limit is faster
+    only in fewer bits.
 
     \b
     Examples:
@@ -106,11 +123,21 @@ def bench(
         progress("checking the bundles")
         bundles = [*(Bundle.open(folder) for folder in folders), *more]
         results = run_bench(bundles, audio, options, progress=progress)
+        progress("measuring what this machine reads and multiplies")
+        rates = measure_rates(threads)
+    limits = [
+        limits_of(bundle.manifest, result.medians, result.how, rates)
+        for bundle, result in zip(bundles, results, strict=True)
+    ]
+    if page is not None:
+        where = "; ".join(_machine_lines(threads, options.repeat))
+        write_atomic(page, bench_page(results, rates, limits, where).encode())
     if as_json:
-        print_json(_as_json(results, threads))
+        print_json(_as_json(results, threads, rates, limits))
     else:
-        for result in results:
+        for result, own in zip(results, limits, strict=True):
             _print_result(result)
+            _print_limits(rates, own)
         if len(results) > 1:
             _print_comparison(results)
         _print_machine(threads, options.repeat)
@@ -261,19 +288,59 @@ def _total(result: BenchResult, name: str) -> float | None:
     return next((part.total_ms for part in result.parts if part.name == name), None)
 
 
+def _print_limits(rates: Rates, limits: Sequence[Limit]) -> None:
+    """Print how far each program is from what this machine can do."""
+    if not limits:
+        return
+    print_table(
+        ("program", "precision", "reads", "operations", "limit", "measured", "limit / measured"),
+        [
+            (
+                one.program,
+                one.precision,
+                f"{1e3 * one.work.read_gb:.1f} MB",
+                f"{one.work.gflop + one.work.gop_8_bits:.2f} G",
+                f"{one.limit_ms:.2f} ms",
+                f"{one.ms:.2f} ms",
+                f"{one.share:.0%}",
+            )
+            for one in limits
+        ],
+    )
+    print_lines(
+        "",
+        f"this machine: reads {rates.read_gb:.1f} GB/s; multiplies {rates.gflop:.0f} GFLOP/s in float32, "
+        f"{rates.gop_8_bits:.0f} GOP/s in 8 bits",
+        "",
+    )
+
+
 def _print_machine(threads: int | None, repeat: int) -> None:
+    print_lines(*_machine_lines(threads, repeat))
+
+
+def _machine_lines(threads: int | None, repeat: int) -> tuple[str, ...]:
     here = machine()
     installed = (f"{name} {version}" for name, version in versions(MEASURED).items())
-    print_lines(
+    return (
         f"{here['cpu']}, {here['cores']} cores, {here['os']}, {here['python']}",
         ", ".join(installed),
         f"threads: {threads or 'chosen by each runtime'}; median of {repeat} rounds by total time",
     )
 
 
-def _as_json(results: Sequence[BenchResult], threads: int | None) -> dict[str, object]:
+def _as_json(
+    results: Sequence[BenchResult],
+    threads: int | None,
+    rates: Rates,
+    limits: Sequence[Sequence[Limit]],
+) -> dict[str, object]:
     return {
-        "results": [result.to_json() for result in results],
+        "results": [
+            result.to_json() | {"limits": [asdict(one) | {"share": one.share} for one in own]}
+            for result, own in zip(results, limits, strict=True)
+        ],
+        "rates": asdict(rates),
         "threads": threads,
         "machine": machine(),
         "versions": versions(MEASURED),

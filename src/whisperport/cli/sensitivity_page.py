@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from whisperport.system.page import html_page
+
 WIDTH, HEIGHT = 720, 140  # of a picture, in pixels
 LINES = 400  # at most, in a picture; each is the largest of the values that it stands for
 MARGIN = 64  # left of it, for the numbers
@@ -12,11 +14,10 @@ DECADES = 4  # of the vertical axis, below the largest value
 LARGEST_DB = 60.0  # of a bar
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; color: #222 }
-table { border-collapse: collapse; width: 100% } th { text-align: left }
-td, th { padding: .15rem .6rem; border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums }
-.bar { display: inline-block; height: .7rem; background: #4a7ebb } .ruined .bar { background: #c0392b }
-figure { margin: 1.5rem 0 } figcaption { margin-bottom: .3rem } svg { background: #fafafa; max-width: 100% }
+.bar { display: inline-block; height: .7rem; background: var(--bar) }
+.ruined .bar { background: var(--bad) }
+figure { margin: 1.5rem 0 } figcaption { margin-bottom: .3rem }
+svg { background: #8881; max-width: 100% } svg text { fill: currentColor }
 """
 
 
@@ -29,10 +30,8 @@ def sensitivity_page(program: str, rows: Sequence[Mapping[str, Any]], min_db: fl
         min_db: SQNR of typical values below which one 8-bit scale ruins an activation.
     """
     ruined = [row for row in rows if row["ruined"]]
-    title = f"8-bit activations of {escape(program)}"
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n"
+    return html_page(
+        f"8-bit activations of {program}",
         f"<p>One 8-bit scale ruins {len(ruined)} of {len(rows)} activations: the values of the median "
         f"frame or channel keep less than {min_db:g} dB. These need 16 bits or a float type, or 8 bits of "
         "the weights alone.</p>\n"
@@ -40,7 +39,8 @@ def sensitivity_page(program: str, rows: Sequence[Mapping[str, Any]], min_db: fl
         + "<h2>All activations, the worst first</h2>\n<table><tr><th>activation<th>operator"
         "<th>typical values<th><th>output, if it is alone in 8 bits</tr>\n"
         + "".join(_row(row) for row in rows)
-        + "</table>\n</html>\n"
+        + "</table>\n",
+        _STYLE,
     )
 
 
@@ -89,5 +89,5 @@ def _picture(values: Sequence[float]) -> str:
     )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">{labels}'
-        f'<path d="{lines}" stroke="#c0392b" stroke-width="{max(0.6, min(step, 3)):.1f}"/></svg>'
+        f'<path d="{lines}" stroke="var(--bad)" stroke-width="{max(0.6, min(step, 3)):.1f}"/></svg>'
     )
