@@ -9,7 +9,8 @@ COARSE = "+coarse"  # after a target: with `coarse_projection`
 ENCODER = "+openvino-encoder"  # after that: encoder and cross_kv on OpenVINO
 IN_BF16 = "-bf16"  # after that: these two in bfloat16
 ALL_BF16 = "+bf16"  # after a target: all programs in bfloat16
-IN_W8 = "+w8"  # last: all other programs with weights of 8 bits
+IN_W8 = "+w8"  # after a target: all programs with weights of 8 bits
+AUTO = "auto"  # the mix that `--target auto` chooses on this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +110,15 @@ CONTENDERS = (
         f"onnxruntime{COARSE}{ENCODER}{IN_BF16} vad pack",
         kinds=(LONG,),
     ),
+    Contender("whisperport, auto", "whisperport_engine", AUTO),
+    Contender("whisperport, auto --vad", "whisperport_engine", f"{AUTO} vad", kinds=(LONG,)),
     Contender(
-        "whisperport, bf16 and w8",
+        "whisperport, auto --vad --pack",
         "whisperport_engine",
-        f"onnxruntime{COARSE}{ENCODER}{IN_BF16}{IN_W8}",
+        f"{AUTO} vad pack",
+        kinds=(LONG,),
     ),
-    Contender("whisperport, w8", "whisperport_engine", f"onnxruntime{COARSE}{IN_W8}"),
+    Contender("whisperport, w8", "whisperport_engine", f"onnxruntime{IN_W8}"),
     Contender("whisperport, openvino", "whisperport_engine", "openvino"),
     Contender("whisperport, openvino bf16", "whisperport_engine", f"openvino{ALL_BF16}"),
     Contender("whisperport, openvino --vad", "whisperport_engine", "openvino vad", kinds=(LONG,)),
@@ -124,6 +128,14 @@ CONTENDERS = (
         "faster-whisper fp32 batched",
         "faster_whisper_engine",
         "float32 batched",
+        "ctranslate2",
+        kinds=(AUDIO, LONG, FILES),
+        why_not=NOT_FOR_ONE,
+    ),
+    Contender(
+        "faster-whisper int8 batched",
+        "faster_whisper_engine",
+        "int8 batched",
         "ctranslate2",
         kinds=(AUDIO, LONG, FILES),
         why_not=NOT_FOR_ONE,

@@ -21,14 +21,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
 
 from memory import random_checkpoint
-from peers.contenders import ALL_BF16, COARSE, ENCODER, IN_BF16, IN_W8
+from peers.contenders import ALL_BF16, AUTO, COARSE, ENCODER, IN_BF16, IN_W8
 
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
+from whisperport.commands.fastest import export_fastest
 from whisperport.data.embedded_model import unpack_model
 from whisperport.exporting.export import ExportOptions, export
 from whisperport.exporting.model_bundle import bundle_of
-from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
+from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 
@@ -56,13 +57,13 @@ def main() -> None:
             continue
         if is_embedded(chosen.name) and target == "onnxruntime":
             (chosen.folder / target).symlink_to(bundle_of("default").folder)
+        elif target == AUTO:
+            export_fastest(checkpoint, chosen.folder / target, options(chosen.name))
         else:
             name = target.partition("+")[0]
             placement = {COARSE_PROJECTION: name} if COARSE in target else {}
             of_encoder = ("encoder", "cross_kv") if ENCODER in target else ()
             precisions = dict.fromkeys(of_encoder, "bf16") if IN_BF16 in target else {}
-            if IN_W8 in target:  # the vocabulary is exact
-                precisions |= dict.fromkeys((COARSE_PROJECTION, VOCAB_PROJECTION), "fp32")
             placement |= dict.fromkeys(of_encoder, "openvino")
             how = replace(
                 options(chosen.name),

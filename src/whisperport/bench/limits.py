@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime as ort
 
 from whisperport.bench.acceptance import How
 from whisperport.bench.measure import measure
@@ -126,6 +125,8 @@ def measure_rates(threads: int | None = None) -> Rates:
 
 
 def _per_second(graph: bytes, a: object, b: object, threads: int) -> float:
+    import onnxruntime as ort
+
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = threads
     session = ort.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])

@@ -7,6 +7,8 @@ from whisperport.bench.limits import Limit, Rates
 from whisperport.bench.transcribing import BenchResult, Part
 from whisperport.system.page import html_page
 
+LABELLED = 0.05  # of the time; a shorter part has no room for its name
+
 _STYLE = """
 .window { display: flex; height: 3.2rem; margin: .4rem 0 1.2rem } .window > div { overflow: hidden }
 .part { background: var(--rest); border-right: 1px solid Canvas; position: relative }
@@ -54,9 +56,10 @@ def _window(result: BenchResult, limits: Sequence[Limit], longest_ms: float) -> 
 def _part(part: Part, limit: float, total_ms: float) -> str:
     share, ms = part.total_ms / total_ms, f"{part.total_ms:.0f} ms"
     name = escape(part.name)
+    label = f"<span>{name}<br>{ms}</span>" if share >= LABELLED else ""
     return (
         f'<div class="part" style="width:{share:.2%}" title="{name}: {ms}">'
-        f'<i style="width:{limit:.1%}"></i><span>{name}<br>{ms}</span></div>'
+        f'<i style="width:{limit:.1%}"></i>{label}</div>'
     )
 
 
