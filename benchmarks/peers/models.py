@@ -35,6 +35,7 @@ from whisperport.verification.clips import Clip
 
 EMBEDDED = "embedded"
 BATCH = 8
+THREADS = 2  # as the contenders have
 
 
 def main() -> None:
@@ -58,7 +59,8 @@ def main() -> None:
         if is_embedded(chosen.name) and target == "onnxruntime":
             (chosen.folder / target).symlink_to(bundle_of("default").folder)
         elif target == AUTO:
-            export_fastest(checkpoint, chosen.folder / target, options(chosen.name))
+            how = replace(options(chosen.name), run=RunOptions(threads=THREADS))
+            export_fastest(checkpoint, chosen.folder / target, how)
         else:
             name = target.partition("+")[0]
             placement = {COARSE_PROJECTION: name} if COARSE in target else {}
