@@ -228,7 +228,7 @@ def test_there_is_a_worker_per_core_or_fewer_if_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = "whisperport.archive.archive"
-    monkeypatch.setattr(f"{module}.available_cores", lambda: 8)
+    monkeypatch.setattr(f"{module}.usable_cores", lambda: 8)
     found = []
     for available in (None, 10**12, 10**9, 10**6):
         monkeypatch.setattr(f"{module}.available_memory", lambda available=available: available)

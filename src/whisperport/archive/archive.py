@@ -25,9 +25,9 @@ from whisperport.errors import UsageError, WhisperportError
 from whisperport.exporting.model_bundle import open_bundle
 from whisperport.exporting.preflight import available_memory
 from whisperport.runtime.decode import check_language
+from whisperport.system.cores import usable_cores
 from whisperport.system.locking import lock_path, locked
 from whisperport.transcription import TranscribeOptions
-from whisperport.transcription.turns import available_cores
 
 # Memory of a worker: an estimate. One with the embedded model has 0.28 GB; larger were not measured.
 WORKER_BYTES, WORKER_FACTOR = 300e6, 1.5
@@ -174,7 +174,7 @@ def _workers(
 
         return Actors(options.ray, options.workers, bundle, transcribe)
     count = min(files, options.workers or default_workers(bundle))
-    threads = transcribe.run.threads or max(1, available_cores() // max(1, count))
+    threads = transcribe.run.threads or max(1, usable_cores() // max(1, count))
     run = replace(transcribe.run, threads=threads)
     return Processes(count, bundle, replace(transcribe, workers=1, run=run))
 
@@ -183,7 +183,7 @@ def default_workers(bundle: Path) -> int:
     """Return one worker per core, or fewer if their memory is not there; at least one."""
     available = available_memory()
     if available is None:
-        return available_cores()
+        return usable_cores()
     size = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
     needed = WORKER_BYTES + WORKER_FACTOR * size
-    return max(1, min(available_cores(), int(available / needed)))
+    return max(1, min(usable_cores(), int(available / needed)))

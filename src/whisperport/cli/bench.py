@@ -41,6 +41,7 @@ from whisperport.cli.verb import Verb, option
 from whisperport.errors import AudioError, UsageError
 from whisperport.exporting.model_bundle import open_bundle
 from whisperport.system.atomic import write_atomic
+from whisperport.system.cores import usable_cores
 from whisperport.verification import TextErrors, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
@@ -325,7 +326,7 @@ def _machine_lines(threads: int | None, repeat: int) -> tuple[str, ...]:
     return (
         f"{here['cpu']}, {here['cores']} cores, {here['os']}, {here['python']}",
         ", ".join(installed),
-        f"threads: {threads or 'chosen by each runtime'}; median of {repeat} rounds by total time",
+        f"threads: {threads or usable_cores()}; median of {repeat} rounds by total time",
     )
 
 

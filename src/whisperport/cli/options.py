@@ -55,7 +55,9 @@ def _threads(default: str, help: str) -> Decorator:
     )
 
 
-threads = _threads("chosen by each runtime", "Number of CPU threads that each runtime uses")
+threads = _threads(
+    "one per core that the process may use", "Number of CPU threads that each runtime uses"
+)
 threads_for_calibration = _threads(
     "chosen by the runtime",
     "Number of CPU threads for computing the calibration set. It does not limit the compiler",

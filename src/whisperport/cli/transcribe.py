@@ -54,6 +54,7 @@ from whisperport.cli.verb import Verb, option
 from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
 from whisperport.system import interrupts
+from whisperport.system.cores import usable_cores
 from whisperport.text import SubtitleOptions, write_as
 from whisperport.text.printable import one_line
 from whisperport.transcription import (
@@ -65,7 +66,6 @@ from whisperport.transcription import (
 from whisperport.transcription import (
     transcribe as run_transcribe,
 )
-from whisperport.transcription.turns import available_cores
 
 
 @click.command(
@@ -150,7 +150,7 @@ def transcribe(
     if not feature_files:
         check_live(audio, live, raw_rate, device)
     if threads is None and workers > 1:
-        threads = max(1, available_cores() // workers)
+        threads = max(1, usable_cores() // workers)
     options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
     options = with_chunks(options, vad, pack, workers, batch)
     if not several:

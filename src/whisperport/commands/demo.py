@@ -127,7 +127,7 @@ def run_demo(
         checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
         folder: folder of the bundles; each bundle has the name of its target.
         targets: names of the targets.
-        threads: CPU threads per runtime, 1 to 1024. Default: None, the runtime chooses.
+        threads: CPU threads per runtime, 1 to 1024. Default: None, one per core.
         progress: called with the name of each stage, a few words.
 
     Raises:

@@ -396,7 +396,7 @@ def _about(
         "placed": sorted(_placed_groups(options)),
         "precisions": dict(options.precisions),
         "options": {**options.options, **options.run.options},
-        "threads": options.run.threads,
+        "threads": options.run.cores,
         "machine": machine(),
         "versions": versions(packages),
     }

@@ -31,8 +31,8 @@ from pathlib import Path
 from whisperport.errors import WhisperportError, needs
 from whisperport.program.dims import Dims
 from whisperport.system.child import memory_within
+from whisperport.system.control_groups import control_groups, text_of
 from whisperport.targets import TARGETS
-from whisperport.verification.machine import text_of
 
 ROOT = Path("/")
 MB, GB = 1e6, 1e9
@@ -163,22 +163,12 @@ def _available_in_machine() -> Iterator[int]:
 
 def _available_in_control_groups() -> Iterator[int]:
     """Yield the free memory of every control group of version 2 and of version 1 (`memory` hierarchy)."""
-    for line in text_of(ROOT / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, limit, used = ROOT / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            mount, limit = ROOT / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-            used = "memory.usage_in_bytes"
-        else:
-            continue
-        group = mount / path.lstrip("/")
-        for folder in (group, *group.parents):
-            limit_bytes, used_bytes = _number(folder / limit), _number(folder / used)
-            if limit_bytes is not None and used_bytes is not None:
-                yield limit_bytes - used_bytes + _reclaimable(folder)
-            if folder == mount:
-                break
+    for folder, is_v2 in control_groups("memory", ROOT):
+        limit, used = ("max", "current") if is_v2 else ("limit_in_bytes", "usage_in_bytes")
+        limit_bytes = _number(folder / f"memory.{limit}")
+        used_bytes = _number(folder / f"memory.{used}")
+        if limit_bytes is not None and used_bytes is not None:
+            yield limit_bytes - used_bytes + _reclaimable(folder)
 
 
 def _reclaimable(folder: Path) -> int:

@@ -37,6 +37,7 @@ from typing import IO, Any
 
 from whisperport import errors
 from whisperport.errors import WhisperportError
+from whisperport.system.cores import usable_cores
 from whisperport.system.progress import Progress
 
 POLL_S = 0.02  # interval of checking the child's memory; the child can fill about 0.2 GB in it
@@ -163,7 +164,7 @@ class StalledError(Exception):
 
 def threads_within(threads: int | None) -> int:
     """Return the number of threads of a limited job: `threads` (None: one per core), at most 4."""
-    return min(threads or os.cpu_count() or 1, MAX_THREADS)
+    return min(threads or usable_cores(), MAX_THREADS)
 
 
 def run_limited(

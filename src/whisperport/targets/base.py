@@ -12,6 +12,7 @@ from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
+from whisperport.system.cores import usable_cores
 from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS, check_range
 from whisperport.targets.options import NoOptions, own_options, parse_options, with_target
@@ -34,12 +35,17 @@ class RunOptions:
         UsageError: `threads` is below 1 or above `MAX_THREADS`.
     """
 
-    threads: int | None = None  # CPU threads of each runtime; None: the runtime chooses
+    threads: int | None = None  # CPU threads of each runtime; None: one per core (`usable_cores`)
     options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
     trust: bool = False  # load programs of unknown origin without a trial run
 
     def __post_init__(self) -> None:
         check_range("threads", self.threads, 1, MAX_THREADS)
+
+    @property
+    def cores(self) -> int:
+        """CPU threads of each runtime."""
+        return self.threads or usable_cores()
 
     def of(self, target: "Target") -> Any:
         """Return the options of one target, as an instance of its `run_options`.

@@ -86,7 +86,7 @@ class CompiledTarget(Target):
         if chosen.emulate == "on":
             lowered = [(entry, self.lowered_file(entry)) for entry in entries]
             return {
-                entry.spec.name: self.load_lowered(folder, entry, file, options.threads)
+                entry.spec.name: self.load_lowered(folder, entry, file, options.cores)
                 for entry, file in lowered
             }
         files = {one.spec.name: regular_file(folder, self._compiled_file(one)) for one in entries}

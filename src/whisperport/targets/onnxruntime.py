@@ -275,7 +275,7 @@ class OnnxRuntime(Target):
             entry.spec.name: OnnxRunner(
                 entry.spec,
                 graph,
-                chosen.threads_of(entry.spec.name, options.threads),
+                chosen.threads_of(entry.spec.name, options.cores),
                 provider,
                 own.get(graph, shared) if provider == CPU else None,
                 pairs if provider != CPU else None,

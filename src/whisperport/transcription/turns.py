@@ -1,11 +1,11 @@
 """Limit the number of concurrent calls of one `Transcriber`; further calls wait for a turn."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition, Lock
 
 from whisperport.errors import UsageError
+from whisperport.system.cores import usable_cores
 from whisperport.system.process import OwnProcess
 
 
@@ -22,7 +22,7 @@ class Turns:
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
             raise UsageError(f"`max_concurrent` is {limit}", why="expected 1 or more")
-        self.limit = limit or available_cores()
+        self.limit = limit or usable_cores()
         self._process = OwnProcess()
         self._running: set[object] = set()
         # `with self._lock` cannot be interrupted between acquiring and entering; `with Condition()` can.
@@ -47,10 +47,3 @@ class Turns:
             with self._lock:
                 self._running.discard(me)
                 self._returned.notify()
-
-
-def available_cores() -> int:
-    """Return the number of CPU cores that this process may use: its affinity, or else all cores."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

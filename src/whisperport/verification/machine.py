@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from whisperport.system.control_groups import text_of
+
 BOARD = Path("/sys/firmware/devicetree/base/model")  # "Raspberry Pi 5 Model B Rev 1.0"
 CPUS = Path("/proc/cpuinfo")
 
@@ -58,11 +60,3 @@ def _memory_mib() -> int | None:
         OSError,
     ):  # Windows, or another system that does not have these values
         return None
-
-
-def text_of(path: Path) -> str:
-    """Return the text of a file of the system; empty if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

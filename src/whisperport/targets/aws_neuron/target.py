@@ -106,7 +106,7 @@ class AwsNeuron(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(own_options.RunOptions, options.of(self))
-        return load_modules(folder, entries, chosen, options.threads)
+        return load_modules(folder, entries, chosen, options.cores)
 
     def _written(
         self, programs: Sequence["Program"], path: Path, file: str

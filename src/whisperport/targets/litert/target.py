@@ -162,7 +162,7 @@ class LiteRt(Target):
     ) -> dict[str, Runner]:
         paths = {entry.files[0]: regular_file(folder, entry.files[0]) for entry in entries}
         files = {
-            name: TfliteFile(path, options.threads, extra=RUN_EXTRA, target=self.spec.name)
+            name: TfliteFile(path, options.cores, extra=RUN_EXTRA, target=self.spec.name)
             for name, path in paths.items()
         }
         return {

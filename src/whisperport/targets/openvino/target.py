@@ -127,7 +127,7 @@ class OpenVino(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(DeviceOptions, options.of(self))
-        device = Device(name=chosen.device, threads=options.threads, streams=chosen.streams)
+        device = Device(name=chosen.device, threads=options.cores, streams=chosen.streams)
         core = start(device)
         found: dict[str, Runner] = {}
         for entry in entries:

@@ -103,7 +103,7 @@ class Xnnpack(Target):
         from whisperport.inspection.quiet import quiet
 
         with quiet():
-            runtime = start_runtime(options.threads)
+            runtime = start_runtime(options.cores)
             programs = {}
             runners: dict[str, Runner] = {}
             for entry in entries:
