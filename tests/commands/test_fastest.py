@@ -202,8 +202,8 @@ def test_every_group_is_on_the_target_that_is_fastest(
     found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS, progress=stages.append)
 
     on = placed(found)
-    assert on["encoder"] == on["cross_kv"] == "second"
-    assert on["prefill_4"] == on["step"] == on["align"] == "first"
+    assert on.pop("encoder") == "second"
+    assert set(on.values()) == {"first"}
     assert Bundle.open(tmp_path / "out").manifest.verified
     measured = {(one.program, one.candidate.target): one.ms for one in found.timed}
     assert measured == pytest.approx(

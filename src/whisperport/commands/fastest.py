@@ -4,9 +4,9 @@
                                                                     ▲                  │
                                                                     └──── rejected ◄───┘
 
-A candidate is a target in one of its precisions. The programs are in two groups: the encoder and its
-cross-attention keys and values, and the decoder. Each group is on one candidate. The result is an ordinary
-bundle, verified as any other. A choice that fails is left out of the next one.
+A candidate is a target in one of its precisions. The encoder is on one candidate, and all other programs are
+on one. The result is an ordinary bundle, verified as any other. A choice that fails is left out of the next
+one.
 """
 
 import os
@@ -36,6 +36,7 @@ from whisperport.program.dims import Dims
 from whisperport.program.program_kind import (
     ALIGN,
     COARSE_PROJECTION,
+    CROSS_KV,
     ENCODER,
     STEP,
     VOCAB_PROJECTION,
@@ -53,9 +54,8 @@ AUTO = "auto"  # the name of no target; `--target auto` calls `export_fastest`
 FLOAT = "fp32"
 TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
 GROUPS = (ENCODER, STEP)  # each is known by its program that takes most of the time
-OF_ENCODER = (ENCODER, "cross_kv")
 # Programs that a user may place, while the rest of the decoder is chosen.
-OTHERS = {*OF_ENCODER, ALIGN}
+OTHERS = {ENCODER, CROSS_KV, ALIGN}
 # A second runtime needs more memory, and fewer bits cost accuracy: each must save 5 % of a window's time.
 # Medians of idle machines vary by 3 %.
 PRICE = 1.05
@@ -253,7 +253,7 @@ def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate] |
     It is the group of the program that failed. If only words differ, it is one with fewer bits.
     """
     groups = {ENCODER: choice.encoder, STEP: choice.decoder}
-    failed = ENCODER if set(OF_ENCODER) & set(error.programs) else STEP
+    failed = ENCODER if ENCODER in error.programs else STEP
     if not error.programs and choice.encoder and choice.encoder.precision != FLOAT:
         failed = ENCODER
     found = groups[failed] or next(filter(None, groups.values()))
@@ -333,10 +333,7 @@ def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str,
     """Return the target and the options of the export of a choice."""
     placement, precisions = dict[str, str](), dict[str, str]()
     if choice.encoder:
-        for program in OF_ENCODER:
-            if program not in options.placement:
-                placement[program] = choice.encoder.target
-                precisions[program] = choice.encoder.precision
+        placement[ENCODER], precisions[ENCODER] = choice.encoder.target, choice.encoder.precision
     if choice.decoder:
         target, precision = choice.decoder.target, choice.decoder.precision
         if _is_coarse(choice.decoder, dims, options):
