@@ -4,9 +4,8 @@
                                                                     ▲                  │
                                                                     └──── rejected ◄───┘
 
-A candidate is a target in one of its precisions. The encoder is on one candidate, and all other programs are
-on one. The result is an ordinary bundle, verified as any other. A choice that fails is left out of the next
-one.
+A candidate is a target in one of its precisions. The encoder is on one, all other programs are on one. The
+result is an ordinary bundle, verified as any other. A choice that fails is left out of the next one.
 """
 
 import os
