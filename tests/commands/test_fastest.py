@@ -326,12 +326,15 @@ def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(
             r"no target .* has the precision `bf16` for `encoder`",
         ),
         ({"precision": "w9"}, r"no target .* has the precision `w9` for `all programs`"),
+        ({"precision": "w8a8"}, r"no target .* has the precision `w8a8`"),
     ],
-    ids=["option", "precision of a program", "precision"],
+    ids=["option", "precision of a program", "precision", "a calibrated one"],
 )
 def test_what_no_target_that_may_be_used_has_is_rejected_before_any_work(
     micro_checkpoint: Any, rivals: Any, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
+    rivals[0].spec = replace(rivals[0].spec, precisions=("fp32", "w8a8"))
+
     with pytest.raises(UsageError, match=message):
         export_fastest(micro_checkpoint, tmp_path / "out", replace(OPTIONS, **changes))
 

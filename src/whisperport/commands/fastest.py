@@ -24,6 +24,7 @@ from whisperport.commands.doctor import is_installed
 from whisperport.commands.timing import Candidate, Timed, known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.exporting.export import (
+    STATIC,
     ExportOptions,
     build_packages,
     export,
@@ -365,12 +366,14 @@ def _check_options(options: ExportOptions, here: Sequence[Target]) -> None:
     used = {*options.placement.values(), *(target.spec.name for target in here)}
     known = {t.spec.name: t.lower_options for t in targets.TARGETS if t.spec.name in used}
     by_target(options.options, known)
-    every = dict.fromkeys(precision for target in here for precision in target.spec.precisions)
+    found = (precision for target in here for precision in target.spec.precisions)
+    every = dict.fromkeys(precision for precision in found if precision not in STATIC)
     for program, precision in {"all programs": options.precision, **options.precisions}.items():
         if program not in options.placement and precision and precision not in every:
             raise UsageError(
                 f"no target that runs on this machine has the precision `{precision}` for `{program}`",
-                why=f"installed targets have {', '.join(every) or 'none'}",
+                why=f"installed targets have {', '.join(every) or 'none'}; a precision whose ranges are "
+                "calibrated is not measured",
                 hint="`whisperport targets` lists the precisions of all targets",
             )
 
