@@ -1,6 +1,7 @@
 """Fixing a program: verification of each rewrite, samples, remaining problems."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.commands import fix as fixing
+from whisperport.commands.check import check
 from whisperport.commands.fix import Fixed, fix, write_fixed
 from whisperport.errors import ProgramError, UsageError
 from whisperport.rewrites import REWRITES, Rewrite
 from whisperport.rewrites.graph import aten, calls
+from whisperport.targets import TARGETS
 from whisperport.trace.program import Program, trace
 
-from ..rewrites.third_party import FEATURES, MEL, TOKENS, small_openai
+from ..rewrites.third_party import FEATURES, MEL, TOKENS, small_openai, third_party_programs
 
 Make = Callable[..., Any]
 
@@ -222,6 +225,86 @@ def test_a_rewrite_that_adds_what_the_target_rejects_is_left_out(
     assert fixed.program is program
     assert fixed
     assert fixed.to_json()["rewrites"][0]["left_out"] == step.left_out
+
+
+def test_a_rewrite_that_trades_many_rejected_nodes_for_one_of_another_kind_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = fixing.get_target("xnnpack")
+    assert target.spec.operators is not None
+    without = target.spec.operators - {"cat", "linear", "_softmax", "softmax"}
+    spec = replace(target.spec, operators=without, rewrites=("attention-by-softmax",))
+    monkeypatch.setattr(target, "spec", spec)
+    program = trace("attention", Attention(), (torch.zeros(1, 2, 5, 4),))
+
+    fixed = fix(program, "xnnpack")
+
+    assert "1 × softmax (WP101)" in fixed.steps[0].left_out
+    assert fixed.program is program
+
+
+def test_a_concatenation_that_hailo_was_not_seen_to_compile_is_not_added() -> None:
+    module = nn.Sequential(nn.Linear(8, 64), nn.Softmax(-1))  # the host cannot join these logits
+
+    fixed = fix(trace("head", module, (torch.zeros(1, 3, 8),)), "hailo8l")
+
+    split = next(step for step in fixed.steps if step.outcome.rewrite == "split-vocab-projection")
+    assert split.left_out == (
+        "it adds nodes that were not seen in programs known to compile: 1 × cat (WP104)"
+    )
+    assert fixed.unseen == ()
+
+
+class Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class Small(nn.Module):
+    """What rewrites of all targets replace, in one program whose logits are not its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv = nn.Embedding(50, 8), nn.Conv1d(4, 8, 3, padding=1)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 50, bias=False)
+
+    def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
+        y = self.norm(self.table(tokens) + self.conv(x).transpose(1, 2))
+        heads = y.reshape(1, 6, 2, 4).transpose(1, 2)
+        heads = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        y = heads.transpose(1, 2).reshape(1, 6, 8)
+        return torch.softmax(self.head(y) + y @ self.table.weight.t(), dim=-1)
+
+
+@pytest.mark.parametrize("target", ["xnnpack", "litert", "hailo8l", "genio350", "ethos-u85"])
+def test_no_rejected_node_is_added(target: str) -> None:
+    tokens = torch.arange(6)[None]
+    program = trace("small", Small(), (tokens, torch.zeros(1, 4, 6)))
+
+    _assert_none_is_added(program, fix(program, target))
+
+
+@pytest.mark.slow
+def test_no_target_adds_a_rejected_node_to_whisper(
+    random_hf_whisper: Make, random_openai_whisper: Make
+) -> None:
+    specs = {one.spec.rewrites + one.spec.host_rewrites: one.spec.name for one in TARGETS}
+    programs = third_party_programs(random_hf_whisper, random_openai_whisper)
+
+    assert len(specs) >= 6
+    for target in specs.values():
+        for program in programs.values():
+            _assert_none_is_added(program, fix(program, target))
+
+
+def _assert_none_is_added(program: Program, fixed: Fixed) -> None:
+    checked = [check(one, fixed.target).programs[0] for one in (program, fixed.program)]
+    before, after = (
+        Counter({(kind.rule, kind.operator): len(kind.occurrences) for kind in one.rejected})
+        for one in checked
+    )
+    assert not after - before
+    assert checked[1].not_seen_nodes <= checked[0].not_seen_nodes or before.total() > after.total()
 
 
 def test_what_one_rewrite_adds_and_a_later_one_replaces_is_kept(fixed: Fixed) -> None:

@@ -3,7 +3,7 @@
 import io
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from whisperport.errors import ProgramError
 from whisperport.exporting.preflight import within_memory_of
 from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
-from whisperport.program.spec import Rejection, TargetSpec
+from whisperport.program.spec import FindingKind, Rejection, TargetSpec
 from whisperport.system.atomic import write_atomic
 from whisperport.system.progress import Progress
 from whisperport.targets import get_target
@@ -36,8 +36,12 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.trace.program import Program
 
 FindingCounts = Counter[tuple[str, str]]
-"""(rule, operator) -> number of nodes that the target rejects or that were not seen to compile."""
+"""(rule, operator) -> number of findings of one kind."""
 
+ADDED: Mapping[FindingKind, str] = {
+    "rejected": "the target rejects",
+    "not seen": "were not seen in programs known to compile",
+}
 NOTHING_COMPARED = Equality()
 
 
@@ -49,7 +53,7 @@ class RewriteStep:
         outcome: the nodes that the rewrite replaced, and those that it could not replace.
         equality: the comparisons with the original program; empty if the rewrite changed nothing.
         left_out: why the rewrite is not used although its outputs are equal: the nodes that it adds and
-            the target rejects. Empty otherwise.
+            that the target rejects or that were not seen to compile. Empty otherwise.
     """
 
     outcome: "Outcome"
@@ -148,7 +152,8 @@ def fix(
     After each rewrite, the original and the rewritten program run in torch on random inputs of three
     scales, on two shipped audio files if the input is a mel spectrogram, and on `inputs`. A rewrite whose
     outputs differ is not used; its numbers are in the result. The target's check also runs after each: a
-    rewrite that adds nodes which the target rejects in the fixed program is not used either.
+    rewrite that adds nodes which the target rejects in the fixed program is not used either. The fixed
+    program has no more rejected nodes of any rule and operator than the original.
 
     Args:
         program: a `.pt2` file, or a `Program` from `whisperport.trace.program.trace`.
@@ -256,22 +261,39 @@ class _Applied:
     program: "Program"
     host: HostPart
     steps: tuple[RewriteStep, ...]
-    found: tuple[FindingCounts, ...]
+    found: tuple["CheckedProgram", ...]
+
+    def problems(self) -> tuple[int, int]:
+        """Return how much the target rejects in the final program, and how much was not seen to compile."""
+        last = self.found[-1]
+        return _counts(last, "rejected").total(), _counts(last, "not seen").total()
+
+
+@dataclass(frozen=True, slots=True)
+class _Harm:
+    """A rewrite that adds nodes which the target rejects or which were not seen to compile, and why."""
+
+    rewrite: str
+    kind: FindingKind
+    reason: str
 
 
 def _apply_rewrites(work: _Work) -> _Applied:
-    """Apply all rewrites except those that add nodes which the target rejects in the final program.
+    """Apply all rewrites except those that add problems to the final program.
 
-    Only the final program counts, because a later rewrite can replace a node that an earlier one added.
+    Only the final program counts, because a later rewrite can replace a node that an earlier one added. A
+    rewrite that adds rejected nodes is left out. One that adds nodes which were only not seen to compile is
+    left out unless more problems remain without it.
     """
     left_out: dict[str, str] = {}
+    needed: set[str] = set()
     done = _apply_except(work, left_out)
-    while harmful := _harmful_rewrite(done):
-        name, reason = harmful
-        other = _apply_except(work, {**left_out, name: reason})
-        if _problem_counts(work, other.program) > _problem_counts(work, done.program):
-            break  # without this rewrite, more problems would remain
-        left_out[name], done = reason, other
+    while harm := _harm(done, "rejected", set()) or _harm(done, "not seen", needed):
+        other = _apply_except(work, {**left_out, harm.rewrite: harm.reason})
+        if harm.kind == "not seen" and other.problems() > done.problems():
+            needed.add(harm.rewrite)
+        else:
+            left_out[harm.rewrite], done = harm.reason, other
     return done
 
 
@@ -279,7 +301,7 @@ def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
     from whisperport.rewrites import run_host_rewrite, run_rewrites
 
     program, host = work.program, HostPart()
-    steps, found = [], [_finding_counts(_check(program, work.spec))]
+    steps, found = [], [_check(program, work.spec)]
     for name in (*work.spec.rewrites, *work.spec.host_rewrites):
         work.progress(f"{name} on {program.name}")
         if name in work.spec.host_rewrites:
@@ -293,7 +315,7 @@ def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
             steps.append(RewriteStep(outcome, _compared(work, candidate, host + moved)))
         if steps[-1].kept:
             program, host = candidate, host + moved
-        found.append(_finding_counts(_check(program, work.spec)))
+        found.append(_check(program, work.spec))
     return _Applied(program, host, tuple(steps), tuple(found))
 
 
@@ -313,18 +335,16 @@ def _compared(work: _Work, program: "Program", host: HostPart) -> Equality:
     return Equality(tuple(compared))
 
 
-def _harmful_rewrite(done: _Applied) -> tuple[str, str] | None:
-    """Return the last rewrite that added nodes which the target rejects in the final program, and why."""
-    first, last = done.found[0], done.found[-1]
-    added = [key for key in last if last[key] > first[key]]
-    for index in reversed(range(len(done.steps))):
-        before, after = done.found[index], done.found[index + 1]
-        harm = [key for key in added if after[key] > before[key]]
-        if harm:
-            nodes = ", ".join(f"{after[k] - before[k]} × {k[1] or k[0]} ({k[0]})" for k in harm)
-            return done.steps[
-                index
-            ].outcome.rewrite, f"it adds nodes that the target rejects: {nodes}"
+def _harm(done: _Applied, kind: FindingKind, needed: Set[str]) -> _Harm | None:
+    """Return the last rewrite, other than `needed`, that added findings of a kind to the final program."""
+    counts = [_counts(checked, kind) for checked in done.found]
+    added = counts[-1] - counts[0]
+    for index, step in reversed([*enumerate(done.steps)]):
+        name = step.outcome.rewrite
+        harm = (counts[index + 1] - counts[index]) & added
+        if harm and name not in needed:
+            nodes = ", ".join(f"{n} × {operator or rule} ({rule})" for (rule, operator), n in harm.items())
+            return _Harm(name, kind, f"it adds nodes that {ADDED[kind]}: {nodes}")
     return None
 
 
@@ -335,16 +355,10 @@ def _check(program: "Program", spec: TargetSpec) -> "CheckedProgram":
     return check_graph(read_exported(program.name, program.exported), spec)
 
 
-def _finding_counts(checked: "CheckedProgram") -> FindingCounts:
-    counted: FindingCounts = Counter()
-    for kind in (*checked.rejected, *checked.of("not seen")):
-        counted[kind.rule, kind.operator] += len(kind.occurrences)
-    return counted
-
-
-def _problem_counts(work: _Work, program: "Program") -> tuple[int, int]:
-    checked = _check(program, work.spec)
-    return sum(len(kind.occurrences) for kind in checked.rejected), checked.not_seen_nodes
+def _counts(checked: "CheckedProgram", kind: FindingKind) -> FindingCounts:
+    return Counter(
+        {(group.rule, group.operator): len(group.occurrences) for group in checked.of(kind)}
+    )
 
 
 def _rejections(checked: "CheckedProgram", finding: Any) -> tuple[Rejection, ...]:
