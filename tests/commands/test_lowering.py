@@ -24,7 +24,7 @@ from whisperport.errors import (
 from whisperport.exporting import preflight
 from whisperport.program.runner import Runner
 from whisperport.system.locking import lock_path, locked
-from whisperport.targets import TARGETS, RunOptions
+from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.trace.program import Program, as_program, trace
 from whisperport.verification.tolerances import LOWERED
 
@@ -463,14 +463,15 @@ class UsesTokens(nn.Module):
         return self.embedding(tokens) * tokens[..., None]
 
 
-def test_a_program_that_is_rejected_points_to_check_and_fix(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["hailo8l", "genio700"])
+def test_a_program_that_is_rejected_points_to_check_and_fix(target: str, tmp_path: Path) -> None:
     path = tmp_path / "a decoder.pt2"
     program = trace("decoder", UsesTokens(), (torch.zeros(1, 4, dtype=torch.long),))
     torch.export.save(program.exported, path)
-    target = next(t for t in TARGETS if t.spec.rejects_programs).spec.name
+    suffix = get_target(target).spec.lowered_suffix
 
     with pytest.raises(LoweringError, match="does not support the program") as rejected:
-        lower(path, target, tmp_path / "decoder.onnx")
+        lower(path, target, tmp_path / f"decoder{suffix}")
 
     assert "input of dtype int64" in rejected.value.why
     check = f"whisperport check '{path}' --target {target}"

@@ -169,3 +169,23 @@ def test_the_functions_of_torch_are_parsed_once_and_the_bytes_are_those_of_torch
     assert len(parsed) > 400
     written = [ir.to_proto(one).SerializeToString() for one in (first, again, alone)]
     assert written == written[:1] * 3
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + 1
+        return torch.relu(y) * 2, y * 3
+
+
+def test_an_output_may_have_the_name_of_an_inner_value(tmp_path: Path) -> None:
+    program = trace("twice", Twice(), (torch.zeros(1, 4),), ["add", "relu"])
+    write_onnx(program, tmp_path / "twice.onnx", SharedWeights(tmp_path / "weights.bin"))
+    x = np.array([[-2.0, -0.5, 0.0, 3.0]], np.float32)
+
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "twice.onnx"), providers=["CPUExecutionProvider"]
+    )
+    add, relu = session.run(["add", "relu"], {"x": x})
+
+    np.testing.assert_array_equal(add, np.maximum(x + 1, 0) * 2)
+    np.testing.assert_array_equal(relu, (x + 1) * 3)

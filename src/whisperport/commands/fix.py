@@ -343,7 +343,9 @@ def _harm(done: _Applied, kind: FindingKind, needed: Set[str]) -> _Harm | None:
         name = step.outcome.rewrite
         harm = (counts[index + 1] - counts[index]) & added
         if harm and name not in needed:
-            nodes = ", ".join(f"{n} × {operator or rule} ({rule})" for (rule, operator), n in harm.items())
+            nodes = ", ".join(
+                f"{n} × {operator or rule} ({rule})" for (rule, operator), n in harm.items()
+            )
             return _Harm(name, kind, f"it adds nodes that {ADDED[kind]}: {nodes}")
     return None
 

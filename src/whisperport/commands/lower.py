@@ -328,7 +328,7 @@ def _check_supported(program: "Program", target: Target, given: str) -> None:
         fixed = shlex.quote(os.fspath(Path(given).with_suffix(".fixed.pt2")))
         raise LoweringError(
             f"`{target.spec.name}` does not support the program `{program.name}`",
-            why=f"`{rejected[0].node}`: {rejected[0].reason} ({len(rejected)} rejections in total)",
+            why=f"`{rejected[0].node}`: {rejected[0].reason} (rejections in total: {len(rejected)})",
             hint=f"`{check}` lists every rejection of the original program; "
             f"`{check} --fix --out {fixed}` applies the rewrites one by one, and lists what remains",
         )

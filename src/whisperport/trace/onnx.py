@@ -11,6 +11,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -268,12 +269,17 @@ def captured(output: io.StringIO) -> Iterator[None]:
 
 
 def _rename(model: ir.Model, program: Program) -> None:
-    """Give inputs and outputs the names of the program's signature."""
+    """Give inputs and outputs the names of the program's signature; other values get other names."""
     graph = model.graph
-    for values, specs in (
-        (graph.inputs, program.spec.inputs),
-        (graph.outputs, program.spec.outputs),
-    ):
+    sides = (graph.inputs, program.spec.inputs), (graph.outputs, program.spec.outputs)
+    reserved = {spec.name for _, specs in sides for spec in specs}
+    made = [value for node in graph for value in node.outputs]
+    names = reserved | {str(value.name) for value in made} | set(graph.initializers)
+    for value in made:
+        if value.name in reserved:
+            value.name = next(n for i in count() if (n := f"{value.name}_{i}") not in names)
+            names.add(value.name)
+    for values, specs in sides:
         assert len(values) == len(specs), f"`{program.name}`: the exporter changed the signature"
         for value, spec in zip(values, specs, strict=True):
             value.name = spec.name
