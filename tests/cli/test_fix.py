@@ -37,6 +37,17 @@ def test_what_was_fixed_is_written_and_checked(run, head, tmp_path):
     assert run("check", out, "--target", "xnnpack").code == 0
 
 
+def test_what_a_rewrite_did_not_replace_is_no_remaining_problem_of_a_fixed_program(
+    run, head, tmp_path
+):
+    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", tmp_path / "fixed.pt2")
+
+    assert "remaining problem" not in ran.out
+    (row,) = [line for line in ran.out.splitlines() if line.startswith("fold-constants  t ")]
+    assert "the constant is a transposed stored weight" in row
+    assert "xnnpack rejects none of these nodes: they need no change" in ran.out
+
+
 def test_json_says_what_was_done(run, head, tmp_path):
     out = tmp_path / "fixed.pt2"
 

@@ -90,9 +90,27 @@ def test_a_rule_that_a_node_breaks_is_the_next_thing_to_read(run, naive_profile)
     assert ran.lines[-1] == "next: whisperport explain WP301"
 
 
+def test_a_rule_of_a_node_that_takes_no_time_is_not_the_next_thing_to_read(run, fixed_profile):
+    ran = run("inspect", "fixed.pte", "--trust", "--top", "1")
+
+    assert "1 not delegated, which take 0.0% of the time" in " ".join(ran.out.split())
+    assert "gain" not in ran.out  # neither a column nor its legend
+    assert "next:" not in ran.err
+
+
 @pytest.fixture
 def naive_profile(monkeypatch):
     """Stands for a run: one node outside, one inside."""
+    _stand_in(monkeypatch, ms_outside=3.0)
+
+
+@pytest.fixture
+def fixed_profile(monkeypatch):
+    """Stands for a run: the node outside takes 0.04 % of the time."""
+    _stand_in(monkeypatch, ms_outside=0.0004)
+
+
+def _stand_in(monkeypatch, *, ms_outside):
     from whisperport.inspection import lowered
     from whisperport.inspection.lowered import Inspected
     from whisperport.program.profiling import NodeProfile, Profile
@@ -102,10 +120,10 @@ def naive_profile(monkeypatch):
         operator="aten::mm.out",
         where="no delegate",
         delegated=False,
-        ms=3.0,
+        ms=ms_outside,
         rule="WP301",
         reason="its weight is computed",
-        estimated_gain_ms=2.0,
+        estimated_gain_ms=ms_outside * 2 / 3,
     )
     add = NodeProfile(
         name="Add #1", operator="Add", where="XnnpackBackend 1", delegated=True, ms=0.5
@@ -115,7 +133,7 @@ def naive_profile(monkeypatch):
         runtime="ExecuTorch",
         target="XnnpackBackend",
         subgraphs=1,
-        nodes=(mm, add),
+        nodes=tuple(sorted((mm, add), key=lambda node: -node.ms)),
         overhead_ms=0.5,
         run_ms=4.1,
         runs=5,

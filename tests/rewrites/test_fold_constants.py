@@ -87,4 +87,6 @@ def test_what_is_large_is_declined_with_its_size(monkeypatch: pytest.MonkeyPatch
 
     _, _, outcome = rewritten(NAME, Positions(), torch.zeros(1, 5, 8))
 
-    assert "the constant has 100 bytes; the limit is 99" in reasons(outcome)
+    assert "the constant has 100 bytes; the limit is 99, which this rewrite sets" in reasons(
+        outcome
+    )

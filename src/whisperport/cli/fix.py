@@ -56,15 +56,18 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
         "",
     )
     failed = [one for step in fixed.steps for one in step.equality.failed]
-    declined = [node for step in fixed.steps for node in step.outcome.rejected]
     remaining = [
         *(("", one.sample, one.comparison.reason) for one in failed),
-        *(("", step.outcome.rewrite, step.left_out) for step in fixed.steps if step.left_out),
-        *((r.rule, r.node, r.reason) for r in (*declined, *fixed.remaining, *fixed.lookups)),
+        *((r.rule, r.node, r.reason) for r in (*fixed.remaining, *fixed.lookups)),
     ]
     if remaining:
         print_table(("rule", "where", "remaining problem"), remaining)
         print_lines("")
+    if not_replaced := [row for step in fixed.steps for row in _not_replaced(step)]:
+        print_table(("rewrite", "node", "why it was not replaced"), not_replaced)
+        print_lines("")
+        if not fixed.remaining:
+            print_lines(f"{fixed.target} rejects none of these nodes: they need no change", "")
     if fixed.unseen:
         rows = [(one.node, one.reason) for one in fixed.unseen]
         print_table(("node", "not seen in programs known to compile"), rows)
@@ -72,6 +75,13 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
     if fixed.host and fixed.changed:
         print_lines(*_host_lines(fixed, out), "")
     print_lines(_summary(fixed, out))
+
+
+def _not_replaced(step: RewriteStep) -> list[tuple[str, str, str]]:
+    """Rows about the nodes that a rewrite did not replace, which the target may support as they are."""
+    name = step.outcome.rewrite
+    rows = [(name, rejection.node, rejection.reason) for rejection in step.outcome.rejected]
+    return [*rows, *([(name, "-", step.left_out)] if step.left_out else [])]
 
 
 def _row(step: RewriteStep) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ GAIN = (
 )
 NOT_MEASURED = "not measured"
 HEADINGS = ("node", "where", "ms", "share", "gain", "rule")
+MIN_SHARE = 0.01  # of the time: delegation of a node that takes less would gain nothing
 NODE_WIDTH = 40  # characters; the table then fits 100 columns
 
 
@@ -125,7 +126,7 @@ def _print_profile(profile: "Profile", top: int) -> None:
             [(shortened(n.name, NODE_WIDTH), reason) for reason, n in reversed(explained.items())],
         )
     print_lines("")
-    for note in _footnotes(profile, len(shown)):
+    for note in _footnotes(profile, shown):
         _print_wrapped(note)
     print_lines("")
 
@@ -178,16 +179,14 @@ def _row(profile: "Profile", node: "NodeProfile") -> tuple[str, ...]:
     )
 
 
-def _footnotes(profile: "Profile", shown: int) -> list[str]:
+def _footnotes(profile: "Profile", shown: "Sequence[NodeProfile]") -> list[str]:
     lines = []
-    if shown < len(profile.nodes):
-        lines.append(
-            f"{len(profile.nodes) - shown} more nodes are shown with --top {len(profile.nodes)}"
-        )
+    if more := len(profile.nodes) - len(shown):
+        lines.append(f"{more} more nodes are shown with --top {len(profile.nodes)}")
     if profile.overhead_ms is not None:
         share = profile.overhead_ms / profile.total_ms if profile.total_ms else 0.0
         lines.append(f"time between nodes: {_ms(profile.overhead_ms)} ms, {share:.1%}")
-    if any(node.estimated_gain_ms is not None for node in profile.nodes):
+    if any(node.estimated_gain_ms is not None for node in shown):
         lines.append(GAIN)
     return [*lines, *profile.notes, f"times are medians of {_count(profile.runs, 'run')}"]
 
@@ -201,8 +200,18 @@ def _count(number: int, noun: str) -> str:
 
 
 def _next_command(path: Path, profiles: "Sequence[Profile]") -> tuple[Argument, ...]:
-    """Explain the rule of the slowest node that has one; without one, measure a bundle."""
-    ruled = [node for profile in profiles for node in profile.nodes if node.rule]
+    """Explain the rule of the slowest node that has one and takes time; without one, measure a bundle."""
+    ruled = [
+        node
+        for profile in profiles
+        for node in profile.nodes
+        if node.rule and _takes_time(profile, node)
+    ]
     if ruled:
         return "explain", max(ruled, key=lambda node: node.ms or 0.0).rule
     return ("bench", path) if path.is_dir() else ()
+
+
+def _takes_time(profile: "Profile", node: "NodeProfile") -> bool:
+    share = profile.time_share(node)
+    return share is None or share >= MIN_SHARE  # None: not measured

@@ -281,9 +281,9 @@ class _Harm:
 def _apply_rewrites(work: _Work) -> _Applied:
     """Apply all rewrites except those that add problems to the final program.
 
-    Only the final program counts, because a later rewrite can replace a node that an earlier one added. A
-    rewrite that adds rejected nodes is left out. One that adds nodes which were only not seen to compile is
-    left out unless more problems remain without it.
+    Only the final program counts, because a later rewrite can replace a node that an earlier one added. No
+    rewrite that adds rejected nodes is used. One that adds nodes which were not seen to compile is used if
+    more problems remain without it.
     """
     left_out: dict[str, str] = {}
     needed: set[str] = set()

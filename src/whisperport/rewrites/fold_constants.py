@@ -81,7 +81,10 @@ def _obstacle(module: GraphModule, node: Node, values: dict[Node, Any]) -> str:
         return "the node returns several tensors; only one is supported"
     size = expected.numel() * expected.element_size()
     if size > MAX_BYTES:
-        return f"the constant has {size} bytes; the limit is {MAX_BYTES}"
+        return (
+            f"the constant has {size} bytes; the limit is {MAX_BYTES}, which this rewrite sets to keep "
+            "files small. If the target rejects the node, store its result as a buffer of the module"
+        )
     result = _evaluate(module, node, values)
     if not result.is_contiguous() and _is_weight(module, node, result):
         return "the constant is a transposed stored weight; a copy would store the weight twice"
