@@ -1,6 +1,9 @@
 """`check` and `explain`: what they print, how they exit, and what they call the next step."""
 
+import importlib.util
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,9 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.norm(x) @ torch.transpose(self.embedding.weight.to(x.dtype), 0, 1)
+
+
+FORWARD = inspect.getsourcelines(Tied.forward)[1]
 
 
 def saved(path: Path, module: nn.Module) -> Path:
@@ -47,6 +53,36 @@ def test_each_kind_has_a_row_and_the_costliest_comes_first(run, tied):
     assert all(len(line) <= 100 for line in ran.out.splitlines())
 
 
+def test_the_module_and_the_python_line_of_the_costliest_nodes_are_shown(run, tied, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+    ran = run("check", tied, "--target", "xnnpack")
+
+    table = ran.out.split("rule   costliest node  module")[1].split("\n\n")[0]
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert rows == [
+        ["WP301", "matmul", f"tests/cli/test_check.py:{FORWARD + 1}"],
+        ["WP101", "layer_norm", "norm", f"tests/cli/test_check.py:{FORWARD + 1}"],
+    ]
+
+
+def test_long_paths_are_cut_at_their_beginning(run, tmp_path):
+    path = tmp_path / "a_folder_with_a_long_name" / "another" / "model_of_mine.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "import torch\nclass Long(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return torch.nn.functional.layer_norm(x, (16,))\n"
+    )
+    spec = importlib.util.spec_from_file_location("model_of_mine", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    ran = run("check", saved(tmp_path / "long.pt2", module.Long()), "--target", "xnnpack")
+
+    assert re.search(r"^WP101  layer_norm +…/another/model_of_mine.py:4$", ran.out, re.MULTILINE)
+    assert all(len(line) <= 100 for line in ran.out.splitlines())
+
+
 def test_all_lists_every_node(run, tied):
     ran = run("check", tied, "--target", "xnnpack", "--all")
 
@@ -61,6 +97,13 @@ def test_json_holds_what_the_tables_say(run, tied):
     first = program["findings"][0]
     assert (first["rule"], first["suggested_rewrite"]) == ("WP301", "matmul-by-linear")
     assert first["flops_share"] == pytest.approx(0.992, abs=1e-3)
+    (node,) = first["occurrences"]
+    assert node["module"] is None  # the program itself
+    assert node["source"] == {
+        "file": __file__,
+        "line": FORWARD + 1,
+        "code": "return self.norm(x) @ torch.transpose(self.embedding.weight.to(x.dtype), 0, 1)",
+    }
     assert program["flops"] == 2 * 8 * 16 * 500 + 8 * 8 * 16
     assert program["rejected_nodes"] == 2
 

@@ -16,6 +16,7 @@ from whisperport.commands import fix as fixing
 from whisperport.commands.check import check
 from whisperport.commands.fix import Fixed, fix, write_fixed
 from whisperport.errors import ProgramError, UsageError
+from whisperport.inspection.read_exported import read_exported
 from whisperport.rewrites import REWRITES, Rewrite
 from whisperport.rewrites.graph import aten, calls
 from whisperport.targets import TARGETS
@@ -61,6 +62,14 @@ def test_every_rewrite_that_changed_something_was_verified_on_every_sample(fixed
 
 def test_the_fixed_program_is_called_as_the_original_is(fixed: Fixed, decoder: Program) -> None:
     assert fixed.program.spec == decoder.spec
+
+
+def test_what_rewrites_add_keeps_module_and_line_of_what_they_replace(fixed: Fixed) -> None:
+    nodes = read_exported("fixed", fixed.program.exported).nodes
+
+    assert {node.source and node.source.package_path for node in nodes} == {"whisper/model.py"}
+    added = {node.op for node in nodes if node.module == "blocks.0.attn_ln"}
+    assert {"linear", "rsqrt"} <= added
 
 
 def test_fixing_twice_changes_nothing(fixed: Fixed) -> None:

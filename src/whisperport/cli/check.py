@@ -9,6 +9,7 @@ import click
 
 from whisperport.cli.console import (
     Argument,
+    print_filled,
     print_json,
     print_lines,
     print_next,
@@ -16,6 +17,7 @@ from whisperport.cli.console import (
     print_table,
     print_warning,
     shortened,
+    shown_path,
     stages,
 )
 from whisperport.cli.fix import run_fix
@@ -27,7 +29,7 @@ from whisperport.program.spec import FindingKind
 from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time
-    from whisperport.inspection.check import CheckedProgram, FindingGroup
+    from whisperport.inspection.check import CheckedProgram, FindingGroup, Occurrence
     from whisperport.inspection.cost import NodeCost
 
 NOT_LOWERED = ("WP204", "WP604")  # rules of programs that `check --fix` and `lower` do not read
@@ -96,8 +98,9 @@ def check(
     """List the nodes of a program that a target rejects, with reasons, cost and the rewrite that helps.
 
     PROGRAM is a .pt2, .onnx, .tflite or HLO (.pb) file of any model, or a bundle. The target's compiler
-    is not needed. The cost is the share of the program's operations and bytes. The exit status is 1 if a
-    node is rejected or declined. Where a vendor publishes no list of supported operators, nodes that were
+    is not needed. The cost is the share of the program's operations and bytes. The module and the line of
+    Python are those that the exporter stored in the file. The exit status is 1 if a node is rejected or
+    declined. Where a vendor publishes no list of supported operators, nodes that were
     not seen in programs known to compile are listed separately: they may compile, and do not change the
     exit status. Where a vendor has a partitioner for .tflite files, its answer is printed too.
 
@@ -172,12 +175,42 @@ def _print_kinds(
     )
     print_table(("rule", "reason", "source"), list(reasons))
     print_lines("")
+    if not every_node:
+        _print_places(kinds)
     print_table(("", "sources of the limits"), [(f"[{n}]", s) for n, s in enumerate(sources, 1)])
     print_lines("")
     if every_node:
-        places = [(kind.rule, place) for kind in kinds for place in kind.occurrences]
-        print_table(("rule", "node", "reason"), [(rule, p.name, p.reason) for rule, p in places])
+        _print_every_node(kinds)
+
+
+def _print_every_node(kinds: "Sequence[FindingGroup]") -> None:
+    """Print every node with its place in the model's code; a reason is printed once per run of nodes."""
+    rows, before = [], ("", "")
+    for kind in kinds:
+        for found in kind.occurrences:
+            same = (kind.rule, found.reason) == before
+            before = kind.rule, found.reason
+            rows.append((kind.rule, found.name, *_place(found), "" if same else found.reason))
+    print_filled(("rule", "node", "module", "Python line", "reason"), rows)
+    print_lines("")
+
+
+def _print_places(kinds: "Sequence[FindingGroup]") -> None:
+    """Print where in the model's code the costliest node of each kind was written, if this is stored."""
+    costliest = [(kind.rule, kind.occurrences[0]) for kind in kinds]
+    rows = [(rule, shortened(one.name, 26), *_place(one)) for rule, one in costliest]
+    if rows := [row for row in rows if any(row[2:])]:
+        print_filled(("rule", "costliest node", "module", "Python line"), rows)
         print_lines("")
+
+
+def _place(place: "Occurrence") -> tuple[str, str]:
+    """Return the module and the line of code of a node; empty if the file does not state them."""
+    source = place.source
+    line = f"{shown_path(Path(source.package_path))}:{source.line}" if source else ""
+    while len(line) > 36 and "/" in line.removeprefix("…/"):
+        line = f"…/{line.removeprefix('…/').partition('/')[2]}"
+    return shortened(place.module, 28), shortened(line, 36)
 
 
 def _row(checked: "CheckedProgram", kind: "FindingGroup") -> tuple[str, ...]:

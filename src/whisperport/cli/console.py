@@ -54,6 +54,14 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
+def print_filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table without its empty columns."""
+    filled = [place for place in range(len(headings)) if any(row[place] for row in rows)]
+    print_table(
+        [headings[place] for place in filled], [[row[place] for place in filled] for row in rows]
+    )
+
+
 def print_lines(*lines: str) -> None:
     """Print lines of a result on stdout; line breaks inside a line are escaped."""
     write("".join(f"{printable(line)}\n" for line in lines))

@@ -11,6 +11,7 @@ import click
 from whisperport.cli.console import (
     WIDTH,
     Argument,
+    print_filled,
     print_json,
     print_lines,
     print_next,
@@ -117,7 +118,7 @@ def _print_profile(profile: "Profile", top: int) -> None:
     _print_wrapped(_summary(profile))
     print_lines("")
     shown = profile.nodes[:top]
-    _print_filled(HEADINGS, [_row(profile, node) for node in shown])
+    print_filled(HEADINGS, [_row(profile, node) for node in shown])
     explained = {node.reason: node for node in reversed(shown) if node.reason}
     if explained:
         print_lines("")
@@ -145,14 +146,6 @@ def _print_plans(plans: "Sequence[Plan]") -> None:
 
 def _print_wrapped(text: str) -> None:
     print_lines(*textwrap.wrap(text, WIDTH, break_on_hyphens=False))
-
-
-def _print_filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table without its empty columns."""
-    filled = [place for place in range(len(headings)) if any(row[place] for row in rows)]
-    print_table(
-        [headings[place] for place in filled], [[row[place] for place in filled] for row in rows]
-    )
 
 
 def _summary(profile: "Profile") -> str:

@@ -1,12 +1,13 @@
 """Check a program against the limits in a target's spec, and report the cost of each finding."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from whisperport.inspection.cost import Cost, NodeCost, cost_of
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.rules import RULES, Finding
+from whisperport.inspection.source_line import SourceLine
 from whisperport.program.spec import FindingKind, Limit, Rejection, TargetSpec
 
 FOLD_CONSTANTS = "fold-constants"  # the rewrite that removes nodes that depend on no input
@@ -26,6 +27,27 @@ class Occurrence:
     reason: str
     rewrite: str  # the suggested rewrite; empty: there is none
     cost: NodeCost | None  # None: this is not a node
+
+    @property
+    def module(self) -> str:
+        """Path of the module that the node is in; empty: the program itself, not stored, or not a node."""
+        return self.cost.node.module if self.cost else ""
+
+    @property
+    def source(self) -> SourceLine | None:
+        """The line of the model's code that made the node; None if the file does not state it."""
+        return self.cost.node.source if self.cost else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "name": self.name,
+            "reason": self.reason,
+            "module": self.module or None,
+            "source": asdict(self.source) if self.source else None,
+            "flops": self.cost.flops if self.cost else None,
+            "bytes": self.cost.bytes if self.cost else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +138,7 @@ class CheckedProgram:
             "suggested_rewrite": group.rewrite or None,
             "flops_share": flops,
             "bytes_share": size,
-            "occurrences": [
-                {
-                    "name": found.name,
-                    "reason": found.reason,
-                    "flops": found.cost.flops if found.cost else None,
-                    "bytes": found.cost.bytes if found.cost else None,
-                }
-                for found in group.occurrences
-            ],
+            "occurrences": [found.to_json() for found in group.occurrences],
         }
 
 

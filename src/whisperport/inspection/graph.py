@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
+from whisperport.inspection.source_line import SourceLine
+
 Format = Literal["torch", "onnx", "tflite", "hlo"]
 
 Shape = tuple[int | str, ...]
@@ -65,8 +67,11 @@ class Node:
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)  # with aten's names
     custom: bool = False  # not a standard operator of torch, ONNX, TFLite or HLO
-    module: str = ""  # torch only: the path of the innermost module, "blocks.0.attn.query"
+    module: str = ""  # torch and ONNX: the path of the innermost module, "blocks.0.attn.query"
     module_type: str = ""  # torch only: the class of that module, "torch.nn.modules.linear.Linear"
+    source: SourceLine | None = (
+        None  # torch and ONNX: the line of the model's code; None: not stored
+    )
 
     @property
     def tensors(self) -> tuple[Value, ...]:

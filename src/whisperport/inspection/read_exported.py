@@ -40,8 +40,10 @@ def read_exported(name: str, exported: "ExportedProgram") -> Graph:
             outputs = _outputs(node)
             values |= dict(outputs)
             made = [value for _, value in outputs]
-            arguments = _arguments(node, values)
-            nodes.append(torch_node(node.name, _target(node), arguments, made, _module(node)))
+            arguments, trace = _arguments(node, values), str(node.meta.get("stack_trace") or "")
+            nodes.append(
+                torch_node(node.name, _target(node), arguments, made, _module(node), trace)
+            )
     specs = signature.output_specs  # results, and tensors written back to buffers and inputs
     returned = [values[spec.arg.name] for spec in specs if spec.arg.name in values]
     return build(name, "torch", [node for node in nodes if node], given, returned)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from whisperport.errors import ProgramError, needs
 from whisperport.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
 from whisperport.inspection.protobuf_skeleton import Walk, skeleton
+from whisperport.inspection.source_line import innermost_line
 from whisperport.inspection.vocabulary import ONNX
 
 if TYPE_CHECKING:
     import onnx
 
+STACK_TRACE = "pkg.torch.onnx.stack_trace"  # key of a node's metadata, as torch 2.13 writes it
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
 SOFTMAX_AXIS_OPSET = 13  # before this opset, Softmax flattened all axes from `axis` (default 1)
 
@@ -179,6 +181,7 @@ def _nodes(
                 operator = f"{inner.domain}.{inner.op_type}"
                 yield Node(f"{name}/{inner.name or place}", operator, operator, (), (), custom=True)
         captured = [values.get(n, Value(n)) for n in dict.fromkeys(outer_tensors(node))]
+        metadata = {entry.key: entry.value for entry in node.metadata_props}
         yield Node(
             name,
             op,
@@ -187,7 +190,21 @@ def _nodes(
             tuple(outputs),
             arguments,
             custom,
+            module=_scope(name, metadata.get("namespace", "")),
+            source=innermost_line(metadata.get(STACK_TRACE, "")),
         )
+
+
+def _scope(name: str, namespace: str) -> str:
+    """Return the path of the node's module, or the part of its name before the last slash.
+
+    Args:
+        name: of the node; the TorchScript exporter writes the scope into it: "/blocks.0/mlp/Gemm".
+        namespace: as torch.onnx writes it: ": Decoder/blocks.0: Block/linear: aten.linear.default".
+    """
+    if namespace:
+        return namespace.rpartition("/")[0].rpartition("/")[2].partition(":")[0]
+    return name.rpartition("/")[0]
 
 
 def _is_embedding(inputs: Sequence[Value | None], arguments: Mapping[str, Any]) -> bool:

@@ -177,8 +177,9 @@ def _node(node: Mapping[str, Any], values: Mapping[str, Value], index: int) -> N
         (str(given["name"]), _plain(given["arg"], values)) for given in node["inputs"]
     ]
     name = node.get("name") or (made[0].name if made else f"node_{index}")
-    module = _module(node.get("metadata", {}).get("nn_module_stack", ""))
-    return torch_node(str(name), str(node["target"]), arguments, made, module)
+    metadata = node.get("metadata", {})
+    module, trace = _module(metadata.get("nn_module_stack", "")), metadata.get("stack_trace", "")
+    return torch_node(str(name), str(node["target"]), arguments, made, module, trace)
 
 
 def _module(stack: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from whisperport.inspection.graph import Node, Value
+from whisperport.inspection.source_line import innermost_line
 from whisperport.inspection.vocabulary import TORCH
 
 Argument = tuple[str, Any]
@@ -18,6 +19,7 @@ def torch_node(
     arguments: Sequence[Argument],
     outputs: Sequence[Value],
     module: tuple[str, str] = ("", ""),
+    stack_trace: str = "",
 ) -> Node | None:
     """Convert one node.
 
@@ -27,6 +29,7 @@ def torch_node(
         arguments: in the order of the operator's schema.
         outputs: tensors that the node computes.
         module: path and class of the innermost module that called the operator.
+        stack_trace: of the call, as torch writes it; empty: not stored.
 
     Returns:
         The node; None if it computes no tensor, such as assertions and arithmetic on sizes.
@@ -48,6 +51,7 @@ def torch_node(
         custom=not aten and namespace != "higher_order",
         module=module[0],
         module_type=module[1],
+        source=innermost_line(stack_trace),
     )
 
 

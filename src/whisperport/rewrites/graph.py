@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
+ORIGIN = ("nn_module_stack", "stack_trace")  # names in the metadata of a node
 
 
 def calls(module: GraphModule, *targets: Any) -> list[Node]:
@@ -85,5 +86,16 @@ def is_vocabulary(linear: Node) -> bool:
 def replace(old: Node, new: Node) -> None:
     """Replace `old` by `new`, which has the same shape and dtype, and remove `old`."""
     new.meta.setdefault("val", old.meta.get("val"))  # a later match may read its shape
+    inherit_origin(old, new)
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
+
+
+def inherit_origin(old: Node, new: Node) -> None:
+    """Give `new`, and the nodes that were made for it, the module and the line of Python of `old`."""
+    origin = {key: old.meta[key] for key in ORIGIN if old.meta.get(key)}
+    made = [new] if origin else []
+    for node in made:
+        if node.op == "call_function" and not any(node.meta.get(key) for key in ORIGIN):
+            node.meta |= origin
+            made += node.all_input_nodes

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
-from whisperport.rewrites.graph import aten
+from whisperport.rewrites.graph import aten, inherit_origin
 
 
 @rewrite("layer-norm-by-linear", exact=True)
@@ -77,6 +77,7 @@ def _replace(module: GraphModule, node: Node) -> None:
             result = graph.call_function(aten.mul.Tensor, (result, weight))
         if bias is not None:
             result = graph.call_function(aten.add.Tensor, (result, bias))
+    inherit_origin(node, result)
 
     if node.target is aten.native_layer_norm.default:
         for user in list(node.users):
