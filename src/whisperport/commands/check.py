@@ -1,19 +1,24 @@
 """Check programs against a target's limits: which nodes the target rejects, why, and what to do."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from whisperport.bundle import Bundle
-from whisperport.errors import WhisperportError
+from whisperport.errors import UsageError, WhisperportError
 from whisperport.exporting.preflight import requires_torch
 from whisperport.system.progress import Progress
 from whisperport.targets import Target, get_target
 from whisperport.targets.partitioner import Partition
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
+    from torch import nn
+    from torch.export import ExportedProgram
+
     from whisperport.inspection.check import CheckedProgram
+    from whisperport.inspection.graph import Graph
     from whisperport.trace.program import Program
 
 
@@ -76,17 +81,54 @@ class Checked:
         }
 
 
+@overload
 def check(
-    program: "Program | str | os.PathLike[str]", target: str, *, progress: Progress = lambda _: None
+    program: "Program | ExportedProgram | str | os.PathLike[str]",
+    target: str,
+    /,
+    *,
+    progress: Progress = ...,
+) -> Checked: ...
+
+
+@overload
+def check(
+    program: "Program | ExportedProgram | str | os.PathLike[str]",
+    *,
+    target: str,
+    progress: Progress = ...,
+) -> Checked: ...
+
+
+@overload
+def check(
+    program: "nn.Module",
+    args: "Sequence[Any] | Mapping[str, Any]",
+    target: str,
+    *,
+    progress: Progress = ...,
+) -> Checked: ...
+
+
+def check(
+    program: "Program | ExportedProgram | nn.Module | str | os.PathLike[str]",
+    args: "Sequence[Any] | Mapping[str, Any] | None" = None,
+    target: str = "",
+    *,
+    progress: Progress = lambda _: None,
 ) -> Checked:
     """Check a program against a target's limits. Neither the target's compiler nor the weights are needed.
+
+    Call it as `check(program, target)`, or as `check(module, args, target)`.
 
     Some vendors have a partitioner that tells which operators of a `.tflite` file their compiler would
     receive. Where it can be asked on this machine, its answer is a part of the result.
 
     Args:
-        program: a `.pt2`, `.onnx` or `.tflite` file, an HLO module (`.pb`), a bundle, or a `Program` from
-            `whisperport.trace.program.trace`.
+        program: a `.pt2`, `.onnx` or `.tflite` file, an HLO module (`.pb`), a bundle, a `Program` from
+            `whisperport.trace.program.trace`, what `torch.export.export` returned, or a module of torch,
+            which is exported in evaluation mode.
+        args: of the module: its positional arguments as a tuple, or its keyword arguments as a mapping.
         target: name of a target, as `whisperport targets` lists them.
         progress: called with the name of each stage, a few words.
 
@@ -94,11 +136,14 @@ def check(
         The nodes that the target rejects, does not delegate or was not seen to compile, for every program.
 
     Raises:
-        UsageError: there is no such target.
+        UsageError: there is no such target, or a module has no arguments.
         ProgramError: the program is missing, damaged, or of another format.
         BundleError: the bundle is damaged.
-        MissingPackageError: the reader of the program's format is not installed.
+        LoweringError: torch cannot export the module.
+        MissingPackageError: torch, or the reader of the program's format, is not installed.
     """
+    if isinstance(args, str):  # `check(program, target)`
+        target = target or args
     chosen = get_target(target)
     spec = chosen.spec
     with requires_torch("check a program"):
@@ -110,10 +155,36 @@ def check(
         graphs = read_graphs(Path(program))
         partitions = _partitions(chosen, Path(program), progress)
     else:
-        from whisperport.inspection.read_exported import read_exported
-
-        graphs = [read_exported(program.name, program.exported)]
+        graphs = [_graph_of(program, args, progress)]
     return Checked(target, tuple(check_graph(graph, spec) for graph in graphs), partitions)
+
+
+def _graph_of(
+    program: "Program | ExportedProgram | nn.Module",
+    args: "Sequence[Any] | Mapping[str, Any] | None",
+    progress: Progress,
+) -> "Graph":
+    """Read the graph of an object of torch; a module is exported first."""
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
+
+    from whisperport.inspection.read_exported import read_exported
+    from whisperport.trace.program import exported_module
+
+    if isinstance(program, ExportedProgram):
+        return read_exported("program", program)
+    if not isinstance(program, nn.Module):
+        return read_exported(program.name, program.exported)
+    name = type(program).__name__
+    if args is None or isinstance(args, str | Tensor):
+        raise UsageError(
+            f"cannot check the module `{name}` without its arguments",
+            why="a module is exported with an example of each of its inputs",
+            hint="call `whisperport.check(module, (x, y), target)`; for one input, `(x,)`",
+        )
+    progress(f"exporting {name}")
+    given, named = ((), args) if isinstance(args, Mapping) else (tuple(args), {})
+    return read_exported(name, exported_module(name, program, given, named))
 
 
 def _partitions(target: Target, path: Path, progress: Progress) -> tuple[Partitioned, ...]:

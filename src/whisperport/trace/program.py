@@ -1,6 +1,6 @@
 """A program: a torch graph of static shapes with a name and a signature, built-in or third-party."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -43,16 +43,38 @@ def trace(
         LoweringError: torch cannot export the module, an input or output is not a tensor, or a shape is
             dynamic.
     """
-    with torch.no_grad():
-        try:
-            exported = torch.export.export(module.eval(), inputs, strict=False)
-        except Exception as error:  # torch raises anything from RuntimeError to AssertionError here
-            raise LoweringError(
-                f"torch.export could not trace `{name}`",
-                why=str(error).strip().split("\n")[0],
-                hint="write the module without Python control flow that depends on the values of tensors",
-            ) from error
-    return as_program(name, exported, outputs)
+    return as_program(name, exported_module(name, module.eval(), inputs), outputs)
+
+
+def exported_module(
+    name: str,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    keywords: Mapping[str, Any] | None = None,
+) -> ExportedProgram:
+    """Export `module` as it is in evaluation mode; its mode does not change.
+
+    Args:
+        name: of the program in errors.
+        inputs: positional arguments.
+        keywords: keyword arguments.
+
+    Raises:
+        LoweringError: torch cannot export the module.
+    """
+    modes = {one: one.training for one in module.modules()}
+    try:
+        with torch.no_grad():
+            return torch.export.export(module.eval(), inputs, dict(keywords or {}), strict=False)
+    except Exception as error:  # torch raises anything from RuntimeError to AssertionError here
+        raise LoweringError(
+            f"torch.export could not trace `{name}`",
+            why=str(error).strip().split("\n")[0],
+            hint="write the module without Python control flow that depends on the values of tensors",
+        ) from error
+    finally:
+        for one, training in modes.items():
+            one.training = training
 
 
 def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()) -> Program:
