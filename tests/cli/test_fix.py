@@ -1,6 +1,7 @@
 """`whisperport check --fix`: what it prints, what it writes, and what it does not change."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -46,6 +47,17 @@ def test_what_a_rewrite_did_not_replace_is_no_remaining_problem_of_a_fixed_progr
     (row,) = [line for line in ran.out.splitlines() if line.startswith("fold-constants  t ")]
     assert "the constant is a transposed stored weight" in row
     assert "xnnpack rejects none of these nodes: they need no change" in ran.out
+
+
+def test_a_remaining_problem_names_module_and_line(run, tmp_path):
+    module = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.LayerNorm(8))
+    path = tmp_path / "lookup.pt2"
+    torch.export.save(trace("lookup", module, (torch.arange(4)[None],)).exported, path)
+
+    ran = run("check", path, "--target", "xnnpack", "--fix", "--out", tmp_path / "fixed.pt2")
+
+    assert ran.code == 0  # a lookup computes nothing
+    assert re.search(r"also stored for the host \(0,\s+torch/nn/", ran.out)
 
 
 def test_json_says_what_was_done(run, head, tmp_path):

@@ -47,6 +47,7 @@ def test_a_third_party_decoder_has_no_rejected_node_that_computes(fixed: Fixed) 
     assert fixed.remaining == ()
     assert [rejection.node for rejection in fixed.lookups] == ["embedding"]
     assert "10.0 MB" in fixed.lookups[0].reason  # 51865 rows of 48 float32
+    assert fixed.lookups[0].place.startswith("token_embedding, whisper/model.py:")
 
 
 def test_every_rewrite_that_changed_something_was_verified_on_every_sample(fixed: Fixed) -> None:

@@ -1,6 +1,7 @@
 """Lowering one program: the file is written if it is equal; otherwise nothing is written."""
 
 import errno
+import inspect
 import json
 import os
 from pathlib import Path
@@ -461,6 +462,22 @@ class UsesTokens(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.embedding(tokens) * tokens[..., None]
+
+
+def test_the_place_of_a_rejected_node_is_named(tmp_path: Path) -> None:
+    program = trace("gathers", Gathers(), (torch.zeros(1, 4, 8),))
+
+    with pytest.raises(LoweringError) as rejected:
+        lower(program, "hailo8l", tmp_path / "gathers.onnx")
+
+    line = inspect.getsourcelines(Gathers.forward)[1] + 2
+    assert f"`gather`, in {__file__}:{line}: gather is not in the list" in rejected.value.why
+
+
+class Gathers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        index = (x > 0).long()
+        return torch.gather(x, 1, index)
 
 
 @pytest.mark.parametrize("target", ["hailo8l", "genio700"])

@@ -12,6 +12,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.commands.fix import Fixed, RewriteStep, check_free, fix, write_fixed
+from whisperport.program.spec import Rejection
 from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import get_target
 
@@ -58,7 +59,7 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
     failed = [one for step in fixed.steps for one in step.equality.failed]
     remaining = [
         *(("", one.sample, one.comparison.reason) for one in failed),
-        *((r.rule, r.node, r.reason) for r in (*fixed.remaining, *fixed.lookups)),
+        *((r.rule, r.node, _with_place(r)) for r in (*fixed.remaining, *fixed.lookups)),
     ]
     if remaining:
         print_table(("rule", "where", "remaining problem"), remaining)
@@ -69,12 +70,16 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
         if not fixed.remaining:
             print_lines(f"{fixed.target} rejects none of these nodes: they need no change", "")
     if fixed.unseen:
-        rows = [(one.node, one.reason) for one in fixed.unseen]
+        rows = [(one.node, _with_place(one)) for one in fixed.unseen]
         print_table(("node", "not seen in programs known to compile"), rows)
         print_lines("")
     if fixed.host and fixed.changed:
         print_lines(*_host_lines(fixed, out), "")
     print_lines(_summary(fixed, out))
+
+
+def _with_place(rejection: Rejection) -> str:
+    return f"{rejection.reason} ({rejection.place})" if rejection.place else rejection.reason
 
 
 def _not_replaced(step: RewriteStep) -> list[tuple[str, str, str]]:

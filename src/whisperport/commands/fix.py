@@ -365,9 +365,9 @@ def _counts(checked: "CheckedProgram", kind: FindingKind) -> FindingCounts:
 
 def _rejections(checked: "CheckedProgram", finding: Any) -> tuple[Rejection, ...]:
     return tuple(
-        Rejection(place.name, place.reason, kind.rule)
+        Rejection(found.name, found.reason, kind.rule, found.cost.node.place if found.cost else "")
         for kind in checked.of(finding)
-        for place in kind.occurrences
+        for found in kind.occurrences
     )
 
 

@@ -326,9 +326,11 @@ def _check_supported(program: "Program", target: Target, given: str) -> None:
     if rejected:
         check = f"whisperport check {shlex.quote(given)} --target {target.spec.name}"
         fixed = shlex.quote(os.fspath(Path(given).with_suffix(".fixed.pt2")))
+        place = f", in {rejected[0].place}" if rejected[0].place else ""
         raise LoweringError(
             f"`{target.spec.name}` does not support the program `{program.name}`",
-            why=f"`{rejected[0].node}`: {rejected[0].reason} (rejections in total: {len(rejected)})",
+            why=f"`{rejected[0].node}`{place}: {rejected[0].reason} "
+            f"(rejections in total: {len(rejected)})",
             hint=f"`{check}` lists every rejection of the original program; "
             f"`{check} --fix --out {fixed}` applies the rewrites one by one, and lists what remains",
         )

@@ -171,7 +171,9 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
 def rejections(graph: Graph, spec: TargetSpec) -> list[Rejection]:
     """Return every rejection in `graph`, in the order in which the limits are checked."""
     return [
-        Rejection(finding.name, finding.reason, limit.rule)
+        Rejection(
+            finding.name, finding.reason, limit.rule, finding.node.place if finding.node else ""
+        )
         for limit, finding in _findings(graph, spec)
         if limit.kind == "rejected"
     ]

@@ -79,6 +79,12 @@ class Node:
         return tuple(value for value in self.inputs if value is not None)
 
     @property
+    def place(self) -> str:
+        """Module and line of code: "blocks.0.attn, whisper/model.py:111"; empty: not stored."""
+        line = f"{self.source.package_path}:{self.source.line}" if self.source else ""
+        return ", ".join(filter(None, (self.module, line)))
+
+    @property
     def output(self) -> Value:
         """The first output; a `Value` without name and shape if there is no output."""
         return self.outputs[0] if self.outputs else Value("")

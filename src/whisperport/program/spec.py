@@ -64,11 +64,14 @@ class Rejection:
         node: name of the node.
         reason: the value found and the limit, such as "rank 5 is above 4".
         rule: code of the rule, such as "WP201"; empty if no rule applies.
+        place: where the node is in the model's code, such as "blocks.0.attn, whisper/model.py:111"; empty:
+            the file does not state it.
     """
 
     node: str
     reason: str
     rule: str = ""
+    place: str = field(default="", compare=False)
 
 
 FindingKind = Literal["rejected", "not seen", "warning"]
