@@ -193,7 +193,7 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def kill(clips: list[Path], folder: Path) -> dict[str, Any]:
-    """Kill the job at random moments and run it again; then its workers; count rows after each."""
+    """Kill the job after random numbers of saved rows and run it again; then its workers."""
     rng = random.Random(0)
     jobs = killed_jobs(clips, folder / "jobs", rng)
     return {"jobs": jobs, "workers": killed_workers(clips, folder / "workers", rng)}
@@ -209,17 +209,18 @@ def command(clips: list[Path], out: Path) -> list[str]:
 
 
 def killed_jobs(clips: list[Path], out: Path, rng: random.Random) -> dict[str, Any]:
-    """Kill the job KILLS times, then let it end."""
+    """Kill the job KILLS times, spread over the whole work, then let it end."""
     rows_after = []
-    for _ in range(KILLS):
+    for wanted in moments(clips, rng):
         with subprocess.Popen(command(clips, out), stderr=subprocess.DEVNULL) as job:
-            time.sleep(rng.uniform(0.5, 12.0))
+            wait_for_rows(out, wanted, job, rng)
             workers = children(job.pid)
+            assert job.poll() is None, "the job ended before it was killed"
             job.kill()
         while any(is_running(one) for one in workers):
             time.sleep(0.01)
         assert once(read(out), clips)["twice"] == 0
-        rows_after.append(len(read(out)) if (out / "parts").exists() else 0)
+        rows_after.append(saved_rows(out))
     done = subprocess.run(command(clips, out), stderr=subprocess.DEVNULL)
     rows = read(out)
     return {"rows_after_each": rows_after, "status": done.returncode, **once(rows, clips)}
@@ -227,23 +228,43 @@ def killed_jobs(clips: list[Path], out: Path, rng: random.Random) -> dict[str, A
 
 def killed_workers(clips: list[Path], out: Path, rng: random.Random) -> dict[str, Any]:
     """Kill a random worker KILLS times during one run; files that are blamed are tried again."""
-    kills = 0
+    rows_at = []
     with subprocess.Popen(command(clips, out), stderr=subprocess.DEVNULL) as job:
-        while job.poll() is None:
-            time.sleep(rng.uniform(0.5, 3.0))
-            workers = children(job.pid)
-            if kills < KILLS and workers:
-                os.kill(rng.choice(workers), signal.SIGKILL)
-                kills += 1
+        for wanted in moments(clips, rng):
+            wait_for_rows(out, wanted, job, rng)
+            os.kill(rng.choice(children(job.pid)), signal.SIGKILL)
+            rows_at.append(saved_rows(out))
     rows = read(out)
     failed = sum(row["error"] is not None for row in rows)
-    found = {"kills": kills, "status": job.returncode, "failed": failed, **once(rows, clips)}
+    found = {
+        "rows_at_each": rows_at,
+        "status": job.returncode,
+        "failed": failed,
+        **once(rows, clips),
+    }
     retried = subprocess.run([*command(clips, out), "--retry-failed"], stderr=subprocess.DEVNULL)
     return (
         found
         | {"failed_after_retry": sum(row["error"] is not None for row in read(out))}
         | {"status_after_retry": retried.returncode}
     )
+
+
+def moments(clips: list[Path], rng: random.Random) -> list[int]:
+    """Numbers of saved rows, one in each of KILLS equal parts of the work."""
+    part = len(clips) * 0.95 / KILLS  # a run must not end before its kill
+    return [int((number + rng.random()) * part) for number in range(KILLS)]
+
+
+def wait_for_rows(out: Path, wanted: int, job: subprocess.Popen[bytes], rng: random.Random) -> None:
+    """Wait until so many rows are saved and a worker runs, and then for a part of a second."""
+    while job.poll() is None and not (saved_rows(out) >= wanted and children(job.pid)):
+        time.sleep(0.05)
+    time.sleep(rng.uniform(0, 1))  # rows are saved every second: at any moment between two times
+
+
+def saved_rows(out: Path) -> int:
+    return sum(parquet.read_metadata(part).num_rows for part in (out / "parts").glob("*.parquet"))
 
 
 def is_running(pid: int) -> bool:
@@ -287,7 +308,7 @@ def _cut(clip: Path, path: Path) -> None:
 
 
 def _silence(_clip: Path, path: Path) -> None:
-    path.write_bytes(_riff(bytes(32_000 * 60)))
+    path.write_bytes(_riff(bytes(32_000 * 2 * 3600)))
 
 
 def _riff(data: bytes) -> bytes:
@@ -302,7 +323,7 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "header only": lambda clip, path: path.write_bytes(clip.read_bytes()[:30]),
     "empty": lambda _, path: path.touch(),
     "not audio": lambda _, path: path.write_bytes(random.Random(0).randbytes(20_000)),
-    "a minute of silence": _silence,
+    "two hours of silence": _silence,
     "pipe": lambda _, path: os.mkfifo(path),
     "link loop": lambda _, path: path.symlink_to(path),
     "link to nothing": lambda _, path: path.symlink_to(path.with_suffix(".gone")),

@@ -6,16 +6,14 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import TextIO
 
 import click
 
 import whisperport
-from whisperport.cli.archive import archive
-from whisperport.cli.bench import bench
-from whisperport.cli.check import check
-from whisperport.cli.compile import compile_verb
 from whisperport.cli.console import (
     WIDTH,
     print_error,
@@ -24,20 +22,6 @@ from whisperport.cli.console import (
     print_warning,
     write,
 )
-from whisperport.cli.demo import demo
-from whisperport.cli.doctor import doctor
-from whisperport.cli.explain import explain
-from whisperport.cli.export import export
-from whisperport.cli.fetch import fetch
-from whisperport.cli.import_ import import_verb
-from whisperport.cli.inspect import inspect
-from whisperport.cli.lower import lower
-from whisperport.cli.plan import plan
-from whisperport.cli.sensitivity import sensitivity
-from whisperport.cli.serve import serve
-from whisperport.cli.targets import targets
-from whisperport.cli.transcribe import transcribe
-from whisperport.cli.verify import verify
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.system import interrupts
 
@@ -47,8 +31,43 @@ STDERR = 2  # file descriptor of standard error, the last of the standard stream
 TRACEBACK = "WHISPERPORT_TRACEBACK"  # environment variable: if not empty, defects print a traceback
 
 
+_VERBS = (
+    *(
+        "fetch",
+        "export",
+        "compile",
+        "import",
+        "lower",
+        "check",
+        "explain",
+        "inspect",
+        "sensitivity",
+    ),
+    *("verify", "transcribe", "serve", "archive", "bench", "plan", "targets", "doctor", "demo"),
+)
+# Module and function of the verbs whose names Python uses itself; all others have their verb's name.
+_OTHER_NAMES = {"compile": ("compile", "compile_verb"), "import": ("import_", "import_verb")}
+
+
+class _Verbs(Mapping[str, click.Command]):
+    """The verbs by name. Each is imported when it is first used: a server starts without the others."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in _VERBS:
+            raise KeyError(name)
+        module, function = _OTHER_NAMES.get(name, (name, name))
+        verb: click.Command = getattr(import_module(f"whisperport.cli.{module}"), function)
+        return verb
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_VERBS)
+
+    def __len__(self) -> int:
+        return len(_VERBS)
+
+
 class _InOrder(click.Group):
-    """Lists the verbs in the order in which they were added."""
+    """Lists the verbs in their order; click sorts them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -56,6 +75,7 @@ class _InOrder(click.Group):
 
 @click.group(
     cls=_InOrder,
+    commands=_Verbs(),
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
@@ -74,29 +94,6 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         write(f"{context.get_help()}\n")
-
-
-for verb in (
-    fetch,
-    export,
-    compile_verb,
-    import_verb,
-    lower,
-    check,
-    explain,
-    inspect,
-    sensitivity,
-    verify,
-    transcribe,
-    serve,
-    archive,
-    bench,
-    plan,
-    targets,
-    doctor,
-    demo,
-):
-    cli.add_command(verb)
 
 
 def main() -> None:

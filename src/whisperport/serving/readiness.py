@@ -1,6 +1,7 @@
 """Whether a server can decode: a window was decoded lately, or a short clip is now."""
 
 import time
+from threading import Lock
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class Readiness:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._checking = Lock()  # calls during a check wait for its outcome
 
     @property
     def is_fresh(self) -> bool:
@@ -34,12 +36,19 @@ class Readiness:
         """Return whether the server can decode and accepts requests.
 
         Args:
-            timeout_s: how long the decoding of a clip may take, in seconds.
+            timeout_s: how long to wait for another check, and then how long the decoding of a clip may take,
+                in seconds.
         """
-        if self._scheduler.admission.closed:
+        if not self._checking.acquire(timeout=timeout_s):
             return False
-        if self.is_fresh:
-            return True
+        try:
+            return not self._scheduler.admission.closed and (
+                self.is_fresh or self._can_decode(timeout_s)
+            )
+        finally:
+            self._checking.release()
+
+    def _can_decode(self, timeout_s: float) -> bool:
         language = next(iter(self._scheduler.transcriber.engine.generation.languages), None)
         options = TranscribeOptions(
             decode=DecodeOptions(language=language, max_tokens=4), temperatures=(0.0,)

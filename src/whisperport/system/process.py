@@ -63,6 +63,9 @@ def keep_in_forks(native: object) -> None:
     _kept.add(native)
 
 
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+
+
 def return_freed_memory() -> None:
     """Return memory that was freed to the operating system, where the C library (glibc) can do that.
 
@@ -73,6 +76,16 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries do not have it
     if trim is not None:
         trim(0)
+
+
+def return_large_blocks(size: int = 2**20) -> None:
+    """Let glibc return each freed block of at least `size` bytes to the operating system immediately.
+
+    By default its limit grows to 32 MiB, and what is freed in between small blocks stays in the process.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, size)
 
 
 def _keep_all() -> None:
