@@ -36,8 +36,7 @@ class Readiness:
         """Return whether the server can decode and accepts requests.
 
         Args:
-            timeout_s: how long to wait for another check, and then how long the decoding of a clip may take,
-                in seconds.
+            timeout_s: how long another check may still take, and then the decoding of a clip, in seconds.
         """
         if not self._checking.acquire(timeout=timeout_s):
             return False
