@@ -79,15 +79,19 @@ def report(rows: Iterable[Row], summary: ArchiveSummary) -> str:
 def _totals(summary: ArchiveSummary) -> str:
     facts = {
         "Model": summary.model,
-        "Audio": f"{summary.audio_s / 3600:,.2f} hours",
+        "Audio": _duration(summary.audio_s),
         "Failed": f"{summary.failed:,} files",
-        "Last run": f"{summary.run_files:,} files, {summary.run_audio_s / 3600:,.2f} hours of audio in "
-        f"{summary.run_seconds / 3600:,.2f} hours: {summary.speed:,.1f} times as fast as real time",
+        "Last run": f"{summary.run_files:,} files, {_duration(summary.run_audio_s)} of audio in "
+        f"{_duration(summary.run_seconds)}: {summary.speed:,.1f} times as fast as real time",
         "Bundle": summary.bundle_sha256,
         "Options": summary.options_sha256,
         "Versions": ", ".join(f"{name} {one}" for name, one in summary.versions.items()),
     }
     return _table(f"<td>{escape(name)}<td>{escape(value)}" for name, value in facts.items())
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} hours" if seconds >= 3600 else f"{seconds:.0f} seconds"
 
 
 def _counts(title: str, counts: Mapping[str, int], about: Mapping[str, str] | None = None) -> str:
