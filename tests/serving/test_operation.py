@@ -1,6 +1,7 @@
 """What those who operate a server see: models, readiness, metrics and the log."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -38,6 +39,23 @@ def test_a_server_is_ready_when_it_has_decoded(client: Any) -> None:
 
     assert client.service.readiness.is_fresh
     assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_checks_at_the_same_time_decode_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = client.service
+    calls, transcribe = [], service.scheduler.transcribe
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        calls.append(arguments)
+        return transcribe(*arguments, **named)
+
+    monkeypatch.setattr(service.scheduler, "transcribe", counted)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(service.readiness.check, [60.0] * 4))
+
+    assert found == [True] * 4
+    assert len(calls) == 1
 
 
 def test_a_server_that_cannot_decode_is_not_ready(

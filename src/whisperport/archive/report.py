@@ -14,6 +14,7 @@ from whisperport.system.page import html_page
 MAX_SEARCHED = 30_000_000  # characters of rows in the page; a browser is slow with more
 
 _STYLE = """
+td.n { width: 1% }
 input { font: inherit; width: 100%; padding: .4rem; box-sizing: border-box }
 .id { overflow-wrap: anywhere } .error { color: var(--bad) } .mark { color: var(--mark) }
 """

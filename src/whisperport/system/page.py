@@ -5,8 +5,10 @@ import hashlib
 from html import escape
 
 _STYLE = """
-:root { color-scheme: light dark; --bar: #4a7ebb; --rest: #4a7ebb55; --bad: #c0392b; --mark: #a66300 }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }
+:root { color-scheme: light dark; --bar: #4a7ebb; --rest: #4a7ebb55;
+  --bad: light-dark(#c0392b, #ff8a7a); --mark: light-dark(#a66300, #f0b35a) }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem;
+  color: light-dark(#111, #eee); background: light-dark(#fff, #121212) }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .2rem .6rem; border-bottom: 1px solid #8884; vertical-align: top }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
@@ -32,5 +34,5 @@ def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{shown}</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<style>{_STYLE}{style}</style></head>\n<body><h1>{shown}</h1>\n{body}</body></html>\n"
+        f"<style>{_STYLE}{style}</style></head>\n<body><main><h1>{shown}</h1>\n{body}</main></body></html>\n"
     )
