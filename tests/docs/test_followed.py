@@ -30,6 +30,7 @@ OTHERS = (
     f"{HOW_TO}place-programs.md",
     f"{HOW_TO}raspberry-pi-hailo.md",
     f"{HOW_TO}share-a-transcriber.md",
+    f"{HOW_TO}transcribe-an-archive.md",
     f"{HOW_TO}transcribe-live.md",
     f"{HOW_TO}use-a-short-window.md",
     f"{HOW_TO}verify-on-a-board.md",
@@ -40,8 +41,8 @@ FIRST = f"{HOW_TO}find-undelegated-nodes.md"  # makes the decoder.pt2 of other p
 
 # Shell lines that need a network, a device, or a file of the reader's own.
 NOT_RUN = re.compile(
-    r"^(make|pip|source|scp|sudo|hailortcli|arecord|ffmpeg|python3? |cd )"
-    r"|^whisperport transcribe --live$|openai/|my-audio|tiny-whisper-encoder"
+    r"^(make|pip|ray|source|scp|sudo|hailortcli|arecord|ffmpeg|python3? |cd )"
+    r"|^whisperport transcribe --live$|/shared/|openai/|my-audio|tiny-whisper-encoder"
     r"|talk\.|build/tiny|mine\.pt|(inputs|call)\.npz|encoder\.(onnx|xml)|words-hailo8l talk"
     r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/|--record"
 )

@@ -51,7 +51,7 @@ def run_server(
     for category in (TruncatedPromptWarning, DamagedAudioWarning):
         warnings.simplefilter("ignore", category)
     _allow_files(MAX_FILES)
-    return_large_blocks()  # spectrograms: 200 clients left 770 MiB in the process, and with this 460
+    return_large_blocks()  # spectrograms: without it, 200 clients left 770 MiB in the process
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # not a line for each hostile request
     with _listening(options) as listener:
         transcriber = bundle if isinstance(bundle, Transcriber) else Transcriber(bundle, run)
