@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
 AUTO = "auto"  # the name of no target; `--target auto` calls `export_fastest`
 FLOAT = "fp32"
 TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
+STEPS = 8  # that are measured together
 GROUPS = (ENCODER, STEP)  # each is known by its program that takes most of the time
 # Programs that a user may place, while the rest of the decoder is chosen.
 OTHERS = {ENCODER, CROSS_KV, ALIGN}
@@ -299,7 +300,10 @@ def _measured(
         except (LoweringError, UsageError) as error:
             rejected[str(one)] = f"{error.what}: {error.why}" if error.why else error.what
     timed: list[Timed] = []
-    for group, parts in ((ENCODER, (ENCODER,)), (STEP, (STEP, COARSE_PROJECTION))):
+    for group, parts, runs in (
+        (ENCODER, (ENCODER,), 1),
+        (STEP, (STEP, COARSE_PROJECTION), STEPS),
+    ):
         rivals = {
             one: [some[name] for name in parts if name in some]
             for one, some in runners.items()
@@ -307,7 +311,7 @@ def _measured(
         }
         if group not in _placed_groups(options):
             progress(f"timing {group} on {len(rivals)} candidates")
-            timed += race(rivals)
+            timed += race(rivals, runs)
     return tuple(timed), rejected
 
 

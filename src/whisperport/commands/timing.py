@@ -49,11 +49,15 @@ class Timed:
     ms: float
 
 
-def race(rivals: Mapping[Candidate, Sequence[Runner]]) -> list[Timed]:
+def race(rivals: Mapping[Candidate, Sequence[Runner]], runs: int = 1) -> list[Timed]:
     """Measure the programs of candidates, which do the same together.
 
     The candidates run in turn, so that other load on the machine affects all of them. Those that are much
     slower leave early.
+
+    Args:
+        rivals: candidate -> the programs that do the work.
+        runs: of a program one after the other, as in a window: its weights may stay in the CPU's caches.
     """
     calls = {
         one: {runner.spec.name: noise_call(runner) for runner in runners}
@@ -67,8 +71,9 @@ def race(rivals: Mapping[Candidate, Sequence[Runner]]) -> list[Timed]:
         for one in calls.keys() & running:
             for name, call in calls[one].items():
                 started = time.perf_counter()
-                call()
-                times[one, name].append(time.perf_counter() - started)
+                for _ in range(runs):
+                    call()
+                times[one, name].append((time.perf_counter() - started) / runs)
         if number >= HEATS:
             running = _contending(times, running)
     return [
