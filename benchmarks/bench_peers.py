@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.cases import Case, forced, transcribed
-from peers.contenders import CONTENDERS, OURS, START, Contender
+from peers.contenders import AUTO, CONTENDERS, OURS, START, Contender
 from peers.measuring import Row, measure, measure_start
 from peers.preparing import prepare
 from peers.process import FailedError, Process
@@ -164,7 +164,7 @@ def cases_of(model: str, chosen: argparse.Namespace) -> list[Case]:
 
 def chosen_contenders(chosen: argparse.Namespace, kinds: set[str]) -> list[Contender]:
     """Return the contenders to measure on some of the kinds; whisperport's defaults are the first."""
-    installed = {target.spec.name for target in TARGETS}
+    installed = {AUTO, *(target.spec.name for target in TARGETS)}
     return [
         one
         for one in CONTENDERS
