@@ -23,14 +23,8 @@ from whisperport.bundle.staging import TOKEN_BYTES, Staging
 from whisperport.commands.doctor import is_installed
 from whisperport.commands.timing import Candidate, Timed, known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
-from whisperport.exporting.export import (
-    STATIC,
-    ExportOptions,
-    build_packages,
-    export,
-    loaded,
-    lower_programs,
-)
+from whisperport.exporting.export import ExportOptions, build_packages, export, loaded
+from whisperport.exporting.lowering import STATIC, lower_programs
 from whisperport.exporting.placing import PlacementRequest
 from whisperport.program.dims import Dims
 from whisperport.program.program_kind import (

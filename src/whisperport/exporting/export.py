@@ -3,8 +3,8 @@
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +20,13 @@ from whisperport.bundle import (
     TOKENIZER,
     Bundle,
     Manifest,
-    ProgramEntry,
     check_writable,
     writing_bundle,
 )
 from whisperport.bundle.origin import record_own
 from whisperport.calibration import BundleSession, CalibrationOptions
 from whisperport.errors import LoweringError, UsageError
+from whisperport.exporting.lowering import grouped, lower_groups, traced_programs
 from whisperport.exporting.masking import choose_masks
 from whisperport.exporting.not_verified import not_verified
 from whisperport.exporting.placing import Placed, PlacementRequest, place, target_name
@@ -56,10 +56,7 @@ from whisperport.verification.reference import Reference
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
-    from whisperport.model.whisper import Whisper
-    from whisperport.trace.program import Program
 
-STATIC = ("w8a8", "w8a16")  # precisions with activations of a fixed scale
 BUILD_PACKAGES = ("whisperport", "torch", "onnx", "onnxscript", "numpy")  # of every export
 
 log = logging.getLogger(__name__)
@@ -218,9 +215,9 @@ def export(
     )
 
     with writing_bundle(out) as writer:
-        programs = _programs(model, generation, placed, uncached)
-        entries, rewrites = _lower(
-            _grouped(programs, placed, progress), placed, writer.folder, progress
+        programs = traced_programs(model, generation, placed, uncached)
+        entries, rewrites = lower_groups(
+            grouped(programs, placed, progress), placed, writer.folder, progress
         )
         masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
         progress("writing the embedding, the tokenizer and the reference")
@@ -263,28 +260,6 @@ def export(
         bundle = writer.commit(replace(manifest, verification=report.to_json()))
     record_own(bundle.manifest)
     return bundle
-
-
-def lower_programs(
-    model: "Whisper",
-    generation: Generation,
-    request: PlacementRequest,
-    names: Sequence[str],
-    folder: Path,
-    progress: Progress = lambda _: None,
-) -> list[ProgramEntry]:
-    """Trace, rewrite and lower single programs of a model to a folder, without a verification.
-
-    Raises:
-        UsageError, LoweringError: see `export`.
-    """
-    further = [name for name in names if name in (VOCAB_PROJECTION, COARSE_PROJECTION)]
-    request = replace(
-        request, programs={**request.programs, **dict.fromkeys(further, request.target)}
-    )
-    placed = place(request, [name for name in names if name not in further], further)
-    programs = _programs(model, generation, placed, None)
-    return _lower(_grouped(programs, placed, progress), placed, folder, progress)[0]
 
 
 def build_packages(names: Iterable[str]) -> list[str]:
@@ -437,31 +412,6 @@ def loaded(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress
     return load_checkpoint(source, progress=progress)
 
 
-def _programs(
-    model: Any, generation: Generation, placed: Placed, uncached: UncachedForm | None
-) -> Iterator["Program"]:
-    """Yield every program, in the variant that its target uses."""
-    from whisperport.model.equalization import equalize
-    from whisperport.trace.variants import whisper_programs
-    from whisperport.trace.whisper import Parts
-
-    chosen = {name: placed.target_of(name).spec.variants for name in placed.placements}
-    variants = {name: of[name] for name, of in chosen.items() if name in of}
-    projected = VOCAB_PROJECTION not in placed.placements
-    # One multiplication in float32 for B texts takes less time than B coarse ones.
-    batch_projected = projected or COARSE_PROJECTION in placed.placements
-    summed = frozenset(
-        name
-        for name, placement in placed.placements.items()
-        if placement.precision == "fp32" and placed.target_of(name).spec.sums_exponentials
-    )
-    encoder = placed.placements[ENCODER]
-    if encoder.precision in STATIC or placed.target_of(ENCODER).compiler is not None:
-        equalize(model.encoder)
-    parts = Parts(model, generation.alignment_heads, uncached, projected, batch_projected, summed)
-    yield from whisper_programs(parts, tuple(placed.placements), variants)
-
-
 def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:
     target = placed.target_of(UNCACHED_DECODER)
     form = target.uncached_form(dims)
@@ -471,41 +421,6 @@ def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:
             hint="omit `--uncached-decoder`, or place `uncached_decoder` on a target that runs it",
         )
     return form
-
-
-def _grouped(
-    programs: Iterable["Program"], placed: Placed, progress: Progress
-) -> list[tuple[Target, list["Program"]]]:
-    """Return every target with its programs."""
-    groups: dict[str, list[Program]] = {}
-    for program in programs:
-        progress(f"traced {program.name}")
-        groups.setdefault(placed.placements[program.name].target, []).append(program)
-    return [(placed.targets[name], group) for name, group in groups.items()]
-
-
-def _lower(
-    groups: list[tuple[Target, list["Program"]]], placed: Placed, folder: Path, progress: Progress
-) -> tuple[list[ProgramEntry], dict[str, Any]]:
-    """Rewrite and lower the programs of each target.
-
-    Returns:
-        The manifest's entries, and program -> outcomes of its rewrites as JSON.
-    """
-    from whisperport.rewrites import run_rewrites
-
-    entries: list[ProgramEntry] = []
-    rewrites: dict[str, Any] = {}
-    for target, programs in groups:
-        rewritten = []
-        for program in programs:
-            progress(f"rewriting {program.name} for {target.spec.name}")
-            program, outcomes = run_rewrites(program, target.spec.rewrites)
-            rewritten.append(program)
-            rewrites[program.name] = [asdict(outcome) for outcome in outcomes]
-        precisions = {p.name: placed.placements[p.name].precision for p in rewritten}
-        entries += target.with_precisions(precisions).lower(rewritten, folder, progress)
-    return entries, rewrites
 
 
 def _table(checkpoint: "Checkpoint", name: str) -> NDArray[np.floating[Any]]:
