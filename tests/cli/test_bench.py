@@ -8,6 +8,7 @@ import pytest
 
 from whisperport.bench import transcribing
 from whisperport.bench.acceptance import AcceptanceRow, check_accuracy
+from whisperport.bench.limits import Rates
 from whisperport.bench.transcribing import BenchResult, Part
 from whisperport.bundle import Bundle
 from whisperport.targets import RunOptions
@@ -29,9 +30,10 @@ def accuracy():
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    """Measure no memory, which needs a process, and the accuracy once; tests/bench does both."""
+    """Measure neither memory nor the machine, and the accuracy once; tests/bench does all of it."""
     monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
     monkeypatch.setattr(transcribing, "check_accuracy", lambda *_: accuracy())
+    monkeypatch.setattr("whisperport.cli.bench.measure_rates", lambda _: Rates(20, 100, 400))
 
 
 @pytest.fixture
