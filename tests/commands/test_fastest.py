@@ -15,7 +15,8 @@ from whisperport.cli.export import _print_timed, _timed_json
 from whisperport.commands import fastest, timing
 from whisperport.commands.fastest import candidates, choose, export_fastest
 from whisperport.commands.timing import Candidate, Timed
-from whisperport.errors import LoweringError, UsageError, VerificationError
+from whisperport.errors import LoweringError, UsageError, VerificationError, WhisperportError
+from whisperport.exporting import preflight
 from whisperport.exporting.export import ExportOptions
 from whisperport.program.runner import Array, Runner
 from whisperport.targets import RunOptions
@@ -303,6 +304,17 @@ def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
     assert {name for program, name in measured if program == "encoder"} == {"first fp16"}
     assert {n for program, n in measured if program == "step"} == {"first fp32", "second fp32"}
     assert not found.rejected
+
+
+def test_too_little_memory_is_an_error_before_anything_is_measured(
+    micro_checkpoint: Any, rivals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "available_memory", lambda: 1000)
+
+    with pytest.raises(WhisperportError, match="memory"):
+        export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(

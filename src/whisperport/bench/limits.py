@@ -23,7 +23,7 @@ from whisperport.program.program_kind import (
 )
 from whisperport.program.spec import ProgramSpec
 from whisperport.program.window import Window
-from whisperport.verification import machine
+from whisperport.system.cores import usable_cores
 
 READ_BYTES = 2**28  # much more than the caches of a CPU
 SIZE = 1536  # rows and columns of the multiplied matrices
@@ -110,7 +110,7 @@ def measure_rates(threads: int | None = None) -> Rates:
     Args:
         threads: CPU threads. Default: None, one per core.
     """
-    count = threads or machine()["cores"] or 1
+    count = threads or usable_cores()
     parts = np.array_split(np.ones(READ_BYTES // 4, np.float32), count)
     with ThreadPoolExecutor(count) as pool:
         reading = measure(lambda: list(pool.map(np.max, parts)), n=RUNS)

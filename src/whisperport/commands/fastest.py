@@ -26,6 +26,7 @@ from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions, build_packages, export, loaded
 from whisperport.exporting.lowering import STATIC, lower_programs
 from whisperport.exporting.placing import PlacementRequest
+from whisperport.exporting.preflight import check_fits, estimate_export
 from whisperport.program.dims import Dims
 from whisperport.program.program_kind import (
     ALIGN,
@@ -110,7 +111,7 @@ def export_fastest(
         UsageError: an option does not exist, or no target has the precision of a program.
         LoweringError: no target could be exported.
         VerificationError: no candidate is verified.
-        CheckpointError, MissingPackageError, BundleError: see `export`.
+        CheckpointError, MissingPackageError, BundleError, WhisperportError: see `export`.
     """
     options, out = options or ExportOptions(), Path(out)
     found = candidates(options)
@@ -119,6 +120,8 @@ def export_fastest(
     about = _about(checkpoint, found, options)
     rejected: dict[str, str] = {}
     if (timed := known_times(about)) is None:
+        if options.preflight:
+            check_fits(estimate_export(checkpoint.dims, {one.target for one in found}), out)
         with _hidden_folder(out) as folder:
             timed, rejected = _measured(checkpoint, found, folder, options, progress)
         if not rejected:
@@ -136,7 +139,7 @@ def export_fastest(
         except VerificationError as error:
             rejected[str(choice)] = error.why
             ban = _failed(choice, error)
-            if ban is None or not _has_others(timed, banned | {ban}, ban[0]):
+            if ban is None or not _candidates_of(ban[0], timed, banned | {ban}):
                 raise
             banned.add(ban)
 
@@ -234,12 +237,6 @@ def _candidates_of(
         for one in timed
         if one.program == group and (group, one.candidate) not in banned
     ]
-
-
-def _has_others(
-    timed: Sequence[Timed], banned: Collection[tuple[str, Candidate]], group: str
-) -> bool:
-    return bool(_candidates_of(group, timed, banned))
 
 
 def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate] | None:

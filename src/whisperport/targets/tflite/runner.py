@@ -4,7 +4,6 @@ Integer inputs and outputs of a quantized file are float32 for the caller: the r
 dequantizes with the scale and the zero point that the file states.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 from whisperport.errors import BundleError, needs
 from whisperport.program.runner import Array, Binding, Part
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.system.cores import usable_cores
 from whisperport.targets.buffers import BufferedRunner
 from whisperport.targets.stated_signature import (
     expect_counts,
@@ -59,7 +59,7 @@ class TfliteFile:
         with quiet(), quiet_natively():
             try:
                 self.interpreter = litert.Interpreter(
-                    str(path), num_threads=threads or os.cpu_count() or 1
+                    str(path), num_threads=threads or usable_cores()
                 )
                 self.interpreter.allocate_tensors()
                 self.signatures: Mapping[str, Any] = self.interpreter.get_signature_list()

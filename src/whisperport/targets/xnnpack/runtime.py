@@ -14,7 +14,6 @@ span.h of the version named here; with any other version, weights are not shared
 
 import ctypes
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +28,7 @@ from whisperport.bundle import ProgramEntry
 from whisperport.errors import BundleError, needs
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
+from whisperport.system.cores import usable_cores
 from whisperport.system.process import SPAWN, OwnProcess
 from whisperport.targets.stated_signature import (
     expect_counts,
@@ -80,7 +80,7 @@ def start_runtime(threads: int | None) -> Any:
     _first_load().check("ExecuTorch", hint=SPAWN)
     # Must come before any method is loaded: later it changes the pool and not the methods' use of it.
     with _turn:
-        portable_lib._unsafe_reset_threadpool(threads or os.cpu_count() or 1)
+        portable_lib._unsafe_reset_threadpool(threads or usable_cores())
         share_packed_weights()
     return Runtime.get()
 
