@@ -36,7 +36,7 @@ from whisperport.commands.precision_search import export_in_fewest_bits
 from whisperport.commands.watchdog import run_watched
 from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.export import export as run_export
-from whisperport.program.program_kind import ENCODER, STEP
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.window import WindowOptions
 from whisperport.targets import TARGETS, RunOptions, get_target
 
@@ -209,7 +209,6 @@ def _print_timed(fastest: Fastest) -> None:
     """Print a row per candidate with the times of its programs, and what is not used, with the reason."""
     programs = list(dict.fromkeys(one.program for one in fastest.timed))
     ms = {(one.candidate, one.program): f"{one.ms:.2f} ms" for one in fastest.timed}
-    chosen = {ENCODER: fastest.choice.encoder, STEP: fastest.choice.decoder}
     print_table(
         ("target", "precision", *programs, "chosen for"),
         [
@@ -217,7 +216,7 @@ def _print_timed(fastest: Fastest) -> None:
                 one.target,
                 one.precision,
                 *(ms.get((one, program), "") for program in programs),
-                ", ".join(program for program, candidate in chosen.items() if candidate == one),
+                ", ".join(group for group, chosen in fastest.choice.of.items() if chosen == one),
             )
             for one in dict.fromkeys(one.candidate for one in fastest.timed)
         ],

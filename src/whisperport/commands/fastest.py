@@ -1,11 +1,12 @@
 """Export a checkpoint to the fastest verified mix of runtimes and precisions on this machine.
 
-    candidates ─► lower encoder and step ─► time them, in turn ─► choose ─► export and verify the choice
-                                                                    ▲                  │
-                                                                    └──── rejected ◄───┘
+    candidates ─► lower encoder, cross_kv and step ─► time them, in turn ─► choose ─► export and verify
+                                                                              ▲                  │
+                                                                              └──── rejected ◄───┘
 
-A candidate is a target in one of its precisions. The encoder is on one, all other programs are on one. The
-result is an ordinary bundle, verified as any other. A choice that fails is left out of the next one.
+A candidate is a target in one of its precisions. The encoder is on one, `cross_kv` is on one, and so are
+all other programs together. The result is an ordinary bundle, verified as any other. A choice that fails is
+left out of the next one.
 """
 
 import os
@@ -14,6 +15,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +51,8 @@ AUTO = "auto"  # the name of no target; `--target auto` calls `export_fastest`
 FLOAT = "fp32"
 TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
 STEPS = 8  # that are measured together
-GROUPS = (ENCODER, STEP)  # each is known by its program that takes most of the time
+# Programs that are placed together: each group is known by the one that takes most of the time.
+GROUPS = {ENCODER: (ENCODER,), CROSS_KV: (CROSS_KV,), STEP: (STEP, COARSE_PROJECTION)}
 # Programs that a user may place, while the rest of the decoder is chosen.
 OTHERS = {ENCODER, CROSS_KV, ALIGN}
 # A second runtime needs more memory, and fewer bits cost accuracy: each must save 5 % of a window's time.
@@ -59,13 +62,12 @@ PRICE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The candidates of both groups of programs; None: the user has placed the group."""
+    """The candidate of each group of programs that the user has not placed."""
 
-    encoder: Candidate | None
-    decoder: Candidate | None
+    of: Mapping[str, Candidate]
 
     def __str__(self) -> str:
-        return ", ".join(dict.fromkeys(str(one) for one in (self.encoder, self.decoder) if one))
+        return ", ".join(dict.fromkeys(map(str, self.of.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def export_fastest(
         except VerificationError as error:
             rejected[str(choice)] = error.why
             ban = _failed(choice, error)
-            if ban is None or not _candidates_of(ban[0], timed, banned | {ban}):
+            if not _candidates_of(ban[0], timed, banned | {ban}):
                 raise
             banned.add(ban)
 
@@ -185,23 +187,20 @@ def choose(
 
     Args:
         timed: every program of every candidate that was measured.
-        banned: groups, "encoder" or "step", with a candidate that is not used for them.
+        banned: groups, such as "encoder", with a candidate that is not used for them.
         placed: groups that the user has placed.
 
     Raises:
-        UsageError: the user has placed both.
+        UsageError: the user has placed all of them.
         LoweringError: there is no candidate for a group.
     """
-    if len(placed) == 2:
+    if len(placed) == len(GROUPS):
         raise UsageError(
             "there is no program to place on the fastest target",
             why="`placement` names a target for every program",
             hint="use `export` with one of these targets",
         )
-    of = {
-        group: [None] if group in placed else _candidates_of(group, timed, banned)
-        for group in GROUPS
-    }
+    of = {g: _candidates_of(g, timed, banned) for g in GROUPS if g not in placed}
     for group, some in of.items():
         if not some:
             raise LoweringError(
@@ -209,23 +208,26 @@ def choose(
                 why="every target failed, or has not the precision asked for",
                 hint="`whisperport export --target NAME` shows why one of them fails",
             )
-    choices = [Choice(encoder, decoder) for encoder in of[ENCODER] for decoder in of[STEP]]
+    choices = [Choice(dict(zip(of, mix, strict=True))) for mix in product(*of.values())]
     return min(choices, key=lambda one: _price(one, timed))
 
 
 def _price(choice: Choice, timed: Sequence[Timed]) -> float:
     """Return the milliseconds of a window, times `PRICE` for what should save more than it costs."""
-    both = [one for one in (choice.encoder, choice.decoder) if one]
-    costs = sum(one.precision != FLOAT for one in both) + (len({c.target for c in both}) == 2)
-    return PRICE**costs * window_ms(choice, timed)
+    large = [choice.of[group].precision for group in (ENCODER, STEP) if group in choice.of]
+    small = {one.precision for one in choice.of.values()} - {*large}  # of cross_kv alone
+    fewer_bits = sum(precision != FLOAT for precision in (*large, *small))
+    runtimes = len({one.target for one in choice.of.values()})
+    return PRICE ** (fewer_bits + runtimes - 1) * window_ms(choice, timed)
 
 
 def window_ms(choice: Choice, timed: Sequence[Timed]) -> float:
     """Return the time of a window with 64 tokens, without programs that take little of it."""
     return sum(
-        one.ms * (1 if one.program == ENCODER else TOKENS)
+        one.ms * (TOKENS if group == STEP else 1)
+        for group, candidate in choice.of.items()
         for one in timed
-        if one.candidate == (choice.encoder if one.program == ENCODER else choice.decoder)
+        if one.program in GROUPS[group] and one.candidate == candidate
     )
 
 
@@ -239,17 +241,17 @@ def _candidates_of(
     ]
 
 
-def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate] | None:
-    """Return the group whose candidate is not used again, with the candidate; None: the user placed it.
+def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate]:
+    """Return the group whose candidate is not used again, with the candidate.
 
     It is the group of the program that failed. If only words differ, it is one with fewer bits.
     """
-    groups = {ENCODER: choice.encoder, STEP: choice.decoder}
-    failed = ENCODER if ENCODER in error.programs else STEP
-    if not error.programs and choice.encoder and choice.encoder.precision != FLOAT:
-        failed = ENCODER
-    found = groups[failed] or next(filter(None, groups.values()))
-    return next(((group, one) for group, one in groups.items() if one is found), None)
+    failed = [group for group in choice.of if group in error.programs]
+    if not error.programs:
+        failed = [group for group, one in choice.of.items() if one.precision != FLOAT]
+    rest = STEP if STEP in choice.of else next(iter(choice.of))
+    group = next(iter(failed), rest)
+    return group, choice.of[group]
 
 
 def _measured(
@@ -259,7 +261,7 @@ def _measured(
     options: ExportOptions,
     progress: Progress,
 ) -> tuple[tuple[Timed, ...], dict[str, str]]:
-    """Lower encoder and step for every candidate, without a verification, and measure them.
+    """Lower encoder, cross_kv and step for every candidate, without a verification, and measure them.
 
     Returns:
         The times, and a candidate -> why it was not measured.
@@ -270,10 +272,10 @@ def _measured(
     runners: dict[Candidate, Mapping[str, Runner]] = {}
     rejected: dict[str, str] = {}
     for number, one in enumerate(found):
-        target, programs = get_target(one.target), [ENCODER, STEP]
+        target, programs = get_target(one.target), [*GROUPS]
         if _is_coarse(one, checkpoint.dims, options):
             programs += [VOCAB_PROJECTION, COARSE_PROJECTION]
-        progress(f"lowering encoder and step for {one}")
+        progress(f"lowering encoder, cross_kv and step for {one}")
         request = PlacementRequest(
             target=one.target,
             precision=one.precision,
@@ -291,10 +293,7 @@ def _measured(
         except (LoweringError, UsageError) as error:
             rejected[str(one)] = f"{error.what}: {error.why}" if error.why else error.what
     timed: list[Timed] = []
-    for group, parts, runs in (
-        (ENCODER, (ENCODER,), 1),
-        (STEP, (STEP, COARSE_PROJECTION), STEPS),
-    ):
+    for group, parts in GROUPS.items():
         rivals = {
             one: [some[name] for name in parts if name in some]
             for one, some in runners.items()
@@ -302,7 +301,7 @@ def _measured(
         }
         if group not in _placed_groups(options):
             progress(f"timing {group} on {len(rivals)} candidates")
-            timed += race(rivals, runs)
+            timed += race(rivals, STEPS if group == STEP else 1)
     return tuple(timed), rejected
 
 
@@ -326,12 +325,12 @@ def _is_coarse(one: Candidate, dims: Dims, options: ExportOptions) -> bool:
 
 def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str, ExportOptions]:
     """Return the target and the options of the export of a choice."""
-    placement, precisions = dict[str, str](), dict[str, str]()
-    if choice.encoder:
-        placement[ENCODER], precisions[ENCODER] = choice.encoder.target, choice.encoder.precision
-    if choice.decoder:
-        target, precision = choice.decoder.target, choice.decoder.precision
-        if _is_coarse(choice.decoder, dims, options):
+    small = {group: one for group, one in choice.of.items() if group != STEP}
+    placement = {group: one.target for group, one in small.items()}
+    precisions = {group: one.precision for group, one in small.items()}
+    if decoder := choice.of.get(STEP):
+        target, precision = decoder.target, decoder.precision
+        if _is_coarse(decoder, dims, options):
             placement[COARSE_PROJECTION] = target
     else:
         placed = {name: on for name, on in options.placement.items() if name not in OTHERS}
@@ -348,12 +347,7 @@ def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str,
 
 def _placed_groups(options: ExportOptions) -> set[str]:
     """Return the groups that the user has placed."""
-    placed = options.placement.keys()
-    return {
-        group
-        for group, is_placed in ((ENCODER, ENCODER in placed), (STEP, bool(placed - OTHERS)))
-        if is_placed
-    }
+    return {STEP if name not in OTHERS else name for name in options.placement} - {ALIGN}
 
 
 def _check_options(options: ExportOptions, here: Sequence[Target]) -> None:
@@ -386,6 +380,7 @@ def _about(
     return {
         "dims": asdict(checkpoint.dims),
         "window": str(options.window),
+        "programs": [*GROUPS],
         "candidates": [str(one) for one in found],
         "placed": sorted(_placed_groups(options)),
         "precisions": dict(options.precisions),
