@@ -109,7 +109,7 @@ def test_an_empty_file_of_weights_is_an_error(
     (folder / "onnxruntime" / "weights.bin").write_bytes(b"")
 
     with pytest.raises(BundleError, match="cannot read the weights"):
-        OwnWeights(OnnxGraph.of(folder, entry))
+        OwnWeights(OnnxGraph.of(folder, entry), entry.spec)
 
 
 def test_another_signature_is_an_error_at_the_first_run(

@@ -29,6 +29,7 @@ COMPILED = "EPContext"  # operator of some execution providers; such a node may 
 # The fields that are read or changed here; protobuf keeps all others.
 SCHEMA: dict[str, tuple[Field, ...]] = {
     "Model": (
+        ("ir_version", 1, "int64"),
         ("graph", 7, "Graph"),
         ("opset_import", 8, "[Opset]"),
         ("training_info", 20, "[Training]"),
@@ -77,7 +78,7 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
     "Entry": (("key", 1, "string"), ("value", 2, "string")),
     "Value": (("name", 1, "string"), ("type", 2, "Type")),
     "Type": (("tensor_type", 1, "TensorType"),),
-    "TensorType": (("shape", 2, "Shape"),),
+    "TensorType": (("elem_type", 1, "int32"), ("shape", 2, "Shape")),
     "Shape": (("dim", 1, "[Axis]"),),
     "Axis": (("dim_value", 1, "int64"), ("dim_param", 2, "string")),
 }
@@ -242,6 +243,14 @@ def _messages(root: Any) -> Iterator[Any]:
 
 _WITHOUT_TENSORS = {"external_data", "input", "output", "value_info"}
 _REPEATED = {name for fields in SCHEMA.values() for name, _, kind in fields if kind.startswith("[")}
+
+
+def new_model(opset: int) -> Any:
+    """Return a model without nodes."""
+    model = _model_class()(ir_version=9)
+    model.graph.SetInParent()
+    model.opset_import.add(version=opset)
+    return model
 
 
 @cache

@@ -176,7 +176,7 @@ class Binding:
 
     constant  Nobody writes to the array while it is bound.
     state     The caller may write to the array between runs. If the binding `copies`, the caller then calls
-              `changed` before the next run.
+              `changed` before the next run. It always does so for the audio of a row of a batch.
 
     A target can therefore copy bound arrays to its device once, and later copy only the changed parts. Such
     a target subclasses `Binding` and implements `_bind`, `changed` and `_run`. This base class copies

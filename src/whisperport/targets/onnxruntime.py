@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
 
@@ -10,7 +11,7 @@ from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import UsageError, needs
 from whisperport.program.placement import Placement
-from whisperport.program.program_kind import ALIGN, COARSE_PROJECTION
+from whisperport.program.program_kind import ALIGN, COARSE_PROJECTION, PREFILL, STEP
 from whisperport.program.runner import Runner
 from whisperport.program.spec import LoweringCost, ProgramSpec, TargetSpec
 from whisperport.system.progress import Progress
@@ -19,7 +20,8 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.any_tokens import Lowered, same_but_for_tokens
 from whisperport.targets.onnx.lowering import lower_file_to_onnx
-from whisperport.targets.onnx.runner import CPU, OnnxRunner
+from whisperport.targets.onnx.rounded_audio import Rounding, Session, multiplies_exactly
+from whisperport.targets.onnx.runner import CPU, OnnxRunner, cpu_session
 from whisperport.targets.onnx.weights import LARGEST, JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.options import Option, check_ranges
 from whisperport.targets.quantizing import Sensitive, replace_by_quantized, static_calibration
@@ -261,15 +263,21 @@ class OnnxRuntime(Target):
         ]
         # Other providers copy weights to their own memory, so sharing does not help them.
         on_cpu = [graph for graph, name in zip(graphs, providers, strict=True) if name == CPU]
+        rounding = _rounding(entries, partial(cpu_session, chosen.threads_of(STEP, options.cores)))
         own = {
             graph: OwnWeights(
-                graph, later=entry.spec.kind.is_batch or entry.spec.kind.name == ALIGN
+                graph,
+                entry.spec,
+                later=entry.spec.kind.is_batch or entry.spec.kind.name == ALIGN,
+                rounding=rounding if _reads_audio_in_8_bits(entry) else None,
             )
             for entry, graph in zip(entries, graphs, strict=True)
             if graph in on_cpu and (entry.precision in (W8, W8A8) or entry.spec.kind.is_batch)
         }
         own = {graph: weights for graph, weights in own.items() if weights.packed_bytes <= LARGEST}
-        own |= _joined([(one.spec, g) for one, g in zip(entries, graphs, strict=True) if g in own])
+        own |= _joined(
+            [(one.spec, g) for one, g in zip(entries, graphs, strict=True) if g in own], rounding
+        )
         shared = OnnxWeights([graph for graph in on_cpu if graph not in own])
         return {
             entry.spec.name: OnnxRunner(
@@ -285,11 +293,24 @@ class OnnxRuntime(Target):
         }
 
 
-def _joined(programs: Sequence[Lowered]) -> dict[OnnxGraph, OwnWeights]:
+def _joined(programs: Sequence[Lowered], rounding: Rounding | None) -> dict[OnnxGraph, OwnWeights]:
     """Return the weights of the programs that one session can run, the same for all of them."""
     same = same_but_for_tokens(programs)
-    weights = [JoinedWeights(graph, spec) for spec, graph in same[:1]]
+    weights = [
+        JoinedWeights(graph, spec, later=False, rounding=rounding) for spec, graph in same[:1]
+    ]
     return {graph: weights[0] for _, graph in same}
+
+
+def _reads_audio_in_8_bits(entry: ProgramEntry) -> bool:
+    return entry.precision == W8 and entry.spec.kind.name in (STEP, PREFILL)
+
+
+def _rounding(entries: Sequence[ProgramEntry], session: Session) -> Rounding | None:
+    """Return what rounds keys and values of the audio, if programs read them so and this CPU is exact."""
+    if any(map(_reads_audio_in_8_bits, entries)) and multiplies_exactly(session):
+        return Rounding(session)
+    return None
 
 
 TARGETS = (OnnxRuntime(),)

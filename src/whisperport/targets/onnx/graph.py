@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-FLOAT, INT64, HALF = 1, 7, 10  # TensorProto.DataType
+FLOAT, UINT8, INT8, INT32, INT64, HALF = 1, 2, 3, 6, 7, 10  # TensorProto.DataType
 FLOAT_ATTRIBUTE, INT_ATTRIBUTE, INTS_ATTRIBUTE = 1, 2, 7  # AttributeProto.AttributeType
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, needs
-from whisperport.program.runner import Array, Binding, Runner
+from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.any_tokens import picked
+from whisperport.targets.onnx.rounded_audio import LEVELS, SCALE, RoundedState
 from whisperport.targets.onnx.short_caches import cache_axes
 from whisperport.targets.onnx.weights import JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.stated_signature import expect_tensor, other_signature
@@ -81,6 +82,8 @@ class OnnxRunner(Runner):
         self._weights = weights  # kept: the session uses the memory of shared weights
         self._name = graph.name
         self._further = picked(spec) if isinstance(weights, JoinedWeights) else {}
+        self._rounding = weights.rounding if isinstance(weights, OwnWeights) else None
+        self._rounded = weights.rounded if isinstance(weights, OwnWeights) else ()
         later = isinstance(weights, OwnWeights) and weights.later
         self._made: Any = None if later else self._checked(weights)
         if weights is not None and weights.allows_short_caches(graph):
@@ -100,7 +103,8 @@ class OnnxRunner(Runner):
         """Return a session, after a check that it has the signature of the manifest."""
         own = weights if isinstance(weights, OwnWeights) else None
         session = own.session(self._load) if own else self._load(weights)
-        check_signature(session, self.spec, self._name, self._further)
+        replaced = (name + end for name in self._rounded for end in ("", LEVELS, SCALE))
+        check_signature(session, self.spec, self._name, {*self._further, *replaced})
         return session
 
     def binding(self) -> Binding:
@@ -113,9 +117,24 @@ class OnnxRunner(Runner):
         return _OnnxBinding(self, self._session, wrap) if self.writes_in_place else Binding(self)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        feed = {**dict(zip(self._input_names, inputs, strict=True)), **self._further}
+        feed = dict(self._further)
+        for name, array in zip(self._input_names, inputs, strict=True):
+            feed |= self.given(name, array)
         outputs: Sequence[Array] = self._session.run(self._output_names, feed)
         return outputs
+
+    def given(self, name: str, array: Array) -> Mapping[str, Array]:
+        """Return what the session reads for an input, by the names of its own inputs."""
+        if name not in self._rounded or self._rounding is None:
+            return {name: array}
+        constant = self.roles[name] == "constant"
+        return self._rounding(name, array) if constant else self._rounding.rounded(name, array)
+
+    def changing(self, name: str, array: Array) -> RoundedState | None:
+        """Return what the session reads for a state that it does not read in place; None: it does."""
+        if name not in self._rounded or self._rounding is None or self.roles[name] != "state":
+            return None
+        return RoundedState(self._rounding, name, array)
 
     def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if not self.writes_in_place:
@@ -123,7 +142,8 @@ class OnnxRunner(Runner):
             return
         wrapped = self._wrapped()
         for name, array in zip(self._input_names, inputs, strict=True):
-            wrapped.bind_cpu_input(name, array)
+            for own, given in self.given(name, array).items():
+                wrapped.bind_cpu_input(own, given)
         for name, array in zip(self._output_names, outputs, strict=True):
             _bind_output(wrapped, name, array)
         self._session.run_with_iobinding(wrapped)
@@ -143,17 +163,34 @@ class _OnnxBinding(Binding):
     runs, and most other programs run only once per window.
     """
 
-    def __init__(self, runner: Runner, session: Any, wrap: Callable[[], Any]) -> None:
+    def __init__(self, runner: OnnxRunner, session: Any, wrap: Callable[[], Any]) -> None:
         super().__init__(runner)
-        self._session, self._new = session, wrap
+        self._onnx, self._session, self._new = runner, session, wrap
+        self._states: dict[str, RoundedState] = {}
         self._wrapped: Any = None  # an `onnxruntime.IOBinding`
         self._given: dict[int, Array] = {}  # the inputs of the last run that have no array bound
         self._own: list[Array] = []  # the outputs of every run
         self._runs = 0
 
+    @property
+    def copies(self) -> bool:
+        return False  # only audio, whose changes are reported always
+
+    def changed(self, name: str, part: Part) -> None:
+        if name in self._states:
+            self._states[name].changed(part)
+
     def _bind(self, name: str, array: Array) -> None:
         if self._wrapped:
-            self._wrapped.bind_cpu_input(name, array)
+            self._bind_wrapped(name, array)
+
+    def _bind_wrapped(self, name: str, array: Array) -> None:
+        state = self._onnx.changing(name, array)
+        if state:
+            self._states[name] = state
+        given = state.arrays if state else self._onnx.given(name, array)
+        for own, one in given.items():
+            self._wrapped.bind_cpu_input(own, one)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         self._runs += 1
@@ -164,7 +201,7 @@ class _OnnxBinding(Binding):
         for index, name in self._unbound.items():
             if inputs[index] is not self._given.get(index):
                 self._given[index] = inputs[index]
-                self._wrapped.bind_cpu_input(name, inputs[index])
+                self._bind_wrapped(name, inputs[index])
         self._session.run_with_iobinding(self._wrapped)
         return self._own
 
@@ -172,7 +209,7 @@ class _OnnxBinding(Binding):
         self._wrapped = self._new()
         for index, tensor in enumerate(self.runner.spec.inputs):
             if index not in self._unbound:
-                self._wrapped.bind_cpu_input(tensor.name, inputs[index])
+                self._bind_wrapped(tensor.name, inputs[index])
         for tensor in self.runner.spec.outputs:
             self._own.append(np.empty(tensor.shape, tensor.dtype))
             _bind_output(self._wrapped, tensor.name, self._own[-1])
@@ -203,6 +240,12 @@ def require_provider(provider: str) -> Any:
             f"system's package only if it was made with --system-site-packages; or use {CPU}",
         )
     return ort
+
+
+def cpu_session(threads: int | None, model: bytes) -> Any:
+    """Return a session of a small model on the CPU."""
+    ort = require_provider(CPU)
+    return ort.InferenceSession(model, session_settings(ort, threads), providers=[CPU])
 
 
 def session_settings(ort: Any, threads: int | None, *, spin: bool = False) -> Any:
@@ -323,7 +366,7 @@ def check_signature(
         session: an `onnxruntime.InferenceSession`.
         spec: the program's signature in the manifest.
         name: of the file, for errors.
-        further: names of inputs of the session that are not part of the signature.
+        further: names of inputs that only the session has, or only the signature.
 
     Raises:
         BundleError: they differ.
@@ -337,7 +380,7 @@ def check_signature(
             name, f"the name {min((*unknown, *inputs))[:80]!r} is only in one of them"
         )
     stated = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
-    for tensor in (*spec.inputs, *spec.outputs):
+    for tensor in (one for one in (*spec.inputs, *spec.outputs) if one.name not in further):
         value = stated[tensor.name]
         fits = value.type == ONNX_TYPES.get(tensor.dtype)
         expect_tensor(name, tensor, value.shape, value.type, fits=fits)

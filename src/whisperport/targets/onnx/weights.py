@@ -32,6 +32,7 @@ from whisperport.targets.onnx.any_tokens import with_any_tokens
 from whisperport.targets.onnx.attention import join_attention
 from whisperport.targets.onnx.blocks import Matrix, matrices, use_blocks
 from whisperport.targets.onnx.graph import FLOAT, HALF
+from whisperport.targets.onnx.rounded_audio import Rounding, read_in_8_bits
 from whisperport.targets.onnx.short_caches import free_cache_length
 
 PART = 2**16  # values that are read together
@@ -243,11 +244,21 @@ class OwnWeights:
     not matter.
     """
 
-    def __init__(self, graph: OnnxGraph, *, later: bool = True) -> None:
+    def __init__(
+        self,
+        graph: OnnxGraph,
+        spec: ProgramSpec,
+        *,
+        later: bool = True,
+        rounding: Rounding | None = None,
+    ) -> None:
         """Read the graph.
 
         Args:
+            spec: signature of the program.
             later: whether its session is made when it is first used.
+            rounding: reads keys and values of the audio in 8 bits, if the graph allows it; None: they stay
+                in float32.
 
         Raises:
             BundleError: it or a file of weights cannot be read, or is not part of its program.
@@ -261,12 +272,19 @@ class OwnWeights:
             self.packed_bytes += widening * int(entries.get("length", "0"))
             if later and entries["location"] not in self._files:
                 self._files[entries["location"]] = _mapped(graph, entries["location"])
-        model = graph.detach()
-        join_attention(model)
-        self._free = free_cache_length(model)
+        model = self._changed(graph, spec)
+        self.rounding = rounding
+        self.rounded = read_in_8_bits(model, spec) if rounding else ()  # names of inputs
         self._model: bytes = model.SerializeToString()
         self._lock = Lock()  # held while the session is made
         self._made: Any = None
+
+    def _changed(self, graph: OnnxGraph, spec: ProgramSpec) -> Any:
+        """Return the parsed graph as it is faster on a CPU."""
+        model = graph.detach()
+        join_attention(model)
+        self._free = free_cache_length(model)
+        return model
 
     def session(self, load: Callable[["OwnWeights"], Any]) -> Any:
         """Return the session, which `load` makes of these weights in the first call."""
@@ -299,19 +317,14 @@ class OwnWeights:
 
 
 class JoinedWeights(OwnWeights):
-    """The weights of `step` and every `prefill_P`, which one session runs; see `any_tokens`."""
+    """The weights of `step` and every `prefill_P`, which one session runs; see `any_tokens`.
 
-    def __init__(self, graph: OnnxGraph, spec: ProgramSpec) -> None:
-        """
-        Args:
-            graph: of the program with the most tokens, one of those that are `same_but_for_tokens`.
-            spec: its signature.
+    The graph is that of the program with the most tokens, one of those that are `same_but_for_tokens`.
+    """
 
-        Raises:
-            BundleError: a file of weights cannot be read, or is not part of the program.
-        """
-        super().__init__(graph, later=False)
-        self._model = with_any_tokens(graph, spec).SerializeToString()
+    def _changed(self, graph: OnnxGraph, spec: ProgramSpec) -> Any:
+        self._free = True
+        return with_any_tokens(graph, spec)
 
 
 def _mapped(graph: OnnxGraph, location: str) -> mmap.mmap:
