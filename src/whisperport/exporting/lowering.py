@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.bundle import ProgramEntry
 from whisperport.exporting.placing import Placed, PlacementRequest, place
 from whisperport.program.generation import Generation
-from whisperport.program.program_kind import COARSE_PROJECTION, ENCODER, VOCAB_PROJECTION
+from whisperport.program.program_kind import COARSE_PROJECTION, ENCODER, PREFILL, VOCAB_PROJECTION
 from whisperport.program.spec import UncachedForm
 from whisperport.system.progress import Progress
 from whisperport.targets import Target
@@ -55,10 +55,12 @@ def traced_programs(
     projected = VOCAB_PROJECTION not in placed.placements
     # One multiplication in float32 for B texts takes less time than B coarse ones.
     batch_projected = projected or COARSE_PROJECTION in placed.placements
+    # In 8 bits, `step` and every `prefill` may run in one session, so that all return the same.
     summed = frozenset(
         name
         for name, placement in placed.placements.items()
-        if placement.precision == "fp32" and placed.target_of(name).spec.sums_exponentials
+        if placed.target_of(name).spec.sums_exponentials
+        and placement.precision in (("w8",) if name.startswith(PREFILL) else ("fp32", "w8"))
     )
     encoder = placed.placements[ENCODER]
     if encoder.precision in STATIC or placed.target_of(ENCODER).compiler is not None:

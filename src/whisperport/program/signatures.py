@@ -28,8 +28,8 @@ from whisperport.program.window import Window
 # R: `prefill` computes the logits of two tokens of a prompt: the last token, and the token that gives the
 # no-speech probability.
 PICKED_ROWS = 2
-# Output of `step` and `step_B`: the natural logarithm of the sum of all exp(logit), which the host need not
-# compute then. Bundles for some targets have it; `TargetSpec.sums_exponentials`.
+# Output of `step`, `step_B` and `prefill_P`: the natural logarithm of the sum of all exp(logit), which the
+# host need not compute then. Bundles for some targets have it; `TargetSpec.sums_exponentials`.
 LOGSUMEXP = "logsumexp"
 MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
 MAX_BATCH = 64  # largest B, rows of a `step_B`; `export` writes up to 16
@@ -170,7 +170,7 @@ def _expected_standard(
     sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(found, dims, window)))
     kind = found.kind
     if kind.name == PREFILL:
-        return _prefill(sizes, _in_range("tokens", kind.tokens, 1, MAX_TOKENS), _result(found))
+        return _prefill(sizes, _in_range("tokens", kind.tokens, 1, MAX_TOKENS), found)
     if kind.name == ENCODER:
         return _encoder(dims, nchw=_rank(found, 0) == 4)
     if kind.name == CROSS_KV:
@@ -213,23 +213,27 @@ def _result(found: ProgramSpec) -> str:
     return "hidden" if found.outputs and found.outputs[0].name == "hidden" else "logits"
 
 
-def _prefill(sizes: _Sizes, tokens: int, result: str) -> ProgramSpec:
+def _prefill(sizes: _Sizes, tokens: int, found: ProgramSpec) -> ProgramSpec:
     pick = TensorSpec("pick", (1, PICKED_ROWS, tokens))
     return ProgramSpec(
         f"prefill_{tokens}",
         (*_token_inputs(sizes, tokens), pick, *_caches(sizes)),
-        (_rows(sizes.dims, result, PICKED_ROWS), *_new_rows(sizes, tokens)),
+        (*_results(sizes.dims, PICKED_ROWS, found), *_new_rows(sizes, tokens)),
     )
 
 
 def _step(sizes: _Sizes, found: ProgramSpec) -> ProgramSpec:
     """Return the signature of `step`, or of `step_B` if there are several rows."""
-    result = _result(found)
-    results = [_rows(sizes.dims, result, sizes.batch)]
-    if result == "logits" and any(output.name == LOGSUMEXP for output in found.outputs):
-        results.append(TensorSpec(LOGSUMEXP, (sizes.batch, 1)))
     inputs = (*_token_inputs(sizes, 1), *_caches(sizes))
+    results = _results(sizes.dims, sizes.batch, found)
     return ProgramSpec(found.name, inputs, (*results, *_new_rows(sizes, 1)))
+
+
+def _results(dims: Dims, rows: int, found: ProgramSpec) -> tuple[TensorSpec, ...]:
+    """Return the outputs before the new keys and values, for so many tokens whose logits are computed."""
+    if _result(found) == "logits" and any(output.name == LOGSUMEXP for output in found.outputs):
+        return (_rows(dims, "logits", rows), TensorSpec(LOGSUMEXP, (rows, 1)))
+    return (_rows(dims, _result(found), rows),)
 
 
 def _rows(dims: Dims, result: str, rows: int) -> TensorSpec:

@@ -31,18 +31,18 @@ class Parts:
     uncached: UncachedForm | None = None  # for the decoder without KV cache only
     projected: bool = True  # False: `step` and `prefill` return what `vocab_projection` reads
     batch_projected: bool = True  # False: `step_B` returns that too
-    summed: frozenset[str] = frozenset()  # names of the steps that also return `logsumexp`
+    summed: frozenset[str] = frozenset()  # names of the programs that also return `logsumexp`
 
     @property
     def result(self) -> str:
         """Name of the first output of `step` and `prefill`."""
         return "logits" if self.projected else "hidden"
 
-    def results(self, step: str) -> list[str]:
-        """Return the names of what `step` or `step_B` returns before the new keys and values."""
-        if not (self.projected if step == "step" else self.batch_projected):
+    def results(self, name: str, *, projected: bool) -> list[str]:
+        """Return the names of what a program returns before the new keys and values."""
+        if not projected:
             return ["hidden"]
-        return ["logits", LOGSUMEXP] if step in self.summed else ["logits"]
+        return ["logits", LOGSUMEXP] if name in self.summed else ["logits"]
 
 
 def encoder(parts: Parts) -> Program:
@@ -78,16 +78,18 @@ def prefill(parts: Parts, tokens: int, *, rank4: bool = False) -> Program:
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
     (x, mask), caches = _tokens(dims, tokens), _caches(parts.model)
     inputs = (x, mask[None], pick, *_rank4(caches)) if rank4 else (x, mask, pick, *caches)
-    names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    module = (Rank4Prefill if rank4 else Prefill)(parts.model.decoder, projected=parts.projected)
-    return trace(f"prefill_{tokens}", module, inputs, names)
+    name = f"prefill_{tokens}"
+    names = [*parts.results(name, projected=parts.projected), *_layers(dims, "new_k", "new_v")]
+    kind, summed = Rank4Prefill if rank4 else Prefill, LOGSUMEXP in names
+    module = kind(parts.model.decoder, projected=parts.projected, summed=summed)
+    return trace(name, module, inputs, names)
 
 
 def step(parts: Parts) -> Program:
     """Trace `step`: one token to its logits (1, V)."""
     dims = parts.model.dims
     inputs = (*_tokens(dims, 1), *_caches(parts.model))
-    names = [*parts.results("step"), *_layers(dims, "new_k", "new_v")]
+    names = [*parts.results("step", projected=parts.projected), *_layers(dims, "new_k", "new_v")]
     summed = LOGSUMEXP in names
     module = Decode(parts.model.decoder, projected=parts.projected, summed=summed)
     return trace("step", module, inputs, names)
@@ -108,9 +110,9 @@ def batch_step(parts: Parts, rows: int) -> Program:
     x = torch.zeros(rows, 1, dims.n_text_state)
     mask = torch.zeros(rows, 1, dims.n_text_ctx + 1)
     name = f"step_{rows}"
-    names = [*parts.results(name), *_layers(dims, "new_k", "new_v")]
-    summed = LOGSUMEXP in names
-    module = BatchDecode(parts.model.decoder, projected=parts.batch_projected, summed=summed)
+    projected = parts.batch_projected
+    names = [*parts.results(name, projected=projected), *_layers(dims, "new_k", "new_v")]
+    module = BatchDecode(parts.model.decoder, projected=projected, summed=LOGSUMEXP in names)
     return trace(name, module, (x, mask, *_caches(parts.model, rows)), names)
 
 
