@@ -23,7 +23,7 @@ from whisperport.cli.console import AudioBar, Stages, print_error, print_next, p
 from whisperport.errors import WhisperportError
 from whisperport.live import LiveUpdate
 from whisperport.text import Segment, Word
-from whisperport.text.printable import is_printable
+from whisperport.system.printable import is_printable
 from whisperport.transcription import Transcript
 
 pytestmark = pytest.mark.usefixtures("any_bundle")

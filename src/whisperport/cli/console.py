@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from whisperport.errors import WhisperportError
+from whisperport.system.printable import escaped_json, is_printable, printable
 from whisperport.system.progress import Counted, Remaining, remaining_text
-from whisperport.text.printable import escaped_json, is_printable, printable
 
 WIDTH = 100  # columns of output that does not go to a terminal
 MIN_REPORTED_S = 1.0  # the time of a shorter stage is not printed
