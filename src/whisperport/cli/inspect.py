@@ -11,6 +11,7 @@ import click
 from whisperport.cli.console import (
     WIDTH,
     Argument,
+    command_line,
     print_filled,
     print_json,
     print_lines,
@@ -21,11 +22,14 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
-from whisperport.cli.options import as_json, pairs, threads, trusting
+from whisperport.cli.inspect_page import inspect_page, takes_time
+from whisperport.cli.options import as_json, html_option, pairs, threads, trusting
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.inspect import InspectOptions
 from whisperport.commands.inspect import inspect as run_inspect
 from whisperport.program.profiling import readable_formats
+from whisperport.system.atomic import write_atomic
+from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
@@ -38,7 +42,6 @@ GAIN = (
 )
 NOT_MEASURED = "not measured"
 HEADINGS = ("node", "where", "ms", "share", "gain", "rule")
-MIN_SHARE = 0.01  # of the time: delegation of a node that takes less would gain nothing
 NODE_WIDTH = 40  # characters; the table then fits 100 columns
 
 
@@ -67,6 +70,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     metavar="N",
     help="Number of nodes shown, the slowest first; --json prints all",
 )
+@html_option("a picture of where each node ran, for how long, and why some are not delegated")
 @as_json
 @threads
 @option(
@@ -82,6 +86,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
 def inspect(
     path: Path,
     top: int,
+    html: Path | None,
     threads: int | None,
     runtime_options: tuple[str, ...],
     trust: bool,
@@ -94,8 +99,14 @@ def inspect(
         trust=trust,
         **field_values(InspectOptions, chosen),
     )
+    if html is not None:
+        expect_not_input(html, path, "--html")
     with stages() as progress:
         inspected = run_inspect(path, options, progress=progress)
+    command = _next_command(path, inspected.profiles)
+    if html is not None:
+        shown = command_line(*command) if command else ""
+        write_atomic(html, inspect_page(inspected, shown).encode())
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         plans = [asdict(plan) for plan in inspected.plans]
@@ -109,7 +120,7 @@ def inspect(
         print_warning(
             f"not measured, since no installed runtime can: {', '.join(inspected.skipped)}"
         )
-    if command := _next_command(path, inspected.profiles):
+    if command:
         print_next(*command)
 
 
@@ -198,13 +209,8 @@ def _next_command(path: Path, profiles: "Sequence[Profile]") -> tuple[Argument, 
         node
         for profile in profiles
         for node in profile.nodes
-        if node.rule and _takes_time(profile, node)
+        if node.rule and takes_time(profile, node)
     ]
     if ruled:
         return "explain", max(ruled, key=lambda node: node.ms or 0.0).rule
     return ("bench", path) if path.is_dir() else ()
-
-
-def _takes_time(profile: "Profile", node: "NodeProfile") -> bool:
-    share = profile.time_share(node)
-    return share is None or share >= MIN_SHARE  # None: not measured

@@ -5,6 +5,7 @@ Functions that return HTML escape the text that they are given. What they take a
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,7 +13,7 @@ from html import escape
 from whisperport.system.printable import printable
 
 LABELLED = 0.05  # of a strip; a shorter part has no room for its label
-MAX_TEXT = 500  # characters of one text; names in files of unknown origin can be long
+MAX_TEXT = 1000  # characters of one text; names in files of unknown origin can be long
 SUBGRAPH_COLORS = 5  # neighbours have different ones
 
 _STYLE = """
@@ -30,12 +31,13 @@ h3 { font-size: .95rem; margin: 0 0 .3rem; overflow-wrap: anywhere } p { margin:
 .dim, dt { color: var(--dim) } .good { color: var(--good) } .bad { color: var(--bad) }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
-td { overflow-wrap: anywhere } .wide { overflow-x: auto }
+td { overflow-wrap: anywhere; min-width: 5.5rem } td.n { min-width: 0 } .wide { overflow-x: auto }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 code { font: .9em ui-monospace, monospace; background: var(--card); padding: .1em .4em;
   border-radius: .25rem; overflow-wrap: anywhere }
-.bar { background: var(--rest); height: .7rem; min-width: 4rem; border-radius: .2rem; overflow: hidden }
+.bar { background: var(--line); height: .7rem; min-width: 4rem; border-radius: .2rem; overflow: hidden }
 .bar > i { display: block; background: var(--bar); height: 100% } .bar.bad > i { background: var(--bad) }
+.bar.mark > i, .bar.hint > i { background: var(--mark) }
 .strip { display: flex; height: 3.4rem; margin: .5rem 0; border-radius: .35rem; overflow: hidden;
   background: var(--rest) }
 .strip > span { position: relative; overflow: hidden; white-space: nowrap; font-size: 12px;
@@ -91,6 +93,16 @@ def text(value: object) -> str:
     """Return text of any origin as HTML: markup and control characters are visible, the end is cut off."""
     shown = printable(str(value))
     return escape(shown if len(shown) <= MAX_TEXT else f"{shown[: MAX_TEXT - 1]}…")
+
+
+def prose(sentences: str) -> str:
+    """Return text as `text` does; what stands between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text(sentences))
+
+
+def percent(share: float) -> str:
+    """Return a share from 0 to 1 in words."""
+    return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"
 
 
 def bar(share: float, kind: str = "") -> str:
@@ -153,7 +165,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         f"<tr>{''.join(f'<td{kind}>{cell}' for kind, cell in zip(kinds, row, strict=True))}\n"
         for row in rows
     )
-    return f'<div class="wide"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>\n'
+    return f'<div class="wide" tabindex="0"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>\n'
 
 
 def facts(entries: Mapping[str, str]) -> str:
