@@ -21,7 +21,7 @@ STYLE = """
 .node > summary { list-style: none } .node > summary::-webkit-details-marker { display: none }
 details.node[open] { flex-basis: 100%; padding: 0 0 .3rem; background: var(--card); color: inherit }
 details.node[open] > summary { padding: .1rem .4rem }
-details.node > dl { padding: 0 .6rem; font-size: 13px }
+details.node > dl { padding: 0 .6rem; font: 13px/1.5 system-ui, sans-serif }
 details.node.bad[open] > summary { background: var(--bad); color: var(--on) }
 details.node.mark[open] > summary { background: var(--mark); color: var(--on) }
 .share { display: grid; grid-template-columns: 1fr 3.4rem; gap: .5rem; align-items: center;
