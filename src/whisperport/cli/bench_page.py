@@ -41,7 +41,7 @@ def _window(result: BenchResult, limits: Sequence[Limit], longest_ms: float) -> 
         Part(
             part.total_ms / result.total_ms,
             f"{part.name}\n{part.total_ms:.0f} ms",
-            "",
+            "part",
             share.get(part.name, 0.0),
         )
         for part in result.parts

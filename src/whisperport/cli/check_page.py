@@ -3,16 +3,27 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from whisperport.cli.graph_page import STYLE, Drawn, Kind, graph, legend, run_strip
+from whisperport.cli.graph_page import MAX_GRAPH, STYLE, Drawn, Kind, graph, legend, run_strip
 from whisperport.commands.check import Checked, Partitioned
 from whisperport.commands.fix import Fixed, RewriteStep
 from whisperport.program.spec import FindingKind
-from whisperport.system.page import bar, facts, html_page, percent, prose, table, text, verdict
+from whisperport.system.page import (
+    bar,
+    facts,
+    html_page,
+    percent,
+    prose,
+    table,
+    text,
+    verdict,
+    within,
+)
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.check import CheckedProgram, FindingGroup, Occurrence
 
-MAX_LISTED = 100  # nodes of one kind in a table
+MAX_LISTED = 50  # nodes of one kind in a table
+MAX_FINDINGS = 400_000  # characters
 MAX_UNCOUNTED = 0.2  # of the nodes: with more, the shares of the cost mean nothing
 KINDS: dict[FindingKind, Kind] = {"rejected": "bad", "not seen": "mark", "warning": "hint"}
 VERBS: dict[FindingKind, str] = {
@@ -42,7 +53,7 @@ def check_page(checked: Checked, command: str) -> str:
         (f"<h2>{text(one.graph.name)}</h2>\n" if several else "")
         + _verdict(one, checked.target, "" if several else command)
         + _findings(one)
-        + _graph(one, checked.target)
+        + f"<h2>The graph</h2>\n{_nodes(one, checked.target, len(names))}"
         for one in checked.programs
     )
     if several:
@@ -60,10 +71,10 @@ def fix_page(fixed: Fixed, command: str) -> str:
         command: the suggested next command.
     """
     before, after, target = fixed.before, fixed.after, fixed.target
-    sentence = (
-        f"{target} rejected {_of(before)}. After {_count(fixed.changed, 'replaced node')}, it rejects "
-        f"{_of(after)}."
-    )
+    now = _of(after) if fixed.remaining else "no node"
+    if fixed.lookups and not fixed.remaining:
+        now = f"only {_count(len(fixed.lookups), 'token lookup')}, which the host can run"
+    sentence = f"{target} rejected {_of(before)}. Of the fixed program, it rejects {now}."
     kept = sum(step.kept for step in fixed.steps)
     shown = facts(
         {
@@ -81,10 +92,10 @@ def fix_page(fixed: Fixed, command: str) -> str:
         + table(headings, map(_step, fixed.steps))
         + _findings(after)
         + "<h2>The graph after the fix</h2>\n"
-        + _nodes(after, target)
+        + _nodes(after, target, 2)
         + "<details><summary><b>The graph before the fix</b></summary>\n"
         + _findings(before)
-        + _nodes(before, target)
+        + _nodes(before, target, 2)
         + "</details>\n"
     )
     return html_page(f"{fixed.program.name}, fixed for {target}", body, _STYLE)
@@ -189,8 +200,12 @@ def _advice(group: "FindingGroup") -> str:
 def _findings(checked: "CheckedProgram") -> str:
     if not checked.findings:
         return ""
-    shown = (_finding(checked, group, place == 0) for place, group in enumerate(checked.findings))
-    return f"<h2>What was found, the costliest first</h2>\n{''.join(shown)}"
+    pieces = (_finding(checked, group, place == 0) for place, group in enumerate(checked.findings))
+    shown, n_missing = within(pieces, MAX_FINDINGS)
+    missing = (
+        f"<p>{n_missing} more kinds of nodes are listed without a page.</p>\n" if n_missing else ""
+    )
+    return f"<h2>What was found, the costliest first</h2>\n{''.join(shown)}{missing}"
 
 
 def _finding(checked: "CheckedProgram", group: "FindingGroup", opened: bool) -> str:
@@ -220,18 +235,14 @@ def _finding(checked: "CheckedProgram", group: "FindingGroup", opened: bool) -> 
     )
 
 
-def _graph(checked: "CheckedProgram", target: str) -> str:
-    return f"<h2>The graph</h2>\n{_nodes(checked, target)}"
-
-
-def _nodes(checked: "CheckedProgram", target: str) -> str:
+def _nodes(checked: "CheckedProgram", target: str, n_graphs: int) -> str:
     shown = legend(
         f"{target} supports it; neighbours between two rejected nodes have one color",
         "rejected: click for the reason",
         VERBS["not seen"] if checked.not_seen_nodes else "",
         "warning" if checked.of("warning") else "",
     )
-    return shown + graph(_drawn(checked))
+    return shown + graph(_drawn(checked), MAX_GRAPH // n_graphs)
 
 
 def _strip(checked: "CheckedProgram") -> str:

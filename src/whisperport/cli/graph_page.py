@@ -5,10 +5,21 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from whisperport.system.page import SUBGRAPH_COLORS, Part, bar, facts, percent, strip, text, within
+from whisperport.system.page import (
+    LABELLED,
+    SUBGRAPH_COLORS,
+    Part,
+    bar,
+    facts,
+    percent,
+    strip,
+    text,
+    within,
+)
 
-MAX_GRAPH = 2_000_000  # characters of a page's graph
+MAX_GRAPH = 1_500_000  # characters of all graphs of a page
 MAX_BLOCK = 1000  # nodes of a block; a file may name no modules
+TINY = 1 / 2000  # of a strip: half a pixel
 
 STYLE = """
 .block { border: 1px solid var(--line); border-radius: .5rem; padding: .5rem .8rem; margin: .5rem 0;
@@ -53,23 +64,24 @@ class Drawn:
 
 
 def run_strip(nodes: Sequence[Drawn], about: str, rest: str = "") -> str:
-    """Return a strip of a complete run: each node that is not delegated, and the subgraphs between them.
+    """Return a strip of a complete run: nodes that are not delegated or costly, and what is between them.
 
     Args:
         nodes: in the order in which they run.
         about: the same as a sentence, as text.
         rest: what remains of the strip, if the shares do not add up to 1.
     """
-    parts = []
+    parts, pending = list[Part](), 0.0
     for key, group in groupby(enumerate(nodes), lambda one: _place_in_strip(*one)):
         found = [node for _, node in group]
-        share, first = sum(node.share for node in found), found[0]
+        share, first = pending + sum(node.share for node in found), found[0]
+        pending = share if share < TINY else 0.0
+        if pending:
+            continue
+        label = f"{len(found)} nodes\n{percent(share)}"
         if key[0]:
             label = f"{SIGNS[first.kind]}{first.operator}\n{first.amount}"
-            parts.append(Part(share, label, f"{first.kind} fill"))
-        else:
-            label = f"{len(found)} nodes\n{percent(share)}"
-            parts.append(Part(share, label, f"s{first.subgraph % SUBGRAPH_COLORS}"))
+        parts.append(Part(share, label, _color(first)))
     remaining = 1 - sum(node.share for node in nodes)
     if rest and remaining > 0:
         parts.append(Part(remaining, f"{rest}\n{percent(remaining)}", "idle"))
@@ -77,7 +89,14 @@ def run_strip(nodes: Sequence[Drawn], about: str, rest: str = "") -> str:
 
 
 def _place_in_strip(index: int, node: Drawn) -> tuple[bool, int]:
-    return (True, index) if node.kind in ("bad", "mark") else (False, node.subgraph)
+    apart = node.kind in ("bad", "mark") or node.share >= LABELLED
+    return (True, index) if apart else (False, node.subgraph)
+
+
+def _color(node: Drawn) -> str:
+    if node.kind in ("bad", "mark"):
+        return f"{node.kind} fill"
+    return f"{node.kind} s{node.subgraph % SUBGRAPH_COLORS}"
 
 
 def legend(on: str, apart: str, maybe: str = "", hint: str = "") -> str:
@@ -92,12 +111,16 @@ def legend(on: str, apart: str, maybe: str = "", hint: str = "") -> str:
     return f'<p class="legend">{"".join(shown)}</p>\n'
 
 
-def graph(nodes: Sequence[Drawn]) -> str:
+def graph(nodes: Sequence[Drawn], limit: int = MAX_GRAPH) -> str:
     """Return every node, in the order in which they run, grouped by block and module.
 
     A node that is not delegated opens on a click, or by keys, and tells why.
+
+    Args:
+        nodes: in this order.
+        limit: characters; blocks that do not fit are left out.
     """
-    blocks, n_missing = within(_blocks(nodes), MAX_GRAPH)
+    blocks, n_missing = within(_blocks(nodes), limit)
     missing = f"<p>{n_missing} more blocks are not drawn.</p>\n" if n_missing else ""
     return "".join(blocks) + missing
 
@@ -135,17 +158,12 @@ def _row(name: str, nodes: Sequence[Drawn]) -> str:
 
 
 def _node(node: Drawn) -> str:
-    color = (
-        f"{node.kind} fill"
-        if node.kind in ("bad", "mark")
-        else f"s{node.subgraph % SUBGRAPH_COLORS}"
-    )
     label = f"{SIGNS[node.kind]}{text(node.operator)}"
     about = ", ".join(filter(None, (node.name, node.module, node.amount)))
     title = f'title="{text(about)}"'
     if not node.reason:
-        return f'<span class="node {color}" {title}>{label}</span>'
+        return f'<span class="node {_color(node)}" {title}>{label}</span>'
     return (
-        f'<details class="node {node.kind} {color}" {title}><summary>{label}</summary>'
+        f'<details class="node {_color(node)}" {title}><summary>{label}</summary>'
         f"{facts({'Node': text(node.name), **node.reason})}</details>"
     )

@@ -3,14 +3,14 @@
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from whisperport.cli.graph_page import STYLE, Drawn, graph, legend, run_strip
+from whisperport.cli.graph_page import MAX_GRAPH, STYLE, Drawn, graph, legend, run_strip
 from whisperport.program.profiling import NodeProfile, Profile
 from whisperport.system.page import bar, facts, html_page, percent, prose, table, text, verdict
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.lowered import Inspected, Plan
 
-MAX_ROWS = 50  # of the slowest nodes
+MAX_ROWS = 12  # of the slowest nodes
 MIN_SHARE = 0.01  # of the time: delegation of a node that takes less would gain nothing
 
 
@@ -26,7 +26,7 @@ def inspect_page(inspected: "Inspected", command: str) -> str:
     body = _overview(profiles, command) if several else ""
     for one in profiles:
         body += f"<h2>{text(one.program)}</h2>\n" if several else ""
-        body += _program(one, "" if several else command)
+        body += _program(one, "" if several else command, len(profiles))
     body += "".join(map(_plan, inspected.plans))
     if inspected.skipped:
         body += f"<p>Not measured here: {text(', '.join(inspected.skipped))}</p>\n"
@@ -68,7 +68,7 @@ def _share_off(profile: Profile) -> str:
     return "not measured" if share is None else percent(share)
 
 
-def _program(profile: Profile, command: str) -> str:
+def _program(profile: Profile, command: str, n_programs: int) -> str:
     drawn = _drawn(profile)
     rows = [
         (
@@ -81,17 +81,25 @@ def _program(profile: Profile, command: str) -> str:
         )
         for node in profile.nodes[:MAX_ROWS]
     ]
-    headings = ("node", "where", ">time", "", ">share", "why it is not delegated")
+    headings = (
+        "node",
+        "where",
+        ">time",
+        "",
+        ">share",
+        "why it is not delegated" if profile.undelegated else "",
+    )
     shown = legend(
         f"delegated to {profile.target}; the nodes of one subgraph have one color", "not delegated"
     )
-    return (
-        _verdict(profile, drawn, command)
-        + f"<h2>The slowest nodes, {len(rows)} of {len(profile.nodes)}</h2>\n"
-        + table(headings, rows)
-        + f"<h2>The run, node by node</h2>\n{shown}{graph(drawn)}"
+    nodes = (
+        f"<h2>The slowest nodes, {len(rows)} of {len(profile.nodes)}</h2>\n{table(headings, rows)}"
+        f"<h2>The run, node by node</h2>\n{shown}{graph(drawn, MAX_GRAPH // n_programs)}"
         + "".join(f"<p>{text(note)}.</p>\n" for note in profile.notes)
     )
+    if n_programs > 1 and not profile.undelegated:
+        nodes = f"<details><summary>Nodes of {text(profile.program)}</summary>\n{nodes}</details>\n"
+    return _verdict(profile, drawn, command) + nodes
 
 
 def _verdict(profile: Profile, drawn: list[Drawn], command: str) -> str:

@@ -22,7 +22,8 @@ FULL_DB = 140.0  # of a bar: float32 has no more
 _STYLE = """
 .clip { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .9rem; margin: .6rem 0;
   break-inside: avoid } .clip audio { width: 100%; height: 2.4rem; margin: .3rem 0 }
-.words { font-size: 1.05rem; line-height: 2.6 } .differ { display: inline-grid; vertical-align: middle;
+.words { font-size: 1.05rem; line-height: 1.7 } .clip .dim { font-weight: 400 }
+.differ { display: inline-grid; vertical-align: middle;
   line-height: 1.25; padding: 0 .35rem; border-radius: .25rem; background: var(--bad); color: var(--on) }
 .differ del { font-size: .8em } .differ ins { text-decoration: none; font-weight: 700 }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }
@@ -84,13 +85,14 @@ def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
     words = (
         f"{len(report.texts) - len(differ)} of {len(report.texts)} transcripts are those of float32"
     )
-    shown = {"Words": text(f"{words}.")} if report.texts else {}
+    shown = dict[str, str]()
+    last = {"Words": text(f"{words}.") if report.texts else ""}
     if not failures:
-        shown |= {"Next": f"<code>{text(command)}</code>" if command else ""}
-        return verdict(f"Verified: all {total} comparisons passed.", "good", facts(shown))
+        last |= {"Next": f"<code>{text(command)}</code>" if command else ""}
+        return verdict(f"Verified: all {total} comparisons passed.", "good", facts(last))
     if failed:
         worst = failed[0]
-        shown |= {
+        shown = {
             "What": text(f"{worst.program}, {worst.what} ({worst.level})"),
             "How much": text(measured(worst.value)),
             "Why": prose(worst.reason),
@@ -99,8 +101,8 @@ def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
         sentence = f"Not verified: {len(failed)} of {total} comparisons failed."
     else:
         sentence = "Not verified: something was not compared."
-        shown |= {"Why": text(failures[0])}
-    return verdict(sentence, "bad", facts(shown))
+        shown = {"Why": text(failures[0])}
+    return verdict(sentence, "bad", facts(shown | last))
 
 
 def _worst(checks: Sequence[Check]) -> Iterator[Check]:
@@ -200,6 +202,6 @@ def _audio(clip: ReferenceClip | None) -> str:
         out.writeframes(clip.samples.astype("<i2").tobytes())
     data = base64.b64encode(file.getvalue()).decode()
     return (
-        f'<audio controls preload="none" aria-label="{text(clip.name)}" '
+        f'<audio controls preload="metadata" aria-label="{text(clip.name)}" '
         f'src="data:audio/wav;base64,{data}"></audio>'
     )

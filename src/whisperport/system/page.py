@@ -52,7 +52,7 @@ code { font: .9em ui-monospace, monospace; background: var(--card); padding: .1e
 .s4 { background: light-dark(#c9e3ee, #1d4f63) } .idle { background: light-dark(#e2e5ea, #33373f) }
 .verdict { background: var(--card); border-left: .45rem solid var(--good); border-radius: .4rem;
   padding: 1rem 1.3rem; margin: .6rem 0 1.2rem }
-.verdict.bad { border-color: var(--bad); color: inherit }
+.verdict.bad { border-color: var(--bad) } .verdict.bad, .verdict.good { color: inherit }
 .verdict.mark { border-color: var(--mark) }
 .verdict > .big { font-size: clamp(1.25rem, 3.2vw, 1.75rem); line-height: 1.25; font-weight: 650;
   margin: 0 0 .6rem; overflow-wrap: anywhere } .verdict code { background: var(--paper) }
