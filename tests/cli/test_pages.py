@@ -1,4 +1,4 @@
-"""The pages of `check`, `inspect` and `verify`: what they show first, and text that tries to leave its place."""
+"""The pages of `check`, `inspect` and `verify`: what is first, and text that tries to leave its place."""
 
 import re
 from dataclasses import replace
@@ -38,7 +38,9 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)) for _ in "ab")
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)) for _ in "ab"
+        )
         self.embedding = nn.Embedding(500, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +79,9 @@ def test_the_page_of_a_check_begins_with_what_how_much_why_and_what_next(
     found = page.read_text()
     first = found.partition("</dl>")[0]
     assert ran.code == 1
-    assert re.search(r'class="big">xnnpack rejects 3 of \d nodes and 9\d\.\d% of the operations: 9', first)
+    assert re.search(
+        r'class="big">xnnpack rejects 3 of \d nodes and 9\d\.\d% of the operations: 9', first
+    )
     assert 'class="bad fill"' in first
     assert "✕ matmul" in first
     assert "its weight is computed by <code>transpose</code>" in first
@@ -109,8 +113,8 @@ def test_the_page_of_a_fix_shows_the_program_before_and_after(
 def test_a_page_does_not_replace_the_program(run: Any, tied: Path) -> None:
     ran = run("check", tied, "--target", "xnnpack", "--html", tied)
 
-    assert ran.code == 2
-    assert "--html" in ran.err
+    assert ran.code == 1
+    assert "is the input itself" in ran.err
 
 
 def test_nothing_in_a_graph_is_markup() -> None:
@@ -133,18 +137,25 @@ def test_nothing_in_a_graph_is_markup() -> None:
     expect_safe(check_page(Checked("xnnpack", (checked, checked)), f"whisperport {ATTACK}"))
 
 
-@pytest.mark.parametrize("operators", [1, 20_000])
+@pytest.mark.parametrize("operators", [1, 3_000])
 def test_a_page_of_a_large_graph_is_small(operators: int) -> None:
     nodes = tuple(
-        Node(f"node{n}", f"op{n % operators}", "x", (), (Value(f"{n}", (1, 8)),), custom=True)
-        for n in range(20_000)
+        Node(
+            f"{'node' * 40}{n}",
+            f"op{n % operators}",
+            "x",
+            (),
+            (Value(f"{n}", (1, 8)),),
+            custom=True,
+        )
+        for n in range(3_000)
     )
     checked = check_graph(Graph("large", "torch", nodes, (), ()), get_target("xnnpack").spec)
 
     page = check_page(Checked("xnnpack", (checked,)), "")
 
     assert len(page) < LARGEST
-    assert "rejects 20000 of 20000 nodes" in page
+    assert "rejects 3000 of 3000 nodes" in page
     assert "more blocks are not drawn" in page
     assert re.search("more (are listed with|kinds of nodes are)", page)
 
@@ -170,7 +181,9 @@ def profile(**changes: Any) -> Profile:
         reason="its weight is computed by `transpose`",
         estimated_gain_ms=50.0,
     )
-    linear = NodeProfile(name="Linear #1", operator="Linear", where="Npu 1", delegated=True, ms=30.0)
+    linear = NodeProfile(
+        name="Linear #1", operator="Linear", where="Npu 1", delegated=True, ms=30.0
+    )
     fields: dict[str, Any] = {
         "program": "decoder",
         "runtime": "ExecuTorch",
@@ -189,9 +202,9 @@ def test_the_page_of_a_profile_begins_with_what_how_much_why_and_what_next() -> 
 
     first = page.partition("</dl>")[0]
     assert "60.0% of the time is spent in nodes that are not delegated: 60.0% in one mm." in first
-    assert "60 ms, 60.0% of 100 ms per run, median of 5, ExecuTorch" in first
+    assert "60.0 ms, 60.0% of 100.0 ms per run, median of 5, ExecuTorch" in first
     assert "its weight is computed by <code>transpose</code> (WP301)" in first
-    assert "about 50 ms, if it were delegated" in first
+    assert "about 50.0 ms, if it were delegated" in first
     assert "<code>whisperport explain WP301</code>" in first
     strip = re.findall(r'<span class="([^"]*)" style="width:([\d.]+)%', first)
     assert strip == [(" s0", "30.000"), ("bad fill", "60.000"), ("idle", "10.000")]
@@ -214,7 +227,7 @@ def test_a_profile_that_is_delegated_or_not_measured_has_a_page() -> None:
 
 def clip(name: str, seconds: float = 0.1) -> ReferenceClip:
     none = np.empty((0, 0), np.float32)
-    samples = np.zeros(int(16_000 * seconds), np.int16)
+    samples = np.zeros(int(13_000 * seconds), np.int16)
     return ReferenceClip(name, "", samples, (), (), none, none, none)
 
 
@@ -238,7 +251,10 @@ def said(name: str, text: str, expected: str, unit: Any = "words") -> ClipText:
 
 
 def test_words_that_differ_stand_above_those_of_float32() -> None:
-    texts = said("a.wav", "Equal here.", "equal here"), said("b.wav", "Turn of light", "Turn off the light")
+    texts = (
+        said("a.wav", "Equal here.", "equal here"),
+        said("b.wav", "Turn of light", "Turn off the light"),
+    )
 
     page = verify_page(report(*texts), Reference((clip("a.wav"), clip("b.wav")), 9))
 

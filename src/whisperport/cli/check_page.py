@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.check import CheckedProgram, FindingGroup, Occurrence
 
 MAX_LISTED = 50  # nodes of one kind in a table
-MAX_FINDINGS = 400_000  # characters
+MAX_KINDS, MAX_FINDINGS = 100, 400_000  # kinds of findings of a program, and characters of all
 MAX_UNCOUNTED = 0.2  # of the nodes: with more, the shares of the cost mean nothing
 KINDS: dict[FindingKind, Kind] = {"rejected": "bad", "not seen": "mark", "warning": "hint"}
 VERBS: dict[FindingKind, str] = {
@@ -169,7 +169,7 @@ def _is_counted(checked: "CheckedProgram") -> bool:
 
 
 def _share_of(checked: "CheckedProgram", kind: FindingKind) -> float:
-    return sum(checked.share(group)[0] for group in checked.of(kind))
+    return sum(group.flops for group in checked.of(kind)) / max(1, checked.cost.flops)
 
 
 def _amount(checked: "CheckedProgram", group: "FindingGroup") -> str:
@@ -200,15 +200,16 @@ def _advice(group: "FindingGroup") -> str:
 def _findings(checked: "CheckedProgram") -> str:
     if not checked.findings:
         return ""
-    pieces = (_finding(checked, group, place == 0) for place, group in enumerate(checked.findings))
-    shown, n_missing = within(pieces, MAX_FINDINGS)
+    groups = checked.findings[:MAX_KINDS]
+    shown, n_missing = within((_finding(checked, group) for group in groups), MAX_FINDINGS)
+    n_missing += len(checked.findings) - len(groups)
     missing = (
         f"<p>{n_missing} more kinds of nodes are listed without a page.</p>\n" if n_missing else ""
     )
     return f"<h2>What was found, the costliest first</h2>\n{''.join(shown)}{missing}"
 
 
-def _finding(checked: "CheckedProgram", group: "FindingGroup", opened: bool) -> str:
+def _finding(checked: "CheckedProgram", group: "FindingGroup") -> str:
     from whisperport.inspection.rules import RULES
 
     share = checked.share(group)[0] if _is_counted(checked) else 0.0
@@ -218,8 +219,9 @@ def _finding(checked: "CheckedProgram", group: "FindingGroup", opened: bool) -> 
         for one in group.occurrences[:MAX_LISTED]
     ]
     more = len(group.occurrences) - len(rows)
+    opened = " open" if group is checked.findings[0] else ""
     return (
-        f'<details class="finding"{" open" if opened else ""}><summary>{bar(share, KINDS[group.kind])}'
+        f'<details class="finding"{opened}><summary>{bar(share, KINDS[group.kind])}'
         f'<span><b>{text(title)}</b> <span class="dim">{f"{percent(share)}, " if share else ""}'
         f"{VERBS[group.kind]}: {text(RULES[group.rule].title)} ({group.rule})</span></span></summary>"
         + facts(
@@ -258,9 +260,9 @@ def _drawn(checked: "CheckedProgram") -> list[Drawn]:
     for group in checked.findings:  # rejections first
         for one in group.occurrences:
             found.setdefault(id(one.cost), (group, one))
-    counted, drawn, subgraph = _is_counted(checked), list[Drawn](), 0
+    counted, flops, drawn, subgraph = _is_counted(checked), checked.cost.flops, list[Drawn](), 0
     for cost in checked.cost.nodes:
-        share = cost.flops / checked.cost.flops if counted else 1 / len(checked.cost.nodes)
+        share = cost.flops / flops if counted else 1 / len(checked.cost.nodes)
         kind: Kind = ""
         reason = dict[str, str]()
         if id(cost) in found:

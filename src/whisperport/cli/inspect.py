@@ -22,7 +22,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
-from whisperport.cli.inspect_page import inspect_page, takes_time
+from whisperport.cli.inspect_page import in_ms, inspect_page, takes_time
 from whisperport.cli.options import as_json, html_option, pairs, threads, trusting
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.inspect import InspectOptions
@@ -167,7 +167,7 @@ def _summary(profile: "Profile") -> str:
     takes = "" if not off or share is None else f", which take {share:.1%} of the time"
     return (
         f"{profile.program} ({profile.runtime}): {where}, {off} not delegated{takes}; "
-        f"{_ms(profile.total_ms)} ms per run"
+        f"{in_ms(profile.total_ms)} ms per run"
     )
 
 
@@ -176,9 +176,9 @@ def _row(profile: "Profile", node: "NodeProfile") -> tuple[str, ...]:
     return (
         shortened(node.name, NODE_WIDTH),
         node.where,
-        NOT_MEASURED if node.ms is None else _ms(node.ms),
+        NOT_MEASURED if node.ms is None else in_ms(node.ms),
         "" if share is None else f"{share:.1%}",
-        "" if node.estimated_gain_ms is None else f"≈{_ms(node.estimated_gain_ms)}",
+        "" if node.estimated_gain_ms is None else f"≈{in_ms(node.estimated_gain_ms)}",
         node.rule,
     )
 
@@ -189,14 +189,10 @@ def _footnotes(profile: "Profile", shown: "Sequence[NodeProfile]") -> list[str]:
         lines.append(f"{more} more nodes are shown with --top {len(profile.nodes)}")
     if profile.overhead_ms is not None:
         share = profile.overhead_ms / profile.total_ms if profile.total_ms else 0.0
-        lines.append(f"time between nodes: {_ms(profile.overhead_ms)} ms, {share:.1%}")
+        lines.append(f"time between nodes: {in_ms(profile.overhead_ms)} ms, {share:.1%}")
     if any(node.estimated_gain_ms is not None for node in shown):
         lines.append(GAIN)
     return [*lines, *profile.notes, f"times are medians of {_count(profile.runs, 'run')}"]
-
-
-def _ms(number: float) -> str:
-    return f"{number:.1f}" if number >= 10 else f"{number:.3f}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -34,6 +34,11 @@ def inspect_page(inspected: "Inspected", command: str) -> str:
     return html_page(f"Where the time goes: {names}", body, STYLE)
 
 
+def in_ms(number: float) -> str:
+    """Return milliseconds as a number with enough digits to compare them."""
+    return f"{number:.1f}" if number >= 10 else f"{number:.3f}"
+
+
 def takes_time(profile: Profile, node: NodeProfile) -> bool:
     """Return whether a node takes so much time that its delegation would gain something."""
     share = profile.time_share(node)
@@ -45,7 +50,7 @@ def _overview(profiles: tuple[Profile, ...], command: str) -> str:
     rows = [
         (
             text(one.program),
-            f"{one.total_ms:.3g} ms",
+            f"{in_ms(one.total_ms)} ms",
             bar(one.total_ms / total if total else 0.0),
             f"{len(one.undelegated)} of {len(one.nodes)}",
             _share_off(one),
@@ -56,7 +61,7 @@ def _overview(profiles: tuple[Profile, ...], command: str) -> str:
     slowest = max(profiles, key=lambda one: one.total_ms)
     return verdict(
         f"{off} of {nodes} nodes are not delegated. The slowest of {len(profiles)} programs is "
-        f"{slowest.program}: {slowest.total_ms:.3g} ms per run.",
+        f"{slowest.program}: {in_ms(slowest.total_ms)} ms per run.",
         "bad" if off else "good",
         table(("program", ">per run", "", ">not delegated", ">of its time"), rows)
         + facts({"Next": f"<code>{text(command)}</code>" if command else ""}),
@@ -74,7 +79,7 @@ def _program(profile: Profile, command: str, n_programs: int) -> str:
         (
             text(node.name),
             text(node.where),
-            "not measured" if node.ms is None else f"{node.ms:.3g} ms",
+            "not measured" if node.ms is None else f"{in_ms(node.ms)} ms",
             bar(profile.time_share(node) or 0.0, "" if node.delegated else "bad"),
             percent(profile.time_share(node) or 0.0),
             prose(node.reason),
@@ -105,7 +110,7 @@ def _program(profile: Profile, command: str, n_programs: int) -> str:
 def _verdict(profile: Profile, drawn: list[Drawn], command: str) -> str:
     """Return what is not delegated, how much time it takes, why, and what to do next."""
     off, share = profile.undelegated, profile.undelegated_time_share
-    ms = f"{profile.total_ms:.3g} ms per run, median of {profile.runs}, {profile.runtime}"
+    ms = f"{in_ms(profile.total_ms)} ms per run, median of {profile.runs}, {profile.runtime}"
     worst = profile.nodes[0] if not off else max(off, key=lambda node: node.ms or 0.0)
     if off:
         sentence = f"{len(off)} of {len(profile.nodes)} nodes are not delegated"
@@ -116,14 +121,14 @@ def _verdict(profile: Profile, drawn: list[Drawn], command: str) -> str:
             )
     else:
         sentence = f"All {len(profile.nodes)} nodes run on {profile.target}"
-    amount = f"{worst.ms:.3g} ms, {percent(profile.time_share(worst) or 0)}" if worst.ms else ""
+    amount = f"{in_ms(worst.ms)} ms, {percent(profile.time_share(worst) or 0)}" if worst.ms else ""
     gain = worst.estimated_gain_ms
     shown = facts(
         {
-            "What": f"<code>{text(worst.name)}</code> on {text(worst.where)}",
+            "What": f"<code>{text(worst.name)}</code> {text(worst.where)}",
             "How much": text(f"{amount} of {ms}" if amount else ms),
             "Why": prose(f"{worst.reason}{f' ({worst.rule})' if worst.rule else ''}"),
-            "Gain": text(f"about {gain:.3g} ms, if it were delegated") if gain else "",
+            "Gain": text(f"about {in_ms(gain)} ms, if it were delegated") if gain else "",
             "Next": f"<code>{text(command)}</code>" if command else "",
         }
     )
@@ -150,7 +155,7 @@ def _drawn(profile: Profile) -> list[Drawn]:
         for node in group:
             share = profile.time_share(node)
             reason = {
-                "Time": text(f"{node.ms:.3g} ms") if node.ms else "",
+                "Time": text(f"{in_ms(node.ms)} ms") if node.ms else "",
                 "Why": prose(
                     f"{node.reason or 'not known'}{f' ({node.rule})' if node.rule else ''}"
                 ),

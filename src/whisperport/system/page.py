@@ -156,9 +156,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         rows: the cells of each, as HTML.
     """
     kinds = [' class="n"' if one.startswith(">") else "" for one in headings]
+    names = [one.removeprefix(">") for one in headings]
     cells = (
-        f"<th{kind}>{text(one.removeprefix('>'))}"
-        for kind, one in zip(kinds, headings, strict=True)
+        f"<{'th' if name else 'td'}{kind}>{text(name)}"  # an empty cell is no heading
+        for kind, name in zip(kinds, names, strict=True)
     )
     head = f"<thead><tr>{''.join(cells)}</thead>" if any(headings) else ""
     lines = (
