@@ -101,7 +101,7 @@ def test_the_page_of_a_fix_shows_the_program_before_and_after(
     ran = run("check", tied, "--target", "xnnpack", *fixed, "--html", page)
 
     found = page.read_text()
-    before, _, after = found.partition("<h3>After</h3>")
+    before, _, after = found.partition("<b>After</b>")
     assert ran.code == 0
     assert "xnnpack rejected 3 of" in before
     assert "Of the fixed program, it rejects no node." in before

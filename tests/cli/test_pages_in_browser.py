@@ -155,4 +155,4 @@ def test_audio_of_a_clip_is_played(page: Any, pages: Path) -> None:
         })"""
     )
 
-    assert length > 1
+    assert length > 0.5

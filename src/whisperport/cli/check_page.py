@@ -84,7 +84,7 @@ def fix_page(fixed: Fixed, command: str) -> str:
             "Next": f"<code>{text(command)}</code>",
         }
     )
-    strips = f"<h3>Before</h3>{_strip(before)}<h3>After</h3>{_strip(after)}"
+    strips = f"<b>Before</b>{_strip(before)}<b>After</b>{_strip(after)}"
     headings = ("rewrite", ">changed", ">declined", ">max error", "result")
     body = (
         verdict(sentence, "good" if fixed else "bad", strips + shown)

@@ -22,8 +22,8 @@ FULL_DB = 140.0  # of a bar: float32 has no more
 _STYLE = """
 .clip { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .9rem; margin: .6rem 0;
   break-inside: avoid } .clip audio { width: 100%; height: 2.4rem; margin: .3rem 0 }
-.words { font-size: 1.05rem; line-height: 1.7 } .clip .dim { font-weight: 400 }
-.differ { display: inline-grid; vertical-align: middle;
+.words { font-size: 1.05rem; line-height: 1.7; overflow-wrap: anywhere } .clip .dim { font-weight: 400 }
+.differ { display: inline-grid; max-width: 100%; vertical-align: middle;
   line-height: 1.25; padding: 0 .35rem; border-radius: .25rem; background: var(--bad); color: var(--on) }
 .differ del { font-size: .8em } .differ ins { text-decoration: none; font-weight: 700 }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }
