@@ -330,8 +330,6 @@ def test_a_bundle_has_all_that_its_page_shows(bundle: Path) -> None:
     assert page.count("<audio") == len(reference.clips)
     assert "Verified: all" in page
     assert Report.from_json(found.to_json()) == found
-    older = {name: value for name, value in found.to_json().items() if name != "texts"}
-    assert Report.from_json(older) == replace(found, texts=())
 
 
 def test_a_page_of_another_verification_is_refused(run: Any, bundle: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ details.node.mark[open] > summary { background: var(--mark); color: var(--on) }
 Kind = Literal["", "hint", "mark", "bad"]
 """A node that runs on the target, one with a warning, one that may not run there, and one that does not."""
 
-# The signs tell the kinds apart without colors.
+# The signs distinguish the kinds without colors.
 SIGNS: Mapping[Kind, str] = {"": "", "hint": "! ", "mark": "? ", "bad": "✕ "}
 
 

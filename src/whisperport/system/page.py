@@ -62,7 +62,7 @@ summary { cursor: pointer } summary:focus-visible { outline: 2px solid var(--bar
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr } dd { margin-bottom: .4rem } }
 @media print { body { margin: 0; max-width: none } h2 { break-after: avoid }
   tr, .verdict { break-inside: avoid } * { print-color-adjust: exact }
-  details::details-content { content-visibility: visible; height: auto } }
+  details:not(.node)::details-content { content-visibility: visible; height: auto } }
 """
 
 

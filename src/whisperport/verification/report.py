@@ -31,7 +31,7 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)  # package -> installed version
     seconds: float = 0.0  # duration of the verification
     required: tuple[Level, ...] = LEVELS  # levels that must have a check
-    texts: tuple[ClipText, ...] = ()  # of each clip; not in manifests of older versions
+    texts: tuple[ClipText, ...] = ()  # of each clip
 
     def __bool__(self) -> bool:
         return not self.failures()
@@ -88,8 +88,7 @@ class Report:
             BundleError: a field is missing or wrong; the message names the field.
         """
         top = plain(data, "report")
-        written = [f.name for f in fields(cls) if f.name != "texts" or "texts" in top.mapping()]
-        m = top.members([*written, "passed"])
+        m = top.members([*(f.name for f in fields(cls)), "passed"])
         report = cls(
             subject=m["subject"].text(),
             checks=tuple(read_check(check) for check in m["checks"].elements()),
@@ -97,7 +96,7 @@ class Report:
             versions={name: v.text() for name, v in m["versions"].mapping().items()},
             seconds=m["seconds"].number(),
             required=tuple(level.one_of(LEVELS) for level in m["required"].elements()),
-            texts=tuple(map(_clip_text, m["texts"].elements())) if "texts" in m else (),
+            texts=tuple(map(_clip_text, m["texts"].elements())),
         )
         if m["passed"].boolean() != bool(report):
             m["passed"].reject(f"is {m['passed'].value}, but its checks result in {bool(report)}")
