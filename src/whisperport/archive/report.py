@@ -69,8 +69,9 @@ def report(rows: Iterable[Row], summary: ArchiveSummary) -> str:
         f"{_counts('Quality marks', summary.marks, MARKS)}"
         '<h2>Search</h2>\n<label for="search">Words in the name, the text, the marks or the error</label>'
         '<input id="search" type="search"><p id="count" role="status"></p>\n'
-        "<table><thead><tr><th>file<th>seconds<th>language<th>text or error<th>marks</thead>"
-        f'<tbody id="found"></tbody></table>{missing}\n'
+        '<div class="wide" tabindex="0"><table><thead>'
+        "<tr><th>file<th>seconds<th>language<th>text or error<th>marks</thead>"
+        f'<tbody id="found"></tbody></table></div>{missing}\n'
         f'<script type="application/json" id="rows">{searched}</script>\n'
     )
     return html_page(f"Archive: {summary.files:,} files", body, _STYLE, _SCRIPT)

@@ -27,7 +27,8 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 68r
   color: var(--ink); background: var(--paper) }
 h1 { font-size: 1.15rem; font-weight: 600; margin: 0 0 .8rem; overflow-wrap: anywhere }
 h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; overflow-wrap: anywhere }
-h3 { font-size: .95rem; margin: 0 0 .3rem; overflow-wrap: anywhere } p { margin: .5rem 0 }
+h3 { font-size: .95rem; margin: 0 0 .3rem; overflow-wrap: anywhere }
+p { margin: .5rem 0; overflow-wrap: anywhere }
 .dim, dt { color: var(--dim) } .good { color: var(--good) } .bad { color: var(--bad) }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
@@ -42,7 +43,7 @@ code { font: .9em ui-monospace, monospace; background: var(--card); padding: .1e
   background: var(--rest) }
 .strip > span { position: relative; overflow: hidden; white-space: nowrap; font-size: 12px;
   line-height: 1.35; padding: .35rem 0; border-right: 1px solid var(--paper) }
-.strip > span > i { background: var(--bar); position: absolute; inset: 0 auto 0 0 }
+.strip > span > i { background: light-dark(#7aa3d6, #3c6aa5); position: absolute; inset: 0 auto 0 0 }
 .strip b { position: relative; padding: 0 .45rem; display: block; font-weight: 400;
   overflow: hidden; text-overflow: ellipsis }
 .strip .bad b { font-weight: 700 }
