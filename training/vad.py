@@ -10,6 +10,7 @@ in the file that this script writes. The largest difference of the probabilities
 
 import argparse
 import hashlib
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 SOURCE_SHA256 = "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"
-OUT = Path(__file__).parents[1] / "src" / "whisperport" / "data" / "vad" / "silero_vad_16k.onnx"
+OUT = Path(__file__).parents[1] / "src" / "whisperport" / "data" / "vad" / "silero_vad_16k.onnx.xz"
+PACKED = [
+    {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 2, "pb": 2}
+]  # for floats
 SAMPLES, WINDOW, STRIDE, BINS = (
     576,
     256,
@@ -44,8 +48,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if hashlib.sha256(chosen.source.read_bytes()).hexdigest() != SOURCE_SHA256:
         parser.error(f"{chosen.source} is not the file of silero-vad 6.2.3")
-    onnx.save(rewritten(onnx.load(chosen.source)), chosen.out)
-    print(f"largest difference: {difference(chosen.source, chosen.out):.1e}")
+    network = rewritten(onnx.load(chosen.source)).SerializeToString()
+    chosen.out.write_bytes(lzma.compress(network, filters=PACKED))
+    print(f"largest difference: {difference(chosen.source.read_bytes(), network):.1e}")
 
 
 def rewritten(source: onnx.ModelProto) -> onnx.ModelProto:
@@ -140,9 +145,9 @@ def flat(graph: Graph, x: str, *sizes: int) -> str:
     return graph.node("Reshape", x, graph.sizes(-1, *sizes))
 
 
-def difference(source: Path, out: Path) -> float:
+def difference(source: bytes, out: bytes) -> float:
     """Return the largest difference of the probabilities, for noise of several levels in turn."""
-    sessions = [onnxruntime.InferenceSession(path) for path in (source, out)]
+    sessions = [onnxruntime.InferenceSession(network) for network in (source, out)]
     states = [[np.zeros((1, 1, STATE), np.float32)] * 2 for _ in sessions]
     random, largest = np.random.default_rng(0), 0.0
     for level in (0.0, 0.001, 0.05, 0.5) * 5:

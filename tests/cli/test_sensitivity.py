@@ -115,5 +115,5 @@ def test_the_page_shows_the_channel_and_contains_no_markup_of_the_file(
     assert "<script" not in text
     assert "&lt;script&gt;.onnx" in text
     assert "0: channel 3 reaches " in text
-    assert text.count("<tr class=ruined>") == text.count("<figure>") > 0
+    assert text.count('class="bar bad"') == text.count("<figure>") > 0
     assert text.count("<svg") == 2 * text.count("<figure>")

@@ -3,20 +3,19 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 
 from whisperport.archive.rows import MARKS, Row
 from whisperport.archive.summary import ArchiveSummary, cause_of
 from whisperport.system.atomic import write_atomic
-from whisperport.system.page import html_page
+from whisperport.system.page import html_page, table, text, within
 
 MAX_SEARCHED = 30_000_000  # characters of rows in the page; a browser is slow with more
 
 _STYLE = """
 td.n { width: 1% }
-input { font: inherit; width: 100%; padding: .4rem; box-sizing: border-box }
-.id { overflow-wrap: anywhere } .error { color: var(--bad) } .mark { color: var(--mark) }
+input { font: inherit; width: 100%; padding: .4rem }
+.error { color: var(--bad) } .mark { color: var(--mark) }
 """
 
 # `textContent` only: nothing of a row is ever read as HTML.
@@ -70,8 +69,9 @@ def report(rows: Iterable[Row], summary: ArchiveSummary) -> str:
         f"{_counts('Quality marks', summary.marks, MARKS)}"
         '<h2>Search</h2>\n<label for="search">Words in the name, the text, the marks or the error</label>'
         '<input id="search" type="search"><p id="count" role="status"></p>\n'
-        "<table><thead><tr><th>file<th>seconds<th>language<th>text or error<th>marks</thead>"
-        f'<tbody id="found"></tbody></table>{missing}\n'
+        '<div class="wide" tabindex="0"><table><thead>'
+        "<tr><th>file<th>seconds<th>language<th>text or error<th>marks</thead>"
+        f'<tbody id="found"></tbody></table></div>{missing}\n'
         f'<script type="application/json" id="rows">{searched}</script>\n'
     )
     return html_page(f"Archive: {summary.files:,} files", body, _STYLE, _SCRIPT)
@@ -88,7 +88,7 @@ def _totals(summary: ArchiveSummary) -> str:
         "Options": summary.options_sha256,
         "Versions": ", ".join(f"{name} {one}" for name, one in summary.versions.items()),
     }
-    return _table(f"<td>{escape(name)}<td>{escape(value)}" for name, value in facts.items())
+    return table(("", ""), ((text(name), text(value)) for name, value in facts.items()))
 
 
 def _duration(seconds: float) -> str:
@@ -100,27 +100,17 @@ def _counts(title: str, counts: Mapping[str, int], about: Mapping[str, str] | No
     if not counts:
         return ""
     rows = (
-        f'<td class="n">{count:,}<td>{escape(name)}<td>{escape((about or {}).get(name, ""))}'
+        (f"{count:,}", text(name), text((about or {}).get(name, "")))
         for name, count in counts.items()
     )
-    return f"<h2>{title}</h2>\n{_table(rows)}\n"
-
-
-def _table(rows: Iterable[str]) -> str:
-    return f"<table>{''.join(f'<tr>{row}' for row in rows)}</table>"
+    return f"<h2>{title}</h2>\n{table(('>files', 'name', ''), rows)}\n"
 
 
 def _searched(rows: Iterable[Row]) -> tuple[str, int]:
     """Return the rows as JSON that can stand in a script element, and how many do not fit."""
-    found, size, n_missing = list[str](), 0, 0
-    for row in rows:
-        # Without `<`, nothing in it can end the element or begin a comment.
-        one = json.dumps(_shown(row)).replace("<", "\\u003c")
-        size += len(one)
-        if size <= MAX_SEARCHED:
-            found.append(one)
-        else:
-            n_missing += 1
+    # Without `<`, nothing in it can end the element or begin a comment.
+    pieces = (json.dumps(_shown(row)).replace("<", "\\u003c") for row in rows)
+    found, n_missing = within(pieces, MAX_SEARCHED)
     return f"[{','.join(found)}]", n_missing
 
 

@@ -8,6 +8,7 @@ time. It runs in ONNX Runtime, which the core package requires anyway.
 Source: snakers4/silero-vad, src/silero_vad/sequence_vad.py and utils_vad.py.
 """
 
+import lzma
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -233,5 +234,6 @@ def _session() -> Any:
         1  # its matrix multiplications are small
     )
     settings.log_severity_level = 3
-    path = Path(str(files("whisperport"))) / "data" / "vad" / "silero_vad_16k.onnx"
-    return ort.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    path = Path(str(files("whisperport"))) / "data" / "vad" / "silero_vad_16k.onnx.xz"
+    network = lzma.decompress(path.read_bytes())
+    return ort.InferenceSession(network, settings, providers=["CPUExecutionProvider"])

@@ -32,6 +32,7 @@ from whisperport.cli.model_option import bundle_of_model, chosen_bundle, model_o
 from whisperport.cli.options import (
     RUN_OPTIONS,
     as_json,
+    html_option,
     run_option,
     run_options_of,
     threads,
@@ -67,14 +68,7 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     "for audio files that come with whisperport",
 )
 @field_options(BenchOptions, "unit", group="Error rate")
-@option(
-    "--html",
-    "page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    group="Output",
-    metavar="FILE",
-    help="Also write a page with a bar of the time of each bundle, and of each program's limit",
-)
+@html_option("a bar of the time of each bundle, and of each program's limit")
 @model_option
 @as_json
 @threads
@@ -84,7 +78,7 @@ def bench(
     paths: tuple[Path, ...],
     model: str | None,
     transcript: Path | None,
-    page: Path | None,
+    html: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
     trust: bool,
@@ -130,9 +124,9 @@ def bench(
         limits_of(bundle.manifest, result.medians, result.how, rates)
         for bundle, result in zip(bundles, results, strict=True)
     ]
-    if page is not None:
+    if html is not None:
         where = "; ".join(_machine_lines(threads, options.repeat))
-        write_atomic(page, bench_page(results, rates, limits, where).encode())
+        write_atomic(html, bench_page(results, rates, limits, where).encode())
     if as_json:
         print_json(_as_json(results, threads, rates, limits))
     else:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from whisperport.cli.check_page import MAX_UNCOUNTED, check_page
 from whisperport.cli.console import (
     Argument,
+    command_line,
     print_filled,
     print_json,
     print_lines,
@@ -21,11 +23,14 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fix import run_fix
-from whisperport.cli.options import as_json, target_name, trusting
+from whisperport.cli.options import as_json, html_option, target_name, trusting
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.check import Checked, Partitioned
 from whisperport.commands.check import check as check_program
 from whisperport.program.spec import FindingKind
+from whisperport.system.atomic import write_atomic
+from whisperport.system.page import percent
+from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time
@@ -33,8 +38,6 @@ if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.cost import NodeCost
 
 NOT_LOWERED = ("WP204", "WP604")  # rules of programs that `check --fix` and `lower` do not read
-# No share of a program is printed if the cost of a larger part of its nodes is not known.
-MAX_UNCOUNTED = 0.2
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
     "not seen": "not seen in programs known to compile (not counted as rejected)",
@@ -83,10 +86,12 @@ HEADINGS: dict[FindingKind, str] = {
     is_flag=True,
     help="List every rejected node with its reason, in addition to one row per kind of node",
 )
+@html_option("a picture of the program's graph: what is rejected, why, and its share of the cost")
 @as_json
 def check(
     program: Path,
     target: str,
+    html: Path | None,
     every_node: bool,
     fix: bool,
     out: Path | None,
@@ -117,11 +122,25 @@ def check(
     """
     if fix != (out is not None):
         raise click.UsageError("--fix and --out FILE.pt2 require each other")
+    if html is not None:
+        expect_not_input(html, program, "--html")
     if out is not None:
-        run_fix(program, target, out, inputs, overwrite=overwrite, trust=trust, as_json=as_json)
+        run_fix(
+            program,
+            target,
+            out,
+            inputs,
+            overwrite=overwrite,
+            trust=trust,
+            as_json=as_json,
+            html=html,
+        )
         return
     with stages() as progress:
         checked = check_program(program, target, progress=progress)
+    following = _next_command(program, checked)
+    if html is not None:
+        write_atomic(html, check_page(checked, command_line(*following)).encode())
     if as_json:
         print_json(checked.to_json())
     else:
@@ -130,7 +149,7 @@ def check(
         for answer in checked.partitions:
             _print_partitioned(answer)
     _warn_of_uncounted(checked)
-    print_next(*_next_command(program, checked))
+    print_next(*following)
     if not checked:
         sys.exit(1)
 
@@ -232,7 +251,7 @@ def _share(share: float, costs: "Sequence[NodeCost]", *, unknown: bool) -> str:
     """Return the share of a program that some nodes have; "-" for what is not a node."""
     if not costs:
         return "-"
-    return "unknown" if unknown and not share else f"{'≥ ' if unknown else ''}{_percent(share)}"
+    return "unknown" if unknown and not share else f"{'≥ ' if unknown else ''}{percent(share)}"
 
 
 def _summary(checked: "CheckedProgram", target: str) -> str:
@@ -250,11 +269,7 @@ def _summary(checked: "CheckedProgram", target: str) -> str:
         return f"{rejects}{also}"
     flops = sum(kind.flops for kind in checked.rejected) / cost.flops if cost.flops else 0.0
     size = sum(kind.bytes for kind in checked.rejected) / cost.bytes if cost.bytes else 0.0
-    return f"{rejects}, {_percent(flops)} of {gflop}, {_percent(size)} of {moved}{also}"
-
-
-def _percent(share: float) -> str:
-    return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"
+    return f"{rejects}, {percent(flops)} of {gflop}, {percent(size)} of {moved}{also}"
 
 
 def _warn_of_uncounted(checked: Checked) -> None:

@@ -11,7 +11,7 @@ def print_checks(checks: Sequence[Check]) -> None:
     print_table(
         ("level", "program", "compared", "measured", "result"),
         [
-            (c.level, c.program, c.what, _measured(c.value), "pass" if c.passed else "FAIL")
+            (c.level, c.program, c.what, measured(c.value), "pass" if c.passed else "FAIL")
             for c in checks
         ],
     )
@@ -45,5 +45,6 @@ _SHOWN = {
 }
 
 
-def _measured(value: Mapping[str, float]) -> str:
+def measured(value: Mapping[str, float]) -> str:
+    """The most important numbers of a comparison, in words."""
     return ", ".join(text.format(value[name]) for name, text in _SHOWN.items() if name in value)

@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from whisperport.errors import WhisperportError
+from whisperport.system.printable import escaped_json, is_printable, printable
 from whisperport.system.progress import Counted, Remaining, remaining_text
-from whisperport.text.printable import escaped_json, is_printable, printable
 
 WIDTH = 100  # columns of output that does not go to a terminal
 MIN_REPORTED_S = 1.0  # the time of a shorter stage is not printed
@@ -79,7 +79,12 @@ def print_next(*arguments: Argument) -> None:
     """Print the suggested next `whisperport` command on stderr, quoted for a shell."""
     sys.stdout.flush()  # raises if the result cannot be written; no command is suggested then
     _print_stderr("")
-    _print_stderr(f"next: {' '.join(map(_quoted, ('whisperport', *map(str, arguments))))}")
+    _print_stderr(f"next: {command_line(*arguments)}")
+
+
+def command_line(*arguments: Argument) -> str:
+    """The `whisperport` command with these arguments, quoted for a shell."""
+    return " ".join(map(_quoted, ("whisperport", *map(str, arguments))))
 
 
 def _quoted(argument: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from whisperport.bundle import Manifest, ProgramEntry, check_writable
+from whisperport.bundle import Bundle, Manifest, ProgramEntry, check_writable
 from whisperport.cli.console import (
     Argument,
+    command_line,
     print_json,
     print_lines,
     print_next,
@@ -22,6 +23,7 @@ from whisperport.cli.options import (
     STALL_MIN,
     as_json,
     bundle_out,
+    html_option,
     no_preflight,
     pairs,
     stall_after,
@@ -31,6 +33,7 @@ from whisperport.cli.options import (
     threads,
 )
 from whisperport.cli.verb import FloatRange, Verb, option
+from whisperport.cli.verify_page import verify_page
 from whisperport.commands.fastest import AUTO, Fastest, export_fastest
 from whisperport.commands.precision_search import export_in_fewest_bits
 from whisperport.commands.watchdog import run_watched
@@ -38,7 +41,10 @@ from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.export import export as run_export
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.window import WindowOptions
+from whisperport.system.atomic import write_atomic
 from whisperport.targets import TARGETS, RunOptions, get_target
+from whisperport.verification import Report
+from whisperport.verification.reference import Reference
 
 
 @click.command(
@@ -87,6 +93,9 @@ from whisperport.targets import TARGETS, RunOptions, get_target
 @field_options(ExportOptions, "calibration", group="Target")
 @field_options(WindowOptions, group="Audio")
 @bundle_out
+@html_option(
+    "its verification: the error of each program, and the words of each clip with its audio"
+)
 @as_json
 @field_options(ExportOptions, "allow_unverified", "verify_with", "language", group="Verification")
 @threads
@@ -103,6 +112,7 @@ def export(
     no_preflight: bool,
     stall_after: float,
     threads: int | None,
+    html: Path | None,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -150,7 +160,15 @@ def export(
         found = run_watched(
             *job, out, options, out=out, progress=progress, stall_s=60 * stall_after
         )
-    manifest = found.bundle.manifest if automatic or searched else found.manifest
+    bundle: Bundle = found.bundle if automatic or searched else found
+    manifest = bundle.manifest
+    if html is not None:
+        report, reference = (
+            Report.from_json(manifest.verification),
+            Reference.from_arrays(bundle.reference()),
+        )
+        following = command_line(*_next_command(out, manifest))
+        write_atomic(html, verify_page(report, reference, following).encode())
     if as_json:
         timed = {"timed": _timed_json(found)} if automatic else {}
         print_json({**manifest_json(manifest), **timed})

@@ -3,8 +3,10 @@
 import sys
 from pathlib import Path
 
+from whisperport.cli.check_page import fix_page
 from whisperport.cli.console import (
     Argument,
+    command_line,
     print_json,
     print_lines,
     print_next,
@@ -13,6 +15,7 @@ from whisperport.cli.console import (
 )
 from whisperport.commands.fix import Fixed, RewriteStep, check_free, fix, write_fixed
 from whisperport.program.spec import Rejection
+from whisperport.system.atomic import write_atomic
 from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import get_target
 
@@ -26,6 +29,7 @@ def run_fix(
     overwrite: bool,
     trust: bool,
     as_json: bool,
+    html: Path | None,
 ) -> None:
     """Run the verb; exit with status 1 if a rewrite failed its verification or a rejected node remains."""
     expect_not_input(out, program)
@@ -35,12 +39,15 @@ def run_fix(
         if fixed.changed:
             progress(f"writing {out.name}")
             write_fixed(fixed, out, overwrite=overwrite)
+    following = _next_command(fixed, out if fixed.changed else program)
+    if html is not None:
+        write_atomic(html, fix_page(fixed, command_line(*following)).encode())
     if as_json:
         written = str(out) if fixed.changed else None
         print_json({**fixed.to_json(), "written": written})
     else:
         _print_fixed(fixed, out)
-    print_next(*_next_command(fixed, out if fixed.changed else program))
+    print_next(*following)
     if not fixed:
         sys.exit(1)
 

@@ -11,6 +11,7 @@ import click
 from whisperport.cli.console import (
     WIDTH,
     Argument,
+    command_line,
     print_filled,
     print_json,
     print_lines,
@@ -21,11 +22,14 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
-from whisperport.cli.options import as_json, pairs, threads, trusting
+from whisperport.cli.inspect_page import in_ms, inspect_page, takes_time
+from whisperport.cli.options import as_json, html_option, pairs, threads, trusting
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.inspect import InspectOptions
 from whisperport.commands.inspect import inspect as run_inspect
 from whisperport.program.profiling import readable_formats
+from whisperport.system.atomic import write_atomic
+from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
@@ -38,7 +42,6 @@ GAIN = (
 )
 NOT_MEASURED = "not measured"
 HEADINGS = ("node", "where", "ms", "share", "gain", "rule")
-MIN_SHARE = 0.01  # of the time: delegation of a node that takes less would gain nothing
 NODE_WIDTH = 40  # characters; the table then fits 100 columns
 
 
@@ -67,6 +70,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     metavar="N",
     help="Number of nodes shown, the slowest first; --json prints all",
 )
+@html_option("a picture of where each node ran, for how long, and why some are not delegated")
 @as_json
 @threads
 @option(
@@ -82,6 +86,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
 def inspect(
     path: Path,
     top: int,
+    html: Path | None,
     threads: int | None,
     runtime_options: tuple[str, ...],
     trust: bool,
@@ -94,8 +99,14 @@ def inspect(
         trust=trust,
         **field_values(InspectOptions, chosen),
     )
+    if html is not None:
+        expect_not_input(html, path, "--html")
     with stages() as progress:
         inspected = run_inspect(path, options, progress=progress)
+    command = _next_command(path, inspected.profiles)
+    if html is not None:
+        shown = command_line(*command) if command else ""
+        write_atomic(html, inspect_page(inspected, shown).encode())
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         plans = [asdict(plan) for plan in inspected.plans]
@@ -109,7 +120,7 @@ def inspect(
         print_warning(
             f"not measured, since no installed runtime can: {', '.join(inspected.skipped)}"
         )
-    if command := _next_command(path, inspected.profiles):
+    if command:
         print_next(*command)
 
 
@@ -156,7 +167,7 @@ def _summary(profile: "Profile") -> str:
     takes = "" if not off or share is None else f", which take {share:.1%} of the time"
     return (
         f"{profile.program} ({profile.runtime}): {where}, {off} not delegated{takes}; "
-        f"{_ms(profile.total_ms)} ms per run"
+        f"{in_ms(profile.total_ms)} ms per run"
     )
 
 
@@ -165,9 +176,9 @@ def _row(profile: "Profile", node: "NodeProfile") -> tuple[str, ...]:
     return (
         shortened(node.name, NODE_WIDTH),
         node.where,
-        NOT_MEASURED if node.ms is None else _ms(node.ms),
+        NOT_MEASURED if node.ms is None else in_ms(node.ms),
         "" if share is None else f"{share:.1%}",
-        "" if node.estimated_gain_ms is None else f"≈{_ms(node.estimated_gain_ms)}",
+        "" if node.estimated_gain_ms is None else f"≈{in_ms(node.estimated_gain_ms)}",
         node.rule,
     )
 
@@ -178,14 +189,10 @@ def _footnotes(profile: "Profile", shown: "Sequence[NodeProfile]") -> list[str]:
         lines.append(f"{more} more nodes are shown with --top {len(profile.nodes)}")
     if profile.overhead_ms is not None:
         share = profile.overhead_ms / profile.total_ms if profile.total_ms else 0.0
-        lines.append(f"time between nodes: {_ms(profile.overhead_ms)} ms, {share:.1%}")
+        lines.append(f"time between nodes: {in_ms(profile.overhead_ms)} ms, {share:.1%}")
     if any(node.estimated_gain_ms is not None for node in shown):
         lines.append(GAIN)
     return [*lines, *profile.notes, f"times are medians of {_count(profile.runs, 'run')}"]
-
-
-def _ms(number: float) -> str:
-    return f"{number:.1f}" if number >= 10 else f"{number:.3f}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -198,13 +205,8 @@ def _next_command(path: Path, profiles: "Sequence[Profile]") -> tuple[Argument, 
         node
         for profile in profiles
         for node in profile.nodes
-        if node.rule and _takes_time(profile, node)
+        if node.rule and takes_time(profile, node)
     ]
     if ruled:
         return "explain", max(ruled, key=lambda node: node.ms or 0.0).rule
     return ("bench", path) if path.is_dir() else ()
-
-
-def _takes_time(profile: "Profile", node: "NodeProfile") -> bool:
-    share = profile.time_share(node)
-    return share is None or share >= MIN_SHARE  # None: not measured

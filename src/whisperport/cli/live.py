@@ -19,8 +19,8 @@ from whisperport.cli.fields import field_options
 from whisperport.cli.verb import IntRange, option, together
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
+from whisperport.system.printable import one_line
 from whisperport.text import Word
-from whisperport.text.printable import one_line
 from whisperport.transcription import Transcriber, Transcript
 
 TRAILING_MARKS = (

@@ -15,6 +15,18 @@ from whisperport.targets import TARGETS, RunOptions
 as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")
 
 
+def html_option(what: str) -> Decorator:
+    """The option `--html`: `what` the page shows."""
+    return option(
+        "--html",
+        group="Output",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        show_default="no page",
+        help=f"Also write one HTML page, which needs no network: {what}",
+    )
+
+
 def output_option(metavar: str, help: str) -> Decorator:
     """The option `--out` of a verb that always writes."""
     return option(

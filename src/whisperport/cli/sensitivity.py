@@ -16,7 +16,7 @@ from whisperport.cli.console import (
     shortened,
     stages,
 )
-from whisperport.cli.options import as_json
+from whisperport.cli.options import as_json, html_option
 from whisperport.cli.sensitivity_page import sensitivity_page
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.sensitivity import SUFFIXES
@@ -51,15 +51,7 @@ BAR_DB = 2.0  # of one character
     metavar="N",
     help="Number of activations to list",
 )
-@option(
-    "--html",
-    group="Output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    show_default="no page",
-    help="Also write an HTML page with all activations, and pictures of the channels and frames of those "
-    "that are ruined",
-)
+@html_option("all activations, and pictures of the channels and frames of those that are ruined")
 @as_json
 def sensitivity(
     program: str, inputs: Path | None, top: int, html: Path | None, as_json: bool

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from whisperport.system.page import html_page
+from whisperport.system.page import bar, html_page, table, text
 
 WIDTH, HEIGHT = 720, 140  # of a picture, in pixels
 LINES = 400  # at most, in a picture; each is the largest of the values that it stands for
@@ -13,9 +12,9 @@ MARGIN = 64  # left of it, for the numbers
 DECADES = 4  # of the vertical axis, below the largest value
 LARGEST_DB = 60.0  # of a bar
 
+_HEADINGS = ("activation", "operator", ">typical values", "", ">output, if it is alone in 8 bits")
+
 _STYLE = """
-.bar { display: inline-block; height: .7rem; background: var(--bar) }
-.ruined .bar { background: var(--bad) }
 figure { margin: 1.5rem 0 } figcaption { margin-bottom: .3rem }
 svg { background: #8881; max-width: 100% } svg text { fill: currentColor }
 """
@@ -36,23 +35,20 @@ def sensitivity_page(program: str, rows: Sequence[Mapping[str, Any]], min_db: fl
         f"frame or channel keep less than {min_db:g} dB. These need 16 bits or a float type, or 8 bits of "
         "the weights alone.</p>\n"
         + "".join(_figure(row) for row in ruined)
-        + "<h2>All activations, the worst first</h2>\n<table><tr><th>activation<th>operator"
-        "<th>typical values<th><th>output, if it is alone in 8 bits</tr>\n"
-        + "".join(_row(row) for row in rows)
-        + "</table>\n",
+        + "<h2>All activations, the worst first</h2>\n"
+        + table(_HEADINGS, map(_row, rows)),
         _STYLE,
     )
 
 
-def _row(row: Mapping[str, Any]) -> str:
+def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     decibels = row["typical_db"]
-    bar = round(160 * max(0.0, min(decibels, LARGEST_DB)) / LARGEST_DB)
-    alone = "" if row["alone_db"] is None else f"{row['alone_db']:.0f} dB"
-    kind = "ruined" if row["ruined"] else "kept"
     return (
-        f"<tr class={kind}><td>{escape(row['activation'])}"
-        f"<td>{escape(row['operator'])}<td>{decibels:.0f} dB"
-        f'<td><span class="bar" style="width:{bar}px"></span><td>{alone}</tr>\n'
+        text(row["activation"]),
+        text(row["operator"]),
+        f"{decibels:.0f} dB",
+        bar(decibels / LARGEST_DB, "bad" if row["ruined"] else ""),
+        "" if row["alone_db"] is None else f"{row['alone_db']:.0f} dB",
     )
 
 
@@ -62,7 +58,7 @@ def _figure(row: Mapping[str, Any]) -> str:
         for axis in ("channel", "frame")
         if row[f"{axis}s"]
     ]
-    return f"<figure><figcaption>{escape(row['text'])}</figcaption>{''.join(pictures)}</figure>\n"
+    return f"<figure><figcaption>{text(row['text'])}</figcaption>{''.join(pictures)}</figure>\n"
 
 
 def _picture(values: Sequence[float]) -> str:

@@ -21,8 +21,8 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.transcript_files import TranscriptFiles
 from whisperport.errors import WhisperportError
+from whisperport.system.printable import one_line
 from whisperport.text import SubtitleOptions, write_as
-from whisperport.text.printable import one_line
 from whisperport.transcription import TranscribeOptions, Transcript, transcribe_files
 
 

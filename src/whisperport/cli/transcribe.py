@@ -55,8 +55,8 @@ from whisperport.errors import IncompleteError, Interrupted
 from whisperport.live import LiveOptions
 from whisperport.system import interrupts
 from whisperport.system.cores import usable_cores
+from whisperport.system.printable import one_line
 from whisperport.text import SubtitleOptions, write_as
-from whisperport.text.printable import one_line
 from whisperport.transcription import (
     FeatureOptions,
     TranscribeOptions,

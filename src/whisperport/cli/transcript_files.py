@@ -9,7 +9,7 @@ import click
 from whisperport.cli.verb import option, together
 from whisperport.errors import WhisperportError
 from whisperport.system.atomic import write_atomic
-from whisperport.text.printable import one_line
+from whisperport.system.printable import one_line
 
 FORMATS = ("txt", "srt", "vtt", "tsv", "json")
 

@@ -8,6 +8,8 @@ import click
 from whisperport.bundle import Bundle
 from whisperport.cli.checks_table import print_checks, print_failures
 from whisperport.cli.console import (
+    Argument,
+    command_line,
     print_json,
     print_lines,
     print_next,
@@ -26,6 +28,7 @@ from whisperport.cli.evidence_words import verified_words
 from whisperport.cli.options import (
     RUN_OPTIONS,
     as_json,
+    html_option,
     run_option,
     run_option_arguments,
     run_options_of,
@@ -34,14 +37,17 @@ from whisperport.cli.options import (
 )
 from whisperport.cli.provider_report import print_provider_report
 from whisperport.cli.verb import Verb, option
+from whisperport.cli.verify_page import layers_page, verify_page
 from whisperport.diagnosis.device_inputs import write_device_inputs
 from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.layers import compare_layers, layer_sentences
 from whisperport.errors import UsageError
 from whisperport.providers import verify_each_program
+from whisperport.system.atomic import write_atomic
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify as run_verify
 from whisperport.verification.record_evidence import verify_and_record
+from whisperport.verification.reference import Reference
 
 
 @click.command(
@@ -64,6 +70,7 @@ from whisperport.verification.record_evidence import verify_and_record
     "onnxruntime.provider names, and compare it with the CPU provider",
 )
 @device_options
+@html_option("the error of each program, and the words of each clip with its audio")
 @as_json
 @threads
 @run_option
@@ -75,6 +82,7 @@ def verify(
     trust: bool,
     record: bool,
     each_program: bool,
+    html: Path | None,
     as_json: bool,
     device_inputs: Path | None,
     device_outputs: tuple[str, ...],
@@ -122,8 +130,10 @@ def verify(
     run = run_options_of(threads, run_options, trust=trust)
     options = (program, clips, quantization, precision, simulated, run)
     if device_layers or reference_layers:
-        _compare_layers(device_layers, reference_layers, as_json=as_json)
+        _compare_layers(device_layers, reference_layers, html, as_json=as_json)
         return
+    if html and (device_inputs or device_outputs or each_program):
+        raise click.UsageError("--html has no page about this: it shows a verification, or layers")
     if device_inputs:
         _write_inputs(bundle, device_inputs, options, as_json=as_json)
         return
@@ -139,6 +149,11 @@ def verify(
     with stages() as progress:
         verified = verify_and_record if record else run_verify
         report = verified(opened, run=run, clips=clips, progress=progress)
+    same = run_option_arguments(run_options, trust=trust)
+    following: tuple[Argument, ...] = ("transcribe", "talk.mp3", "--bundle", bundle, *same)
+    if html is not None:
+        reference = Reference.from_arrays(opened.reference())
+        write_atomic(html, verify_page(report, reference, command_line(*following)).encode())
     if as_json:
         print_json(report.to_json())
     else:
@@ -154,8 +169,7 @@ def verify(
         )
     if not report:
         sys.exit(1)
-    same = run_option_arguments(run_options, trust=trust)
-    print_next("transcribe", "talk.mp3", "--bundle", bundle, *same)
+    print_next(*following)
 
 
 def _on_provider(bundle: Path, run: RunOptions, *, as_json: bool) -> None:
@@ -200,7 +214,9 @@ def _diagnose(bundle: Path, outputs: tuple[str, ...], options: _Options, *, as_j
         sys.exit(1)
 
 
-def _compare_layers(device: Path | None, reference: Path | None, *, as_json: bool) -> None:
+def _compare_layers(
+    device: Path | None, reference: Path | None, html: Path | None, *, as_json: bool
+) -> None:
     """Compare the layers that a device dumped with those in float32."""
     if device is None or reference is None:
         raise UsageError(
@@ -209,6 +225,8 @@ def _compare_layers(device: Path | None, reference: Path | None, *, as_json: boo
         )
     with stages() as progress:
         layers = compare_layers(device, reference, progress=progress)
+    if html is not None:
+        write_atomic(html, layers_page(layers).encode())
     if as_json:
         print_json([layer.to_json() for layer in layers])
     else:

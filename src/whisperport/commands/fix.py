@@ -100,6 +100,8 @@ class Fixed:
         remaining: nodes that the target still rejects, and why.
         lookups: token lookups that the target rejects. They read a table and compute nothing.
         unseen: nodes that were not seen in programs known to compile.
+        before: what the target rejected in the original program.
+        after: what it rejects in the fixed one.
     """
 
     program: "Program"
@@ -111,6 +113,8 @@ class Fixed:
     remaining: tuple[Rejection, ...]
     lookups: tuple[Rejection, ...]
     unseen: tuple[Rejection, ...]
+    before: "CheckedProgram"
+    after: "CheckedProgram"
 
     @property
     def changed(self) -> int:
@@ -182,8 +186,7 @@ def fix(
         expected = expected_outputs(program, samples)
         work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program), progress)
         done = _apply_rewrites(work)
-        checked = _check(done.program, chosen.spec)
-    remaining, lookups = _split_lookups(done.program, _rejections(checked, "rejected"))
+    remaining, lookups = _split_lookups(done.program, _rejections(done.found[-1], "rejected"))
     return Fixed(
         program=done.program,
         host=done.host,
@@ -193,7 +196,9 @@ def fix(
         gate=work.gate,
         remaining=remaining,
         lookups=lookups,
-        unseen=_rejections(checked, "not seen"),
+        unseen=_rejections(done.found[-1], "not seen"),
+        before=done.found[0],
+        after=done.found[-1],
     )
 
 

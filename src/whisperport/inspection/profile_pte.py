@@ -145,7 +145,7 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
     delegates = (place for place, one in method.instructions.items() if one.backend)
     calls = {place: number for number, place in enumerate(delegates, start=1)}
     nodes = []
-    for key, time in ms.items():
+    for key, time in sorted(ms.items(), key=lambda one: one[0][:2]):  # as instructions run
         place = key[:2]
         instruction = method.instructions[place]
         if instruction.backend:

@@ -3,7 +3,7 @@
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +44,7 @@ class NodeProfile:
     estimated_gain_ms: float | None = (
         None  # milliseconds, see `gain.py`; None: no estimate is possible
     )
+    place: int = 0  # in a run, from 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +142,14 @@ def readable_formats(profilers: Sequence[Profiler]) -> str:
     return f"{', '.join(['.pte', '.onnx', *(one.title for one in profilers)])} or .tflite"
 
 
-def by_time(nodes: list[NodeProfile]) -> tuple[NodeProfile, ...]:
-    """Sort nodes, the slowest first; without times, undelegated nodes first."""
-    return tuple(sorted(nodes, key=lambda node: (-(node.ms or 0.0), node.delegated)))
+def by_time(nodes: Sequence[NodeProfile]) -> tuple[NodeProfile, ...]:
+    """Sort nodes, the slowest first; without times, undelegated nodes first.
+
+    Args:
+        nodes: in the order of a run, which becomes their `place`.
+    """
+    placed = [replace(node, place=place) for place, node in enumerate(nodes)]
+    return tuple(sorted(placed, key=lambda node: (-(node.ms or 0.0), node.delegated)))
 
 
 def median_overhead(run_times: Sequence[float], node_times: Sequence[Iterable[float]]) -> float:

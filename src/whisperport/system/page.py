@@ -1,18 +1,69 @@
-"""HTML pages of one file: without scripts of others, without a network; light, dark and on paper."""
+"""HTML pages of one file: without scripts of others, without a network; light, dark and on paper.
+
+Functions that return HTML escape the text that they are given. What they take as HTML is called so.
+"""
 
 import base64
 import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
+from whisperport.system.printable import printable
+
+LABELLED = 0.05  # of a strip; a shorter part has no room for its label
+MAX_TEXT = 1000  # characters of one text; names in files of unknown origin can be long
+SUBGRAPH_COLORS = 5  # neighbours have different ones
+
 _STYLE = """
-:root { color-scheme: light dark; --bar: #4a7ebb; --rest: #4a7ebb55;
-  --bad: light-dark(#c0392b, #ff8a7a); --mark: light-dark(#a66300, #f0b35a) }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem;
-  color: light-dark(#111, #eee); background: light-dark(#fff, #121212) }
+:root { color-scheme: light dark; --bar: #4a7ebb; --rest: #4a7ebb55; --line: #8884;
+  --ink: light-dark(#16181d, #e9ebef); --dim: light-dark(#566070, #a6afbd);
+  --paper: light-dark(#fff, #14161a); --card: light-dark(#f3f5f8, #1e2127);
+  --bad: light-dark(#c0392b, #ff8a7a); --good: light-dark(#217a45, #63c98a);
+  --mark: light-dark(#a66300, #f0b35a); --on: light-dark(#fff, #14161a) }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 68rem; padding: 0 1rem;
+  color: var(--ink); background: var(--paper) }
+h1 { font-size: 1.15rem; font-weight: 600; margin: 0 0 .8rem; overflow-wrap: anywhere }
+h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; overflow-wrap: anywhere }
+h3 { font-size: .95rem; margin: 0 0 .3rem; overflow-wrap: anywhere }
+p { margin: .5rem 0; overflow-wrap: anywhere }
+.dim, dt { color: var(--dim) } .good { color: var(--good) } .bad { color: var(--bad) }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
-td, th { padding: .2rem .6rem; border-bottom: 1px solid #8884; vertical-align: top }
+td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
+td { overflow-wrap: anywhere; min-width: 5.5rem } td.n { min-width: 0 } .wide { overflow-x: auto }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-@media print { body { margin: 0; max-width: none } h2 { break-after: avoid } tr { break-inside: avoid } }
+code { font: .9em ui-monospace, monospace; background: var(--card); padding: .1em .4em;
+  border-radius: .25rem; overflow-wrap: anywhere }
+.bar { background: var(--line); height: .7rem; min-width: 4rem; border-radius: .2rem; overflow: hidden }
+.bar > i { display: block; background: var(--bar); height: 100% } .bar.bad > i { background: var(--bad) }
+.bar.mark > i, .bar.hint > i { background: var(--mark) }
+.strip { display: flex; height: 3.4rem; margin: .5rem 0; border-radius: .35rem; overflow: hidden;
+  background: var(--rest) }
+.strip > span { position: relative; overflow: hidden; white-space: nowrap; font-size: 12px;
+  line-height: 1.35; padding: .35rem 0; border-right: 1px solid var(--paper) }
+.strip > span > i { background: light-dark(#7aa3d6, #3c6aa5); position: absolute; inset: 0 auto 0 0 }
+.strip b { position: relative; padding: 0 .45rem; display: block; font-weight: 400;
+  overflow: hidden; text-overflow: ellipsis }
+.strip .bad b { font-weight: 700 }
+.fill { color: var(--on) } .bad.fill { background: var(--bad) } .mark.fill { background: var(--mark) }
+.s0 { background: light-dark(#c3daf5, #1f4468) } .s1 { background: light-dark(#c2e8e0, #14504a) }
+.s2 { background: light-dark(#dcd3f6, #42366f) } .s3 { background: light-dark(#d3e9c0, #34501f) }
+.s4 { background: light-dark(#c9e3ee, #1d4f63) } .idle { background: light-dark(#e2e5ea, #33373f) }
+.verdict { background: var(--card); border-left: .45rem solid var(--good); border-radius: .4rem;
+  padding: 1rem 1.3rem; margin: .6rem 0 1.2rem }
+.verdict.bad { border-color: var(--bad) } .verdict.bad, .verdict.good { color: inherit }
+.verdict.mark { border-color: var(--mark) }
+.verdict > .big { font-size: clamp(1.25rem, 3.2vw, 1.75rem); line-height: 1.25; font-weight: 650;
+  margin: 0 0 .6rem; overflow-wrap: anywhere } .verdict code { background: var(--paper) }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: .6rem 0 0 }
+dd { margin: 0; overflow-wrap: anywhere; min-width: 0 }
+summary { cursor: pointer } summary:focus-visible { outline: 2px solid var(--bar); outline-offset: 2px }
+@media (max-width: 40rem) { dl { grid-template-columns: 1fr } dd { margin-bottom: .4rem } }
+@media print { body { margin: 0; max-width: none } h2 { break-after: avoid }
+  tr, .verdict { break-inside: avoid } * { print-color-adjust: exact }
+  details:not(.node)::details-content { content-visibility: visible; height: auto } }
 """
 
 
@@ -25,7 +76,8 @@ def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
         style: further rules of its style sheet.
         script: runs after the body was read. Default: none.
     """
-    shown, policy = escape(title), "default-src 'none'; style-src 'unsafe-inline'"
+    shown = text(title)
+    policy = "default-src 'none'; style-src 'unsafe-inline'; media-src data:"
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
@@ -36,3 +88,112 @@ def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
         '<meta name="viewport" content="width=device-width">\n'
         f"<style>{_STYLE}{style}</style></head>\n<body><main><h1>{shown}</h1>\n{body}</main></body></html>\n"
     )
+
+
+def text(value: object) -> str:
+    """Return text of any origin as HTML: markup and control characters are visible, the end is cut off."""
+    shown = printable(str(value))
+    return escape(shown if len(shown) <= MAX_TEXT else f"{shown[: MAX_TEXT - 1]}…")
+
+
+def prose(sentences: str) -> str:
+    """Return text as `text` does; what stands between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text(sentences))
+
+
+def percent(share: float) -> str:
+    """Return a share from 0 to 1 in words."""
+    return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"
+
+
+def bar(share: float, kind: str = "") -> str:
+    """Return a bar with a filled part.
+
+    Args:
+        share: of the bar that is filled; below 0 counts as 0, and above 1 as 1.
+        kind: class of the style sheet, such as "bad".
+    """
+    return f'<div class="bar {kind}"><i style="width:{min(1.0, max(0.0, share)):.1%}"></i></div>'
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a strip."""
+
+    share: float  # of the strip, 0 to 1
+    label: str  # a line break separates two lines
+    kind: str  # class of the style sheet; "fill" makes "bad" and "mark" a background
+    filled: float = 0.0  # of the part, 0 to 1, in a darker color
+
+
+def strip(parts: Iterable[Part], about: str, width: float = 1.0) -> str:
+    """Return a bar of several parts with their labels.
+
+    Args:
+        parts: from left to right.
+        about: what it shows, for readers who do not see it.
+        width: of the page, 0 to 1.
+    """
+    return (
+        f'<div class="strip" role="img" aria-label="{text(about)}" style="width:{width:.1%}">'
+        f"{''.join(map(_part, parts))}</div>\n"
+    )
+
+
+def _part(part: Part) -> str:
+    shown = part.label.split("\n") if part.share >= LABELLED else ()
+    filled = f'<i style="width:{part.filled:.1%}"></i>' if part.filled else ""
+    return (
+        f'<span class="{part.kind}" style="width:{part.share:.3%}" title="{text(part.label)}">{filled}'
+        f"{''.join(f'<b>{text(line)}</b>' for line in shown)}</span>"
+    )
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table.
+
+    Args:
+        headings: text of each column; one that begins with ">" is of numbers. Empty: no line of headings.
+        rows: the cells of each, as HTML.
+    """
+    kinds = [' class="n"' if one.startswith(">") else "" for one in headings]
+    names = [one.removeprefix(">") for one in headings]
+    cells = (
+        f"<{'th' if name else 'td'}{kind}>{text(name)}"  # an empty cell is no heading
+        for kind, name in zip(kinds, names, strict=True)
+    )
+    head = f"<thead><tr>{''.join(cells)}</thead>" if any(headings) else ""
+    lines = (
+        f"<tr>{''.join(f'<td{kind}>{cell}' for kind, cell in zip(kinds, row, strict=True))}\n"
+        for row in rows
+    )
+    return f'<div class="wide" tabindex="0"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>\n'
+
+
+def facts(entries: Mapping[str, str]) -> str:
+    """Return a list of names, as text, with what they mean, as HTML; empty ones are left out."""
+    shown = (f"<dt>{text(name)}<dd>{html}" for name, html in entries.items() if html)
+    return f"<dl>{''.join(shown)}</dl>\n"
+
+
+def verdict(sentence: str, kind: str, html: str) -> str:
+    """Return what a reader sees first.
+
+    Args:
+        sentence: the result, as text.
+        kind: "bad", "mark" or "good".
+        html: what follows it.
+    """
+    return f'<div class="verdict {kind}"><p class="big">{text(sentence)}</p>\n{html}</div>\n'
+
+
+def within(pieces: Iterable[str], limit: int) -> tuple[list[str], int]:
+    """Return the pieces of HTML or JSON that fit in a number of characters, and how many do not."""
+    found, size, n_missing = list[str](), 0, 0
+    for piece in pieces:
+        size += len(piece)
+        if size <= limit:
+            found.append(piece)
+        else:
+            n_missing += 1
+    return found, n_missing

@@ -27,7 +27,9 @@ def other_kind(path: str | os.PathLike[str]) -> str:
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), "")
 
 
-def expect_not_input(out: str | os.PathLike[str], given: str | os.PathLike[str]) -> None:
+def expect_not_input(
+    out: str | os.PathLike[str], given: str | os.PathLike[str], flag: str = "--out"
+) -> None:
     """Check that an output is another file than the input, also through links.
 
     Raises:
@@ -39,7 +41,7 @@ def expect_not_input(out: str | os.PathLike[str], given: str | os.PathLike[str])
         return
     if is_same:
         raise UsageError(
-            f"`--out {os.fspath(out)}` is the input itself",
+            f"`{flag} {os.fspath(out)}` is the input itself",
             why="it would be replaced, and the original program lost",
-            hint="choose another name for `--out`",
+            hint=f"choose another name for `{flag}`",
         )

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from whisperport.errors import UsageError
 from whisperport.system.option import Option, check_ranges
-from whisperport.text.printable import one_line
+from whisperport.system.printable import one_line
 from whisperport.text.segment import Segment, Word
 
 LONG_PAUSE_S = 3.0  # between the starts of two words; begins a new subtitle if segments are joined

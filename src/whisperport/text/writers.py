@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from whisperport.errors import UsageError
-from whisperport.text.printable import escaped_json, one_line
+from whisperport.system.printable import escaped_json, one_line
 from whisperport.text.segment import Segment
 from whisperport.text.subtitles import Subtitle, SubtitleOptions, subtitles
 

@@ -26,7 +26,7 @@ from whisperport.verification.error_rate import unit_of
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference, ReferenceClip
-from whisperport.verification.report import Report
+from whisperport.verification.report import ClipText, Report
 from whisperport.verification.tokens import compare_logits, compare_tokens, token_gate
 from whisperport.verification.tolerances import limit_of
 from whisperport.verification.word_check import (
@@ -65,7 +65,7 @@ def verify(
     started = time.perf_counter()
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     reference = _with_clips(Reference.from_arrays(opened.reference()), clips)
-    checks, last = _session_checks(opened, reference, run, progress)
+    checks, last, texts = _session_checks(opened, reference, run, progress)
     if last:
         progress("checking isolation: the last clip in a new session")
         checks.append(_isolation_check(opened, reference, last, run))
@@ -75,6 +75,16 @@ def verify(
         machine=machine(),
         versions=versions(PACKAGES),
         seconds=round(time.perf_counter() - started, 3),
+        texts=tuple(
+            ClipText(
+                clip=one.clip.name,
+                text=one.text,
+                expected=one.expected,
+                correct=one.clip.text,
+                unit=one.unit,
+            )
+            for one in texts
+        ),
     )
 
 
@@ -142,13 +152,13 @@ class _Session:
 
 def _session_checks(
     bundle: Bundle, reference: Reference, run: RunOptions | None, progress: Progress
-) -> tuple[list[Check], Decoded | None]:
+) -> tuple[list[Check], Decoded | None, list[Transcribed]]:
     """Compare arrays, tokens and words in one session.
 
     The programs are freed at the end: those of two sessions would need twice the memory.
 
     Returns:
-        The checks, and the result of the last clip; None: no clip was decoded.
+        The checks, the result of the last clip (None: no clip was decoded), and the text of each.
     """
     progress("loading the programs")
     session = _Session(bundle, run)
@@ -161,9 +171,9 @@ def _session_checks(
             progress(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
             decoded.append(_transcribe(session, clip, reference))
     except NumericalError as error:
-        return [*checks, _not_finite("tokens", "transcripts", error)], None
+        return [*checks, _not_finite("tokens", "transcripts", error)], None, []
     checks += _decoded_checks(bundle, reference, decoded, coarsest(precision.values()))
-    return checks, decoded[-1] if decoded else None
+    return checks, decoded[-1] if decoded else None, _texts(bundle, reference, decoded)
 
 
 def check_words(
@@ -214,13 +224,11 @@ def check_decoded_features(
     return list(_decoded_checks(bundle, reference, results, precision))
 
 
-def _decoded_checks(
-    bundle: Bundle, reference: Reference, results: list[Decoded], precision: str
-) -> Iterator[Check]:
-    """Compare the tokens of every clip, and the error rates over the clips that decide."""
+def _texts(bundle: Bundle, reference: Reference, results: list[Decoded]) -> list[Transcribed]:
+    """Return the text of every clip."""
     generation = bundle.manifest.generation
     tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), generation)
-    texts = [
+    return [
         Transcribed(
             clip=clip,
             tokens=decoded.tokens,
@@ -230,10 +238,17 @@ def _decoded_checks(
         )
         for decoded, clip in zip(results, reference.clips, strict=True)
     ]
+
+
+def _decoded_checks(
+    bundle: Bundle, reference: Reference, results: list[Decoded], precision: str
+) -> Iterator[Check]:
+    """Compare the tokens of every clip, and the error rates over the clips that decide."""
+    texts, end_of_text = _texts(bundle, reference, results), bundle.manifest.generation.end_of_text
     own = reference.loss(precision, "logits")
     luck = {one.clip.name: reason for one in texts if (reason := undecided(one, precision, own))}
     for decoded, clip in zip(results, reference.clips, strict=True):
-        check = _token_check(decoded, clip, generation.end_of_text, precision)
+        check = _token_check(decoded, clip, end_of_text, precision)
         yield _reported(check, luck[clip.name]) if clip.name in luck and decoded.tokens else check
     sure = [one for one in texts if one.clip.name not in luck]
     if not sure:

@@ -1,12 +1,24 @@
 """The report of a verification: all comparisons, and the machine that ran them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_args
 
 from whisperport.bundle.evidence_json import check_to_json, read_check
-from whisperport.bundle.strict_json import plain
+from whisperport.bundle.strict_json import Field, plain
 from whisperport.program.checks import LEVELS, Check, Level
+from whisperport.verification.error_rate import Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipText:
+    """What a bundle transcribes in a clip of its reference."""
+
+    clip: str  # name
+    text: str
+    expected: str  # what the checkpoint transcribes in float32
+    correct: str  # transcript; empty: not known
+    unit: Unit  # in which errors are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +31,7 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)  # package -> installed version
     seconds: float = 0.0  # duration of the verification
     required: tuple[Level, ...] = LEVELS  # levels that must have a check
+    texts: tuple[ClipText, ...] = ()  # of each clip
 
     def __bool__(self) -> bool:
         return not self.failures()
@@ -64,6 +77,7 @@ class Report:
             "versions": dict(self.versions),
             "seconds": self.seconds,
             "required": list(self.required),
+            "texts": [asdict(text) for text in self.texts],
         }
 
     @classmethod
@@ -82,10 +96,22 @@ class Report:
             versions={name: v.text() for name, v in m["versions"].mapping().items()},
             seconds=m["seconds"].number(),
             required=tuple(level.one_of(LEVELS) for level in m["required"].elements()),
+            texts=tuple(map(_clip_text, m["texts"].elements())),
         )
         if m["passed"].boolean() != bool(report):
             m["passed"].reject(f"is {m['passed'].value}, but its checks result in {bool(report)}")
         return report
+
+
+def _clip_text(data: Field) -> ClipText:
+    m = data.members([f.name for f in fields(ClipText)])
+    return ClipText(
+        clip=m["clip"].text(),
+        text=m["text"].text(),
+        expected=m["expected"].text(),
+        correct=m["correct"].text(),
+        unit=m["unit"].one_of(get_args(Unit)),
+    )
 
 
 def _short(number: float) -> str:

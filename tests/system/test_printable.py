@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.text.printable import escaped_json, is_printable, one_line, printable
+from whisperport.system.printable import escaped_json, is_printable, one_line, printable
 
 
 @pytest.mark.parametrize(
