@@ -35,7 +35,7 @@ Lowered = tuple[Path, list[ProgramEntry]]
 
 session = partial(cpu_session, 1)
 pytestmark = pytest.mark.skipif(
-    not multiplies_exactly(session), reason="this CPU adds products of 8 bits in 16 bits"
+    not multiplies_exactly(session), reason="this CPU adds 8-bit multiplications in 16 bits"
 )
 
 

@@ -212,8 +212,8 @@ class TargetSpec:
             this target and the user does not choose; 1: no such program. See `BATCHES` in
             `trace/variants.py`.
         sums_exponentials: True if `step` and `step_B` of new bundles return `logsumexp` in the precisions
-            "fp32" and "w8", and every `prefill_P` in "w8"; see `signatures.py`. For runtimes that compute it
-            faster than numpy.
+            "fp32" and "w8", and every `prefill_P` in "w8"; see `signatures.py`. For runtimes that compute
+            it faster than numpy.
         windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
         emulation: run options that run the lowered programs on the CPU in float32: name without the
             target's name -> value. `export` verifies with them, because the device may be absent.

@@ -9,7 +9,7 @@ Queries and probabilities are rounded in every run, with one scale for each head
 sums between the multiplications stay in float32. The stored file and its signature keep float32, so that
 any other program may compute the keys and values, and align reads them as they are.
 
-Some CPUs add products of 8 bits in 16 bits, and lose large sums. ONNX Runtime is therefore asked for such a
+Some CPUs add 8-bit multiplications in 16 bits, and lose large sums. ONNX Runtime therefore computes such a
 sum first; where it is wrong, nothing is changed.
 """
 
@@ -102,7 +102,7 @@ def _multiply_keys(graph: "_Graph", q: str, name: str, scores: str) -> None:
 
 
 def _multiply_values(graph: "_Graph", probabilities: str, name: str, output: str) -> None:
-    """Add nodes for the product (H, P, D) of probabilities (H, P, T) and rounded values."""
+    """Add nodes for probabilities (H, P, T) times rounded values: (H, P, D)."""
     largest = graph.add("ReduceMax", probabilities, graph.axes(-1))
     part = graph.add("Div", probabilities, largest)
     zero = graph.number(0, np.uint8)
@@ -172,7 +172,7 @@ class RoundedState:
 
 
 def multiplies_exactly(session: Session) -> bool:
-    """Return whether products of 8 bits are added without a loss on this machine."""
+    """Return whether 8-bit multiplications are added without a loss on this machine."""
     model, columns = new_model(OLDEST), 48
     graph, inner = _Graph(model), model.graph
     graph.add_value(inner.input, "a", UINT8, (1, 0, 64))
