@@ -87,7 +87,7 @@ class Connection:
         await self._hang_up()
 
     async def _next(self) -> Event | None:
-        """Return the next event; None at the end of the connection, or of the time that it may be silent."""
+        """Return the next event; None at the end of the connection, or of the time it may be silent."""
         idle_s = self._service.options.idle_seconds
         while True:
             try:
