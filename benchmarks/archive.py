@@ -5,6 +5,7 @@
     python benchmarks/archive.py kill CLIPS       # kill -9 of the job, then of workers, at random moments
     python benchmarks/archive.py damaged CLIPS    # 5 % damaged files, each a row with its cause
     python benchmarks/archive.py threads CLIPS    # worker processes against threads of one process
+    python benchmarks/archive.py peers CLIPS      # and faster-whisper, after `make bench-peers`
 
 Writes `results/archive_DATE.json`, a member per command, and prints it. The model is the embedded one.
 """
@@ -24,11 +25,19 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from peers.contenders import Contender
+from peers.engines.whisperport_engine import GREEDY
+from peers.measuring import in_turn
+from peers.process import Process
 from pyarrow import parquet
 
 import whisperport
@@ -41,7 +50,7 @@ from whisperport import (
     Transcript,
 )
 from whisperport.exporting.model_bundle import bundle_of
-from whisperport.verification import machine, versions
+from whisperport.verification import machine, text_errors, versions
 
 RESULTS = Path(__file__).parent / "results"
 ENGLISH = DecodeOptions(language="en")
@@ -171,13 +180,15 @@ def resident_bytes(pid: int) -> int:
     return total
 
 
-def transcribe_archive(source: Any, out: Path, **options: Any) -> Any:
+def transcribe_archive(
+    source: Any, out: Path, decoding: TranscribeOptions | None = None, **options: Any
+) -> Any:
     return whisperport.transcribe_archive(
         source,
         out,
         bundle_of("default"),
         ArchiveOptions(workers=WORKERS, **options),
-        TranscribeOptions(decode=ENGLISH),
+        decoding or TranscribeOptions(decode=ENGLISH),
     )
 
 
@@ -350,11 +361,93 @@ def threads(clips: list[Path], folder: Path) -> dict[str, Any]:
     return found
 
 
+# Another implementation
+
+CHUNK = 500  # files that one contender transcribes before the next one has its turn
+PEERS = Path("build/peers")
+MODES = ("float32 batched", "float32 batched single", "int8 batched", "int8 batched single")
+Chunk = dict[str, Any]
+
+
+def peers(clips: list[Path], folder: Path) -> dict[str, Any]:
+    """The archive and faster-whisper's batched pipeline on the same files, in turn.
+
+    Each is two processes of one thread. All decode greedily, in English, at one temperature. The first
+    chunk shows which of `MODES` takes least CPU time; that one transcribes the others. The archive's times
+    include its start and its end for each chunk; faster-whisper's processes stay loaded.
+    """
+    contenders: dict[str, Callable[[list[Path]], Chunk]] = {"archive": partial(_archived, folder)}
+    for mode in MODES:
+        contenders[mode] = partial(_peer, folder, [_started(folder, mode) for _ in range(WORKERS)])
+    found: dict[str, list[Chunk]] = {name: [] for name in contenders}
+    for number, start in enumerate(range(0, len(clips), CHUNK)):
+        for name in in_turn(list(contenders), number):
+            found[name].append(contenders[name](clips[start : start + CHUNK]))
+            print(name, found[name][-1], flush=True)
+        if number == 0:
+            best = min(MODES, key=lambda mode: found[mode][0]["cpu_s"])
+            contenders = {name: contenders[name] for name in ("archive", best)}
+        done = {"clips": min(len(clips), start + CHUNK)}
+        result = {name: _sums(chunks, found["archive"]) for name, chunks in found.items()}
+        record("peers", done | result)  # an interrupted run keeps its results
+    return result
+
+
+def _started(folder: Path, mode: str) -> Process:
+    contender = Contender(mode, "faster_whisper_engine", mode)
+    python = Path(".venv-peers/bin/python")
+    return Process(contender, python, PEERS / "embedded", 1, folder / f"{mode}.log")
+
+
+def _archived(folder: Path, clips: list[Path]) -> Chunk:
+    out = folder / "out"
+    with measured() as took:
+        transcribe_archive(clips, out, GREEDY, save_every=30)
+    texts = {row["path"]: row["text"] for row in read(out)}
+    shutil.rmtree(out)
+    return _chunk(took["seconds"], took["cpu_s"], clips, [texts[str(clip)] for clip in clips])
+
+
+def _peer(folder: Path, processes: list[Process], clips: list[Path]) -> Chunk:
+    """Give each process its share of the files."""
+    shares = [clips[number :: len(processes)] for number in range(len(processes))]
+    lists = [folder / f"{number}.txt" for number in range(len(processes))]
+    for path, share in zip(lists, shares, strict=True):
+        path.write_text("".join(f"{clip}\n" for clip in share))
+    started = time.monotonic()
+    with ThreadPoolExecutor(len(processes)) as pool:
+        found = list(pool.map(lambda one, path: one.ask(path), processes, lists))
+    seconds, cpu_s = time.monotonic() - started, sum(one["cpu_s"] for one in found)
+    texts = [text for one in found for text in one["texts"]]
+    return _chunk(seconds, cpu_s, [clip for share in shares for clip in share], texts)
+
+
+def _chunk(seconds: float, cpu_s: float, clips: list[Path], texts: list[str]) -> Chunk:
+    references = [clip.with_suffix(".txt").read_text() for clip in clips]
+    errors = reduce(add, map(text_errors, texts, references))
+    return {
+        "seconds": seconds,
+        "cpu_s": cpu_s,
+        "word_errors": errors.errors,
+        "words": errors.length,
+    }
+
+
+def _sums(chunks: list[Chunk], base: list[Chunk]) -> dict[str, Any]:
+    """Sums over the chunks, and quartiles of the chunks' ratios to those of the archive."""
+    sums: dict[str, Any] = {name: sum(one[name] for one in chunks) for name in chunks[0]}
+    for name in ("seconds", "cpu_s"):
+        ratios = [mine[name] / other[name] for mine, other in zip(chunks, base, strict=False)]
+        sums[f"{name}_relative"] = np.quantile(ratios, (0.25, 0.5, 0.75)).round(3).tolist()
+    return sums | {"chunks": chunks}
+
+
 COMMANDS: dict[str, Callable[[list[Path], Path], dict[str, Any]]] = {
     "speed": speed,
     "kill": kill,
     "damaged": damaged,
     "threads": threads,
+    "peers": peers,
 }
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/archive_clips.py DIR --count 10000
 
 Needs libespeak-ng and libflite. Clips that exist are kept, so that an interrupted run continues. Every
-clip depends on its number only.
+clip depends on its number only. Its text is in a file beside it.
 """
 
 import argparse
@@ -36,13 +36,17 @@ def main() -> None:
     espeak, flite = Espeak(), {voice: Flite(voice) for voice in FLITE_VOICES}
     for number in range(chosen.count):
         path = chosen.folder / f"{number // 1000:03}" / f"{number:06}.wav"
-        if not path.exists():
+        if not path.with_suffix(".txt").exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, clip(random.Random(number), espeak, flite))
+            samples, text = clip(random.Random(number), espeak, flite)
+            write(path, samples)
+            path.with_suffix(".txt").write_text(f"{text}\n")
 
 
-def clip(rng: random.Random, espeak: Espeak, flite: dict[str, Flite]) -> NDArray[np.float32]:
-    """One short sentence of a random voice and speed, in noise or not; samples at 16 kHz."""
+def clip(
+    rng: random.Random, espeak: Espeak, flite: dict[str, Flite]
+) -> tuple[NDArray[np.float32], str]:
+    """One short sentence of a random voice and speed, in noise or not; samples at 16 kHz, and its text."""
     while True:
         text = sentence(rng)
         if len(text) > 40:
@@ -53,7 +57,7 @@ def clip(rng: random.Random, espeak: Espeak, flite: dict[str, Flite]) -> NDArray
             voice = f"{rng.choice(LANGUAGES)}+{rng.choice(VARIANTS)}"
             speech = espeak.speak(text, voice=voice, rate=rng.randint(150, 220))
         if speech.samples.size <= LONGEST_S * SAMPLE_RATE:
-            return noisy(speech.samples, rng)
+            return noisy(speech.samples, rng), text
 
 
 def noisy(samples: NDArray[np.float32], rng: random.Random) -> NDArray[np.float32]:

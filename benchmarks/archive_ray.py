@@ -1,19 +1,21 @@
 """Run an archive on a Ray cluster of three nodes on one machine, while one is lost and another is added.
 
-    python benchmarks/archive_ray.py CLIPS BUNDLE [--count 600]
+    python benchmarks/archive_ray.py CLIPS BUNDLE [--count 600] [--parts nodes overhead]
 
 Needs the extra `ray`; BUNDLE is a folder. Each node has one core, so on a machine of two cores only the
-second part, two actors or two processes on files of 30 s, measures time. Writes
-`results/archive_ray_DATE.json`.
+second part, two actors or two processes on files of 30 s, measures time. The CPU time is that of all
+processes of Ray too. Writes `results/archive_ray_DATE.json`.
 """
 
 import argparse
 import datetime
 import json
 import os
+import statistics
 import tempfile
 import time
 import wave
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ from whisperport.verification import machine, versions
 RESULTS = Path(__file__).parent / "results"
 OPTIONS = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
 NODE = {"num_cpus": 1, "object_store_memory": 150 * 2**20}
-LONG_S, LONG_FILES = 30, 80
+LONG_S, LONG_FILES, ROUNDS = 30, 40, 5
+PARTS = ("nodes", "overhead")
 
 
 def main() -> None:
@@ -46,15 +49,16 @@ def main() -> None:
     parser.add_argument("clips", type=Path)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--count", type=int, default=600)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     chosen = parser.parse_args()
     clips = sorted(chosen.clips.rglob("*.wav"))[: chosen.count]
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        found = {
-            "nodes": changing_nodes(clips, chosen.bundle, Path(folder)),
-            "overhead": overhead(clips, chosen.bundle, Path(folder)),
-            "machine": machine(),
-            "versions": versions(["whisperport", "onnxruntime", "ray"]),
-        }
+        if "nodes" in chosen.parts:
+            found["nodes"] = changing_nodes(clips, chosen.bundle, Path(folder))
+        if "overhead" in chosen.parts:
+            found["overhead"] = overhead(clips, chosen.bundle, Path(folder))
+    found |= {"machine": machine(), "versions": versions(["whisperport", "onnxruntime", "ray"])}
     path = RESULTS / f"archive_ray_{datetime.date.today()}.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
@@ -100,19 +104,60 @@ def changing_nodes(clips: list[Path], bundle: Path, folder: Path) -> dict[str, A
 
 
 def overhead(clips: list[Path], bundle: Path, folder: Path) -> dict[str, Any]:
-    """Files of 30 s with two actors on a node of two cores, and with two processes; alternating."""
+    """Files of 30 s with two actors on a node of two cores, and with two processes; alternating.
+
+    A run without its start begins with its first row: then all workers have loaded the bundle.
+    """
     files = joined(clips, folder / "long")
-    found: dict[str, Any] = {"files": len(files), "ray": [], "processes": []}
+    rounds: list[dict[str, dict[str, float]]] = []
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 2})
+    ways = {"ray": {"ray": cluster.address}, "processes": {}}
     try:
-        for number in range(3):
-            for name, own in (("ray", {"ray": cluster.address}), ("processes", {})):
-                summary = archive(files, folder / f"{name}{number}", bundle, workers=2, **own)
-                found[name].append(round(summary.run_seconds, 1))
+        for number in range(ROUNDS):
+            order = sorted(ways, reverse=bool(number % 2))
+            out = folder / str(number)
+            rounds.append({way: timed(files, out / way, bundle, ways[way]) for way in order})
+            print(rounds[-1], flush=True)
     finally:
         ray.shutdown()
         cluster.shutdown()
-    return found
+    ratios = {
+        name: [one["ray"][name] / one["processes"][name] for one in rounds]
+        for name in rounds[0]["ray"]
+    }
+    medians = {name: round(statistics.median(some), 3) for name, some in ratios.items()}
+    return {"files": len(files), "rounds": rounds, "ray / processes": medians}
+
+
+def timed(files: list[Path], out: Path, bundle: Path, way: dict[str, Any]) -> dict[str, float]:
+    """Wall-clock and CPU seconds until the last row, and from the first to the last."""
+    times = [(time.monotonic(), cpu_seconds())]
+
+    def row(now: ArchiveProgress) -> None:
+        if now.done in (1, now.files):
+            times.append((time.monotonic(), cpu_seconds()))
+
+    archive(files, out, bundle, row, workers=2, **way)
+    start, first, last = times
+    return {
+        "seconds": last[0] - start[0],
+        "cpu_s": last[1] - start[1],
+        "seconds without start": last[0] - first[0],
+        "cpu_s without start": last[1] - first[1],
+    }
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of all processes that it or they have started."""
+    found: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            found[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {one for one, (parent, _) in found.items() if parent in ours} - ours:
+        ours |= more
+    return sum(found[one][1] for one in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def joined(clips: list[Path], folder: Path) -> list[Path]:

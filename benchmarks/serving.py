@@ -92,9 +92,11 @@ def equal(server: ServerProcess, transcriber: Transcriber, less: int) -> dict[st
 
     at_once = len(asked) * 4 // 5
     run_clients(server, asked[at_once:], one, 1)
+    before = server.cpu_s
     run_clients(server, asked[:at_once], one, 16)
     return {
         **kinds,
+        "16 at a time: CPU s per request": round((server.cpu_s - before) / at_once, 4),
         "different": kinds["different"],
         "largest change of a log-probability": closest,
     }

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.needs("uvicorn")
 CLIP = shipped_audio()[0].path
 URL = "/v1/audio/transcriptions"
 CLIENTS = Path(__file__).parent / "clients"
-PYTHON_OF_CLIENTS = os.environ.get(
-    "WHISPERPORT_CLIENTS"
-)  # has openai, srt, webvtt-py, pysubs2, ...
+# Its packages: openai, srt, webvtt-py, pysubs2, prometheus-client; wyoming, aiohttp, voluptuous.
+PYTHON_OF_CLIENTS = os.environ.get("WHISPERPORT_CLIENTS")
+HOME_ASSISTANT = os.environ.get("WHISPERPORT_HOME_ASSISTANT")  # an unpacked wheel `homeassistant`
 NODE_OF_CLIENTS = os.environ.get("WHISPERPORT_NODE_CLIENTS")  # a folder with openai in node_modules
 
 
@@ -151,5 +151,32 @@ def test_openais_own_clients_get_what_they_expect(server: Server, client: str) -
         timeout=600,
         env=os.environ | {"NODE_FOLDER": where, "PYTHONPATH": ""},
     )
+
+    assert found.stdout == "ok\n", found.stderr
+
+
+@pytest.mark.slow
+def test_home_assistants_own_integration_gets_every_text(
+    tmp_path: Path, transcriber: Transcriber
+) -> None:
+    if not (PYTHON_OF_CLIENTS and HOME_ASSISTANT):
+        pytest.skip("set WHISPERPORT_CLIENTS and WHISPERPORT_HOME_ASSISTANT: see above")
+    server = Server(tmp_path, "--wyoming", "tcp://127.0.0.1:0")
+    try:
+        while not (port := re.findall(r"tcp://127.0.0.1:(\d+)", server.log.read_text())):
+            time.sleep(0.02)
+        client = [PYTHON_OF_CLIENTS, str(CLIENTS / "home_assistant.py"), HOME_ASSISTANT]
+        text = transcriber.transcribe(CLIP).text.strip()
+
+        found = subprocess.run(
+            [*client, "127.0.0.1", port[0], "en", str(CLIP), text],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=os.environ | {"PYTHONPATH": ""},
+        )
+    finally:
+        server.process.kill()
+        server.process.wait(30)
 
     assert found.stdout == "ok\n", found.stderr

@@ -1,7 +1,10 @@
-"""faster-whisper; the mode is a compute type of CTranslate2, and "batched" for the batched pipeline."""
+"""faster-whisper; the mode is a compute type of CTranslate2, and "batched" for the batched pipeline.
+
+"single" gives it one audio after the other, and not several in one batch.
+"""
 
 import numpy as np
-from faster_whisper import BatchedInferencePipeline, WhisperModel
+from faster_whisper import BatchedInferencePipeline, WhisperModel, decode_audio
 
 RATE = 16_000
 BATCH = 8
@@ -30,6 +33,7 @@ class Engine:
             local_files_only=True,
         )
         self.batched = BatchedInferencePipeline(self.model) if "batched" in chosen else None
+        self.is_single = "single" in chosen
 
     def window(self, audio, tokens):
         segments, _ = self.model.transcribe(
@@ -45,9 +49,10 @@ class Engine:
     def transcribe(self, audios):
         if self.batched is None:
             return [text_of(self.model.transcribe(audio, **GREEDY)) for audio in audios]
-        if len(audios) == 1:
-            return [text_of(self.batched.transcribe(audios[0], batch_size=BATCH, **GREEDY))]
-        return self.together(audios)
+        if len(audios) == 1 or self.is_single:
+            found = (self.batched.transcribe(one, batch_size=BATCH, **GREEDY) for one in audios)
+            return [text_of(one) for one in found]
+        return self.together([decode_audio(one) if isinstance(one, str) else one for one in audios])
 
     def together(self, audios):
         """Decode several files in batches: the pipeline takes one array, and where each file is in it."""

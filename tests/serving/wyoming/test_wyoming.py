@@ -244,6 +244,28 @@ def test_a_client_that_leaves_ends_its_decoding(transcriber: Transcriber) -> Non
     run(test)
 
 
+def test_a_client_that_waits_longer_than_it_may_be_silent_gets_its_transcript(
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transcribed = connection.Connection._transcribed
+
+    async def slow(*arguments: Any) -> Transcript:
+        await asyncio.sleep(2)
+        return await transcribed(*arguments)
+
+    monkeypatch.setattr(connection.Connection, "_transcribed", slow)
+    monkeypatch.setattr(connection, "IDLE_FACTOR", 1)
+
+    async def test() -> None:
+        async with served(transcriber, idle_seconds=0.5) as (_, port):
+            client = await connected(port)
+            await speak(client, CLIPS[0])
+            assert Transcript.from_event(await answer(client)).text
+            assert await client.read_event() is None  # silent for too long
+
+    run(test)
+
+
 def test_there_is_a_limit_of_connections(
     transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:

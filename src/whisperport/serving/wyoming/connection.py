@@ -87,15 +87,17 @@ class Connection:
         await self._hang_up()
 
     async def _next(self) -> Event | None:
-        """Return the next event; None at the end of the connection."""
+        """Return the next event; None at the end of the connection, or of the time it may be silent."""
         idle_s = self._service.options.idle_seconds
-        try:
-            async with asyncio.timeout(idle_s if self._utterance else idle_s * IDLE_FACTOR):
-                return await read_event(self._reader)
-        except TimeoutError as error:
-            if self._utterance is None:
-                return None
-            raise FaultError("too-long", f"no audio arrived for {idle_s:g} s") from error
+        while True:
+            try:
+                async with asyncio.timeout(idle_s if self._utterance else idle_s * IDLE_FACTOR):
+                    return await read_event(self._reader)
+            except TimeoutError as error:
+                if self._utterance is not None:
+                    raise FaultError("too-long", f"no audio arrived for {idle_s:g} s") from error
+                if self._decoding is None:
+                    return None
 
     async def _handle(self, event: Event) -> None:
         if Describe.is_type(event.type):
