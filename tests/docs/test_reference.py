@@ -56,6 +56,12 @@ def test_the_page_of_npu_compilers_shows_the_newest_measurement():
     assert script.PAGE.read_text(encoding="utf-8") == script.npu_page(), "run `make docs`"
 
 
+def test_the_page_of_predictions_shows_the_newest_measurement():
+    script = module_at("docs/predictions_page.py")
+
+    assert script.PAGE.read_text(encoding="utf-8") == script.predictions_page(), "run `make docs`"
+
+
 def test_the_page_of_the_command_line_shows_every_option_once():
     script = module_at("docs/cli_page.py")
     text = script.PAGE.read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """`whisperport check`"""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ import click
 
 from whisperport.cli.check_page import MAX_UNCOUNTED, check_page
 from whisperport.cli.console import (
+    WIDTH,
     Argument,
     command_line,
     print_filled,
@@ -23,6 +25,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fix import run_fix
+from whisperport.cli.inspect import border_text
 from whisperport.cli.options import as_json, html_option, target_name, trusting
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.check import Checked, Partitioned
@@ -36,8 +39,10 @@ from whisperport.targets import get_target
 if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.check import CheckedProgram, FindingGroup, Occurrence
     from whisperport.inspection.cost import NodeCost
+    from whisperport.inspection.partitions import Partitions
 
 NOT_LOWERED = ("WP204", "WP604")  # rules of programs that `check --fix` and `lower` do not read
+NAMED_SPLITS = 6  # nodes between two subgraphs that are named; --json has all
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
     "not seen": "not seen in programs known to compile (not counted as rejected)",
@@ -160,6 +165,35 @@ def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> 
             print_lines(f"{heading}:", "")
             _print_kinds(checked, kinds, every_node)
     print_lines(_summary(checked, target))
+    if checked.partitions is not None and not get_target(target).spec.rejects_programs:
+        _print_partitions(checked.partitions, every_node)
+
+
+def _print_partitions(found: "Partitions", every_subgraph: bool) -> None:
+    """Print how the target divides the program if the rejected nodes run on the host."""
+    count = len(found.subgraphs)
+    print_lines(
+        f"predicted: {count} delegated subgraph{'s' * (count != 1)}; {border_text(found.subgraphs)}; "
+        "time unknown"
+    )
+    if found.splitting:
+        more = len(found.splitting) - NAMED_SPLITS
+        names = ", ".join(found.splitting[:NAMED_SPLITS]) + (
+            f" and {more} more" if more > 0 else ""
+        )
+        print_lines(*textwrap.wrap(f"split by {names}", WIDTH, break_on_hyphens=False))
+    if every_subgraph and found.subgraphs:
+        print_lines("")
+        rows = [
+            (str(number), str(one.nodes), _bytes(one.input_bytes), _bytes(one.output_bytes))
+            for number, one in enumerate(found.subgraphs, 1)
+        ]
+        print_table(("subgraph", "nodes", "bytes in", "bytes out"), rows)
+        print_lines("")
+
+
+def _bytes(size: int | None) -> str:
+    return "unknown" if size is None else f"{size:,}"
 
 
 def _print_partitioned(answer: Partitioned) -> None:

@@ -27,14 +27,14 @@ from whisperport.cli.options import as_json, html_option, pairs, threads, trusti
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.inspect import InspectOptions
 from whisperport.commands.inspect import inspect as run_inspect
-from whisperport.program.profiling import readable_formats
+from whisperport.program.profiling import border_bytes, readable_formats
 from whisperport.system.atomic import write_atomic
 from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.inspection.lowered import Plan
-    from whisperport.program.profiling import NodeProfile, Profile
+    from whisperport.program.profiling import NodeProfile, Profile, Subgraph
 
 GAIN = (
     "gain: estimated time saved, in ms, if the node ran as fast per FLOP as the delegated nodes of "
@@ -190,9 +190,19 @@ def _footnotes(profile: "Profile", shown: "Sequence[NodeProfile]") -> list[str]:
     if profile.overhead_ms is not None:
         share = profile.overhead_ms / profile.total_ms if profile.total_ms else 0.0
         lines.append(f"time between nodes: {in_ms(profile.overhead_ms)} ms, {share:.1%}")
+    if profile.borders:
+        lines.append(border_text(profile.borders))
     if any(node.estimated_gain_ms is not None for node in shown):
         lines.append(GAIN)
     return [*lines, *profile.notes, f"times are medians of {_count(profile.runs, 'run')}"]
+
+
+def border_text(subgraphs: "Sequence[Subgraph]") -> str:
+    """Return how many bytes enter and leave the subgraphs of a program."""
+    size = border_bytes(subgraphs)
+    return (
+        f"{'unknown bytes' if size is None else f'{size / 1e6:.3g} MB'} cross their borders per run"
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -87,6 +87,10 @@ def lower(
         _print(lowered)
     if not lowered.equal:
         print_warning("the outputs of the written file differ from those of the program")
+    if lowered.facts.get("delegated") == 0 and lowered.facts.get("undelegated"):
+        print_warning(
+            f"nothing is delegated to {target}: the host runs every node of the written file"
+        )
     if get_target(target).compiler is None:
         print_next("inspect", out)
     else:
@@ -110,6 +114,8 @@ def _print(lowered: Lowered) -> None:
     beside = [f"file beside it: {file}" for file in lowered.files[1:]]
     why = "" if lowered.equal else f": {found.reason}"
     result = f"{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}{why}"
+    if get_target(lowered.target).compiler is not None:
+        result += "; nothing is delegated before `whisperport compile`, which may reject operators"
     print_lines("", *beside, result)
 
 

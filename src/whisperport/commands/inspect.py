@@ -163,11 +163,16 @@ def files_of(path: Path) -> Sequence[Path]:
 
 def _from_json(found: dict[str, Any]) -> "Inspected":
     from whisperport.inspection.lowered import Inspected, Plan
-    from whisperport.program.profiling import NodeProfile, Profile
+    from whisperport.program.profiling import NodeProfile, Profile, Subgraph
 
     profiles = []
     for profile in found["profiles"]:
         nodes = tuple(NodeProfile(**node) for node in profile["nodes"])
-        profiles.append(Profile(**{**profile, "nodes": nodes, "notes": tuple(profile["notes"])}))
+        borders = tuple(Subgraph(**one) for one in profile["borders"])
+        profiles.append(
+            Profile(
+                **{**profile, "nodes": nodes, "notes": tuple(profile["notes"]), "borders": borders}
+            )
+        )
     plans = tuple(Plan(**{**plan, "notes": tuple(plan["notes"])}) for plan in found["plans"])
     return Inspected(tuple(profiles), tuple(found["skipped"]), plans)

@@ -6,6 +6,7 @@ from typing import Any
 
 from whisperport.inspection.cost import Cost, NodeCost, cost_of
 from whisperport.inspection.graph import Graph
+from whisperport.inspection.partitions import Partitions, partitions_of
 from whisperport.inspection.rules import RULES, Finding
 from whisperport.inspection.source_line import SourceLine
 from whisperport.program.spec import FindingKind, Limit, Rejection, TargetSpec
@@ -84,6 +85,7 @@ class CheckedProgram:
     graph: Graph
     cost: Cost
     findings: tuple[FindingGroup, ...]  # rejections first; within a kind, the most expensive first
+    partitions: Partitions | None  # None: the operators of the target are not known
 
     def of(self, kind: FindingKind) -> tuple[FindingGroup, ...]:
         """Return the findings of one kind."""
@@ -123,6 +125,7 @@ class CheckedProgram:
             "uncounted_nodes": self.cost.uncounted,
             "rejected_nodes": self.rejected_nodes,
             "not_seen_nodes": self.not_seen_nodes,
+            "predicted_partitions": self.partitions.to_json() if self.partitions else None,
             "findings": [self._group_to_json(group) for group in self.findings],
         }
 
@@ -152,7 +155,10 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
     costs = {id(counted.node): counted for counted in cost.nodes}
     constant = _independent_of_inputs(graph)
     groups: dict[tuple[str, str, str], tuple[Limit, list[Occurrence]]] = {}
+    parts: dict[str, tuple[bool, ...]] = {}
     for limit, finding in _findings(graph, spec):
+        if finding.node is not None and limit.kind == "rejected":
+            parts[finding.node.name] = limit.parts
         operator = finding.node.op if finding.node else ""
         suggested = limit.rewrite or spec.suggested_rewrites.get(operator, "")
         rewrite = suggested if finding.fixable else ""
@@ -165,7 +171,10 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
         for (rule, operator, rewrite), (limit, occurrences) in groups.items()
     ]
     findings.sort(key=lambda g: (KIND_ORDER.index(g.kind), -g.flops, -g.bytes, g.rule))
-    return CheckedProgram(graph, cost, tuple(findings))
+    known = any(limit.rule == "WP101" and _applies(limit, graph) for limit in limits_of(spec))
+    return CheckedProgram(
+        graph, cost, tuple(findings), partitions_of(graph, parts) if known else None
+    )
 
 
 def rejections(graph: Graph, spec: TargetSpec) -> list[Rejection]:
@@ -206,11 +215,15 @@ def limits_of(spec: TargetSpec) -> tuple[Limit, ...]:
     return (*implied, *spec.limits, *unseen, *_EVERY_TARGET)
 
 
+def _applies(limit: Limit, graph: Graph) -> bool:
+    return not limit.formats or graph.format in limit.formats
+
+
 def _findings(graph: Graph, spec: TargetSpec) -> Iterator[tuple[Limit, Finding]]:
     """Yield each finding with its limit; a node only for the first limit that it breaks."""
     found: set[str] = set()
     for limit in limits_of(spec):
-        if limit.formats and graph.format not in limit.formats:
+        if not _applies(limit, graph):
             continue
         for finding in RULES[limit.rule].check(graph, limit):
             if finding.node is not None and limit.kind != "warning":

@@ -162,6 +162,7 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
         run_ms=statistics.median(run_times),
         runs=len(runs),
         notes=() if BACKEND in backends or not backends else (OTHER_BACKEND,),
+        borders=method.borders,
     )
 
 

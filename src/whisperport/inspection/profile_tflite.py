@@ -15,11 +15,13 @@ from whisperport.inspection.gain import Rates, xnnpack_rates
 from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.litert_profiler import Event, Run
 from whisperport.inspection.litert_run import Measured, Op, run_litert
+from whisperport.inspection.partitions import border
 from whisperport.inspection.read_tflite import read_tflite
 from whisperport.program.profiling import (
     NodeProfile,
     Profile,
     ProfileOptions,
+    Subgraph,
     by_time,
     median_overhead,
 )
@@ -59,7 +61,7 @@ def _with_times(path: Path, measured: Measured) -> Profile:
     file = [op for op in measured.ops if op.name != DELEGATE]
     graphs = _graphs(path)
     undelegated = {index for subgraph, _, index in ms if not subgraph}
-    nodes = {int(n.name.rpartition("_")[2]): n for graph in graphs[:1] for n in graph.nodes}
+    nodes = {_index(n): n for graph in graphs[:1] for n in graph.nodes}
     rate = xnnpack_rates(
         [node for index, node in nodes.items() if index not in undelegated],
         [(name, time) for (subgraph, name, _), time in ms.items() if subgraph],
@@ -82,7 +84,23 @@ def _with_times(path: Path, measured: Measured) -> Profile:
                 for graph in graphs[1:]
             ),
         ),
+        borders=_borders(measured.ops, graphs[:1]),
     )
+
+
+def _borders(ops: Sequence[Op], graphs: Sequence[Graph]) -> tuple[Subgraph, ...]:
+    """Return what enters and leaves each call of the delegate; empty if the file could not be read."""
+    file = [op for op in ops if op.name != DELEGATE]
+    taken = [replaced(op, file) for op in ops if op.name == DELEGATE]
+    return tuple(
+        border([n for n in graph.nodes if _index(n) in indices], graph.nodes, graph.outputs)
+        for graph in graphs
+        for indices in taken
+    )
+
+
+def _index(node: Node) -> int:
+    return int(node.name.rpartition("_")[2])
 
 
 def _by_key(run: Run) -> dict[Key, float]:

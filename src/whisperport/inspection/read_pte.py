@@ -10,8 +10,10 @@ from typing import Any
 
 from whisperport.errors import ProgramError, needs
 from whisperport.inspection.graph import Graph, Node, Value
+from whisperport.inspection.partitions import border
 from whisperport.inspection.read_xnnpack import BACKEND, read_xnnpack
 from whisperport.inspection.torch_nodes import Argument, torch_node
+from whisperport.program.profiling import Subgraph
 
 # c10::ScalarType -> numpy's name.
 DTYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32"}
@@ -42,6 +44,12 @@ class Method:
     inputs: tuple[Value | None, ...]  # None: not a tensor
     instructions: dict[tuple[int, int], Instruction]  # (chain, instruction), numbered as in ETDump
     graph: Graph  # undelegated nodes, and the nodes in XNNPACK delegates
+
+    @property
+    def borders(self) -> tuple[Subgraph, ...]:
+        """What enters and leaves each XNNPACK delegate."""
+        inner = [one.inner for one in self.instructions.values() if one.inner]
+        return tuple(border(nodes, self.graph.nodes, self.graph.outputs) for nodes in inner)
 
 
 def read_pte(pte: bytes, name: str, methods: Sequence[str] = ()) -> dict[str, Method]:
@@ -92,7 +100,10 @@ class _Reader:
         }
         inputs = tuple(self._tensor(number) for number in self._plan.inputs)
         values = tuple(value for value in inputs if value is not None)
-        graph = Graph(self._plan.name, "torch", tuple(self._nodes), values, ())
+        outputs = tuple(
+            v for number in self._plan.outputs if (v := self._tensor(number)) is not None
+        )
+        graph = Graph(self._plan.name, "torch", tuple(self._nodes), values, outputs)
         return Method(self._plan.name, inputs, instructions, graph)
 
     def _instruction(self, call: Any, place: str) -> Instruction:

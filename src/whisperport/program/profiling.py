@@ -47,6 +47,22 @@ class NodeProfile:
     place: int = 0  # in a run, from 0
 
 
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """One delegated part of a graph; bytes are None if a shape is not static."""
+
+    nodes: int
+    input_bytes: int | None
+    output_bytes: int | None
+
+
+def border_bytes(subgraphs: Sequence[Subgraph]) -> int | None:
+    """Return the bytes that enter and leave all subgraphs; None if a shape is not static."""
+    sizes = [size for one in subgraphs for size in (one.input_bytes, one.output_bytes)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """The profile of one program, or of one method of a .pte."""
@@ -62,6 +78,7 @@ class Profile:
     run_ms: float  # milliseconds of a complete run, median
     runs: int  # number of measured runs
     notes: tuple[str, ...] = ()  # on how to read the numbers
+    borders: tuple[Subgraph, ...] = ()  # of the subgraphs; empty: the format does not tell them
 
     @property
     def undelegated(self) -> tuple[NodeProfile, ...]:
@@ -109,6 +126,7 @@ class Profile:
             "runs": self.runs,
             "nodes": [asdict(node) | {"time_share": self.time_share(node)} for node in self.nodes],
             "notes": list(self.notes),
+            "borders": [asdict(one) for one in self.borders],
         }
 
 

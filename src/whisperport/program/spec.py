@@ -95,6 +95,8 @@ class Limit:
         formats: program formats that the limit applies to: "torch", "onnx", "tflite", "hlo"; empty: all.
         rewrite: the suggested rewrite, which produces a supported form; empty if there is none.
         kind: what is known about a node that exceeds the limit.
+        parts: for each part that a rejected node is decomposed into, one after another, whether it is
+            delegated. Default: one part, which is not.
     """
 
     rule: str
@@ -104,6 +106,7 @@ class Limit:
     formats: frozenset[str] = frozenset()
     rewrite: str = ""
     kind: FindingKind = "rejected"
+    parts: tuple[bool, ...] = (False,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from whisperport.program.spec import LoweringCost, Package, ProgramSpec, TargetS
 from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
+from whisperport.targets.litert.limits import LIMITS
 from whisperport.targets.options import Option
 from whisperport.targets.quantizing import Sensitive, static_calibration
 from whisperport.targets.tflite.quantization import (
@@ -73,6 +74,7 @@ class LiteRt(Target):
             {"float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
         ),
         formats=frozenset({"torch", "tflite"}),
+        limits=LIMITS,
         suggested_rewrites={"dropout": "drop-no-ops"},
         rewrites=("drop-no-ops",),
         lowered_suffix=".tflite",

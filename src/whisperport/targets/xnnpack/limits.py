@@ -7,7 +7,8 @@ from whisperport.program.spec import Limit
 # lowered in a program of its own; tests/targets/test_xnnpack_lowering.py repeats it for some.
 OPERATORS = frozenset(
     [
-        *("_native_batch_norm_legit_no_training", "abs", "add", "addmm", "avg_pool2d"),
+        *("_native_batch_norm_legit_no_training", "abs", "adaptive_avg_pool2d", "add", "addmm"),
+        "avg_pool2d",
         *(
             "baddbmm",
             "batch_norm",
@@ -50,6 +51,12 @@ LIMITS = (
         value="a scalar product, expand, eq, full_like, logical_not, any and where",
         source="lowered with executorch 1.5.1: torch's decomposition of attention",
         rewrite="attention-by-softmax",
+        parts=(
+            False,
+            True,
+            False,
+            True,
+        ),  # scale; scores and softmax; masked rows; the second matmul
     ),
     Limit(
         rule="WP307",
@@ -88,6 +95,7 @@ LIMITS = (
         operators=frozenset({"matmul"}),
         source="lowered with executorch 1.5.1: torch's decomposition of matmul; no config for expand",
         rewrite="matmul-by-bmm",
+        parts=(False, True),  # the copies; bmm
     ),
     Limit(
         rule="WP302",
@@ -116,6 +124,12 @@ LIMITS = (
         operators=frozenset({"slice"}),
         value=("step", frozenset({"1"})),
         source=CONFIG + "generic_node_configs.py, SliceCopyConfig",
+    ),
+    Limit(
+        rule="WP305",
+        operators=frozenset({"adaptive_avg_pool2d"}),
+        value=("output_size", frozenset({"[1, 1]"})),
+        source="lowered with executorch 1.5.1: torch decomposes it to a mean over the last two axes",
     ),
     Limit(
         rule="WP305",
