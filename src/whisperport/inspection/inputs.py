@@ -18,12 +18,14 @@ SEED = 0
 INPUTS_HINT = "give an array for every input with --inputs FILE.npz"
 
 
-def inputs_for(wanted: Sequence[Value], given: Mapping[str, Array] | None) -> list[Array]:
+def inputs_for(
+    wanted: Sequence[Value], given: Mapping[str, Array] | None, *, seed: int = SEED
+) -> list[Array]:
     """Return one array for each input in `wanted`, in their order.
 
     Args:
         wanted: the program's inputs.
-        given: arrays by input name. None: random arrays from a fixed seed; floats are normally
+        given: arrays by input name. None: random arrays from `seed`; floats are normally
             distributed, integers are 0 to 99, booleans are true or false.
 
     Raises:
@@ -32,7 +34,7 @@ def inputs_for(wanted: Sequence[Value], given: Mapping[str, Array] | None) -> li
     """
     if given is not None:
         return _checked(wanted, given)
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(seed)
     return [_random(value, random) for value in wanted]
 
 
