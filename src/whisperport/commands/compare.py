@@ -110,12 +110,16 @@ def compare(
     return ComparedPrograms(
         **{
             **found,
-            "values": tuple(ComparedValue(**one) for one in found["values"]),
+            "values": tuple(map(_value_of, found["values"])),
             "outputs": tuple(Comparison(**one) for one in found["outputs"]),
             "kept": tuple(found["kept"]),
             "notes": tuple(found["notes"]),
         }
     )
+
+
+def _value_of(members: dict[str, Any]) -> ComparedValue:
+    return ComparedValue(**{**members, "between": tuple(map(tuple, members["between"]))})
 
 
 def compare_in_child(
@@ -163,7 +167,7 @@ def _is_dump(given: str) -> bool:
 
 def _inputs(one: Recordable, other: Recordable, options: CompareOptions) -> list[Array]:
     """Return the inputs of the first program, in its order."""
-    from whisperport.inspection.inputs import inputs_for
+    from whisperport.inspection.inputs import inputs_for, table_rows
 
     if options.inputs is not None:
         return _given(one.graph, options.inputs)
@@ -171,7 +175,8 @@ def _inputs(one: Recordable, other: Recordable, options: CompareOptions) -> list
         return one.random(options.seed)
     if other.random is not None:
         return _inputs_of(one.graph, other.graph, other.random(options.seed))
-    return inputs_for(one.graph.inputs, None, seed=options.seed)
+    rows = table_rows(one.graph)
+    return inputs_for(one.graph.inputs, None, seed=options.seed, rows=rows)
 
 
 def _given(graph: "Graph", path: Path) -> list[Array]:

@@ -5,7 +5,8 @@ that it is computed from. What follows it only carries the error on.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class ComparedValue:
         line: line of Python that made it, as PATH:LINE; empty: no file states it.
         error: ‖b − a‖ / ‖a‖; infinity if a value is NaN.
         before: largest error of the values that it is computed from.
+        between: what only one program computes between these values and this one: A or B, operator and
+            module of each node. It is known for two files of one format.
     """
 
     name: str
@@ -50,11 +53,17 @@ class ComparedValue:
     line: str
     error: float
     before: float = 0.0
+    between: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def layer(self) -> str:
         """Its module; without one, its name."""
         return self.module or self.name
+
+    @property
+    def fault(self) -> str:
+        """The layer to look at if the programs diverge here: that of a node that only one of them has."""
+        return next((module for _, _, module in self.between if module), self.layer)
 
     @property
     def sqnr_db(self) -> float:
@@ -156,7 +165,34 @@ def matched_values(
         after = [found[reader].error for reader in readers.get(name, ()) if reader in found]
         if after and max(after) < GONE * found[name].error:
             del found[name]
+    if a[0].format == b[0].format:
+        others = {one.other for one in found.values()}
+        between = [_between(a[0], set(found)), _between(b[0], others)]
+        for name, one in found.items():
+            extra = _extra(between[0].get(name, ()), between[1].get(one.other, ()))
+            found[name] = replace(one, between=tuple(extra))
     return with_errors_before(a[0], found)
+
+
+def _between(graph: "Graph", values: Collection[str]) -> dict[str, list["Node"]]:
+    """Return for each matched value the nodes between it and the matched values it is computed from."""
+    open_nodes: dict[str, dict[str, Node]] = {}  # value -> nodes since the nearest matched values
+    for node in dependent(graph):
+        before: dict[str, Node] = {}
+        for one in node.tensors:
+            if one.name not in values:
+                before |= open_nodes.get(one.name, {})
+        for one in node.outputs:
+            open_nodes[one.name] = before | {node.name: node}
+    return {name: list(nodes.values()) for name, nodes in open_nodes.items() if name in values}
+
+
+def _extra(a: Sequence["Node"], b: Sequence["Node"]) -> Iterator[tuple[str, str, str]]:
+    """Yield the nodes of one program that the other has no node of the same operator and module for."""
+    kinds = [[(node.op, node.module) for node in nodes] for nodes in (a, b)]
+    for side, own, other in (("A", *kinds), ("B", *reversed(kinds))):
+        for operator, module in (Counter(own) - Counter(other)).elements():
+            yield side, operator, module
 
 
 def with_errors_before(

@@ -234,7 +234,7 @@ def _tflite(path: Path) -> Recordable:
     from whisperport.targets.tflite.runner import import_litert
 
     graph = read_tflite(path)[0]
-    litert = import_litert("litert")
+    litert = import_litert("litert", f"{path.name}")
 
     def record(inputs: Sequence[Array]) -> Recording:
         try:
