@@ -486,7 +486,8 @@ def base(work: Path, architecture: int, configuration: int, form: str) -> Path:
         if form == "pt2":
             torch.export.save(torch.export.export(model, inputs), path)
         elif form == "onnx":
-            torch.onnx.export(model, inputs, path, dynamo=True, verbose=False, external_data=False)
+            exported = torch.export.load(base(work, architecture, configuration, "pt2"))
+            torch.onnx.export(exported, (), path, dynamo=True, verbose=False, external_data=False)
         else:
             import litert_torch
 

@@ -1,7 +1,7 @@
 """Compare two programs: run both on the same inputs, and find the layer at which they diverge."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -156,8 +156,14 @@ def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> Com
     places = divergence(values, dtypes)
     notes = tuple(filter(None, (one.note, other.note)))
     return ComparedPrograms(
-        a=a, b=b, values=values, kept=kept, outputs=outputs,
-        first=places[0], worst=places[1], notes=notes,
+        a=a,
+        b=b,
+        values=values,
+        kept=kept,
+        outputs=outputs,
+        first=places[0],
+        worst=places[1],
+        notes=notes,
     )
 
 
@@ -201,7 +207,8 @@ def _inputs_of(graph: "Graph", given: "Graph", arrays: Sequence[Array]) -> list[
     wanted = [one.name for one in graph.inputs]
     ordered = [by_name[name] for name in wanted] if set(wanted) == set(names) else list(arrays)
     shown = [
-        ", ".join(f"{one.name} {one.shape} {one.dtype}" for one in of.inputs) for of in (given, graph)
+        ", ".join(f"{one.name} {one.shape} {one.dtype}" for one in of.inputs)
+        for of in (given, graph)
     ]
     error = ProgramError(
         f"{given.name} and {graph.name} have different inputs",
@@ -222,9 +229,7 @@ def _inputs_of(graph: "Graph", given: "Graph", arrays: Sequence[Array]) -> list[
     return fitted
 
 
-def _outputs(
-    a: tuple["Graph", Recording], b: tuple["Graph", Recording]
-) -> tuple[Comparison, ...]:
+def _outputs(a: tuple["Graph", Recording], b: tuple["Graph", Recording]) -> tuple[Comparison, ...]:
     """Compare the outputs in their order. Integers and floats of other widths are converted first."""
     graphs, runs = (a[0], b[0]), (a[1], b[1])
     dtypes = {one.dtype for graph in graphs for node in graph.nodes for one in node.outputs}
@@ -305,7 +310,9 @@ def _with_device(
         outputs=tuple(map(_device_output, ends or values[-1:])),
         first=first,
         worst=worst,
-        notes=() if ends else ("The device wrote no output of the program; its last value decides.",),
+        notes=()
+        if ends
+        else ("The device wrote no output of the program; its last value decides.",),
     )
 
 

@@ -130,7 +130,8 @@ class ComparedPrograms:
             "worst": None if self.worst is None else self.values[self.worst].to_json(),
             "values": [one.to_json() for one in self.values],
             "outputs": [
-                {"output": one.output, "reason": one.reason, "rule": one.rule} for one in self.outputs
+                {"output": one.output, "reason": one.reason, "rule": one.rule}
+                for one in self.outputs
             ],
             "notes": list(self.notes),
         }
@@ -257,7 +258,9 @@ def _compared(
 
 def _readers(graph: "Graph", found: Mapping[str, Any]) -> dict[str, set[str]]:
     """Return for each matched value the next matched values that are computed from it."""
-    sources: dict[str, set[str]] = {}  # value -> the nearest matched values that it is computed from
+    sources: dict[
+        str, set[str]
+    ] = {}  # value -> the nearest matched values that it is computed from
     readers: dict[str, set[str]] = {}
     for node in dependent(graph):
         read = set().union(*(_nearest(one.name, sources, found) for one in node.tensors))
@@ -269,7 +272,5 @@ def _readers(graph: "Graph", found: Mapping[str, Any]) -> dict[str, set[str]]:
     return readers
 
 
-def _nearest(
-    name: str, sources: Mapping[str, set[str]], found: Mapping[str, Any]
-) -> Iterator[str]:
+def _nearest(name: str, sources: Mapping[str, set[str]], found: Mapping[str, Any]) -> Iterator[str]:
     return iter((name,)) if name in found else iter(sources.get(name, ()))

@@ -68,8 +68,11 @@ def dumped_values(
                 hint='install a runtime with ETDump: pip install "whisperport[xnnpack]"',
             )
         results = program.load_method(method.name).call([from_numpy(np.array(a)) for a in inputs])
-        outputs = [np.array(one.float() if _is_bfloat16(one) else one) for one in results
-                   if isinstance(one, Tensor)]
+        outputs = [
+            np.array(one.float() if _is_bfloat16(one) else one)
+            for one in results
+            if isinstance(one, Tensor)
+        ]
         with tempfile.TemporaryDirectory(prefix="whisperport-") as folder:
             dump, values = Path(folder, "etdump"), Path(folder, "values")
             program.write_etdump_result_to_file(str(dump), str(values))

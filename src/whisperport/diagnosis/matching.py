@@ -78,14 +78,18 @@ def _scores(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Doubles:
     sizes = _equal([one.array.size for one in a], [one.array.size for one in b])
     permuted = _equal(*[[tuple(sorted(shape)) for shape in side] for side in shapes])
     # Values of one size whose axes differ are a reshaped form only if their values are alike.
-    return np.where(sizes & (permuted | (distance < ALIKE[0][0])) & (scores >= MIN_SCORE), scores, 0)
+    return np.where(
+        sizes & (permuted | (distance < ALIKE[0][0])) & (scores >= MIN_SCORE), scores, 0
+    )
 
 
 def _equal(a: Sequence[object], b: Sequence[object]) -> NDArray[np.bool_]:
     """Return which members of `a` equal which of `b`; an empty one equals none."""
     numbers: dict[object, int] = {}
     x, y = (
-        np.array([numbers.setdefault(one, len(numbers)) if one != "" else -1 - place for one in side])
+        np.array(
+            [numbers.setdefault(one, len(numbers)) if one != "" else -1 - place for one in side]
+        )
         for place, side in enumerate((a, b))
     )
     equal: NDArray[np.bool_] = x[:, None] == y[None, :]

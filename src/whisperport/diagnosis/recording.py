@@ -1,4 +1,4 @@
-"""Run a program and keep its inner values: of a `.pt2`, `.onnx`, `.tflite` or `.pte` file, or of a bundle."""
+"""Run a program, of a file or of a bundle, and keep its inner values."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +22,7 @@ if TYPE_CHECKING:  # torch may be missing at run time
 
 HINT = "give a .pt2, .onnx, .tflite or .pte file, BUNDLE:PROGRAM, or a folder of a device's arrays"
 PTE_SPARE = 16 * 2**20  # bytes of ETDump's buffer beside the values
-PARTLY = (
-    "{}: a .pte keeps only the values at the borders of its delegates; those inside are not compared."
-)
+PARTLY = "{}: a .pte keeps only the values at the borders of its delegates; those inside are not compared."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -294,7 +292,9 @@ def _pte(path: Path, method: str) -> Recordable:
         }
     if method not in methods and (method or len(methods) != 1):
         raise ProgramError(
-            f"{path.name} has no method `{method}`" if method else f"{path.name} has several methods",
+            f"{path.name} has no method `{method}`"
+            if method
+            else f"{path.name} has several methods",
             why=f"it has {', '.join(methods)}",
             hint=f"name one: {path}:{next(iter(methods), 'forward')}",
         )

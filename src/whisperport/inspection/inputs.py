@@ -46,7 +46,7 @@ def inputs_for(
 
 
 def table_rows(graph: Graph) -> dict[str, int]:
-    """Return of each input that indexes a stored table the table's rows, also through reshapes and casts."""
+    """Return the rows of the stored table that an input indexes, also through reshapes and casts."""
     origin = {value.name: value.name for value in graph.inputs}
     rows: dict[str, int] = {}
     for node in graph.nodes:
