@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from whisperport.diagnosis.matching import NamedValue, aligned, alike, error_of, matched
+from whisperport.diagnosis.matching import NamedValue, aligned, error_of, matched
 from whisperport.diagnosis.recording import Recording, dependent
 from whisperport.verification.compare import Comparison
 
@@ -23,8 +23,9 @@ ROUNDING = {"float16": 1e-2, "bfloat16": 8e-2}
 ROUNDING_OF_FLOAT32 = 2e-6
 JUMP = 4.0  # times the error of the values that a value is computed from
 FAINT = 0.01  # of the largest jump; a smaller one is rounding that the program magnifies
-# A pair of values is mistaken if its error is gone in the values that are computed from it.
-GONE = 0.05
+# A pair of values with an error above the first limit is mistaken if all that is computed from it has at
+# most an error of the second.
+LARGE, GONE = 1e-3, 1e-5
 DECIBELS = 20.0
 
 
@@ -42,7 +43,7 @@ class ComparedValue:
         error: ‖b − a‖ / ‖a‖; infinity if a value is NaN.
         before: largest error of the values that it is computed from.
         between: what only one program computes between these values and this one: A or B, operator and
-            module of each node. It is known for two files of one format.
+            module of each node. Of files of two formats, only nodes of modules that the other lacks here.
     """
 
     name: str
@@ -153,26 +154,28 @@ def matched_values(
     ]
     layouts = a[0].format != b[0].format and "tflite" in (a[0].format, b[0].format)
     found: dict[str, ComparedValue] = {}
-    unlike: set[str] = set()
     for i, j in matched(*named):
         x, y = named[0][i], named[1][j]
         fitted = aligned(x.array, y.array, layouts=layouts)
         error = math.inf if fitted is None else error_of(x.array, fitted)
         found[x.name] = _compared(x, y, nodes, error)
-        if x.name != y.name and not alike(x, y):
-            unlike.add(x.name)
-    readers = _readers(a[0], found)
-    for name in unlike:
-        after = [found[reader].error for reader in readers.get(name, ()) if reader in found]
-        if after and max(after) < GONE * found[name].error:
+    while mistaken := list(_mistaken(a[0], found)):
+        for name in mistaken:
             del found[name]
-    if a[0].format == b[0].format:
-        others = {one.other for one in found.values()}
-        between = [_between(a[0], set(found)), _between(b[0], others)]
-        for name, one in found.items():
-            extra = _extra(between[0].get(name, ()), between[1].get(one.other, ()))
-            found[name] = replace(one, between=tuple(extra))
+    others = {one.other for one in found.values()}
+    between = [_between(a[0], set(found)), _between(b[0], others)]
+    by_operator = a[0].format == b[0].format
+    for name, one in found.items():
+        extra = _extra(between[0][name], between[1][one.other], by_operator=by_operator)
+        found[name] = replace(one, between=tuple(extra))
     return with_errors_before(a[0], found)
+
+
+def _mistaken(graph: "Graph", found: Mapping[str, ComparedValue]) -> Iterator[str]:
+    """Yield the values whose large error is gone in everything that is computed from them."""
+    for name, readers in _readers(graph, found).items():
+        if found[name].error > LARGE and all(found[one].error <= GONE for one in readers):
+            yield name
 
 
 def _between(graph: "Graph", values: Collection[str]) -> dict[str, list["Node"]]:
@@ -188,12 +191,20 @@ def _between(graph: "Graph", values: Collection[str]) -> dict[str, list["Node"]]
     return {name: list(nodes.values()) for name, nodes in open_nodes.items() if name in values}
 
 
-def _extra(a: Sequence["Node"], b: Sequence["Node"]) -> Iterator[tuple[str, str, str]]:
-    """Yield the nodes of one program that the other has no node of the same operator and module for."""
-    kinds = [[(node.op, node.module) for node in nodes] for nodes in (a, b)]
-    for side, own, other in (("A", *kinds), ("B", *reversed(kinds))):
-        for operator, module in (Counter(own) - Counter(other)).elements():
-            yield side, operator, module
+def _extra(
+    a: Sequence["Node"], b: Sequence["Node"], *, by_operator: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the nodes that only one program has.
+
+    Args:
+        by_operator: whether a node of the same operator and module is another; else any of the same module.
+    """
+    modules = {node.module for node in a} & {node.module for node in b}
+    own, other = ([(node.op, node.module) for node in nodes] for nodes in (a, b))
+    for side, more, fewer in (("A", own, other), ("B", other, own)):
+        for operator, module in (Counter(more) - Counter(fewer)).elements():
+            if by_operator or (modules - {""} and module and module not in modules):
+                yield side, operator, module
 
 
 def with_errors_before(

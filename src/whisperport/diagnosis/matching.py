@@ -59,11 +59,6 @@ def matched(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> list[tuple[int,
     return sorted(pairs)
 
 
-def alike(a: NamedValue, b: NamedValue) -> bool:
-    """Return whether the statistics of two values are similar."""
-    return bool(_distances(_statistics([a]), _statistics([b]))[0, 0] < ALIKE[-1][0])
-
-
 def _scores(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Doubles:
     """Return the score of every pair, (values of a, values of b); 0 for a pair that cannot be matched."""
     distance = _distances(_statistics(a), _statistics(b))
