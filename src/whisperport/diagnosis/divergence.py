@@ -166,8 +166,9 @@ def matched_values(
     between = [_between(a[0], set(found)), _between(b[0], others)]
     by_operator = a[0].format == b[0].format
     for name, one in found.items():
-        extra = _extra(between[0][name], between[1][one.other], by_operator=by_operator)
-        found[name] = replace(one, between=tuple(extra))
+        own, other = between[0][name], between[1][one.other]
+        extra = tuple(_extra(own, other, by_operator=by_operator)) or _joined(own)
+        found[name] = replace(one, between=extra)
     return with_errors_before(a[0], found)
 
 
@@ -205,6 +206,14 @@ def _extra(
         for operator, module in (Counter(more) - Counter(fewer)).elements():
             if by_operator or (modules - {""} and module and module not in modules):
                 yield side, operator, module
+
+
+def _joined(nodes: Sequence["Node"]) -> tuple[tuple[str, str, str], ...]:
+    """Return the last node with weights before a node without: B computes the two as one operator."""
+    weighted = [node for node in nodes if any(one.constant for one in node.tensors)]
+    if not weighted or weighted[-1] is nodes[-1]:
+        return ()
+    return (("A", weighted[-1].op, weighted[-1].module),)
 
 
 def with_errors_before(

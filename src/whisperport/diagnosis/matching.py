@@ -62,14 +62,17 @@ def matched(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> list[tuple[int,
 def _scores(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Doubles:
     """Return the score of every pair, (values of a, values of b); 0 for a pair that cannot be matched."""
     distance = _distances(_statistics(a), _statistics(b))
-    scores = np.zeros(distance.shape)
-    for largest, score in reversed(ALIKE):
-        scores[distance < largest] = score
     shapes = [[tuple(n for n in one.array.shape if n != 1) for one in side] for side in (a, b)]
-    scores += NAME * _equal([one.name for one in a], [one.name for one in b])
-    scores += MODULE * _equal([one.module for one in a], [one.module for one in b])
-    scores += OPERATOR * _equal([one.operator for one in a], [one.operator for one in b])
-    scores += SHAPE * _equal(*shapes)
+    told = NAME * _equal([one.name for one in a], [one.name for one in b])
+    told += MODULE * _equal([one.module for one in a], [one.module for one in b])
+    told += OPERATOR * _equal([one.operator for one in a], [one.operator for one in b])
+    similar = np.zeros(distance.shape)
+    for largest, score in reversed(ALIKE):
+        similar[distance < largest] = score
+    similar[(similar == ALIKE[-1][1]) & (told == 0)] = (
+        0  # roughly alike: as an operator's own parts are
+    )
+    scores = similar + told + SHAPE * _equal(*shapes)
     sizes = _equal([one.array.size for one in a], [one.array.size for one in b])
     permuted = _equal(*[[tuple(sorted(shape)) for shape in side] for side in shapes])
     # Values of one size whose axes differ are a reshaped form only if their values are alike.
