@@ -22,10 +22,11 @@ if TYPE_CHECKING:  # torch may be missing at run time
 ROUNDING = {"float16": 1e-2, "bfloat16": 8e-2}
 ROUNDING_OF_FLOAT32 = 2e-6
 JUMP = 4.0  # times the error of the values that a value is computed from
-FAINT = 0.01  # of the largest jump; a smaller one is rounding that the program magnifies
+FAINT = 1e-4  # of the largest jump; a smaller one is rounding that the program magnifies
 # A pair of values with an error above the first limit is mistaken if all that is computed from it has at
 # most an error of the second.
 LARGE, GONE = 1e-3, 1e-5
+OUTPUT = "output"
 DECIBELS = 20.0
 
 
@@ -147,6 +148,7 @@ def matched_values(
     a: tuple["Graph", Recording], b: tuple["Graph", Recording]
 ) -> tuple[ComparedValue, ...]:
     """Match the values of two recordings, and return their errors in the order of A."""
+    a, b = _with_outputs(*a), _with_outputs(*b)
     nodes = [_by_value(graph) for graph, _ in (a, b)]
     named = [
         [_named(name, array, of) for name, array in recording.values.items()]
@@ -169,7 +171,23 @@ def matched_values(
         own, other = between[0][name], between[1][one.other]
         extra = tuple(_extra(own, other, by_operator=by_operator)) or _joined(own)
         found[name] = replace(one, between=extra)
-    return with_errors_before(a[0], found)
+    values = with_errors_before(a[0], found)
+    return tuple(one for one in values if one.operator != OUTPUT or one.error > JUMP * one.before)
+
+
+def _with_outputs(graph: "Graph", run: Recording) -> tuple["Graph", Recording]:
+    """Return both with each output as one more value: what a program does to its last value shows there."""
+    from whisperport.inspection.graph import Node, Value
+
+    nodes, arrays = [], {}
+    for place, (value, array) in enumerate(zip(graph.outputs, run.outputs, strict=False)):
+        name = f"{OUTPUT} {place}"
+        if array.dtype.kind == "f" and array.size and graph.producer(value):
+            nodes.append(Node(name, OUTPUT, OUTPUT, (value,), (Value(name),)))
+            arrays[name] = array
+    return replace(graph, nodes=(*graph.nodes, *nodes)), replace(
+        run, values={**run.values, **arrays}
+    )
 
 
 def _mistaken(graph: "Graph", found: Mapping[str, ComparedValue]) -> Iterator[str]:
@@ -209,11 +227,12 @@ def _extra(
 
 
 def _joined(nodes: Sequence["Node"]) -> tuple[tuple[str, str, str], ...]:
-    """Return the last node with weights before a node without: B computes the two as one operator."""
-    weighted = [node for node in nodes if any(one.constant for one in node.tensors)]
-    if not weighted or weighted[-1] is nodes[-1]:
+    """Return the last unmatched node of another module, before a node of A that has no weights itself."""
+    *before, own = nodes
+    others = [node for node in before if node.module not in ("", own.module)]
+    if not others or any(one.constant for one in own.tensors):
         return ()
-    return (("A", weighted[-1].op, weighted[-1].module),)
+    return (("A", others[-1].op, others[-1].module),)
 
 
 def with_errors_before(

@@ -22,7 +22,7 @@ Doubles = NDArray[np.float64]
 
 MIN_SCORE = 0.8  # of a pair: the same operator and shape, between pairs that are surer
 # Largest difference of two values' statistics, relative to their size -> score of their similarity.
-ALIKE = ((1e-4, 4.0), (1e-2, 3.0), (0.1, 1.5))
+ALIKE = ((1e-4, 4.0), (3e-2, 3.0), (0.1, 1.5))
 NAME, MODULE, OPERATOR, SHAPE = 3.0, 1.2, 0.6, 0.2
 MAX_PERMUTED_RANK = 5  # 120 orders of axes
 
