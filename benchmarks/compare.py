@@ -6,7 +6,7 @@ Each case draws a program (one of 12: nine architectures, and a second random co
 them, with random weights), a pair of formats, and one fault in one node of one of the two files: a changed
 weight, a swapped axis, a wrong epsilon, or a quantized layer. `compare` is right if the layer that it names
 is the module of this node. A fault that changes the outputs by less than 1e-5 of their size is drawn again.
-One of twelve cases has no fault; then no layer may be named. FOLDER keeps the exported programs for the next
+One of twelve cases has no fault; then no layer may be named. FOLDER keeps the exported programs for another
 run. Writes `results/compare_DATE.json`, and prints every answer.
 """
 
