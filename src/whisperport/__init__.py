@@ -4,9 +4,9 @@
                                                                  └────► verification
 
 Each verb of the command line is one function here: `export`, `compile`, `import_artifact`, `verify` and
-`transcribe`; `serve`; for single programs `check`, `fix`, `lower`, `inspect` and `sensitivity`; and `plan`.
-Importing the package, transcribing and verifying do not need torch. Each name is imported when it is first
-used, so that importing the package is fast.
+`transcribe`; `serve`; for single programs `check`, `fix`, `lower`, `inspect`, `compare` and `sensitivity`;
+and `plan`. Importing the package, transcribing and verifying do not need torch. Each name is imported when
+it is first used, so that importing the package is fast.
 """
 
 import os
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from whisperport.bundle import Bundle
     from whisperport.checkpoint import Checkpoint, load_checkpoint
     from whisperport.commands.check import Checked, check
+    from whisperport.commands.compare import CompareOptions, compare
     from whisperport.commands.fastest import Fastest, export_fastest
     from whisperport.commands.fetch import fetch
     from whisperport.commands.fix import Fixed, fix, write_fixed
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from whisperport.compilation.source import Compiled
     from whisperport.diagnosis.device_inputs import DeviceInputs, write_device_inputs
     from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
+    from whisperport.diagnosis.divergence import ComparedPrograms
     from whisperport.diagnosis.expected_outputs import expected_outputs
     from whisperport.diagnosis.result import Diagnosis
     from whisperport.errors import (
@@ -90,6 +92,8 @@ __all__ = [
     "Checked",
     "Checkpoint",
     "CheckpointError",
+    "CompareOptions",
+    "ComparedPrograms",
     "CompileOptions",
     "Compiled",
     "DecodeOptions",
@@ -133,6 +137,7 @@ __all__ = [
     "VerificationError",
     "WhisperportError",
     "check",
+    "compare",
     "compile",
     "diagnose",
     "expected_outputs",
@@ -173,6 +178,8 @@ _MODULES = {
     "Bundle": "bundle",
     "Checked": "commands.check",
     "Checkpoint": "checkpoint",
+    "CompareOptions": "commands.compare",
+    "ComparedPrograms": "diagnosis.divergence",
     "CompileOptions": "compilation.options",
     "Compiled": "compilation.source",
     "DecodeOptions": "runtime",
@@ -203,6 +210,7 @@ _MODULES = {
     "Transcriber": "transcription",
     "Transcript": "transcription",
     "check": "commands.check",
+    "compare": "commands.compare",
     "compile": "compilation.compile",
     "diagnose": "diagnosis.diagnosing",
     "expected_outputs": "diagnosis.expected_outputs",

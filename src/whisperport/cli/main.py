@@ -41,6 +41,7 @@ _VERBS = (
         "check",
         "explain",
         "inspect",
+        "compare",
         "sensitivity",
     ),
     *("verify", "transcribe", "serve", "archive", "bench", "plan", "targets", "doctor", "demo"),

@@ -57,7 +57,7 @@ def _onnx(file: Path) -> tuple[ProgramSpec, tuple[str, ...]]:
         for entry in tensor.external_data
         if entry.key == "location"
     )
-    inputs, outputs = (tuple(map(_static, side)) for side in (graph.inputs, graph.outputs))
+    inputs, outputs = (tuple(map(static_tensor, side)) for side in (graph.inputs, graph.outputs))
     return ProgramSpec(file.stem, inputs, outputs), (file.name, *locations)
 
 
@@ -107,7 +107,7 @@ def _only(file: Path, programs: Mapping[str, T]) -> tuple[str, T]:
     return next(iter(programs.items()))
 
 
-def _static(value: "Value") -> TensorSpec:
+def static_tensor(value: "Value") -> TensorSpec:
     if value.size is None:
         raise ProgramError(
             f"`{value.name[:80]}` has no static shape",

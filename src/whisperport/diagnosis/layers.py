@@ -14,6 +14,7 @@ from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected import Expected, ExpectedTensor
 from whisperport.diagnosis.raw_files import SUFFIXES, raw_of
 from whisperport.errors import UsageError
+from whisperport.program.runner import Array
 from whisperport.system.progress import Progress
 
 LARGEST_BYTES = 2**30  # of one layer's file
@@ -108,21 +109,25 @@ def layer_sentences(layers: Sequence[LayerComparison]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def compared_layer(name: str, device: Path, array: Array) -> LayerComparison:
+    """Compare one file of a device with a layer in float32, in whatever dtype and layout it is stored."""
+    if not np.isfinite(array).all() or not array.any():
+        problem = "the reference is not finite, or all zeros"
+        return LayerComparison(name=name, sqnr_db=float("nan"), problem=problem)
+    axis = int(np.argmax(array.shape)) if array.ndim else 0
+    tensor = ExpectedTensor(name, np.atleast_1d(array).astype(np.float32), axis)
+    found = diagnose(Expected("layers", "", (tensor,)), {name: device}, DiagnoseOptions())
+    output = found.outputs[0]
+    return LayerComparison(name=name, sqnr_db=output.after.sqnr_db, causes=found.causes)
+
+
 def _compared(name: str, device: Path, reference: Path) -> LayerComparison:
     raw = raw_of(reference, LARGEST_BYTES)
     if raw.dtype is None or raw.shape is None or raw.dtype.kind != "f":
         return LayerComparison(
             name=name, sqnr_db=float("nan"), problem="the reference holds no floats"
         )
-    array = np.frombuffer(raw.data, raw.dtype).reshape(raw.shape).astype(np.float32)
-    if not np.isfinite(array).all() or not array.any():
-        problem = "the reference is not finite, or all zeros"
-        return LayerComparison(name=name, sqnr_db=float("nan"), problem=problem)
-    axis = int(np.argmax(array.shape)) if array.ndim else 0
-    tensor = ExpectedTensor(name, np.atleast_1d(array), axis)
-    found = diagnose(Expected("layers", "", (tensor,)), {name: device}, DiagnoseOptions())
-    output = found.outputs[0]
-    return LayerComparison(name=name, sqnr_db=output.after.sqnr_db, causes=found.causes)
+    return compared_layer(name, device, np.frombuffer(raw.data, raw.dtype).reshape(raw.shape))
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -8,23 +8,32 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.graph import Value
+from whisperport.inspection.graph import Graph, Value
 from whisperport.program.runner import Array
 from whisperport.system.regular_file import other_kind
 from whisperport.system.unpacking import check_unpacked_size
 
 HIGHEST_TOKEN = 99  # random integers are valid token ids and positions: few tables are shorter
 SEED = 0
+TABLES = frozenset({"embedding", "gather"})
+MOVES = frozenset({"to", "reshape", "squeeze", "unsqueeze", "expand"})
 INPUTS_HINT = "give an array for every input with --inputs FILE.npz"
 
 
-def inputs_for(wanted: Sequence[Value], given: Mapping[str, Array] | None) -> list[Array]:
+def inputs_for(
+    wanted: Sequence[Value],
+    given: Mapping[str, Array] | None,
+    *,
+    seed: int = SEED,
+    rows: Mapping[str, int] | None = None,
+) -> list[Array]:
     """Return one array for each input in `wanted`, in their order.
 
     Args:
         wanted: the program's inputs.
-        given: arrays by input name. None: random arrays from a fixed seed; floats are normally
+        given: arrays by input name. None: random arrays from `seed`; floats are normally
             distributed, integers are 0 to 99, booleans are true or false.
+        rows: input -> number of rows of the table that its integers index, if fewer than 100.
 
     Raises:
         ProgramError: the names, shapes or dtypes in `given` differ from the inputs; or nothing is given
@@ -32,8 +41,22 @@ def inputs_for(wanted: Sequence[Value], given: Mapping[str, Array] | None) -> li
     """
     if given is not None:
         return _checked(wanted, given)
-    random = np.random.default_rng(SEED)
-    return [_random(value, random) for value in wanted]
+    random = np.random.default_rng(seed)
+    return [_random(value, random, (rows or {}).get(value.name)) for value in wanted]
+
+
+def table_rows(graph: Graph) -> dict[str, int]:
+    """Return the rows of the stored table that an input indexes, also through reshapes and casts."""
+    origin = {value.name: value.name for value in graph.inputs}
+    rows: dict[str, int] = {}
+    for node in graph.nodes:
+        read = [origin[value.name] for value in node.tensors if value.name in origin]
+        table = node.tensors[0] if node.tensors else None
+        if node.op in TABLES and table and table.constant and table.shape and read:
+            rows[read[0]] = min(rows.get(read[0], HIGHEST_TOKEN + 1), int(table.shape[0]))
+        elif node.op in MOVES and read:
+            origin.update((value.name, read[0]) for value in node.outputs)
+    return rows
 
 
 def hint_for(given: Sequence[Array]) -> str:
@@ -67,13 +90,13 @@ def read_inputs(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def _random(value: Value, random: np.random.Generator) -> Array:
+def _random(value: Value, random: np.random.Generator, rows: int | None = None) -> Array:
     shape = _static_shape(value)
     dtype = _dtype(value)
     if dtype.kind == "b":
         return random.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
-        return random.integers(0, HIGHEST_TOKEN + 1, shape).astype(dtype)
+        return random.integers(0, rows or HIGHEST_TOKEN + 1, shape).astype(dtype)
     return random.standard_normal(shape).astype(dtype)
 
 

@@ -111,7 +111,7 @@ class OnnxActivations:
         model.CopyFrom(self.model)
         own = [one.name for one in model.graph.output]
         model.graph.output.extend(
-            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+            onnx.ValueInfoProto(name=name)  # of any dtype
             for name in further
             if name not in own
         )
