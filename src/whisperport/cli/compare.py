@@ -152,6 +152,10 @@ def _divergence(found: ComparedPrograms) -> list[str]:
         f"{_error(first)}, that of what it is computed from at most {first.before:.1e}. "
         f"At the last matched value, `{last.name}`, it is {_error(last)}."
     ]
+    if others := [module for module in first.modules if module != first.fault]:
+        texts.append(
+            f"One of the programs joins it with {', '.join(others)}, where the fault may be too."
+        )
     if first.between:
         extra = ", ".join(f"{operator} in {side}" for side, operator, _ in first.between[:6])
         texts.append(f"Before it, only one of the programs computes: {extra}.")

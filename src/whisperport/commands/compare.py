@@ -119,7 +119,8 @@ def compare(
 
 
 def _value_of(members: dict[str, Any]) -> ComparedValue:
-    return ComparedValue(**{**members, "between": tuple(map(tuple, members["between"]))})
+    between, modules = tuple(map(tuple, members["between"])), tuple(members["modules"])
+    return ComparedValue(**{**members, "between": between, "modules": modules})
 
 
 def compare_in_child(

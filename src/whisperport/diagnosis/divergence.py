@@ -11,7 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from whisperport.diagnosis.matching import NamedValue, aligned, error_of, matched
+from whisperport.diagnosis.matching import (
+    SAME,
+    NamedValue,
+    aligned,
+    error_of,
+    matched,
+    reproduced,
+)
 from whisperport.diagnosis.recording import Recording, dependent
 from whisperport.verification.compare import Comparison
 
@@ -45,6 +52,8 @@ class ComparedValue:
         before: largest error of the values that it is computed from.
         between: what only one program computes between these values and this one: A or B, operator and
             module of each node. Of files of two formats, only nodes of modules that the other lacks here.
+        modules: those whose weights are used between these values and this one. If there are several, one
+            of the programs computes them in one operator, and the fault is in one of them.
     """
 
     name: str
@@ -56,6 +65,7 @@ class ComparedValue:
     error: float
     before: float = 0.0
     between: tuple[tuple[str, str, str], ...] = ()
+    modules: tuple[str, ...] = ()
 
     @property
     def layer(self) -> str:
@@ -170,9 +180,53 @@ def matched_values(
     for name, one in found.items():
         own, other = between[0][name], between[1][one.other]
         extra = tuple(_extra(own, other, by_operator=by_operator)) or _joined(own)
-        found[name] = replace(one, between=extra)
+        modules = dict.fromkeys(node.module for node in (*own, *other) if _has_weights(node))
+        found[name] = replace(one, between=extra, modules=tuple(modules))
+    if layouts and (lost := _lost(a[0], *named)):
+        matched_ones = (one for one in lost if any(out.name in found for out in one.outputs))
+        _put_first(a[0], found, next(matched_ones, lost[0]))
     values = with_errors_before(a[0], found)
     return tuple(one for one in values if one.operator != OUTPUT or one.error > JUMP * one.before)
+
+
+def _lost(graph: "Graph", a: Sequence[NamedValue], b: Sequence[NamedValue]) -> list["Node"]:
+    """Return the nodes of A at which an error can begin, where B computes other values on the way.
+
+    A converter decomposes and joins operators, so that B may lack a value of A without any fault. But what
+    is computed from such a value is in B again. After a fault, nothing is: its values are not in B, nor is
+    anything that is computed from them, and all that they are computed from is fine.
+    """
+    good = {a[place].name for place in reproduced(a, b)}
+    if not good:
+        return []
+    kept = {one.name for one in a}
+    nodes = list(dependent(graph))
+    for node in reversed(nodes):
+        if any(one.name in good for one in node.outputs):
+            good.update(one.name for one in node.tensors)
+    bad = {one.name for node in nodes for one in node.outputs} - good
+    return [
+        node
+        for node in nodes
+        if any(one.name in bad & kept for one in node.outputs)
+        and not any(one.name in bad for one in node.tensors)
+    ]
+
+
+def _put_first(graph: "Graph", found: dict[str, ComparedValue], lost: "Node") -> None:
+    """Let the first matched value at or behind a node name this node, and forget large errors before it."""
+    behind = {one.name for one in lost.outputs}
+    for node in dependent(graph):
+        if any(one.name in behind for one in node.tensors):
+            behind.update(one.name for one in node.outputs)
+    for name in [name for name, one in found.items() if name not in behind and one.error > SAME]:
+        del found[name]
+    first = next((name for name in found if name in behind and found[name].error > SAME), None)
+    if first is not None:
+        between = (
+            () if first in {one.name for one in lost.outputs} else (("A", lost.op, lost.module),)
+        )
+        found[first] = replace(found[first], between=between)
 
 
 def _with_outputs(graph: "Graph", run: Recording) -> tuple["Graph", Recording]:
@@ -182,8 +236,10 @@ def _with_outputs(graph: "Graph", run: Recording) -> tuple["Graph", Recording]:
     nodes, arrays = [], {}
     for place, (value, array) in enumerate(zip(graph.outputs, run.outputs, strict=False)):
         name = f"{OUTPUT} {place}"
-        if array.dtype.kind == "f" and array.size and graph.producer(value):
-            nodes.append(Node(name, OUTPUT, OUTPUT, (value,), (Value(name),)))
+        made_by = graph.producer(value)
+        if array.dtype.kind == "f" and array.size and made_by:
+            module = made_by.module
+            nodes.append(Node(name, OUTPUT, OUTPUT, (value,), (Value(name),), module=module))
             arrays[name] = array
     return replace(graph, nodes=(*graph.nodes, *nodes)), replace(
         run, values={**run.values, **arrays}
@@ -230,9 +286,13 @@ def _joined(nodes: Sequence["Node"]) -> tuple[tuple[str, str, str], ...]:
     """Return the last unmatched node of another module, before a node of A that has no weights itself."""
     *before, own = nodes
     others = [node for node in before if node.module not in ("", own.module)]
-    if not others or any(one.constant for one in own.tensors):
+    if not others or _has_weights(own):
         return ()
     return (("A", others[-1].op, others[-1].module),)
+
+
+def _has_weights(node: "Node") -> bool:
+    return bool(node.module) and any(one.constant for one in node.tensors)
 
 
 def with_errors_before(

@@ -22,7 +22,8 @@ Doubles = NDArray[np.float64]
 
 MIN_SCORE = 0.8  # of a pair: the same operator and shape, between pairs that are surer
 # Largest difference of two values' statistics, relative to their size -> score of their similarity.
-ALIKE = ((1e-4, 4.0), (3e-2, 3.0), (0.1, 1.5))
+ALIKE = ((1e-4, 4.0), (1e-2, 3.0), (0.1, 1.5))
+SAME = 1e-4  # relative error of one value in two runtimes, at most
 NAME, MODULE, OPERATOR, SHAPE = 3.0, 1.2, 0.6, 0.2
 MAX_PERMUTED_RANK = 5  # 120 orders of axes
 
@@ -57,6 +58,17 @@ def matched(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> list[tuple[int,
         sure[i] = 0
         sure[:, j] = 0
     return sorted(pairs)
+
+
+def reproduced(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Iterator[int]:
+    """Yield the places in `a` of the values that are in `b` too, whatever the order of their axes."""
+    distance = _distances(_statistics(a), _statistics(b))
+    for place, one in enumerate(a):
+        for other in np.flatnonzero(distance[place] < ALIKE[0][0]):
+            fitted = aligned(one.array, b[int(other)].array, layouts=True)
+            if fitted is not None and error_of(one.array, fitted) < SAME:
+                yield place
+                break
 
 
 def _scores(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Doubles:
