@@ -10,8 +10,6 @@ from onnx import TensorProto, helper, numpy_helper, save
 from whisperport import CompareOptions, ProgramError, UsageError, compare
 from whisperport.commands import compare as module
 
-from ..embedded import default_bundle
-
 TRUSTED = CompareOptions(trust=True)
 WIDTH = 8
 
@@ -159,8 +157,8 @@ def faulty_run(folder, x):
     return run.outputs, run.values
 
 
-def test_a_program_of_a_bundle_is_named_behind_a_colon():
-    bundle = default_bundle()
+def test_a_program_of_a_bundle_is_named_behind_a_colon(exported):
+    bundle = exported("onnxruntime", "micro").folder
 
     assert compare(f"{bundle}:step", f"{bundle}:step", TRUSTED)
     with pytest.raises(ProgramError, match="none is named"):

@@ -157,7 +157,7 @@ def decibels(error: float) -> float:
 def matched_values(
     a: tuple["Graph", Recording], b: tuple["Graph", Recording]
 ) -> tuple[ComparedValue, ...]:
-    """Match the values of two recordings, and return their errors in the order of A."""
+    """Match the values of two runs, and return their errors in the order of A."""
     a, b = _with_outputs(*a), _with_outputs(*b)
     nodes = [_by_value(graph) for graph, _ in (a, b)]
     named = [

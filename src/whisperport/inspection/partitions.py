@@ -6,7 +6,7 @@ for the host in the middle of it. Partitioners build such sets in one of two ord
     backward    From the last node on, a set takes every earlier node with which it still has this property.
                 ExecuTorch's partitioner.
     forward     All nodes that can run and are delegated, or not delegated, as the first that can run is;
-                then the same with the nodes that are left. TFLite.
+                then the same with the other nodes. TFLite.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -160,7 +160,7 @@ def _forward(before: Sequence[int], delegated: Sequence[bool]) -> list[list[int]
 def _splitting(
     nodes: Sequence[Node], before: Sequence[int], sets: Sequence[Sequence[int]]
 ) -> Iterable[str]:
-    """Yield the nodes outside that read a subgraph's output and on which another subgraph depends."""
+    """Yield the nodes between two subgraphs, which read one of them and are read by another."""
     inside = {index for members in sets for index in members}
     made = {value.name for index in inside for value in nodes[index].outputs}
     needed = 0

@@ -28,7 +28,6 @@ TYPES = {1: "float32", 6: "int32", 10: "float16"}  # TensorProto.DataType -> num
 FIELDS: dict[str, tuple[Field, ...]] = {
     "Model": (("metadata_props", 14, "[Entry]"),),
     "Attribute": (("s", 4, "bytes"),),
-    "TensorType": (("elem_type", 1, "int32"),),
 }
 
 
