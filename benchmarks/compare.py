@@ -7,7 +7,7 @@ them, with random weights), a pair of formats, and one fault in one node of one 
 weight, a swapped axis, a wrong epsilon, or a quantized layer. `compare` is right if the layer that it names
 is the module of this node. A fault that changes the outputs by less than 1e-5 of their size is drawn again.
 One of twelve cases has no fault; then no layer may be named. FOLDER keeps the exported programs for another
-run. Writes `results/compare_DATE.json`, and prints every answer.
+run. Writes `results/compare_seed_SEED_DATE.json`, and prints every answer.
 """
 
 import argparse
@@ -649,7 +649,8 @@ def write(cases: list[Case], chosen: argparse.Namespace) -> None:
         "cases": [asdict(case) | {"right": case.right} for case in cases],
     }
     text = json.dumps(result, indent=1)
-    (RESULTS / f"compare_{date}.json").write_text(f"{text}\n", encoding="utf-8")
+    path = RESULTS / f"compare_seed_{chosen.seed}_{date}.json"
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
