@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from third_party import Decoder
 from torch import Tensor, nn
 
 # torchvision from PyPI is built for a torch with CUDA. With another torch, its own operators are missing.
@@ -146,16 +147,6 @@ def hf_encoder(attention: str = "sdpa", layers: tuple[int, int] = (2, 2)) -> Cas
     model = hf_whisper(attention, layers).model.encoder
     mel = torch.randn(1, 80, 2 * FRAMES)
     return Named(model, "input_features", "last_hidden_state"), (mel,)
-
-
-class Decoder(nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.decoder, self.projection = model.model.decoder, model.proj_out
-
-    def forward(self, tokens: Tensor, features: Tensor) -> Any:
-        found = self.decoder(input_ids=tokens, encoder_hidden_states=features, use_cache=False)
-        return self.projection(found.last_hidden_state)
 
 
 def hf_decoder(attention: str = "sdpa", layers: tuple[int, int] = (2, 2)) -> Case:
