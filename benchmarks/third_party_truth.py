@@ -225,7 +225,7 @@ def compared(checked: CheckedProgram, truth: Truth) -> dict[str, Any]:
     real = truth.undelegated
     row: dict[str, Any] = {
         "subgraphs": truth.subgraphs,
-        "predicted_subgraphs": checked.partitions and len(checked.partitions.subgraphs),
+        "predicted_subgraphs": checked.predicted and len(checked.predicted.subgraphs),
     }
     # Operators of the compiled program that `check` removed from the graph, as a compiler would.
     removed = {name: ops for name, ops in real.items() if name not in nodes}

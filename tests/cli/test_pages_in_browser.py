@@ -1,9 +1,5 @@
-"""The pages of `check`, `inspect` and `verify` in Debian's chromium.
+"""The pages of `check`, `inspect` and `verify` in Debian's chromium."""
 
-They need `pip install -e '.[dev,browser]'`, `apt install chromium`, and `make test-all`.
-"""
-
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,17 +14,10 @@ from whisperport.cli.verify_page import verify_page
 from whisperport.verification import Report
 from whisperport.verification.reference import Reference
 
-from ..extent import EVERYTHING
+from ..browser import CHROMIUM, IN_BROWSER, axe_of, sync_api
 from ..third_party_decoder import third_party_decoder
 
-sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
-axe_of = pytest.importorskip("axe_playwright_python.sync_playwright")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
-    pytest.mark.skipif(not EVERYTHING, reason="make test-all"),
-]
+pytestmark = IN_BROWSER
 MAX_LOAD_S, MAX_BYTES = 2.0, 3_000_000
 PAGES = ("check", "fix", "inspect", "verify")
 

@@ -1,12 +1,8 @@
-"""The page in Debian's chromium.
-
-They need `pip install -e '.[dev,browser]'`, `apt install chromium`, and `make test-all`.
-"""
+"""The page in Debian's chromium."""
 
 import base64
 import json
 import re
-import shutil
 import time
 import wave
 from collections.abc import Callable, Iterator
@@ -21,17 +17,10 @@ from whisperport.text import write_srt, write_txt, write_vtt
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
 
-from ..extent import EVERYTHING
+from ..browser import CHROMIUM, IN_BROWSER, axe_of, sync_api
 from .test_process import CLIP, URL, Server
 
-sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
-axe_of = pytest.importorskip("axe_playwright_python.sync_playwright")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
-    pytest.mark.skipif(not EVERYTHING, reason="make test-all"),
-]
+pytestmark = IN_BROWSER
 LONG = next(audio.path for audio in shipped_audio() if audio.seconds > 60)
 KEY, NAME = "a-long-key-of-tests", "captions.test"  # the name is not localhost: no microphone
 FLAGS = [

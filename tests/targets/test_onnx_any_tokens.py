@@ -8,38 +8,29 @@ import numpy as np
 import onnx
 import pytest
 
-from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
 from whisperport.program.program_kind import PREFILL, STEP
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets import RunOptions, get_target, onnxruntime
+from whisperport.targets import onnxruntime
 from whisperport.targets.onnx.any_tokens import same_but_for_tokens
 from whisperport.targets.onnx.runner import OnnxRunner
 from whisperport.targets.onnx.short_caches import cache_axes
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+
+from .lowered_w8 import Lowered, loaded, lowered_w8
 
 NAMES = ["step", "prefill_4", "prefill_64", "align"]
 JOINED = ["step", "prefill_4", "prefill_64"]
 # Of the largest value: 16 times the precision of float32. Graphs of known sizes are optimized otherwise, so
 # that sums differ. A value that crosses the border between two levels of 8 bits would differ by more.
 ROUNDING = 2e-6
-Lowered = tuple[Path, list[ProgramEntry]]
 
 
 @pytest.fixture(scope="module")
 def original(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    folder = tmp_path_factory.mktemp("lowered")
-    target = get_target("onnxruntime").with_precisions(dict.fromkeys(NAMES, "w8"))
-    programs = list(whisper_programs(Parts(micro, [(0, 0)]), NAMES))
-    return folder, target.lower(programs, folder, lambda _: None)
-
-
-def loaded(lowered: Lowered) -> dict[str, Runner]:
-    return get_target("onnxruntime").load(*lowered, RunOptions(threads=1))
+    return lowered_w8(micro, tmp_path_factory.mktemp("lowered"), NAMES)
 
 
 def sessions(runners: dict[str, Runner], names: Sequence[str]) -> set[int]:

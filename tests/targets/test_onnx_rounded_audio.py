@@ -3,17 +3,15 @@
 import gc
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from whisperport.bundle import ProgramEntry
 from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.model.whisper import Whisper
 from whisperport.program.runner import Array, Runner
-from whisperport.targets import RunOptions, get_target, onnxruntime
+from whisperport.targets import onnxruntime
 from whisperport.targets.onnx.rounded_audio import (
     LEVELS,
     SCALE,
@@ -23,15 +21,14 @@ from whisperport.targets.onnx.rounded_audio import (
     read_in_8_bits,
 )
 from whisperport.targets.onnx.runner import OnnxRunner, cpu_session
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+
+from .lowered_w8 import Lowered, loaded, lowered_w8
 
 NAMES = ["step", "prefill_4", "step_2", "align"]
 ROUNDED = NAMES[:3]
 # 8 bits of keys, queries, probabilities and values, each a quarter of a percent of the largest number: what
 # the attention adds to the residual differs by 1 %, and this is what the sum of two layers differs by.
 NEAR = 0.02
-Lowered = tuple[Path, list[ProgramEntry]]
 
 session = partial(cpu_session, 1)
 pytestmark = pytest.mark.skipif(
@@ -41,14 +38,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def lowered(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    folder = tmp_path_factory.mktemp("lowered")
-    target = get_target("onnxruntime").with_precisions(dict.fromkeys(NAMES, "w8"))
-    programs = list(whisper_programs(Parts(micro, [(0, 0)]), NAMES))
-    return folder, target.lower(programs, folder, lambda _: None)
-
-
-def loaded(lowered: Lowered) -> dict[str, Runner]:
-    return get_target("onnxruntime").load(*lowered, RunOptions(threads=1))
+    return lowered_w8(micro, tmp_path_factory.mktemp("lowered"), NAMES)
 
 
 def in_float(lowered: Lowered, monkeypatch: pytest.MonkeyPatch) -> dict[str, Runner]:

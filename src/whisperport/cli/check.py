@@ -165,8 +165,8 @@ def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> 
             print_lines(f"{heading}:", "")
             _print_kinds(checked, kinds, every_node)
     print_lines(_summary(checked, target))
-    if checked.partitions is not None and not get_target(target).spec.rejects_programs:
-        _print_partitions(checked.partitions, every_node)
+    if checked.predicted is not None and not get_target(target).spec.rejects_programs:
+        _print_partitions(checked.predicted, every_node)
 
 
 def _print_partitions(found: "Partitions", every_subgraph: bool) -> None:

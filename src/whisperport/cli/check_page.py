@@ -239,7 +239,8 @@ def _finding(checked: "CheckedProgram", group: "FindingGroup") -> str:
 
 def _nodes(checked: "CheckedProgram", target: str, n_graphs: int) -> str:
     shown = legend(
-        f"{target} supports it; neighbours between two rejected nodes have one color",
+        f"{target} supports it"
+        + ("; nodes of one predicted subgraph have one color" if checked.predicted else ""),
         "rejected: click for the reason",
         VERBS["not seen"] if checked.not_seen_nodes else "",
         "warning" if checked.of("warning") else "",
@@ -260,7 +261,8 @@ def _drawn(checked: "CheckedProgram") -> list[Drawn]:
     for group in checked.findings:  # rejections first
         for one in group.occurrences:
             found.setdefault(id(one.cost), (group, one))
-    counted, flops, drawn, subgraph = _is_counted(checked), checked.cost.flops, list[Drawn](), 0
+    counted, flops, drawn = _is_counted(checked), checked.cost.flops, list[Drawn]()
+    subgraphs = checked.predicted.of_node if checked.predicted else {}
     for cost in checked.cost.nodes:
         share = cost.flops / flops if counted else 1 / len(checked.cost.nodes)
         kind: Kind = ""
@@ -273,12 +275,9 @@ def _drawn(checked: "CheckedProgram") -> list[Drawn]:
                 "Why": prose(f"{one.reason} ({group.rule})"),
                 "Rewrite": f"<code>{text(group.rewrite)}</code>" if group.rewrite else "",
             }
-        if kind in ("bad", "mark") and drawn and drawn[-1].kind not in ("bad", "mark"):
-            subgraph += 1
-        module, amount = cost.node.module, percent(share) if counted else ""
-        drawn.append(
-            Drawn(cost.node.op, cost.node.name, module, share, kind, subgraph, amount, reason)
-        )
+        node, amount = cost.node, percent(share) if counted else ""
+        subgraph = subgraphs.get(node.name, 0)
+        drawn.append(Drawn(node.op, node.name, node.module, share, kind, subgraph, amount, reason))
     return drawn
 
 

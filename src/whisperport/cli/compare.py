@@ -44,7 +44,7 @@ LAYER_WIDTH, LINE_WIDTH, OPERATOR_WIDTH = 38, 26, 14  # characters; the table th
     "every_value",
     group="Output",
     is_flag=True,
-    help="List every matched value, in place of one row per layer around the first that diverges",
+    help="List every matched value. Otherwise, the layers near the first that diverges are listed",
 )
 @as_json
 def compare(a: str, b: str, trust: bool, every_value: bool, as_json: bool, **chosen: Any) -> None:
@@ -58,7 +58,7 @@ def compare(a: str, b: str, trust: bool, every_value: bool, as_json: bool, **cho
 
     "error" is the size of the difference divided by that of A's value, and SQNR the same in dB. The exit
     status is 1 if an output differs by more than the precision of the programs explains, or a value is
-    NaN. An inner difference that no output shows does not change it.
+    NaN. An inner difference that no output shows does not change the exit status.
 
     \b
     Examples:

@@ -54,7 +54,7 @@ class CompareOptions:
             default="random values",
         ),
     ] = None
-    seed: Annotated[int, Option("Seed of the random inputs", 0, 2**31 - 1)] = 0
+    seed: Annotated[int, Option("Seed of the random inputs", 0, 999_999)] = 0
     trust: bool = False
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whisperport.errors import ProgramError
 from whisperport.program.runner import Array
 
 if TYPE_CHECKING:  # torch may be missing at run time
@@ -53,20 +52,11 @@ def dumped_values(
     """
     from torch import Tensor, from_numpy
 
-    from whisperport.inspection.profile_pte import _portable_lib
+    from whisperport.inspection.profile_pte import with_etdump
     from whisperport.inspection.quiet import quiet
 
-    runtime = _portable_lib()
     with quiet():
-        program = runtime._load_program(
-            str(path), enable_etdump=True, debug_buffer_size=buffer_bytes
-        )
-        if not program.has_etdump():
-            raise ProgramError(
-                "this ExecuTorch installation keeps no values of a run",
-                why="its runtime was built without ETDump",
-                hint='install a runtime with ETDump: pip install "whisperport[xnnpack]"',
-            )
+        program = with_etdump(path, buffer_bytes)
         results = program.load_method(method.name).call([from_numpy(np.array(a)) for a in inputs])
         outputs = [
             np.array(one.float() if _is_bfloat16(one) else one)

@@ -229,54 +229,18 @@ def _onnx(path: Path) -> Recordable:
 
 def _tflite(path: Path) -> Recordable:
     from whisperport.inspection.read_tflite import read_tflite
-    from whisperport.targets.tflite.runner import import_litert
+    from whisperport.targets.tflite.kept_values import RUNTIME, run_keeping
 
     graph = read_tflite(path)[0]
-    litert = import_litert("litert", f"{path.name}")
+    places = {one.name: int(one.name.partition(":")[0]) for one in _kept(graph)}
 
     def record(inputs: Sequence[Array]) -> Recording:
         try:
-            interpreter = litert.Interpreter(
-                str(path),
-                experimental_op_resolver_type=litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-                experimental_preserve_all_tensors=True,
-            )
-            interpreter.allocate_tensors()
-            for detail, array in zip(interpreter.get_input_details(), inputs, strict=True):
-                interpreter.set_tensor(detail["index"], _quantized(array, detail))
-            interpreter.invoke()
-            details = {detail["index"]: detail for detail in interpreter.get_tensor_details()}
-            places = {one.name: int(one.name.partition(":")[0]) for one in _kept(graph)}
-            values = {
-                name: _real(interpreter, details[place])
-                for name, place in places.items()
-                if place in details
-            }
-            outputs = [_real(interpreter, one) for one in interpreter.get_output_details()]
+            return _recorded(graph, *run_keeping(path, inputs, places))
         except (RuntimeError, ValueError) as error:
-            raise _cannot_run("LiteRT", path.name, error, inputs) from error
-        return _recorded(graph, values, outputs)
+            raise _cannot_run(RUNTIME, path.name, error, inputs) from error
 
     return Recordable(graph, record)
-
-
-def _quantized(array: Array, detail: Mapping[str, Any]) -> Array:
-    scale, zero = detail["quantization"]
-    if not scale or array.dtype.kind != "f":
-        return array.astype(detail["dtype"])
-    limits = np.iinfo(detail["dtype"])
-    stored: Array = np.clip(np.rint(array / scale) + zero, limits.min, limits.max)
-    return stored.astype(detail["dtype"])
-
-
-def _real(interpreter: Any, detail: Mapping[str, Any]) -> Array:
-    """Return a tensor's values as real numbers."""
-    stored: Array = interpreter.get_tensor(detail["index"])
-    scale, zero = detail["quantization"]
-    if not scale or stored.dtype.kind != "i":
-        return stored
-    real: Array = (stored.astype(np.float32) - np.float32(zero)) * np.float32(scale)
-    return real
 
 
 def _pte(path: Path, method: str) -> Recordable:

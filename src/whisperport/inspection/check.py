@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from whisperport.inspection.cost import Cost, NodeCost, cost_of
 from whisperport.inspection.graph import Graph
-from whisperport.inspection.partitions import Partitions, partitions_of
+from whisperport.inspection.partitions import Partitions, Parts, partitions_of
 from whisperport.inspection.rules import RULES, Finding
 from whisperport.inspection.source_line import SourceLine
 from whisperport.program.spec import FindingKind, Limit, Rejection, TargetSpec
@@ -78,14 +79,19 @@ class FindingGroup:
         return sum(found.cost is not None for found in self.occurrences)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: a cached property is kept in the object
 class CheckedProgram:
     """The findings of one target in one program."""
 
     graph: Graph
     cost: Cost
     findings: tuple[FindingGroup, ...]  # rejections first; within a kind, the most expensive first
-    partitions: Partitions | None  # None: the operators of the target are not known
+    parts: Parts | None  # of rejected nodes; None: the operators of the target are not known
+
+    @cached_property
+    def predicted(self) -> Partitions | None:
+        """The delegated subgraphs; None if the operators of the target are not known."""
+        return None if self.parts is None else partitions_of(self.graph, self.parts)
 
     def of(self, kind: FindingKind) -> tuple[FindingGroup, ...]:
         """Return the findings of one kind."""
@@ -125,7 +131,7 @@ class CheckedProgram:
             "uncounted_nodes": self.cost.uncounted,
             "rejected_nodes": self.rejected_nodes,
             "not_seen_nodes": self.not_seen_nodes,
-            "predicted_partitions": self.partitions.to_json() if self.partitions else None,
+            "predicted_partitions": self.predicted.to_json() if self.predicted else None,
             "findings": [self._group_to_json(group) for group in self.findings],
         }
 
@@ -172,9 +178,7 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
     ]
     findings.sort(key=lambda g: (KIND_ORDER.index(g.kind), -g.flops, -g.bytes, g.rule))
     known = any(limit.rule == "WP101" and _applies(limit, graph) for limit in limits_of(spec))
-    return CheckedProgram(
-        graph, cost, tuple(findings), partitions_of(graph, parts) if known else None
-    )
+    return CheckedProgram(graph, cost, tuple(findings), parts if known else None)
 
 
 def rejections(graph: Graph, spec: TargetSpec) -> list[Rejection]:

@@ -27,10 +27,12 @@ class Partitions:
     Attributes:
         subgraphs: in the order in which they can run.
         splitting: nodes on the host that read a subgraph's output and that another subgraph depends on.
+        of_node: node that is delegated as a whole -> place of its subgraph.
     """
 
     subgraphs: tuple[Subgraph, ...]
-    splitting: tuple[str, ...] = ()
+    splitting: tuple[str, ...]
+    of_node: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -48,12 +50,18 @@ def partitions_of(graph: Graph, parts: Parts) -> Partitions:
         parts: nodes that are not delegated as a whole.
     """
     nodes, delegated = _decomposed(graph, parts)
-    before = _ancestors(nodes)
-    order = _backward if graph.format == "torch" else _forward
-    sets = order(before, delegated)
+    before, after = _reached(nodes)
+    is_torch = graph.format == "torch"
+    sets = _backward(before, after, delegated) if is_torch else _forward(before, delegated)
     return Partitions(
         tuple(border([nodes[i] for i in members], nodes, graph.outputs) for members in sets),
         tuple(dict.fromkeys(_splitting(nodes, before, sets))),
+        {
+            nodes[i].name: place
+            for place, members in enumerate(sets)
+            for i in members
+            if nodes[i].name not in parts
+        },
     )
 
 
@@ -99,28 +107,26 @@ def _decomposed(graph: Graph, parts: Parts) -> tuple[list[Node], list[bool]]:
     return nodes, delegated
 
 
-def _ancestors(nodes: Sequence[Node]) -> list[int]:
-    """Return for each node the set of nodes that it depends on, as the bits of an integer."""
+def _reached(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
+    """Return for each node the nodes before it, on which it depends, and those after it, as bits."""
     makers: dict[str, int] = {}
-    before: list[int] = []
+    direct: list[set[int]] = []
+    before, after = [0] * len(nodes), [0] * len(nodes)
     for index, node in enumerate(nodes):
-        found = 0
-        for value in node.tensors:
-            maker = makers.get(value.name)
-            if maker is not None:
-                found |= before[maker] | 1 << maker
-        before.append(found)
+        direct.append({makers[value.name] for value in node.tensors if value.name in makers})
+        for maker in direct[index]:
+            before[index] |= before[maker] | 1 << maker
         makers.update({value.name: index for value in node.outputs})
-    return before
+    for index in reversed(range(len(nodes))):
+        for maker in direct[index]:
+            after[maker] |= after[index] | 1 << index
+    return before, after
 
 
-def _backward(before: Sequence[int], delegated: Sequence[bool]) -> list[list[int]]:
+def _backward(
+    before: Sequence[int], after: Sequence[int], delegated: Sequence[bool]
+) -> list[list[int]]:
     count = len(before)
-    after = [0] * count
-    for index, ancestors in enumerate(before):
-        while ancestors:
-            after[ancestors.bit_length() - 1] |= 1 << index
-            ancestors &= ~(1 << ancestors.bit_length() - 1)
     free = [index for index in reversed(range(count)) if delegated[index]]
     sets = []
     while free:

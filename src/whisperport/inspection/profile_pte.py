@@ -97,13 +97,7 @@ def _run(path: Path, method: str, feed: list[Array], options: ProfileOptions) ->
     from torch import from_numpy
 
     try:
-        program = _portable_lib()._load_program(str(path), enable_etdump=True, debug_buffer_size=0)
-        if not program.has_etdump():
-            raise ProgramError(
-                "this ExecuTorch installation cannot measure a program",
-                why="its runtime was built without ETDump",
-                hint='install a runtime with ETDump: pip install "whisperport[xnnpack]"',
-            )
+        program = with_etdump(path)
         loaded = program.load_method(method)
         tensors = [from_numpy(array) for array in feed]
         for _ in range(options.repeat + 1):
@@ -120,6 +114,29 @@ def _run(path: Path, method: str, feed: list[Array], options: ProfileOptions) ->
         ) from error
     runs = [run for run in dump.run_data if any(_is(event, RUN_EVENT) for event in run.events)]
     return runs[1:]
+
+
+def with_etdump(path: Path, kept_bytes: int = 0) -> Any:
+    """Load a file so that ETDump records its runs.
+
+    Args:
+        path: of the file.
+        kept_bytes: of values that it keeps.
+
+    Raises:
+        ProgramError: the runtime was built without ETDump.
+        RuntimeError: ExecuTorch cannot load the file.
+    """
+    program = _portable_lib()._load_program(
+        str(path), enable_etdump=True, debug_buffer_size=kept_bytes
+    )
+    if not program.has_etdump():
+        raise ProgramError(
+            "this ExecuTorch installation cannot measure a program, or keep its values",
+            why="its runtime was built without ETDump",
+            hint='install a runtime with ETDump: pip install "whisperport[xnnpack]"',
+        )
+    return program
 
 
 def _portable_lib() -> Any:

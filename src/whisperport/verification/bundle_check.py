@@ -172,8 +172,9 @@ def _session_checks(
             decoded.append(_transcribe(session, clip, reference))
     except NumericalError as error:
         return [*checks, _not_finite("tokens", "transcripts", error)], None, []
-    checks += _decoded_checks(bundle, reference, decoded, coarsest(precision.values()))
-    return checks, decoded[-1] if decoded else None, _texts(bundle, reference, decoded)
+    texts = _texts(bundle, reference, decoded)
+    checks += _decoded_checks(bundle, reference, decoded, texts, coarsest(precision.values()))
+    return checks, decoded[-1] if decoded else None, texts
 
 
 def check_words(
@@ -191,7 +192,8 @@ def check_words(
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
     precision = coarsest(precisions(bundle, run).values())
-    checks = _decoded_checks(bundle, reference, decoded, precision)
+    texts = _texts(bundle, reference, decoded)
+    checks = _decoded_checks(bundle, reference, decoded, texts, precision)
     return [check for check in checks if check.level == "words"]
 
 
@@ -221,7 +223,8 @@ def check_decoded_features(
             results.append(_decode(decoder, encoded, clip, reference))
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
-    return list(_decoded_checks(bundle, reference, results, precision))
+    texts = _texts(bundle, reference, results)
+    return list(_decoded_checks(bundle, reference, results, texts, precision))
 
 
 def _texts(bundle: Bundle, reference: Reference, results: list[Decoded]) -> list[Transcribed]:
@@ -241,10 +244,14 @@ def _texts(bundle: Bundle, reference: Reference, results: list[Decoded]) -> list
 
 
 def _decoded_checks(
-    bundle: Bundle, reference: Reference, results: list[Decoded], precision: str
+    bundle: Bundle,
+    reference: Reference,
+    results: list[Decoded],
+    texts: list[Transcribed],
+    precision: str,
 ) -> Iterator[Check]:
     """Compare the tokens of every clip, and the error rates over the clips that decide."""
-    texts, end_of_text = _texts(bundle, reference, results), bundle.manifest.generation.end_of_text
+    end_of_text = bundle.manifest.generation.end_of_text
     own = reference.loss(precision, "logits")
     luck = {one.clip.name: reason for one in texts if (reason := undecided(one, precision, own))}
     for decoded, clip in zip(results, reference.clips, strict=True):

@@ -95,6 +95,20 @@ def import_litert(extra: str, target: str) -> Any:
     return interpreter
 
 
+def quantized(array: Array, dtype: Any, scale: float, zero_point: int) -> Array:
+    """Round real numbers to the integers that express them; those out of range become the nearest."""
+    limits = np.iinfo(dtype)
+    integers = np.rint(array / np.float32(scale)) + zero_point
+    found: Array = np.clip(integers, limits.min, limits.max).astype(dtype)
+    return found
+
+
+def dequantized(array: Array, scale: float, zero_point: int) -> Array:
+    """Return the real numbers, in float32, that integers express."""
+    real: Array = (array.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
+    return real
+
+
 @dataclass(frozen=True, slots=True)
 class _Tensor:
     """An input or output in the file, and how the caller's arrays are converted to it."""
@@ -115,10 +129,7 @@ class _Tensor:
         if self.is_same:
             return array
         if self.scale:
-            limits = np.iinfo(self.dtype)
-            integers = np.rint(array / np.float32(self.scale)) + self.zero_point
-            converted: Array = np.clip(integers, limits.min, limits.max).astype(self.dtype)
-            return converted
+            return quantized(array, self.dtype, self.scale, self.zero_point)
         if array.dtype == np.int64 and not _fits_int32(array):
             raise ValueError(
                 f"{self.spec.name!r} holds an integer of more than 32 bits, which the file cannot store"
@@ -130,9 +141,7 @@ class _Tensor:
         if self.is_same:
             return array
         if self.scale:
-            real = (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
-            converted: Array = real.astype(self.spec.dtype)
-            return converted
+            return dequantized(array, self.scale, self.zero_point).astype(self.spec.dtype)
         return array.astype(self.spec.dtype)
 
 

@@ -1,0 +1,23 @@
+"""Programs of the micro model in the precision `w8` of the target `onnxruntime`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from whisperport.bundle import ProgramEntry
+from whisperport.model.whisper import Whisper
+from whisperport.program.runner import Runner
+from whisperport.targets import RunOptions, get_target
+from whisperport.trace.variants import whisper_programs
+from whisperport.trace.whisper import Parts
+
+Lowered = tuple[Path, list[ProgramEntry]]
+
+
+def lowered_w8(micro: Whisper, folder: Path, names: Sequence[str]) -> Lowered:
+    target = get_target("onnxruntime").with_precisions(dict.fromkeys(names, "w8"))
+    programs = list(whisper_programs(Parts(micro, [(0, 0)]), names))
+    return folder, target.lower(programs, folder, lambda _: None)
+
+
+def loaded(lowered: Lowered) -> dict[str, Runner]:
+    return get_target("onnxruntime").load(*lowered, RunOptions(threads=1))
