@@ -115,6 +115,20 @@ def test_a_bundle_is_checked_program_by_program(run, bundle):
     assert ran.out.count("onnxruntime rejects nothing") == 6
 
 
+def test_a_folder_of_any_architecture_is_checked_and_only_a_bundle_is_verified_next(run, tmp_path):
+    config = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 32}
+    config |= {"num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    rejected = run("check", tmp_path, "--target", "xnnpack")
+    accepted = run("check", tmp_path, "--target", "onnxruntime")
+
+    assert rejected.code == 1
+    assert "BertModel: xnnpack rejects" in rejected.out
+    assert "next: whisperport explain WP" in rejected.err
+    assert (accepted.code, "next: whisperport lower --help" in accepted.err) == (0, True)
+
+
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_explain_prints_the_page_of_the_documentation(run, code):
     ran = run("explain", code.lower())

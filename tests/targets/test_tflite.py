@@ -13,7 +13,7 @@ from whisperport.inspection.tflite_signatures import read_signatures
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.quantization import ALL, LINEAR, quantize, recipe
-from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
+from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner, dequantized, quantized
 from whisperport.trace.program import Program, trace
 
 
@@ -169,6 +169,22 @@ def test_quantized_inputs_and_outputs_are_float32_for_the_caller(
     assert found.dtype == np.float32
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.05  # 1/128 of the range for input, weight and output each
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [(np.uint8, 128), (np.int8, -3), (np.int16, 0)])
+def test_integers_and_real_numbers_are_converted_to_each_other(
+    dtype: type[np.generic], zero_point: int
+) -> None:
+    real = np.array([-9.0, -0.5, 0.0, 0.26, 9.0], np.float32)
+
+    stored = quantized(real, dtype, 0.5, zero_point)
+
+    assert stored.dtype == dtype
+    found = dequantized(stored, 0.5, zero_point)
+    np.testing.assert_array_equal(found, np.array([-9.0, -0.5, 0.0, 0.5, 9.0], np.float32))
+    far = dequantized(quantized(np.float32([-1e9, 1e9]), dtype, 0.5, zero_point), 0.5, zero_point)
+    limits = np.iinfo(dtype)
+    np.testing.assert_array_equal(far, 0.5 * (np.array([limits.min, limits.max]) - zero_point))
 
 
 def test_values_outside_the_calibrated_range_are_clipped_and_do_not_wrap_around(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from whisperport.bundle import MANIFEST
 from whisperport.cli.check_page import MAX_UNCOUNTED, check_page
 from whisperport.cli.console import (
     WIDTH,
@@ -107,8 +108,9 @@ def check(
 ) -> None:
     """List the nodes of a program that a target rejects, with reasons, cost and the rewrite that helps.
 
-    PROGRAM is a .pt2, .onnx, .tflite or HLO (.pb) file of any model, or a bundle. The target's compiler
-    is not needed. The cost is the share of the program's operations and bytes. The module and the line of
+    PROGRAM is a .pt2, .onnx, .tflite or HLO (.pb) file of any model, a bundle, or the folder of a model of
+    any architecture in transformers' format, whose weights are not read. The target's compiler is not
+    needed. The cost is the share of the program's operations and bytes. The module and the line of
     Python are those that the exporter stored in the file. The exit status is 1 if a node is rejected or
     declined. Where a vendor publishes no list of supported operators, nodes that were
     not seen in programs known to compile are listed separately: they may compile, and do not change the
@@ -319,7 +321,8 @@ def _next_command(program: Path, checked: Checked) -> tuple[Argument, ...]:
     target = checked.target
     rejected = [kind for one in checked.programs for kind in one.rejected]
     found = {kind.rule for one in checked.programs for kind in one.findings}
-    one_graph = len(checked.programs) == 1 and checked.programs[0].graph.format == "torch"
+    one_graph = program.is_file() and len(checked.programs) == 1
+    one_graph = one_graph and checked.programs[0].graph.format == "torch"
     if not_lowered := [rule for rule in NOT_LOWERED if rule in found]:
         return "explain", not_lowered[0]
     if one_graph and any(kind.rewrite for kind in rejected):
@@ -330,4 +333,6 @@ def _next_command(program: Path, checked: Checked) -> tuple[Argument, ...]:
     suffix = get_target(target).spec.lowered_suffix
     if suffix and one_graph:
         return "lower", program, "--target", target, "--out", program.with_suffix(suffix)
-    return ("verify", program) if program.is_dir() else ("inspect", program)
+    if program.is_dir():
+        return ("verify", program) if (program / MANIFEST).is_file() else ("lower", "--help")
+    return "inspect", program

@@ -125,9 +125,9 @@ def check(
     receive. Where it can be asked on this machine, its answer is a part of the result.
 
     Args:
-        program: a `.pt2`, `.onnx` or `.tflite` file, an HLO module (`.pb`), a bundle, a `Program` from
-            `whisperport.trace.program.trace`, what `torch.export.export` returned, or a module of torch,
-            which is exported in evaluation mode.
+        program: a `.pt2`, `.onnx` or `.tflite` file, an HLO module (`.pb`), a bundle, a folder with a
+            config.json of transformers, a `Program` from `whisperport.trace.program.trace`, what
+            `torch.export.export` returned, or a module of torch, which is exported in evaluation mode.
         args: of the module: its positional arguments as a tuple, or its keyword arguments as a mapping.
         target: name of a target, as `whisperport targets` lists them.
         progress: called with the name of each stage, a few words.
@@ -149,8 +149,12 @@ def check(
     with requires_torch("check a program"):
         from whisperport.inspection.check import check_graph
         from whisperport.inspection.read import read_graphs
+        from whisperport.inspection.read_model_folder import is_model_folder, read_model_folder
     partitions: tuple[Partitioned, ...] = ()
-    if isinstance(program, str | os.PathLike):
+    if isinstance(program, str | os.PathLike) and is_model_folder(Path(program)):
+        progress(f"exporting the model of {Path(program).name}")
+        graphs = [read_model_folder(Path(program))]
+    elif isinstance(program, str | os.PathLike):
         progress(f"reading {Path(program).name}")
         graphs = read_graphs(Path(program))
         partitions = _partitions(chosen, Path(program), progress)

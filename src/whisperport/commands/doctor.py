@@ -25,6 +25,7 @@ GENERAL: dict[str, tuple[Package, ...]] = {
         Package("safetensors", "safetensors"),
         Package("huggingface_hub", "huggingface-hub"),
     ),
+    "transformers": (Package("transformers", "transformers"),),
     "live": (Package("sounddevice", "sounddevice"),),
     "xnnpack": (
         Package("torch", "torch"),

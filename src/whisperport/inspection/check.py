@@ -157,6 +157,7 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
     A node is counted once: for the first limit that it breaks, in the order of `limits_of`. Warnings are
     reported in addition.
     """
+    graph = graph if spec.folds_constants else graph.unfolded()
     cost = cost_of(graph)
     costs = {id(counted.node): counted for counted in cost.nodes}
     constant = _independent_of_inputs(graph)

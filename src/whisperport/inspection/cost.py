@@ -79,7 +79,16 @@ PER_INPUT_ELEMENT |= {"var": 4, "std": 5}
 MOVEMENT = (
     ZERO_COPY | PARTIAL_READS | {"transpose", "cat", "stack", "clone", "to", "expand", "repeat"}
 )
-MOVEMENT |= {"constant_pad_nd", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like"}
+MOVEMENT |= {
+    "constant_pad_nd",
+    "PADV2",
+    "full",
+    "full_like",
+    "zeros",
+    "zeros_like",
+    "ones",
+    "ones_like",
+}
 MOVEMENT |= {"arange", "copy", "copy_", "unbind", "chunk", "roll", "flip", "scalar_tensor"}
 MOVEMENT |= {"slice_scatter", "pixel_shuffle", "upsample_nearest1d", "upsample_nearest2d"}
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})

@@ -123,6 +123,8 @@ class Graph:
     opset: int | None = None  # ONNX only
     # HLO only: place of an output -> name of the input whose memory it is written to
     aliases: Mapping[int, str] = field(default_factory=dict)
+    # TFLite only: `nodes`, and those that depend on constants only. Most compilers fold them.
+    with_folded: tuple[Node, ...] = ()
     _producers: dict[str, Node] = field(default_factory=dict, repr=False, compare=False)
 
     def producer(self, value: Value) -> Node | None:
@@ -130,6 +132,10 @@ class Graph:
         if not self._producers:
             self._producers.update({out.name: node for node in self.nodes for out in node.outputs})
         return self._producers.get(value.name)
+
+    def unfolded(self) -> "Graph":
+        """Return the graph with the nodes that depend on constants only, for a runtime that runs them."""
+        return replace(self, nodes=self.with_folded or self.nodes, _producers={})
 
 
 FOLDED_FORMATS: frozenset[Format] = frozenset({"onnx", "tflite"})
@@ -149,23 +155,30 @@ def build(
 ) -> Graph:
     """Build a graph without nodes that have no effect, and without nodes whose outputs are not read.
 
-    ONNX and TFLite compilers fold nodes that depend on constants only, so such nodes are removed too.
+    ONNX and TFLite compilers fold nodes that depend on constants only, so such nodes are removed too; of a
+    TFLite file they are kept in `with_folded`.
     torch's compilers do not fold them. XLA does, but an HLO module writes every scalar as a broadcast
     tensor, which is never stored.
     """
     same: dict[str, Value] = {}
-    kept = []
+    kept: list[Node] = []
+    every: list[Node] = []
     for node in nodes:
         node = replace(node, inputs=tuple(v and same.get(v.name, v) for v in node.inputs))
         if _has_no_effect(node):
             same[node.output.name] = node.tensors[0]
         elif format in FOLDED_FORMATS and _is_constant(node):
             same |= {value.name: replace(value, constant=True) for value in node.outputs}
+            every.append(node)
         else:
             kept.append(node)
+            every.append(node)
     returned = tuple(same.get(value.name, value) for value in outputs)
     alive = _without_dead_nodes(kept, returned)
-    return Graph(name, format, alive, tuple(inputs), returned, opset, dict(aliases or {}))
+    graph = Graph(name, format, alive, tuple(inputs), returned, opset, dict(aliases or {}))
+    if format != "tflite":
+        return graph
+    return replace(graph, with_folded=_without_dead_nodes(every, returned))
 
 
 def _without_dead_nodes(nodes: list[Node], returned: tuple[Value, ...]) -> tuple[Node, ...]:

@@ -259,6 +259,8 @@ def _attributes(
         return {"dim": constants.integers(inputs, 1), "keepdim": _flag(operator, "ReducerOptions")}
     if op == "unsqueeze":
         return {"dim": constants.integers(inputs, 1)}
+    if op == "slice" and len(inputs) == 4:  # STRIDED_SLICE
+        return {"step": max(constants.integers(inputs, 3) or [1])}
     if op == "matmul":
         return {"transposed_left": _flag(operator, "BatchMatMulOptions")}
     if op == "gelu":

@@ -77,7 +77,6 @@ TFLITE = {
     "LOGISTIC": "sigmoid",
     "LOG_SOFTMAX": "log_softmax",
     "PAD": "constant_pad_nd",
-    "PADV2": "constant_pad_nd",
     "RANGE": "arange",
     "REDUCE_MAX": "amax",
     "SELECT": "where",

@@ -199,6 +199,7 @@ class TargetSpec:
             use them.
         rejects_programs: True if the compiler rejects a program with an unsupported node; False if such a
             node runs on the CPU.
+        folds_constants: False if the runtime runs nodes of a TFLite file that depend on constants only.
         lowered_suffix: suffix of the file that `whisperport lower` writes, such as ".onnx".
         lowered_max_rank: highest tensor rank in that file; 0: `max_rank`.
         programs: Whisper programs that `export` places on the target; empty: all but `further_programs`.
@@ -245,6 +246,7 @@ class TargetSpec:
     rewrites: tuple[str, ...] = ()
     host_rewrites: tuple[str, ...] = ()
     rejects_programs: bool = False
+    folds_constants: bool = True
     lowered_suffix: str = ""
     lowered_max_rank: int = 0
     programs: frozenset[str] = frozenset()

@@ -20,7 +20,17 @@ OPERATORS = frozenset(
             "constant_pad_nd",
             "conv",
         ),
-        *("conv_transpose2d", "cos", "div", "einsum", "exp", "floor", "gelu", "glu"),
+        *(
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "cos",
+            "div",
+            "einsum",
+            "exp",
+            "floor",
+            "gelu",
+            "glu",
+        ),
         *("hardswish", "hardtanh", "leaky_relu", "linear", "log", "matmul", "max_pool2d"),
         *("maximum", "mean", "minimum", "mm", "movedim", "mul", "neg", "pow", "prelu"),
         *(
