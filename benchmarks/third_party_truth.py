@@ -44,6 +44,7 @@ EXPLAINED = {
     REMOVED: "`check` assumes that it is removed: it reads constants only, is a copy, or writes in place",
     "rank 6 is above the limit": "the execution provider replaces reshape, transpose and reshape of "
     "rank 6, if an axis has the size 1, by those of rank 5",
+    "select: WP101": "torch removes a view that is written to and not read",
 }
 LOOKUPS = frozenset({"embedding", "gather", "index", "index_select"})
 

@@ -232,6 +232,18 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
         "pad by [-1, 1]; widths must be 0 or more: use a slice",
         one("constant_pad_nd", X, pad=[0, 1]),
     ),
+    "WP310": (
+        frozenset({"slice"}),
+        one("add", X, Y, written_views=("reshape", "slice")),
+        "add writes in place through slice: torch adds a copy",
+        one("add", X, Y, written_views=("reshape",)),
+    ),
+    "WP311": (
+        2,
+        one("cat", X, Y, value("z", 1, 8, 16)),
+        "cat of 3 tensors; at most 2 are supported",
+        one("cat", X, Y),
+    ),
     "WP401": (
         frozenset({13, 17}),
         graph(node("add", [X, Y], OUT), format="onnx", opset=18),

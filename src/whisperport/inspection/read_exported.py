@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.inspection.graph import Graph, Node, Value, build
 from whisperport.inspection.torch_nodes import Argument, torch_node
+from whisperport.inspection.written_views import follow_writes
 
 if TYPE_CHECKING:
     from torch import fx
@@ -46,7 +47,8 @@ def read_exported(name: str, exported: "ExportedProgram") -> Graph:
             )
     specs = signature.output_specs  # results, and tensors written back to buffers and inputs
     returned = [values[spec.arg.name] for spec in specs if spec.arg.name in values]
-    return build(name, "torch", [node for node in nodes if node], given, returned)
+    found, newest = follow_writes([node for node in nodes if node], returned)
+    return build(name, "torch", found, given, newest)
 
 
 def _target(node: "fx.Node") -> str:

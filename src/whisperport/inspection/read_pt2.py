@@ -15,6 +15,7 @@ from typing import Any
 from whisperport.errors import ProgramError
 from whisperport.inspection.graph import Graph, Node, Value, build
 from whisperport.inspection.torch_nodes import Argument, torch_node
+from whisperport.inspection.written_views import follow_writes
 
 SCHEMA = 8  # major version, written by torch 2.8 to 2.13; another major version has another layout
 SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # as sympy writes one
@@ -118,10 +119,11 @@ def _graph(path: Path, name: str, text: bytes) -> Graph:
     values = {
         key: _value(key, meta, key in constants) for key, meta in graph["tensor_values"].items()
     }
-    nodes = (_node(node, values, index) for index, node in enumerate(graph["nodes"]))
+    nodes = [_node(node, values, index) for index, node in enumerate(graph["nodes"])]
     inputs = [values[key] for key in given if key in values]
     returned = [values[key] for key in _returned(signature) if key in values]
-    return build(name, "torch", [node for node in nodes if node], inputs, returned)
+    found, newest = follow_writes([node for node in nodes if node], returned)
+    return build(name, "torch", found, inputs, newest)
 
 
 def _stored(signature: Mapping[str, Any]) -> tuple[set[str], list[str]]:

@@ -11,6 +11,7 @@ from whisperport.inspection.cost import contracted
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, rule
 from whisperport.inspection.rules.shapes import MATMULS
+from whisperport.inspection.written_views import VIEWS
 from whisperport.program.spec import Limit
 
 Dependencies = Mapping[str, frozenset[str]]
@@ -22,7 +23,6 @@ LAYOUT_OPS = frozenset({"clone", "expand", "reshape", "squeeze", "to", "transpos
 
 # Operators that write a part of a tensor, or select from two -> which of their inputs is the old tensor.
 WRITES = {"slice_scatter": (0,), "scatter": (0,), "where": (1, 2)}
-VIEWS = frozenset({"expand", "reshape", "select", "slice", "squeeze", "transpose", "unsqueeze"})
 MOVES = LAYOUT_OPS | {"gather"}  # their first input; a gather reorders the rows of beams
 
 

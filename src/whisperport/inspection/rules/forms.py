@@ -5,6 +5,7 @@ from typing import Any
 
 from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, node_rule, rule
+from whisperport.inspection.written_views import WRITTEN
 from whisperport.program.spec import Limit
 
 
@@ -186,3 +187,26 @@ def negative_pad(graph: Graph, node: Node, _: Any) -> str:
     pads = node.attributes.get("pad")
     cut = isinstance(pads, list) and any(isinstance(width, int) and width < 0 for width in pads)
     return f"pad by {pads}; widths must be 0 or more: use a slice" if cut else ""
+
+
+@node_rule("WP310", "A write to a part of a tensor copies the tensor")
+def written_part(graph: Graph, node: Node, views: Set[str]) -> str:
+    """The node writes in place to a view: `rows = x[:, :2]`, then `rows += y`. In a compiler's program, no
+    two tensors share memory. torch gives it a program that computes the new rows, and then a copy of `x`
+    with these rows (`slice_scatter`, `select_scatter`). The target does not support the copy.
+
+    What to do: write the operation without a change in place: `torch.cat([x[:, :2] + y, x[:, 2:]], 1)`. If
+    the view is all of the tensor, leave out the slice, or write `rows = rows + y`.
+    """
+    found = [view for view in node.attributes.get(WRITTEN, ()) if view in views]
+    return f"{node.op} writes in place through {found[0]}: torch adds a copy" if found else ""
+
+
+@node_rule("WP311", "Too many tensors are concatenated")
+def concatenated(graph: Graph, node: Node, most: int) -> str:
+    """The target concatenates a few tensors only.
+
+    What to do: concatenate the first tensors, and then the result with the others.
+    """
+    count = len(node.tensors)
+    return f"{node.op} of {count} tensors; at most {most} are supported" if count > most else ""

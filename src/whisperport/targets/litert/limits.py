@@ -68,4 +68,11 @@ LIMITS = (
         formats=TFLITE,
         source="LiteRT 2.3.0 lists STRIDED_SLICE with steps of 2 outside of XNNPACK",
     ),
+    Limit(
+        rule="WP311",
+        operators=frozenset({"cat"}),
+        value=5,
+        formats=TFLITE,
+        source="LiteRT 2.3.0 lists CONCATENATION of 6 tensors outside of XNNPACK, and not of 5",
+    ),
 )

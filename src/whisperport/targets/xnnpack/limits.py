@@ -53,6 +53,7 @@ OPERATORS = frozenset(
 CONFIG = "executorch 1.5.1 backends/xnnpack/partition/config/"
 TORCH = frozenset({"torch"})
 FLOATS = frozenset({"float16", "float32"})
+PARTS = frozenset({"alias", "chunk", "narrow", "select", "slice", "split", "unbind"})
 LIMITS = (
     Limit(
         rule="WP103",
@@ -162,6 +163,13 @@ LIMITS = (
         rule="WP309",
         operators=frozenset({"constant_pad_nd"}),
         source=CONFIG + "generic_node_configs.py, ConstantPadConfig",
+    ),
+    Limit(
+        rule="WP310",
+        formats=TORCH,
+        value=PARTS,
+        parts=(True, False),  # the operator; the copy
+        source="lowered with executorch 1.5.1: alias_copy, slice_scatter and select_scatter",
     ),
     Limit(
         rule="WP501",
