@@ -17,6 +17,8 @@ from whisperport.inspection.read import read_graphs
 from whisperport.inspection.read_exported import read_exported
 from whisperport.targets import get_target
 
+from ..extent import core_or_all
+
 X, Y = torch.randn(1, 8, 8), torch.randn(1, 8, 8)
 
 
@@ -148,7 +150,7 @@ def steps() -> st.SearchStrategy[list[Step]]:
 
 
 @given(steps())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=core_or_all(12, 200), deadline=None)
 def test_any_order_of_views_and_writes_depends_on_what_torch_says(drawn: list[Step]) -> None:
     def run(x: Tensor, y: Tensor) -> Tensor:
         tensors = [torch.relu(x)]

@@ -150,6 +150,7 @@ def test_every_limit_has_a_source(target: Target) -> None:
     limits |= {"operators"} if target.spec.operators is not None else set()
     limits |= {"windows_s"} if target.spec.windows_s else set()
     limits |= {"precisions"} if target.spec.precisions != ("fp32",) else set()
+    limits |= {"folds_constants"} if not target.spec.folds_constants else set()
 
     assert {name for name, source in target.spec.sources.items() if source} == limits
     assert all(limit.source for limit in target.spec.limits)
