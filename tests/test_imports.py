@@ -38,7 +38,7 @@ HEAVY = {
 }
 # Plugins do not import each other. The other modules of these two folders are what plugins share.
 VENDORS = {module.split(".")[0] for module in MODULES}
-REWRITES_SHARE = {"__init__", "base", "graph", "host"}
+REWRITES_SHARE = {"__init__", "base", "graph", "host", "in_place"}
 # Files that stand alone in another environment, which has torch: only functions import them.
 STANDALONE = {"targets/aws_neuron/neuron_modules.py", "targets/aws_neuron/neuron_fused.py"}
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from whisperport.inspection.check import check_graph
 from whisperport.inspection.graph import Graph
@@ -17,18 +16,10 @@ from whisperport.inspection.read import read_graphs
 from whisperport.inspection.read_exported import read_exported
 from whisperport.targets import get_target
 
+from ..drawn_writes import Calls, Step, drawn_writes, function_of
 from ..extent import core_or_all
 
 X, Y = torch.randn(1, 8, 8), torch.randn(1, 8, 8)
-
-
-class Calls(nn.Module):
-    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.function(x, y)
 
 
 def part(x: Tensor, y: Tensor) -> Tensor:
@@ -141,37 +132,9 @@ def test_writes_to_a_part_of_a_tensor_are_copies_that_xnnpack_does_not_run(
     assert [group.rule for group in rejected if group.rule == "WP310"] == codes
 
 
-Step = tuple[str, int, int]
-
-
-def steps() -> st.SearchStrategy[list[Step]]:
-    kinds = st.sampled_from(("slice", "select", "transpose", "view", "write", "use", "copy"))
-    return st.lists(st.tuples(kinds, st.integers(0, 5), st.integers(0, 6)), min_size=3, max_size=9)
-
-
-@given(steps())
+@given(drawn_writes())
 @settings(max_examples=core_or_all(12, 200), deadline=None)
 def test_any_order_of_views_and_writes_depends_on_what_torch_says(drawn: list[Step]) -> None:
-    def run(x: Tensor, y: Tensor) -> Tensor:
-        tensors = [torch.relu(x)]
-        for kind, place, number in drawn:
-            one = tensors[place % len(tensors)]
-            if kind == "slice" and one.dim() and one.shape[0] > 1:
-                tensors.append(one[: max(1, number % one.shape[0])])
-            elif kind == "select" and one.dim() > 1:
-                tensors.append(one[number % one.shape[0]])
-            elif kind == "transpose" and one.dim() > 1:
-                tensors.append(one.transpose(0, 1))
-            elif kind == "view" and one.is_contiguous():
-                tensors.append(one.view(-1))
-            elif kind == "write":
-                one.mul_(torch.sigmoid(y.flatten()[number]))
-            elif kind == "copy":
-                one.copy_(torch.sigmoid(one))
-            elif kind == "use":
-                tensors.append(one + 1.0)
-        return sum((one.sum() for one in tensors[::2]), torch.zeros(()))
-
-    program = exported(run)
+    program = exported(function_of(drawn))
 
     assert computed(read_exported("x", program)) == functional(program)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.rewrites import Outcome
     from whisperport.trace.program import Program
 
-FindingCounts = Counter[tuple[str, str]]
+FindingCounts = Counter[tuple[str, str, str]]  # by rule, operator and place
 """(rule, operator) -> number of findings of one kind."""
 
 ADDED: Mapping[FindingKind, str] = {
@@ -52,8 +52,8 @@ class RewriteStep:
     Attributes:
         outcome: the nodes that the rewrite replaced, and those that it could not replace.
         equality: the comparisons with the original program; empty if the rewrite changed nothing.
-        left_out: why the rewrite is not used although its outputs are equal: the nodes that it adds and
-            that the target rejects or that were not seen to compile. Empty otherwise.
+        left_out: why the rewrite is not used although no output differs: the nodes that it adds and that
+            the target rejects or that were not seen to compile, or torch's error. Empty otherwise.
     """
 
     outcome: "Outcome"
@@ -157,7 +157,7 @@ def fix(
     scales, on two shipped audio files if the input is a mel spectrogram, and on `inputs`. A rewrite whose
     outputs differ is not used; its numbers are in the result. The target's check also runs after each: a
     rewrite that adds nodes which the target rejects in the fixed program is not used either. The fixed
-    program has no more rejected nodes of any rule and operator than the original.
+    program has no more rejected nodes of any rule, operator and line of Python than the original.
 
     Args:
         program: a `.pt2` file, or a `Program` from `whisperport.trace.program.trace`.
@@ -317,11 +317,18 @@ def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
         if name in left_out or not outcome.changed:
             steps.append(RewriteStep(outcome, left_out=left_out.get(name, "")))
         else:
-            steps.append(RewriteStep(outcome, _compared(work, candidate, host + moved)))
+            steps.append(_tried(work, outcome, candidate, host + moved))
         if steps[-1].kept:
             program, host = candidate, host + moved
         found.append(_check(program, work.spec))
     return _Applied(program, host, tuple(steps), tuple(found))
+
+
+def _tried(work: _Work, outcome: "Outcome", program: "Program", host: HostPart) -> RewriteStep:
+    try:
+        return RewriteStep(outcome, _compared(work, program, host))
+    except ProgramError as error:
+        return RewriteStep(outcome, left_out=f"torch cannot run its program: {error.why}")
 
 
 def _compared(work: _Work, program: "Program", host: HostPart) -> Equality:
@@ -348,8 +355,11 @@ def _harm(done: _Applied, kind: FindingKind, needed: Set[str]) -> _Harm | None:
         name = step.outcome.rewrite
         harm = (counts[index + 1] - counts[index]) & added
         if harm and name not in needed:
+            counted = Counter[tuple[str, str]]()
+            for (rule, operator, _), count in harm.items():
+                counted[rule, operator] += count
             nodes = ", ".join(
-                f"{n} × {operator or rule} ({rule})" for (rule, operator), n in harm.items()
+                f"{n} × {operator or rule} ({rule})" for (rule, operator), n in counted.items()
             )
             return _Harm(name, kind, f"it adds nodes that {ADDED[kind]}: {nodes}")
     return None
@@ -363,8 +373,11 @@ def _check(program: "Program", spec: TargetSpec) -> "CheckedProgram":
 
 
 def _counts(checked: "CheckedProgram", kind: FindingKind) -> FindingCounts:
+    """Count findings. Names do not tell a node from another: exporting again gives it another name."""
     return Counter(
-        {(group.rule, group.operator): len(group.occurrences) for group in checked.of(kind)}
+        (group.rule, group.operator, found.cost.node.place if found.cost else "")
+        for group in checked.of(kind)
+        for found in group.occurrences
     )
 
 

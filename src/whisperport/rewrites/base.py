@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from whisperport.errors import LoweringError
 from whisperport.program.spec import Rejection
+from whisperport.rewrites.in_place import remove_writes
 from whisperport.trace.program import Program, as_program
 
 
@@ -111,6 +112,7 @@ def _run_one(program: Program, requested: str, chosen: Rewrite) -> tuple[Program
     module = program.exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     apply = chosen.apply if chosen.number is None else partial(chosen.apply, number=chosen.number)
+    remove_writes(module)
     changed, rejected = apply(module)
     outcome = Outcome(requested, tuple(changed), tuple(rejected))
     if not changed:

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import replace, store, stored
+from whisperport.rewrites.in_place import memory_written
 
 MAX_BYTES = 64 * 2**20  # of one constant; a mask of 1500 by 1500 positions has 9 MB
 
@@ -46,28 +47,18 @@ def fold_constants(module: GraphModule) -> tuple[list[str], list[Rejection]]:
 
 def _constants(module: GraphModule) -> dict[Node, None]:
     """Return the nodes that depend on no input and on no state, in order."""
-    written = {node for user in module.graph.nodes for node in _written_by(user)}
+    written = memory_written(module)
     found: dict[Node, None] = {}
     for node in module.graph.nodes:
-        if node.op == "get_attr" and node not in written:
+        if node in written:
+            continue
+        if node.op == "get_attr":
             found[node] = None
         elif node.op == "call_function" and not node.is_impure():
             random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             if not random and all(source in found for source in node.all_input_nodes):
                 found[node] = None
     return found
-
-
-def _written_by(node: Node) -> list[Node]:
-    """Return the arguments that a call changes in place."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    return [
-        source
-        for source, argument in zip(node.args, schema.arguments, strict=False)
-        if isinstance(source, Node) and argument.alias_info and argument.alias_info.is_write
-    ]
 
 
 def _is_needed(node: Node, constants: dict[Node, None]) -> bool:

@@ -133,13 +133,13 @@ def _written(exported: ExportedProgram) -> Iterator[str]:
         if schema is None or not schema.is_mutable or not node.args:
             continue
         written = node.args[0]
-        while isinstance(written, Node) and _is_view(written):
+        while isinstance(written, Node) and is_view(written):
             written = written.args[0]
         if isinstance(written, Node) and written.op == "placeholder":
             yield written.name
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
     """Whether the result shares memory with the first argument, according to the operator's schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:

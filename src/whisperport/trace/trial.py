@@ -73,7 +73,7 @@ def eager_outputs(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
     try:
         with torch.no_grad():
             outputs = program.exported.module(check_guards=False)(*args, **kwargs)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, IndexError, MemoryError) as error:
         raise ProgramError(
             f"torch cannot run the program `{program.name}`",
             why=first_line(error),
