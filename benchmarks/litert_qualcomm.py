@@ -40,7 +40,7 @@ def main() -> None:
     chosen = parser.parse_args()
     bundle = Bundle.open(chosen.litert)
     plans = {
-        entry.spec.name: entry.delegation.get("plan", {})
+        entry.spec.name: dict(entry.facts.plan)
         for entry in Bundle.open(chosen.compiled).manifest.programs
     }
     rejected: Counter[str] = Counter()

@@ -187,11 +187,10 @@ def lowered(program: Program, folder: Path, threads: int) -> tuple[Runner, dict[
     target = get_target("xnnpack")
     folder.mkdir()
     (entry,) = target.lower([program], folder, lambda _: None)
-    undelegated: Any = entry.delegation["undelegated"]
     facts = {
         "mb": (folder / entry.files[0]).stat().st_size / 1e6,
-        "subgraphs": entry.delegation["subgraphs"],
-        "undelegated": dict(Counter(undelegated)),
+        "subgraphs": entry.facts.subgraphs,
+        "undelegated": dict(Counter(entry.facts.undelegated)),
     }
     return target.load(folder, [entry], RunOptions(threads=threads))[program.name], facts
 

@@ -222,4 +222,23 @@ def test_a_dynamic_program_that_keeps_state_gets_its_reasons_and_no_advice_that_
     (summary,) = [line for line in ran.out.splitlines() if "xnnpack rejects" in line]
     assert summary == "masked: xnnpack rejects 3 of 5 nodes"  # no share: most costs are not known
     assert "add writes to the stored tensor" in ran.out
-    assert ran.err.splitlines()[-1] == "next: whisperport explain WP204"
+    assert ran.err.splitlines()[-1] == "next: whisperport explain WP604"
+
+
+def test_dynamic_sizes_are_asked_for_and_kept_in_what_to_do_next(run, tmp_path):
+    path, size = tmp_path / "norm.pt2", torch.export.Dim("tokens", min=2, max=64)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)).eval()
+    exported = torch.export.export(
+        module, (torch.zeros(1, 8, 4),), dynamic_shapes={"input": {1: size}}
+    )
+    torch.export.save(exported, path)
+    (symbol,) = map(str, exported.range_constraints)
+    check = ("check", path, "--target", "xnnpack")
+
+    asked, fixed = run(*check), run(*check, "--size", f"{symbol}=9")
+    wrong = run(*check, "--size", f"{symbol}=nine")
+
+    assert asked.err.splitlines()[-1].endswith(f"--target xnnpack --size {symbol}=NUMBER")
+    assert f"--size {symbol}=9 --fix --out" in fixed.err.splitlines()[-1]
+    assert wrong.code == 2
+    assert f"expected a whole number for `{symbol}`, got 'nine'" in wrong.err

@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.fix import run_fix
 from whisperport.cli.inspect import border_text
-from whisperport.cli.options import as_json, html_option, target_name, trusting
+from whisperport.cli.options import as_json, html_option, sizes_option, target_name, trusting
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.check import Checked, Partitioned
 from whisperport.commands.check import check as check_program
@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.cost import NodeCost
     from whisperport.inspection.partitions import Partitions
 
-NOT_LOWERED = ("WP204", "WP604")  # rules of programs that `check --fix` and `lower` do not read
 NAMED_SPLITS = 6  # nodes between two subgraphs that are named; --json has all
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
@@ -57,6 +56,7 @@ HEADINGS: dict[FindingKind, str] = {
 )
 @click.argument("program", type=click.Path(path_type=Path))
 @target_name("Target to check the program for")
+@sizes_option
 @option(
     "--fix",
     group="Fix",
@@ -99,6 +99,7 @@ def check(
     target: str,
     html: Path | None,
     every_node: bool,
+    sizes: dict[str, int],
     fix: bool,
     out: Path | None,
     inputs: tuple[Path, ...],
@@ -137,6 +138,7 @@ def check(
             target,
             out,
             inputs,
+            sizes=sizes,
             overwrite=overwrite,
             trust=trust,
             as_json=as_json,
@@ -144,8 +146,8 @@ def check(
         )
         return
     with stages() as progress:
-        checked = check_program(program, target, progress=progress)
-    following = _next_command(program, checked)
+        checked = check_program(program, target, sizes=sizes, progress=progress)
+    following = _next_command(program, checked, sizes)
     if html is not None:
         write_atomic(html, check_page(checked, command_line(*following)).encode())
     if as_json:
@@ -317,22 +319,36 @@ def _warn_of_uncounted(checked: Checked) -> None:
         )
 
 
-def _next_command(program: Path, checked: Checked) -> tuple[Argument, ...]:
+def _next_command(
+    program: Path, checked: Checked, sizes: Mapping[str, int]
+) -> tuple[Argument, ...]:
     target = checked.target
+    fixed_sizes = [part for one in sizes.items() for part in ("--size", "{}={}".format(*one))]
     rejected = [kind for one in checked.programs for kind in one.rejected]
     found = {kind.rule for one in checked.programs for kind in one.findings}
     one_graph = program.is_file() and len(checked.programs) == 1
     one_graph = one_graph and checked.programs[0].graph.format == "torch"
-    if not_lowered := [rule for rule in NOT_LOWERED if rule in found]:
-        return "explain", not_lowered[0]
+    if "WP604" in found:
+        return "explain", "WP604"
+    if "WP204" in found:
+        dynamic = _symbols(checked) if one_graph else []
+        numbers = [part for name in dynamic for part in ("--size", f"{name}=NUMBER")]
+        return ("check", program, "--target", target, *numbers) if numbers else ("explain", "WP204")
     if one_graph and any(kind.rewrite for kind in rejected):
         fixed = program.with_suffix(".fixed.pt2")
-        return "check", program, "--target", target, "--fix", "--out", fixed
+        return "check", program, "--target", target, *fixed_sizes, "--fix", "--out", fixed
     if rejected:
         return "explain", rejected[0].rule
     suffix = get_target(target).spec.lowered_suffix
     if suffix and one_graph:
-        return "lower", program, "--target", target, "--out", program.with_suffix(suffix)
+        out = program.with_suffix(suffix)
+        return "lower", program, "--target", target, *fixed_sizes, "--out", out
     if program.is_dir():
         return ("verify", program) if (program / MANIFEST).is_file() else ("lower", "--help")
     return "inspect", program
+
+
+def _symbols(checked: Checked) -> list[str]:
+    """Return the symbols in the shapes of the inputs of the program."""
+    axes = (axis for value in checked.programs[0].graph.inputs for axis in value.shape or ())
+    return sorted({axis for axis in axes if isinstance(axis, str) and axis.isidentifier()})

@@ -1,6 +1,7 @@
 """`whisperport check --fix`: fix a program, write it, and print what was changed."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from whisperport.cli.check_page import fix_page
@@ -26,6 +27,7 @@ def run_fix(
     out: Path,
     inputs: tuple[Path, ...],
     *,
+    sizes: Mapping[str, int],
     overwrite: bool,
     trust: bool,
     as_json: bool,
@@ -35,7 +37,7 @@ def run_fix(
     expect_not_input(out, program)
     check_free(out, overwrite=overwrite)
     with stages() as progress:
-        fixed = fix(program, target, inputs=inputs, trust=trust, progress=progress)
+        fixed = fix(program, target, inputs=inputs, sizes=sizes, trust=trust, progress=progress)
         if fixed.changed:
             progress(f"writing {out.name}")
             write_fixed(fixed, out, overwrite=overwrite)

@@ -20,6 +20,7 @@ from whisperport.cli.options import (
     as_json,
     no_preflight,
     output_option,
+    sizes_option,
     stall_after,
     target_name,
     threads,
@@ -37,6 +38,7 @@ from whisperport.targets import RunOptions, get_target
 )
 @click.argument("program", type=click.Path(path_type=Path))
 @target_name("Target that runs the lowered program")
+@sizes_option
 @field_options(LowerOptions, "opset", "simplify", "max_rank", group="Target")
 @output_option(
     "FILE",
@@ -53,6 +55,7 @@ def lower(
     program: Path,
     target: str,
     out: Path,
+    sizes: dict[str, int],
     no_preflight: bool,
     stall_after: float,
     threads: int | None,
@@ -74,6 +77,7 @@ def lower(
     """
     options = LowerOptions(
         **field_values(LowerOptions, chosen),
+        sizes=sizes,
         preflight=not no_preflight,
         trust=trust,
         run=RunOptions(threads=threads),

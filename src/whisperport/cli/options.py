@@ -115,6 +115,15 @@ run_option = option(
     help="Set an option of a target's runtime, listed at the end of --help and on the target's page; "
     "may be repeated",
 )
+sizes_option = option(
+    "--size",
+    "sizes",
+    group="Input",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    callback=lambda _, __, given: sizes_of(given),
+    help="Number for a dynamic size of a .pt2 file, as the file names it, such as s27=128; may be repeated",
+)
 # The options of each target's runtime, for the help of a verb that has `--run-option`.
 RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (
     "--run-option",
@@ -164,6 +173,21 @@ def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
             raise click.BadParameter(f"`{name}` is given twice", param_hint=option)
         found[name] = value
     return found
+
+
+def sizes_of(values: tuple[str, ...]) -> dict[str, int]:
+    """`NAME=NUMBER` strings as a mapping.
+
+    Raises:
+        click.BadParameter: a string has another form, or a name is given twice.
+    """
+    found = pairs("--size", values)
+    for name, number in found.items():
+        if not number.isascii() or not number.isdigit() or len(number) > 12:
+            raise click.BadParameter(
+                f"expected a whole number for `{name}`, got {number!r}", param_hint="--size"
+            )
+    return {name: int(number) for name, number in found.items()}
 
 
 def run_options_of(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.exporting.preflight import requires_torch
+from whisperport.program.sizes import NO_SIZES
 from whisperport.system.progress import Progress
 from whisperport.targets import Target, get_target
 from whisperport.targets.partitioner import Partition
@@ -87,6 +88,7 @@ def check(
     target: str,
     /,
     *,
+    sizes: Mapping[str, int] = ...,
     progress: Progress = ...,
 ) -> Checked: ...
 
@@ -96,6 +98,7 @@ def check(
     program: "Program | ExportedProgram | str | os.PathLike[str]",
     *,
     target: str,
+    sizes: Mapping[str, int] = ...,
     progress: Progress = ...,
 ) -> Checked: ...
 
@@ -115,6 +118,7 @@ def check(
     args: "Sequence[Any] | Mapping[str, Any] | None" = None,
     target: str = "",
     *,
+    sizes: Mapping[str, int] = NO_SIZES,
     progress: Progress = lambda _: None,
 ) -> Checked:
     """Check a program against a target's limits. Neither the target's compiler nor the weights are needed.
@@ -130,6 +134,7 @@ def check(
             `torch.export.export` returned, or a module of torch, which is exported in evaluation mode.
         args: of the module: its positional arguments as a tuple, or its keyword arguments as a mapping.
         target: name of a target, as `whisperport targets` lists them.
+        sizes: numbers for the dynamic sizes of a `.pt2` file, as it names them: {"s27": 128}.
         progress: called with the name of each stage, a few words.
 
     Returns:
@@ -156,7 +161,7 @@ def check(
         graphs = [read_model_folder(Path(program))]
     elif isinstance(program, str | os.PathLike):
         progress(f"reading {Path(program).name}")
-        graphs = read_graphs(Path(program))
+        graphs = read_graphs(Path(program), sizes)
         partitions = _partitions(chosen, Path(program), progress)
     else:
         graphs = [_graph_of(program, args, progress)]

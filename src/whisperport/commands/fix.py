@@ -13,6 +13,7 @@ from whisperport.errors import ProgramError
 from whisperport.exporting.preflight import within_memory_of
 from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
+from whisperport.program.sizes import NO_SIZES
 from whisperport.program.spec import FindingKind, Rejection, TargetSpec
 from whisperport.system.atomic import write_atomic
 from whisperport.system.progress import Progress
@@ -148,6 +149,7 @@ def fix(
     target: str,
     *,
     inputs: Sequence[str | os.PathLike[str]] = (),
+    sizes: Mapping[str, int] = NO_SIZES,
     trust: bool = False,
     progress: Progress = lambda _: None,
 ) -> Fixed:
@@ -163,6 +165,7 @@ def fix(
         program: a `.pt2` file, or a `Program` from `whisperport.trace.program.trace`.
         target: name of a target, as `whisperport targets` lists them.
         inputs: `.npz` files with further inputs, each with one array per input, by the input's name.
+        sizes: numbers for the dynamic sizes of a `.pt2` file, as it names them: {"s27": 128}.
         trust: run the program of a file without a limit on memory. Default: False.
         progress: called with the name of each stage, a few words.
 
@@ -180,7 +183,7 @@ def fix(
     with within_memory_of(program, trust=trust):
         if isinstance(program, str | os.PathLike):
             _check_kind(Path(program))
-        program = read_program(program, progress, "fix a program", as_arrays=False)
+        program = read_program(program, progress, "fix a program", sizes, as_arrays=False)
         samples = samples_of(program, inputs)
         progress(f"running {program.name} in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +56,7 @@ class LowerOptions:
     """Options of `lower`.
 
     Args:
+        sizes: numbers for the dynamic sizes of a `.pt2` file, as it names them. Default: none.
         preflight: raise an error before the lowering starts if memory or disk space is too small. Default:
             True.
         trust: run the program of a file without a limit on memory. Default: False.
@@ -96,6 +97,7 @@ class LowerOptions:
     allow_unequal: Annotated[
         bool, Option("Write the file even if its outputs differ too much from the program's")
     ] = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
     preflight: bool = True
     trust: bool = False
     run: RunOptions = field(default_factory=RunOptions)
@@ -190,7 +192,7 @@ def lower(
     _check_suffix(out, chosen)
     with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
         given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
-        program = read_program(program, progress, "lower a program", as_arrays=True)
+        program = read_program(program, progress, "lower a program", options.sizes, as_arrays=True)
         if options.preflight:
             _check_room(program, target, out)
         samples = samples_of(program, options.inputs)
@@ -271,12 +273,18 @@ def _folder_beside(out: Path) -> Iterator[Path]:
 
 
 def read_program(
-    program: "Program | str | os.PathLike[str]", progress: Progress, use: str, *, as_arrays: bool
+    program: "Program | str | os.PathLike[str]",
+    progress: Progress,
+    use: str,
+    sizes: Mapping[str, int],
+    *,
+    as_arrays: bool,
 ) -> "Program":
     """Read a program if it is the path of a `.pt2` file, and check that it can be compared.
 
     Args:
         use: what is done with it, for the error if torch is not installed.
+        sizes: numbers for the dynamic sizes of the file.
         as_arrays: see `check_comparable`.
     """
     with requires_torch(use):
@@ -284,7 +292,7 @@ def read_program(
         from whisperport.trace.trial import check_comparable
     if isinstance(program, str | os.PathLike):
         progress(f"reading {program}")
-        program = read_pt2(program)
+        program = read_pt2(program, sizes)
     check_comparable(program, as_arrays=as_arrays)
     return program
 

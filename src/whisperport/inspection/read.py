@@ -1,5 +1,6 @@
 """Read the graphs of a file or bundle: `.pt2`, `.onnx`, `.tflite`, HLO. Detect the format by content."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from whisperport.bundle import MANIFEST, Bundle
@@ -10,6 +11,7 @@ from whisperport.inspection.read_hlo_proto import HEAD_BYTES, check_not_text, is
 from whisperport.inspection.read_onnx import read_onnx
 from whisperport.inspection.read_pt2 import read_pt2
 from whisperport.inspection.read_tflite import read_tflite
+from whisperport.program.sizes import NO_SIZES
 from whisperport.system.regular_file import other_kind
 
 ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
@@ -17,18 +19,20 @@ HLO_SUFFIXES = (".hlo", ".pb")
 HINT = "give a .pt2, .onnx, .tflite or HLO (.pb) file, or a bundle"
 
 
-def read_graphs(path: Path) -> list[Graph]:
+def read_graphs(path: Path, sizes: Mapping[str, int] = NO_SIZES) -> list[Graph]:
     """Read the graph of each program in a file or bundle, without weights.
 
     Args:
         path: a .pt2, .onnx or .tflite file, an HLO module as a protocol buffer, or a bundle.
+        sizes: numbers for the dynamic sizes of a .pt2 file, as it names them.
 
     Raises:
-        ProgramError: the file is missing, damaged, or of another format.
+        ProgramError: the file is missing, damaged, or of another format; or sizes are given for one without
+            dynamic sizes that this function can fix.
         BundleError: the bundle is damaged.
         MissingPackageError: the reader of the file's format is not installed.
     """
-    if path.is_dir():
+    if path.is_dir() and not sizes:
         return _of_bundle(path)
     if kind := other_kind(path):
         raise ProgramError(
@@ -44,7 +48,13 @@ def read_graphs(path: Path) -> list[Graph]:
     if head[4:6] == EXECUTORCH and head[6:8].isdigit():
         raise _compiled(path)
     if head.startswith(ZIP):
-        return read_pt2(path)
+        return read_pt2(path, sizes)
+    if sizes:
+        raise ProgramError(
+            f"the sizes of {path.name} cannot be fixed",
+            why="it is not a .pt2 file",
+            hint="export the program again with static shapes",
+        )
     if head[4:8] == TFLITE:
         return read_tflite(path)
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":

@@ -16,6 +16,7 @@ from whisperport.errors import ProgramError
 from whisperport.inspection.graph import Graph, Node, Value, build
 from whisperport.inspection.torch_nodes import Argument, torch_node
 from whisperport.inspection.written_views import follow_writes
+from whisperport.program.sizes import NO_SIZES, fix_sizes
 
 SCHEMA = 8  # major version, written by torch 2.8 to 2.13; another major version has another layout
 SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # as sympy writes one
@@ -45,16 +46,20 @@ DTYPES = dict(
 DTYPES[28] = "uint16"
 
 
-def read_pt2(path: Path) -> list[Graph]:
+def read_pt2(path: Path, sizes: Mapping[str, int] = NO_SIZES) -> list[Graph]:
     """Read the graph of every program in the file.
+
+    Args:
+        path: of the file.
+        sizes: numbers for the dynamic sizes, as the file names them; without any, they stay symbols.
 
     Raises:
         ProgramError: the file is damaged, contains no exported program, or was written by another torch
-            version.
+            version; or it has no such sizes.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return [_graph(path, name, text) for name, text in _models(path, archive)]
+            return [_graph(path, name, text, sizes) for name, text in _models(path, archive)]
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
         raise _damaged(path, error) from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
@@ -103,7 +108,7 @@ def _damaged(path: Path, error: Exception) -> ProgramError:
     )
 
 
-def _graph(path: Path, name: str, text: bytes) -> Graph:
+def _graph(path: Path, name: str, text: bytes, sizes: Mapping[str, int]) -> Graph:
     program = json.loads(text)
     version = program["schema_version"]["major"]
     if version != SCHEMA:
@@ -113,6 +118,7 @@ def _graph(path: Path, name: str, text: bytes) -> Graph:
             why=f"its schema version is {version}; supported: {SCHEMA}, from torch 2.8 to 2.13",
             hint="export the model again with torch 2.8 to 2.13",
         )
+    program = fix_sizes(path.name, program, sizes) if sizes else program
     module = program["graph_module"]
     graph, signature = module["graph"], module["signature"]
     constants, given = _stored(signature)

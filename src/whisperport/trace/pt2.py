@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch.utils import _pytree as pytree
 
 from whisperport.checkpoint.pickled_file import check_pickled_bytes
 from whisperport.errors import ProgramError
+from whisperport.program.sizes import NO_SIZES, dynamic_shapes, fix_sizes
+from whisperport.system.child import first_line
 from whisperport.system.regular_file import other_kind
 from whisperport.system.unpacking import check_unpacked_size
 from whisperport.trace.program import Program, as_program
@@ -34,12 +37,16 @@ _DAMAGED = (
 _OPERATOR_SETS = frozenset({"aten", "prims"})  # of torch itself; all others are custom
 
 
-def read_pt2(path: str | os.PathLike[str]) -> Program:
+def read_pt2(path: str | os.PathLike[str], sizes: Mapping[str, int] = NO_SIZES) -> Program:
     """Read the program of a file; its name is the file's name without suffix.
+
+    Args:
+        path: of the file.
+        sizes: numbers for the dynamic sizes, as the file names them: {"s27": 128}.
 
     Raises:
         ProgramError: the file is missing, damaged, written by another torch version, or contains code; a
-            shape is dynamic; or an operator is custom.
+            shape is dynamic and has no number; or an operator is custom.
     """
     path = Path(path)
     try:
@@ -47,7 +54,7 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
             raise OSError(f"the path is {kind}, not a file")
         with zipfile.ZipFile(path) as archive:
             check_unpacked_size(archive, path.stat().st_size)
-            _check_archive(path, archive)
+            graph = _checked_graph(path, archive, sizes)
     except OSError as error:
         raise ProgramError(
             f"cannot read `{path}`",
@@ -60,16 +67,18 @@ def read_pt2(path: str | os.PathLike[str]) -> Program:
             why=f"the file is damaged, incomplete, or of another kind: {error}",
             hint="write it with torch.export.save(torch.export.export(module, inputs), path)",
         ) from error
-    exported = _load(path)
+    exported = _with_sizes(path, graph) if sizes else _load(path)
     _check_graph(path, exported)
     _check_constants(path, exported)
-    if exported.example_inputs is None:
+    if exported.example_inputs is None or sizes:
         exported.example_inputs = _zeros(exported)
-    return as_program(path.stem, exported)
+    return as_program(path.stem, _static(path, exported) if sizes else exported)
 
 
-def _check_archive(path: Path, archive: zipfile.ZipFile) -> None:
-    """Reject everything that would make torch's loader run code."""
+def _checked_graph(
+    path: Path, archive: zipfile.ZipFile, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Reject everything that would make torch's loader run code; return the graph with fixed sizes."""
     names = archive.namelist()
     compiled = [name for name in names if "/data/aotinductor/" in f"/{name}"]
     if compiled:
@@ -81,12 +90,10 @@ def _check_archive(path: Path, archive: zipfile.ZipFile) -> None:
         raise ValueError(f"its graph has more than {MAX_GRAPH} bytes")
     graph = json.loads(archive.read(graphs[0]))
     _check_version(path, graph)
+    if sizes:
+        graph = fix_sizes(str(path), graph, sizes)
     if any(_find(graph, "as_expr")) or graph.get("range_constraints"):
-        raise ProgramError(
-            f"`{path}` has dynamic shapes",
-            why="a size in the graph is a symbol; accelerators support static shapes only",
-            hint="export again without `dynamic_shapes`",
-        )
+        raise dynamic_shapes(str(path), graph)
     for config in (name for name in names if name.endswith("_config.json")):
         for tensor, entry in json.loads(archive.read(config)).get("config", {}).items():
             if entry.get("use_pickle"):
@@ -94,6 +101,31 @@ def _check_archive(path: Path, archive: zipfile.ZipFile) -> None:
     for name in names:
         if "/data/sample_inputs/" in f"/{name}":
             _check_plain(path, archive.read(name))
+    return dict(graph)
+
+
+def _with_sizes(path: Path, graph: Mapping[str, Any]) -> ExportedProgram:
+    """Load a copy of the file with this graph."""
+    with TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+        copy = Path(folder) / path.name
+        with zipfile.ZipFile(copy, "w") as written:
+            for entry in archive.infolist():
+                is_graph = "/models/" in f"/{entry.filename}" and entry.filename.endswith(".json")
+                written.writestr(entry, json.dumps(graph) if is_graph else archive.read(entry))
+        return _load(copy)
+
+
+def _static(path: Path, exported: ExportedProgram) -> ExportedProgram:
+    """Export a program of fixed sizes again, so that no node computes a size."""
+    args, kwargs = exported.example_inputs or ((), {})
+    try:
+        return torch.export.export(exported.module(check_guards=False), args, kwargs)
+    except Exception as error:  # torch.export raises any class
+        raise ProgramError(
+            f"torch cannot export `{path}` with these sizes",
+            why=first_line(error),
+            hint="give other sizes, or export the model again without `dynamic_shapes`",
+        ) from error
 
 
 def _check_version(path: Path, graph: Mapping[str, Any]) -> None:
