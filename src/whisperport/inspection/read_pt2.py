@@ -8,7 +8,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from whisperport.program.sizes import NO_SIZES, fix_sizes
 
 SCHEMA = 8  # major version, written by torch 2.8 to 2.13; another major version has another layout
 SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # as sympy writes one
+NO_GRAD = "torch.ops.higher_order.wrap_with_set_grad_enabled"
 MAX_GRAPH_BYTES = 1 << 28  # bytes of JSON; the decoder of Whisper large has 5 MB
 
 # Source: torch/_export/serde/schema.py, ScalarType.
@@ -120,7 +121,7 @@ def _graph(path: Path, name: str, text: bytes, sizes: Mapping[str, int]) -> Grap
         )
     program = fix_sizes(path.name, program, sizes) if sizes else program
     module = program["graph_module"]
-    graph, signature = module["graph"], module["signature"]
+    graph, signature = _flat(module["graph"]), module["signature"]
     constants, given = _stored(signature)
     values = {
         key: _value(key, meta, key in constants) for key, meta in graph["tensor_values"].items()
@@ -130,6 +131,41 @@ def _graph(path: Path, name: str, text: bytes, sizes: Mapping[str, int]) -> Grap
     returned = [values[key] for key in _returned(signature) if key in values]
     found, newest = follow_writes([node for node in nodes if node], returned)
     return build(name, "torch", found, inputs, newest)
+
+
+def _flat(graph: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the nodes that run with gradients on or off in place of the node that runs their graph."""
+    nodes, values = [], dict(graph["tensor_values"])
+    for node in graph["nodes"]:
+        if node["target"] != NO_GRAD:
+            nodes.append(node)
+            continue
+        _, body, *arguments = (one["arg"] for one in node["inputs"])
+        inner = _flat(body["as_graph"]["graph"])
+        names = {name: f"{body['as_graph']['name']}.{name}" for name in inner["tensor_values"]}
+        names |= dict(zip(_names(inner["inputs"]), _names(arguments), strict=True))
+        names |= dict(zip(_names(inner["outputs"]), _names(node["outputs"]), strict=True))
+        nodes += [_renamed(one, names) for one in inner["nodes"]]
+        values = {names[name]: meta for name, meta in inner["tensor_values"].items()} | values
+    return {**graph, "nodes": nodes, "tensor_values": values}
+
+
+def _names(given: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [one["as_tensor"]["name"] for one in given if "as_tensor" in one]
+
+
+def _renamed(node: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a node of an inner graph with the names of the outer one."""
+
+    def rename(data: Any) -> Any:
+        if isinstance(data, list):
+            return [rename(item) for item in data]
+        if not isinstance(data, dict):
+            return data
+        return {key: names.get(x, x) if key == "name" else rename(x) for key, x in data.items()}
+
+    inputs = [{**one, "arg": rename(one["arg"])} for one in node["inputs"]]
+    return {**node, "inputs": inputs, "outputs": rename(node["outputs"])}
 
 
 def _stored(signature: Mapping[str, Any]) -> tuple[set[str], list[str]]:

@@ -34,6 +34,7 @@ _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError),
     *(ValueError, LookupError, TypeError, AttributeError),
 )
+_NO_GRAD = (torch.ops.higher_order.wrap_with_set_grad_enabled,)
 _OPERATOR_SETS = frozenset({"aten", "prims"})  # of torch itself; all others are custom
 
 
@@ -72,7 +73,8 @@ def read_pt2(path: str | os.PathLike[str], sizes: Mapping[str, int] = NO_SIZES) 
     _check_constants(path, exported)
     if exported.example_inputs is None or sizes:
         exported.example_inputs = _zeros(exported)
-    return as_program(path.stem, _static(path, exported) if sizes else exported)
+    again = sizes or _calls(exported, *_NO_GRAD)
+    return as_program(path.stem, _exported_again(path, exported) if again else exported)
 
 
 def _checked_graph(
@@ -115,16 +117,17 @@ def _with_sizes(path: Path, graph: Mapping[str, Any]) -> ExportedProgram:
         return _load(copy)
 
 
-def _static(path: Path, exported: ExportedProgram) -> ExportedProgram:
-    """Export a program of fixed sizes again, so that no node computes a size."""
+def _exported_again(path: Path, exported: ExportedProgram) -> ExportedProgram:
+    """Export again without gradients, so that no node computes a fixed size or turns gradients off."""
     args, kwargs = exported.example_inputs or ((), {})
     try:
-        return torch.export.export(exported.module(check_guards=False), args, kwargs)
+        with torch.no_grad():
+            return torch.export.export(exported.module(check_guards=False), args, kwargs)
     except Exception as error:  # torch.export raises any class
         raise ProgramError(
-            f"torch cannot export `{path}` with these sizes",
+            f"torch cannot export `{path}` again",
             why=first_line(error),
-            hint="give other sizes, or export the model again without `dynamic_shapes`",
+            hint="export the model under `torch.no_grad()`, and without `dynamic_shapes`",
         ) from error
 
 
@@ -196,7 +199,13 @@ def _check_graph(path: Path, exported: ExportedProgram) -> None:
             )
 
 
+def _calls(exported: ExportedProgram, *targets: Any) -> bool:
+    return any(node.target in targets for node in exported.graph.nodes)
+
+
 def _is_known(target: Any) -> bool:
+    if target in _NO_GRAD:
+        return True  # it calls a graph of the same file
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in _OPERATOR_SETS
     return getattr(target, "__module__", "") == "_operator"
