@@ -264,6 +264,7 @@ def exported(
     """
     from whisperport.checkpoint import load_checkpoint
     from whisperport.targets import TARGETS
+    from whisperport.verification.clips import shipped_clips
 
     from .extent import core_or_all
     from .shared_exports import SharedExports, run_folder
@@ -280,6 +281,7 @@ def exported(
         {
             "tiny": {"clips": noise_clips()},
             "one layer": {"clips": noise_clips()},
+            "default": core_or_all({"clips": shipped_clips(3)}, {}),
             "micro": {"clips": micro_clips()},
         },
         core_or_all(dict.fromkeys(names - {"onnxruntime"}, "one layer"), {}),
