@@ -88,7 +88,7 @@ def test_a_constant_with_a_view_that_is_written_to_is_not_folded() -> None:
 
 
 @given(drawn_writes())
-@settings(max_examples=core_or_all(10, 200), deadline=None)
+@settings(max_examples=core_or_all(6, 200), deadline=None)
 def test_any_writes_give_the_same_results_once_rewritten(drawn: list[Step]) -> None:
     program = traced(function_of(drawn, constant=True))
 

@@ -41,7 +41,7 @@ def test_names_of_all_languages_are_encoded_as_by_openai(
 
 
 @given(n_vocab=N_VOCABS, text=TEXT)
-@settings(max_examples=core_or_all(130, 400))
+@settings(max_examples=core_or_all(60, 400))
 def test_any_text_is_encoded_as_by_openai_and_comes_back(n_vocab: int, text: str) -> None:
     ours, theirs = our_tokenizer(n_vocab), openai_whisper_tokenizer(n_vocab)
 
@@ -90,7 +90,7 @@ def test_every_id_decodes_as_by_openai(ours: Tokenizer, theirs: OpenAITokenizer)
 
 @given(n_vocab=N_VOCABS, ids=st.lists(ANY_ID, max_size=20))
 @example(n_vocab=51865, ids=[162, 235, 162])  # halves of characters
-@settings(max_examples=core_or_all(100, 300))
+@settings(max_examples=core_or_all(50, 300))
 def test_any_ids_decode_as_by_openai_with_replacements_in_the_same_places(
     n_vocab: int, ids: list[int]
 ) -> None:
@@ -131,7 +131,7 @@ def test_words_are_those_of_openai(name: str, language: str) -> None:
 @given(
     ids=st.lists(ANY_ID | st.integers(50, 260), max_size=20), language=st.sampled_from(["en", "zh"])
 )
-@settings(max_examples=core_or_all(100, 300))
+@settings(max_examples=core_or_all(50, 300))
 def test_words_of_any_ids_keep_every_id(ids: list[int], language: str) -> None:
     ours, theirs = our_tokenizer(51865), openai_whisper_tokenizer(51865, language)
 
@@ -274,7 +274,7 @@ MODEL_FIELDS = st.sampled_from(["type", "vocab", "merges"])
 
 
 @given(top=st.dictionaries(FIELDS, JSON, max_size=2), inner=st.dictionaries(MODEL_FIELDS, JSON))
-@settings(max_examples=core_or_all(100, 300), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=core_or_all(50, 300), suppress_health_check=[HealthCheck.too_slow])
 def test_any_json_is_a_tokenizer_or_rejected(top: dict[str, Any], inner: dict[str, Any]) -> None:
     text = json.dumps({**model_with(**inner), **top})
 

@@ -22,6 +22,7 @@ from whisperport.program.sizes import fix_sizes
 from whisperport.trace.pt2 import read_pt2
 from whisperport.trace.trial import eager_outputs, random_inputs
 
+from ..extent import core_or_all
 from ..rewrites.third_party import FEATURES, TOKENS, Decoder, small_transformers
 
 S, T = (sympy.Symbol(name, positive=True, integer=True) for name in ("s1", "s2"))
@@ -84,7 +85,7 @@ def fixed(text: str, first: int = 1, second: int = 1) -> Any:
 
 
 @given(expressions(), st.integers(1, 100), st.integers(1, 100))
-@settings(deadline=None)
+@settings(max_examples=core_or_all(40, 1000), deadline=None)
 def test_the_value_of_an_expression_is_sympys(expression: Any, first: int, second: int) -> None:
     expected = expression.subs({S: first, T: second})
 
