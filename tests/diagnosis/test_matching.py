@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from whisperport.diagnosis.matching import NamedValue, aligned, error_of, matched
 
@@ -63,3 +64,13 @@ def test_infinities_of_masks_are_equal_and_a_nan_is_not():
     assert error_of(x, x.copy()) == 0
     assert error_of(x, np.array([1, 2, 3], np.float32)) == math.inf
     assert error_of(x[:2], np.array([1, np.nan], np.float32)) == math.inf
+
+
+def test_the_largest_number_of_a_mask_hides_no_error():
+    lowest = np.finfo(np.float32).min
+    x = np.array([1, 2, lowest], np.float32)
+
+    assert error_of(x, np.array([1, 3, lowest], np.float32)) == pytest.approx(1 / 5**0.5)
+    assert error_of(x, np.array([1, 2, -np.inf], np.float32)) == 0
+    assert error_of(x, np.array([1, 2, np.inf], np.float32)) == math.inf
+    assert error_of(x, np.array([1, lowest, 3], np.float32)) == math.inf
