@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from whisperport.program.spec import Rejection
 from whisperport.rewrites.base import rewrite
 from whisperport.rewrites.graph import replace, store, stored
-from whisperport.rewrites.in_place import memory_written
+from whisperport.trace.writes import memory_written
 
 MAX_BYTES = 64 * 2**20  # of one constant; a mask of 1500 by 1500 positions has 9 MB
 
@@ -47,7 +47,7 @@ def fold_constants(module: GraphModule) -> tuple[list[str], list[Rejection]]:
 
 def _constants(module: GraphModule) -> dict[Node, None]:
     """Return the nodes that depend on no input and on no state, in order."""
-    written = memory_written(module)
+    written = memory_written(module.graph)
     found: dict[Node, None] = {}
     for node in module.graph.nodes:
         if node in written:

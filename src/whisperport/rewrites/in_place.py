@@ -1,4 +1,4 @@
-"""Operators that write in place: which tensors they change, and the same program with fewer of them.
+"""Replace operators that write in place by those that return a new tensor, before a program is rewritten.
 
     before   y = x + 1 ──► y.mul_(m) ──► y (the same memory)
     after    y = x + 1 ──► z = y * m ──► z
@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node, map_arg
 
 from whisperport.rewrites.graph import aten
-from whisperport.trace.program import is_view
+from whisperport.trace.writes import is_view, written_by
 
 
 def remove_writes(module: GraphModule) -> None:
@@ -23,30 +23,6 @@ def remove_writes(module: GraphModule) -> None:
                     node.target = functional
                     for user in [user for user in tensor.users if user > node]:
                         user.replace_input_with(tensor, node)
-
-
-def memory_written(module: GraphModule) -> set[Node]:
-    """Return the nodes whose memory a node writes to, also through views."""
-    found: set[Node] = set()
-    for node in module.graph.nodes:
-        for written in written_by(node):
-            found.add(written)
-            while is_view(written) and written.all_input_nodes:
-                written = written.all_input_nodes[0]
-                found.add(written)
-    return found
-
-
-def written_by(node: Node) -> list[Node]:
-    """Return the arguments that a call changes in place."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    return [
-        source
-        for source, argument in zip(node.args, schema.arguments, strict=False)
-        if isinstance(source, Node) and argument.alias_info and argument.alias_info.is_write
-    ]
 
 
 def _is_alone(node: Node) -> bool:

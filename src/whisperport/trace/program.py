@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from whisperport.errors import LoweringError
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.trace.writes import memory_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +127,7 @@ def written_input(program: Program) -> str | None:
 
 def _written(exported: ExportedProgram) -> Iterator[str]:
     """Yield the names of placeholders whose memory an in-place operator changes."""
-    for node in exported.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable or not node.args:
-            continue
-        written = node.args[0]
-        while isinstance(written, Node) and is_view(written):
-            written = written.args[0]
-        if isinstance(written, Node) and written.op == "placeholder":
-            yield written.name
-
-
-def is_view(node: Node) -> bool:
-    """Whether the result shares memory with the first argument, according to the operator's schema."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return node.target is getitem  # of a list of views
-    if node.target.overloadpacket is torch.ops.aten.to and _dtype(node) != _dtype(node.args[0]):  # type: ignore[union-attr]  # an OpOverload: it has a schema
-        return False  # the schema describes a cast to the same dtype, which does not copy
-    return any(returned.alias_info is not None for returned in schema.returns)
-
-
-def _dtype(node: object) -> torch.dtype | None:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return value.dtype if isinstance(value, Tensor) else None
+    return (node.name for node in memory_written(exported.graph) if node.op == "placeholder")
 
 
 def _tensor_spec(program: str, name: str, value: object) -> TensorSpec:
