@@ -363,10 +363,9 @@ def _assert_none_is_added(program: Program, fixed: Fixed) -> None:
     checked = [check(one, fixed.target).programs[0] for one in (program, fixed.program)]
     before, after = (
         Counter(
-            (kind.rule, kind.operator, found.cost.node.place)
+            (kind.rule, kind.operator, found.cost.node.place if found.cost else "")
             for kind in one.rejected
             for found in kind.occurrences
-            if found.cost
         )
         for one in checked
     )

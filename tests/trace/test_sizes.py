@@ -88,7 +88,9 @@ def fixed(text: str, first: int = 1, second: int = 1) -> Any:
 @settings(max_examples=core_or_all(40, 1000), deadline=None)
 def test_the_value_of_an_expression_is_sympys(expression: Any, first: int, second: int) -> None:
     expected = expression.subs({S: first, T: second})
-    assume(expected.is_Boolean or 0 <= expected <= MAX_SIZE)
+    assume(expected.is_Boolean or expected >= 0)
+    parts = (one.subs({S: first, T: second}) for one in sympy.preorder_traversal(expression))
+    assume(all(one.is_Boolean or abs(one) <= MAX_SIZE for one in parts))
     assume(all(power.exp <= MAX_POWER for power in expression.atoms(sympy.Pow)))
 
     found = fixed(sympy.srepr(expression), first, second)
@@ -106,6 +108,7 @@ def test_the_value_of_an_expression_is_sympys(expression: Any, first: int, secon
         "(lambda: 1)()",
         "Pow(Integer(10), Integer(100000000))",
         "Mul(Integer(-3), Symbol('s1'))",
+        "Pow(" * 40 + "Integer(3)" + ", Integer(8))" * 40,
         "FloorDiv(Integer(1), Integer(0))",
         "Integer('9')",
         "Add(" * 2000 + ")" * 2000,
@@ -196,6 +199,11 @@ def test_a_file_of_another_kind_has_no_sizes_to_fix(tmp_path: Path) -> None:
 
     with pytest.raises(ProgramError, match="cannot be fixed"):
         check(tmp_path / "x.onnx", "onnxruntime", sizes={"s1": 4})
+
+
+def test_sizes_of_what_is_no_file_are_an_error() -> None:
+    with pytest.raises(ProgramError, match="cannot be fixed"):
+        check(Joined(), (torch.zeros(1, 6, 8), torch.zeros(1, 7, 8)), "xnnpack", sizes={"s1": 4})  # type: ignore[call-overload]
 
 
 def test_the_rest_of_the_file_is_checked_as_without_sizes(

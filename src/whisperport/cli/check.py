@@ -323,7 +323,6 @@ def _next_command(
     program: Path, checked: Checked, sizes: Mapping[str, int]
 ) -> tuple[Argument, ...]:
     target = checked.target
-    fixed_sizes = [part for one in sizes.items() for part in ("--size", "{}={}".format(*one))]
     rejected = [kind for one in checked.programs for kind in one.rejected]
     found = {kind.rule for one in checked.programs for kind in one.findings}
     one_graph = program.is_file() and len(checked.programs) == 1
@@ -331,9 +330,9 @@ def _next_command(
     if "WP604" in found:
         return "explain", "WP604"
     if "WP204" in found:
-        dynamic = _symbols(checked) if one_graph else []
-        numbers = [part for name in dynamic for part in ("--size", f"{name}=NUMBER")]
+        numbers = _size_options(dict.fromkeys(_symbols(checked), "NUMBER")) if one_graph else []
         return ("check", program, "--target", target, *numbers) if numbers else ("explain", "WP204")
+    fixed_sizes = _size_options(sizes)
     if one_graph and any(kind.rewrite for kind in rejected):
         fixed = program.with_suffix(".fixed.pt2")
         return "check", program, "--target", target, *fixed_sizes, "--fix", "--out", fixed
@@ -346,6 +345,10 @@ def _next_command(
     if program.is_dir():
         return ("verify", program) if (program / MANIFEST).is_file() else ("lower", "--help")
     return "inspect", program
+
+
+def _size_options(sizes: Mapping[str, object]) -> list[str]:
+    return [part for name, number in sizes.items() for part in ("--size", f"{name}={number}")]
 
 
 def _symbols(checked: Checked) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.exporting.preflight import requires_torch
-from whisperport.program.sizes import NO_SIZES
+from whisperport.program.sizes import NO_SIZES, not_fixable
 from whisperport.system.progress import Progress
 from whisperport.targets import Target, get_target
 from whisperport.targets.partitioner import Partition
@@ -156,6 +156,9 @@ def check(
         from whisperport.inspection.read import read_graphs
         from whisperport.inspection.read_model_folder import is_model_folder, read_model_folder
     partitions: tuple[Partitioned, ...] = ()
+    is_file = isinstance(program, str | os.PathLike) and not is_model_folder(Path(program))
+    if sizes and not is_file:
+        raise not_fixable("the program")
     if isinstance(program, str | os.PathLike) and is_model_folder(Path(program)):
         progress(f"exporting the model of {Path(program).name}")
         graphs = [read_model_folder(Path(program))]

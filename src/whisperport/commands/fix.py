@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.rewrites import Outcome
     from whisperport.trace.program import Program
 
-FindingCounts = Counter[tuple[str, str, str]]  # by rule, operator and place
-"""(rule, operator) -> number of findings of one kind."""
+FindingCounts = Counter[tuple[str, str, str]]
+"""(rule, operator, module and line) -> number of findings of one kind."""
 
 ADDED: Mapping[FindingKind, str] = {
     "rejected": "the target rejects",

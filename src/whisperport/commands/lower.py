@@ -25,6 +25,7 @@ from whisperport.exporting.preflight import (
 )
 from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array, Runner
+from whisperport.program.sizes import not_fixable
 from whisperport.program.spec import Limit, ProgramSpec
 from whisperport.system.option import Option
 from whisperport.system.progress import Progress
@@ -293,6 +294,8 @@ def read_program(
     if isinstance(program, str | os.PathLike):
         progress(f"reading {program}")
         program = read_pt2(program, sizes)
+    elif sizes:
+        raise not_fixable(f"`{program.name}`")
     check_comparable(program, as_arrays=as_arrays)
     return program
 

@@ -11,7 +11,7 @@ from whisperport.inspection.read_hlo_proto import HEAD_BYTES, check_not_text, is
 from whisperport.inspection.read_onnx import read_onnx
 from whisperport.inspection.read_pt2 import read_pt2
 from whisperport.inspection.read_tflite import read_tflite
-from whisperport.program.sizes import NO_SIZES
+from whisperport.program.sizes import NO_SIZES, not_fixable
 from whisperport.system.regular_file import other_kind
 
 ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
@@ -32,7 +32,9 @@ def read_graphs(path: Path, sizes: Mapping[str, int] = NO_SIZES) -> list[Graph]:
         BundleError: the bundle is damaged.
         MissingPackageError: the reader of the file's format is not installed.
     """
-    if path.is_dir() and not sizes:
+    if path.is_dir():
+        if sizes:
+            raise not_fixable(path.name)
         return _of_bundle(path)
     if kind := other_kind(path):
         raise ProgramError(
@@ -50,11 +52,7 @@ def read_graphs(path: Path, sizes: Mapping[str, int] = NO_SIZES) -> list[Graph]:
     if head.startswith(ZIP):
         return read_pt2(path, sizes)
     if sizes:
-        raise ProgramError(
-            f"the sizes of {path.name} cannot be fixed",
-            why="it is not a .pt2 file",
-            hint="export the program again with static shapes",
-        )
+        raise not_fixable(path.name)
     if head[4:8] == TFLITE:
         return read_tflite(path)
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":

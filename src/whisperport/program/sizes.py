@@ -15,7 +15,7 @@ from typing import Any
 from whisperport.errors import ProgramError
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
-MAX_SIZE = 2**40  # of a result; no tensor is larger
+MAX_SIZE = 2**40  # of any number in an expression; no tensor is larger
 MAX_POWER = 8  # of a size
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Integer": int,
@@ -69,6 +69,15 @@ def dynamic_shapes(name: str, program: Mapping[str, Any]) -> ProgramError:
         hint=f"give a number for each: `{options}`, or export again without `dynamic_shapes`"
         if known
         else "export again without `dynamic_shapes`",
+    )
+
+
+def not_fixable(name: str) -> ProgramError:
+    """Return the error of sizes that are given for something else than a `.pt2` file."""
+    return ProgramError(
+        f"the sizes of {name} cannot be fixed",
+        why="it is not a .pt2 file",
+        hint="export the program again with static shapes",
     )
 
 
@@ -148,5 +157,8 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Any:
         case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str() as symbol)]):
             return sizes[symbol]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_value(argument, sizes) for argument in args))
+            found = _FUNCTIONS[name](*(_value(argument, sizes) for argument in args))
+            if abs(found) > MAX_SIZE:  # also inside an expression: powers of powers have no end
+                raise ValueError(f"{name} gives a number above {MAX_SIZE}")
+            return found
     raise ValueError(ast.unparse(node)[:100])

@@ -34,7 +34,7 @@ _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError),
     *(ValueError, LookupError, TypeError, AttributeError),
 )
-_NO_GRAD = (torch.ops.higher_order.wrap_with_set_grad_enabled,)
+_NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _OPERATOR_SETS = frozenset({"aten", "prims"})  # of torch itself; all others are custom
 
 
@@ -73,7 +73,7 @@ def read_pt2(path: str | os.PathLike[str], sizes: Mapping[str, int] = NO_SIZES) 
     _check_constants(path, exported)
     if exported.example_inputs is None or sizes:
         exported.example_inputs = _zeros(exported)
-    again = sizes or _calls(exported, *_NO_GRAD)
+    again = sizes or any(node.target is _NO_GRAD for node in exported.graph.nodes)
     return as_program(path.stem, _exported_again(path, exported) if again else exported)
 
 
@@ -108,12 +108,21 @@ def _checked_graph(
 
 def _with_sizes(path: Path, graph: Mapping[str, Any]) -> ExportedProgram:
     """Load a copy of the file with this graph."""
-    with TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+    with TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
-        with zipfile.ZipFile(copy, "w") as written:
-            for entry in archive.infolist():
-                is_graph = "/models/" in f"/{entry.filename}" and entry.filename.endswith(".json")
-                written.writestr(entry, json.dumps(graph) if is_graph else archive.read(entry))
+        try:
+            with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as written:
+                for entry in archive.infolist():
+                    is_graph = "/models/" in f"/{entry.filename}" and entry.filename.endswith(
+                        ".json"
+                    )
+                    written.writestr(entry, json.dumps(graph) if is_graph else archive.read(entry))
+        except (OSError, *_DAMAGED) as error:
+            raise ProgramError(
+                f"cannot copy `{path}` to fix its sizes",
+                why=str(error),
+                hint="free some space for temporary files, or choose another folder with TMPDIR",
+            ) from error
         return _load(copy)
 
 
@@ -199,12 +208,8 @@ def _check_graph(path: Path, exported: ExportedProgram) -> None:
             )
 
 
-def _calls(exported: ExportedProgram, *targets: Any) -> bool:
-    return any(node.target in targets for node in exported.graph.nodes)
-
-
 def _is_known(target: Any) -> bool:
-    if target in _NO_GRAD:
+    if target is _NO_GRAD:
         return True  # it calls a graph of the same file
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in _OPERATOR_SETS
