@@ -5,16 +5,23 @@ Functions that return HTML escape the text that they are given. What they take a
 
 import base64
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from whisperport.system.printable import printable
+from whisperport.system.regular_file import other_kind
 
 LABELLED = 0.05  # of a strip; a shorter part has no room for its label
 MAX_TEXT = 1000  # characters of one text; names in files of unknown origin can be long
 SUBGRAPH_COLORS = 5  # neighbours have different ones
+
+HEAD_BYTES = 1024  # of a page; its generator is within them
+_DOCTYPE = "<!doctype html>"
+_GENERATOR = '<meta name="generator" content="whisperport">'
 
 _STYLE = """
 :root { color-scheme: light dark; --bar: #4a7ebb; --rest: #4a7ebb55; --line: #8884;
@@ -83,11 +90,27 @@ def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
         policy += f"; script-src 'sha256-{digest}'"
         body += f"<script>{script}</script>"
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{shown}</title>\n'
+        f'{_DOCTYPE}\n<html lang="en"><head><meta charset="utf-8">{_GENERATOR}<title>{shown}</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<style>{_STYLE}{style}</style></head>\n<body><main><h1>{shown}</h1>\n{body}</main></body></html>\n"
     )
+
+
+def is_page(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a regular file, or a link to one, that begins as `html_page` does.
+
+    Nothing is raised: a file that cannot be read is no page of whisperport, and pages of versions before
+    this mark are none either.
+    """
+    if other_kind(path):  # opening a pipe would block
+        return False
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except (OSError, ValueError):  # ValueError: a NUL byte in the path
+        return False
+    return head.startswith(_DOCTYPE.encode()) and _GENERATOR.encode() in head
 
 
 def text(value: object) -> str:
