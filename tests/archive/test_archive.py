@@ -24,7 +24,7 @@ from whisperport import (
     UsageError,
 )
 from whisperport.archive.archive import default_workers
-from whisperport.archive.store import RECORD
+from whisperport.archive.output_folder import RECORD
 from whisperport.system.locking import lock_path, locked
 from whisperport.verification.clips import shipped_audio
 

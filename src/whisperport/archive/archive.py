@@ -1,5 +1,6 @@
 """Transcribe an archive: every file once, whatever ended the run before."""
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -12,12 +13,13 @@ from whisperport.archive.identity import Identity, identity_of, options_for, opt
 from whisperport.archive.job import Job
 from whisperport.archive.manifest import ArchiveSource, read_source
 from whisperport.archive.options import ArchiveOptions
+from whisperport.archive.output_folder import RECORD, check_folder
 from whisperport.archive.processes import Processes
 from whisperport.archive.progress import ArchiveProgressCallback, Meter
 from whisperport.archive.report import write_report
 from whisperport.archive.rows import with_identity
-from whisperport.archive.store import RECORD, Finished, Store
-from whisperport.archive.subtitle_files import write_subtitles
+from whisperport.archive.store import Finished, Store
+from whisperport.archive.subtitle_files import delete_subtitles, write_subtitles
 from whisperport.archive.summary import ArchiveSummary, summarize
 from whisperport.bundle import Bundle
 from whisperport.bundle.folder import file_sha256
@@ -28,6 +30,8 @@ from whisperport.runtime.decode import check_language
 from whisperport.system.cores import usable_cores
 from whisperport.system.locking import lock_path, locked
 from whisperport.transcription import TranscribeOptions
+
+log = logging.getLogger(__name__)
 
 # Memory of a worker: an estimate. One with the embedded model has 0.28 GB; larger were not measured.
 WORKER_BYTES, WORKER_FACTOR = 300e6, 1.5
@@ -61,15 +65,18 @@ def transcribe_archive(
         What is in `out` at the end, and what this run did.
 
     Raises:
-        UsageError: the source cannot be read or has an id twice; or another process writes to `out`, or it
-            has rows of another bundle or other options.
+        UsageError: the source cannot be read or has an id twice; `out` has files and is no archive, or has
+            rows of another bundle or other options; or another process writes to it.
         BundleError: the bundle is damaged or missing.
         MissingPackageError: pyarrow, or for a cluster Ray, is not installed.
         WhisperportError: `out` cannot be written. Rows that were saved before are kept.
         KeyboardInterrupt: Ctrl-C was pressed; finished rows were saved before.
     """
     options, transcribe = options or ArchiveOptions(), transcribe or TranscribeOptions()
-    jobs, opened, folder = read_source(source), open_bundle(bundle), Path(out)
+    folder = Path(out)
+    with _writing(folder):
+        check_folder(folder)
+    jobs, opened = read_source(source), open_bundle(bundle)
     check_language(opened.manifest.generation, transcribe.decode)
     identity = identity_of(opened, transcribe)
     with _only_writer(folder):
@@ -80,7 +87,8 @@ def transcribe_archive(
         seconds = time.monotonic() - started
         summary = summarize(store.rows(_SUMMARIZED), opened, identity, waiting, seconds)
         if options.subtitles:
-            write_subtitles(store.rows(("id", "segments")), folder, options.subtitles)
+            kept = write_subtitles(store.rows(("id", "segments")), folder, options.subtitles)
+            _warn_of_kept(kept)
         write_report(store.rows(_REPORTED), folder, summary)
     return summary
 
@@ -92,7 +100,7 @@ _REPORTED = ("id", "path", "duration", "language", "text", "marks", "error")
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
     """Hold the lock of the output, which is made if it does not exist."""
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(lock_path(folder / RECORD)) as lock:
             if lock is None:
@@ -101,13 +109,30 @@ def _only_writer(folder: Path) -> Iterator[None]:
                     why="it holds the lock of this folder",
                     hint="wait for it; finished files are skipped, so the command can be repeated",
                 )
+            check_folder(folder)  # again: exporting a model takes minutes
             yield
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise WhisperportError(
             f"cannot write to `{folder}`",
             why=error.strerror or str(error),
             hint="check the permissions and the free space; rows that were saved are kept",
         ) from error
+
+
+def _warn_of_kept(subtitles: Sequence[Path]) -> None:
+    if subtitles:
+        log.warning(
+            "%d subtitle files differ from their rows and were kept, such as %s: delete them, and repeat "
+            "the command, to have them written again",
+            len(subtitles),
+            subtitles[0],
+        )
 
 
 def _waiting(
@@ -121,6 +146,7 @@ def _waiting(
         if (row := finished.get(job.id))
         and ((retry_failed and row.failed) or not _is_current(row, job, options))
     }
+    delete_subtitles(store.rows(("id", "segments"), old), store.folder)
     store.delete(old)
     return [job for job in jobs if job.id not in finished or job.id in old]
 

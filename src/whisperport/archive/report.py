@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from whisperport.archive.output_folder import GENERATOR, REPORT, SUMMARY
 from whisperport.archive.rows import MARKS, Row
 from whisperport.archive.summary import ArchiveSummary, cause_of
 from whisperport.system.atomic import write_atomic
@@ -54,9 +55,9 @@ def write_report(rows: Iterable[Row], folder: Path, summary: ArchiveSummary) -> 
     Raises:
         WhisperportError: a file cannot be written.
     """
-    document = json.dumps({**asdict(summary), "speed": summary.speed}, indent=1)
-    write_atomic(folder / "summary.json", f"{document}\n".encode())
-    write_atomic(folder / "report.html", report(rows, summary).encode())
+    values = {"generator": GENERATOR, **asdict(summary), "speed": summary.speed}
+    write_atomic(folder / SUMMARY, f"{json.dumps(values, indent=1)}\n".encode())
+    write_atomic(folder / REPORT, report(rows, summary).encode())
 
 
 def report(rows: Iterable[Row], summary: ArchiveSummary) -> str:

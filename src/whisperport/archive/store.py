@@ -1,32 +1,27 @@
 """The rows on disk: Parquet files that are written completely or not at all.
 
-    OUT/archive.json           the bundle and the options of all rows
-    OUT/parts/NAME.parquet     finished rows
-    OUT/subtitles, report.html, summary.json
-
 A file of the archive has at most one row at any time: a row that is to be replaced is deleted before the
 file is transcribed again. So a reader needs no rule to choose among rows, and an end of the process between
 the two steps only means that the file has no row yet.
 """
 
-import json
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whisperport.archive.identity import Identity
+from whisperport.archive.output_folder import PARTS, record
 from whisperport.archive.rows import Row
 from whisperport.archive.schema import schema
-from whisperport.errors import UsageError, WhisperportError
+from whisperport.errors import WhisperportError
 from whisperport.system.atomic import clear_temporaries, write_atomic
 
 if TYPE_CHECKING:
     import pyarrow
 
-RECORD = "archive.json"
 PART_ROWS = 2000  # of a part at most
 _STATE = ("id", "size", "modified_ns", "error", "audio_sha256", "options_sha256")
 
@@ -59,13 +54,15 @@ class Store:
 
     def __init__(self, folder: Path, identity: Identity, save_every_s: float) -> None:
         self._schema, self._save_every_s = schema(), save_every_s
-        self.folder, self._parts = folder, folder / "parts"
+        self.folder, self._parts = folder, folder / PARTS
         self._waiting: list[Row] = []
         self._saved = time.monotonic()
         try:
-            self._parts.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            clear_temporaries(folder)
+            record(folder, identity)  # first: without it, the folder is no archive
+            self._parts.mkdir(exist_ok=True)
             clear_temporaries(self._parts)
-            _check_identity(folder / RECORD, identity)
         except OSError as error:
             raise WhisperportError(
                 f"cannot write to `{folder}`",
@@ -118,14 +115,20 @@ class Store:
             self._write(self._parts / f"{secrets.token_hex(8)}.parquet", self._waiting)
         self._waiting, self._saved = [], time.monotonic()
 
-    def rows(self, columns: Collection[str] | None = None) -> Iterator[Row]:
-        """Yield all saved rows, with the rows of one part in memory at a time.
+    def rows(
+        self, columns: Collection[str] | None = None, only: Mapping[str, Finished] | None = None
+    ) -> Iterator[Row]:
+        """Yield saved rows, with the rows of one part in memory at a time.
 
         Args:
-            columns: names; None: all.
+            columns: names, with `id`; None: all.
+            only: rows, by id; None: all.
         """
-        for part in self._part_files():
-            yield from self._read(part, columns).to_pylist()
+        parts = self._part_files() if only is None else {one.part for one in only.values()}
+        for part in parts:
+            for row in self._read(part, columns).to_pylist():
+                if only is None or row["id"] in only:
+                    yield row
 
     def _part_files(self) -> list[Path]:
         return sorted(self._parts.glob("*.parquet"))
@@ -155,35 +158,3 @@ class Store:
             why=why,
             hint="move it away; its files are transcribed again by the next run",
         )
-
-
-def _check_identity(path: Path, identity: Identity) -> None:
-    """Record the bundle and the options at the first run, and compare them at every other one.
-
-    Raises:
-        UsageError: they differ, or the record is damaged.
-    """
-    wanted = {
-        "bundle_sha256": identity.bundle_sha256,
-        "options_sha256": identity.options_sha256,
-    }
-    if not path.exists():
-        write_atomic(path, f"{json.dumps(wanted, indent=1)}\n".encode())
-        return
-    found = _json_object(path)
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise UsageError(
-                f"`{path.parent}` has rows of {'another bundle' if 'bundle' in name else 'other options'}",
-                why=f"{path.name} states {name} {found.get(name)!r:.20}; now it is {value!r:.20}",
-                hint="choose another folder with `--out`, or repeat the command with the bundle and the "
-                "options of the first run",
-            )
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}

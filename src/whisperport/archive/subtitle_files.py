@@ -1,38 +1,77 @@
 """Write a subtitle file for each transcript of an archive."""
 
 import hashlib
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from whisperport.archive.output_folder import SUBTITLES
 from whisperport.archive.rows import Row
-from whisperport.system.atomic import write_atomic
+from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.text import Segment, write_as
 from whisperport.text.segment import Word
 
+FORMS = ("srt", "vtt")
 MAX_NAME = 100  # characters of an id that are in the name of its file
 
 
-def write_subtitles(rows: Iterable[Row], folder: Path, form: str) -> None:
-    """Write `subtitles/NAME.FORM` for each row that has segments. Files with the same text are kept.
+def write_subtitles(rows: Iterable[Row], folder: Path, form: str) -> list[Path]:
+    """Write `subtitles/NAME.FORM` for each row that has segments, where there is no such file.
+
+    A file is never replaced, because the user may have corrected it.
 
     Args:
         rows: with the columns `id` and `segments`.
         folder: output of the archive.
         form: "srt" or "vtt".
 
+    Returns:
+        The files that are there with another text.
+
     Raises:
         WhisperportError: a file cannot be written.
     """
-    target = folder / "subtitles"
+    target, kept = folder / SUBTITLES, []
     target.mkdir(exist_ok=True)
+    clear_temporaries(target)
     for row in rows:
         if row["segments"]:
-            path = target / f"{subtitle_name(row['id'])}.{form}"
-            text = write_as(form, [_segment(one) for one in row["segments"]]).encode()
-            if not path.is_file() or path.read_bytes() != text:
+            path, text = _path(row, target, form), _text(row, form)
+            if not os.path.lexists(path):
                 write_atomic(path, text)
+            elif not _has(path, text):
+                kept.append(path)
+    return kept
+
+
+def delete_subtitles(rows: Iterable[Row], folder: Path) -> None:
+    """Delete the files of rows that are about to be deleted, unless the user has changed them."""
+    for row in rows:
+        for form in FORMS:
+            path = _path(row, folder / SUBTITLES, form)
+            if os.path.lexists(path) and _has(path, _text(row, form)):
+                path.unlink()
+
+
+def _path(row: Row, folder: Path, form: str) -> Path:
+    return folder / f"{subtitle_name(row['id'])}.{form}"
+
+
+def _text(row: Row, form: str) -> bytes:
+    return write_as(form, [_segment(one) for one in row["segments"]]).encode()
+
+
+def _has(path: Path, text: bytes) -> bool:
+    """Return whether a path is a file, and no link, with this text."""
+    try:
+        found = path.lstat()
+        is_as_long = stat.S_ISREG(found.st_mode) and found.st_size == len(text)
+        return is_as_long and path.read_bytes() == text
+    except OSError:  # it cannot be read
+        return False
 
 
 def subtitle_name(id: str) -> str:
