@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="number of clips; default: all")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    clips = sorted(chosen.clips.rglob("*.wav"))[: chosen.count]
+    clips = sorted(chosen.clips.absolute().rglob("*.wav"))[: chosen.count]
     with tempfile.TemporaryDirectory() as folder:
         found = COMMANDS[chosen.command](clips, Path(folder))
     record(chosen.command, {"clips": len(clips), **found})

@@ -144,17 +144,38 @@ def test_a_second_run_transcribes_only_what_has_changed(
     manifest = tmp_path / "list.jsonl"
     listed = [{"id": id, "path": f"source/{name}"} for name, id in names.items()]
     first, second, *_ = listed
-    (tmp_path / second["path"]).write_bytes((tmp_path / first["path"]).read_bytes())
-    os.utime(tmp_path / first["path"])  # another time, the same content
-    before = rows(out)
-
     manifest.write_text("\n".join(map(json.dumps, listed)))
+
+    assert archive(manifest, out).run_files == 0  # it has moved
+    before = rows(out)
+    (tmp_path / second["path"]).write_bytes((tmp_path / first["path"]).read_bytes())
+    os.utime(tmp_path / first["path"], ns=(5, 5))  # another time, the same content
     summary = archive(manifest, out)
 
     after = rows(out)
+    assert before[first["id"]]["path"] == str(tmp_path / first["path"])
     assert summary.run_files == 1
     assert after[second["id"]]["text"] == before[first["id"]]["text"]
-    assert {one for one in after if after[one] != before[one]} == {second["id"]}
+    assert after[first["id"]] == before[first["id"]] | {"modified_ns": 5}
+    assert {one for one in after if after[one] != before[one]} == {first["id"], second["id"]}
+
+
+def test_another_collection_with_equal_names_changes_nothing(
+    ran: dict[str, Any], tmp_path: Path
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(ran["source"] / "night", source / "night")
+    shutil.copytree(ran["out"], out)
+    path, other = (source / f"night/{clip.name}" for clip in CLIPS[:2])
+    shutil.copy2(other, path)
+    before = rows(out)
+
+    with pytest.raises(UsageError) as error:
+        archive(source, out)
+
+    assert str(path) in error.value.what
+    assert str(ran["source"] / f"night/{path.name}") in error.value.what
+    assert rows(out) == before
 
 
 def test_failed_files_are_transcribed_again_only_if_asked(

@@ -77,16 +77,19 @@ def test_rows_are_saved_together_and_finished_when_they_are(tmp_path: Path) -> N
     assert len(list((tmp_path / "parts").iterdir())) == 1
 
 
-def test_deleted_rows_leave_the_others_of_their_part(tmp_path: Path) -> None:
+def test_rows_are_deleted_and_changed_without_the_others_of_their_part(tmp_path: Path) -> None:
     before = store(tmp_path)
     for number in range(3):
         before.add(row(str(number)))
     before.save()
     finished = before.finished()
 
-    before.delete({"1": finished["1"]})
-    assert set(before.finished()) == {"0", "2"}
-    before.delete({one: finished[one] for one in "02"})
+    before.change({"1": finished["1"]}, {"2": {"path": "/moved.wav"}})
+    assert {id: one.path for id, one in before.finished().items()} == {
+        "0": "/0.wav",
+        "2": "/moved.wav",
+    }
+    before.change({one: finished[one] for one in "02"}, {})
 
     assert not list((tmp_path / "parts").iterdir())
 

@@ -8,8 +8,9 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from whisperport.archive.current import compared, own_options_sha256
 from whisperport.archive.dispatch import Workers, dispatch
-from whisperport.archive.identity import Identity, identity_of, options_for, options_sha256
+from whisperport.archive.identity import Identity, identity_of
 from whisperport.archive.job import Job
 from whisperport.archive.manifest import ArchiveSource, read_source
 from whisperport.archive.options import ArchiveOptions
@@ -18,11 +19,10 @@ from whisperport.archive.processes import Processes
 from whisperport.archive.progress import ArchiveProgressCallback, Meter
 from whisperport.archive.report import write_report
 from whisperport.archive.rows import with_identity
-from whisperport.archive.store import Finished, Store
+from whisperport.archive.store import Store
 from whisperport.archive.subtitle_files import delete_subtitles, write_subtitles
 from whisperport.archive.summary import ArchiveSummary, summarize
 from whisperport.bundle import Bundle
-from whisperport.bundle.folder import file_sha256
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.exporting.model_bundle import open_bundle
 from whisperport.exporting.preflight import available_memory
@@ -81,7 +81,7 @@ def transcribe_archive(
     identity = identity_of(opened, transcribe)
     with _only_writer(folder):
         store = Store(folder, identity, options.save_every)
-        waiting = _waiting(jobs, store, transcribe, retry_failed=options.retry_failed)
+        waiting = _waiting(jobs, store, transcribe, options)
         started = time.monotonic()
         _transcribe(waiting, store, opened.folder, options, transcribe, identity, progress)
         seconds = time.monotonic() - started
@@ -136,38 +136,13 @@ def _warn_of_kept(subtitles: Sequence[Path]) -> None:
 
 
 def _waiting(
-    jobs: Sequence[Job], store: Store, options: TranscribeOptions, *, retry_failed: bool
+    jobs: Sequence[Job], store: Store, transcribe: TranscribeOptions, options: ArchiveOptions
 ) -> list[Job]:
-    """Return the files that have no row; rows that are not current any more are deleted."""
-    finished = store.finished()
-    old = {
-        job.id: row
-        for job in jobs
-        if (row := finished.get(job.id))
-        and ((retry_failed and row.failed) or not _is_current(row, job, options))
-    }
-    delete_subtitles(store.rows(("id", "segments"), old), store.folder)
-    store.delete(old)
-    return [job for job in jobs if job.id not in finished or job.id in old]
-
-
-def _is_current(row: Finished, job: Job, options: TranscribeOptions) -> bool:
-    """Return whether a row is about this content and these options.
-
-    The content is read only if the time of the file's last change differs, and its size does not.
-    """
-    if row.size != job.size or row.options_sha256 != _options_sha256(job, options):
-        return False
-    if row.modified_ns == job.modified_ns:
-        return True
-    try:
-        return file_sha256(Path(job.path)) == row.audio_sha256
-    except OSError:
-        return False
-
-
-def _options_sha256(job: Job, options: TranscribeOptions) -> str:
-    return options_sha256(options_for(job, options))
+    """Return the files to transcribe; rows that are not current any more are deleted."""
+    found = compared(jobs, store.finished(), transcribe, retry_failed=options.retry_failed)
+    delete_subtitles(store.rows(("id", "segments"), found.old), store.folder)
+    store.change(found.old, found.seen)
+    return found.waiting
 
 
 def _transcribe(
@@ -184,7 +159,7 @@ def _transcribe(
     with closing(_workers(len(jobs), bundle, options, transcribe)) as workers:
         try:
             for row in dispatch(jobs, workers):
-                own = _options_sha256(by_id[row["id"]], transcribe)
+                own = own_options_sha256(by_id[row["id"]], transcribe)
                 store.add(with_identity(row, identity, own))
                 meter.count(row)
                 progress(meter.now())

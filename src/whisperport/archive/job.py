@@ -16,7 +16,7 @@ class Job:
 
     Attributes:
         id: names the file in the archive; unique.
-        path: of the file.
+        path: of the file; absolute once `with_state` has returned it.
         language: code or name; None: that of the options.
         prompt: initial prompt; None: that of the options.
         duration_s: as the manifest states it, for the order of the work; None: not stated.
@@ -41,7 +41,8 @@ class Job:
 
 
 def with_state(job: Job) -> Job:
-    """Return the job with the size and the time of the last change of its file."""
+    """Return the job with the absolute path of its file, its size and the time of its last change."""
+    job = replace(job, path=str(Path(job.path).absolute()))
     try:
         found = os.stat(job.path)
     except (OSError, ValueError):  # ValueError: a zero byte in the path

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whisperport.archive.identity import Identity
 from whisperport.archive.output_folder import PARTS, record
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 PART_ROWS = 2000  # of a part at most
-_STATE = ("id", "size", "modified_ns", "error", "audio_sha256", "options_sha256")
+_STATE = ("id", "path", "size", "modified_ns", "error", "audio_sha256", "options_sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Finished:
     """What is known about a row without reading its text. Names are those of the columns."""
 
     part: Path
+    path: str
     size: int
     modified_ns: int
     failed: bool
@@ -79,6 +80,7 @@ class Store:
         return {
             row["id"]: Finished(
                 part,
+                row["path"],
                 row["size"],
                 row["modified_ns"],
                 row["error"] is not None,
@@ -89,14 +91,23 @@ class Store:
             for row in self._read(part, _STATE).to_pylist()
         }
 
-    def delete(self, rows: dict[str, Finished]) -> None:
-        """Delete rows, so that their files have none."""
-        for part in {one.part for one in rows.values()}:
-            kept = [row for row in self._read(part).to_pylist() if row["id"] not in rows]
-            if kept:
-                self._write(part, kept)
-            else:
+    def change(self, old: Mapping[str, Finished], values: Mapping[str, Mapping[str, Any]]) -> None:
+        """Delete rows, so that their files have none, and change values of others.
+
+        Args:
+            old: rows to delete, by id.
+            values: id -> column -> new value.
+        """
+        parts = {one.part for one in old.values()}
+        if values:  # rare: a collection has moved
+            parts |= {*self._part_files()}
+        for part in sorted(parts):
+            rows = self._read(part).to_pylist()
+            kept = [row | values.get(row["id"], {}) for row in rows if row["id"] not in old]
+            if not kept:
                 part.unlink()
+            elif kept != rows:
+                self._write(part, kept)
 
     def add(self, row: Row) -> None:
         """Add a row. It counts as finished when it is saved, which this does from time to time.
