@@ -1,6 +1,7 @@
 """Folders of models of any architecture, exported from their config.json."""
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import transformers
 
 import whisperport
 from whisperport.errors import LoweringError, ProgramError
+from whisperport.inspection import read_model_folder as reading
 from whisperport.inspection.read_model_folder import read_model_folder
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -93,7 +95,7 @@ def test_a_folder_is_checked_as_the_module_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ("not json", "not a valid JSON"),
+        ("not json", "not JSON"),
         ("{}", "model_type"),
         ('{"model_type": "bert"}', "`architectures` begins with ''"),
         ('{"model_type": "bert", "architectures": ["os"]}', "no such class"),
@@ -146,3 +148,74 @@ def test_a_model_that_torch_cannot_export_states_the_inputs(tmp_path: Path) -> N
 
     assert "input_features (1, 300, 80)" in str(raised.value)
     assert "whisperport.check" in str(raised.value.hint)
+
+
+def _written(path: Path, **config: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+BERT = {"model_type": "bert", "architectures": ["BertModel"], **SIZES}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is 1000000000"),
+        ({"num_hidden_layers": 50}, "more than 300 modules"),
+        ({"num_labels": 10**9}, "not enough memory"),
+    ],
+)
+def test_a_model_of_a_billion_parts_is_not_built(
+    config: dict[str, int], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOST_MODULES", 300)
+    monkeypatch.setattr(reading, "MOST_BYTES", 200 * 2**20)
+    _written(tmp_path, **BERT | config)
+
+    with pytest.raises(ProgramError) as raised:
+        read_model_folder(tmp_path)
+
+    assert why in str(raised.value.why)
+
+
+def test_a_large_configuration_is_not_read(tmp_path: Path) -> None:
+    _written(tmp_path, **BERT, comment="x" * (9 << 20))
+
+    with pytest.raises(ProgramError, match="cannot read"):
+        read_model_folder(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_code_that_a_configuration_names_on_the_hub_is_rejected(key: str, tmp_path: Path) -> None:
+    _written(tmp_path, **BERT, text_config={key: "someone/kernel"})
+
+    with pytest.raises(ProgramError) as raised:
+        read_model_folder(tmp_path)
+
+    assert "someone/kernel" in raised.value.why
+
+
+def test_a_model_that_a_configuration_names_is_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **_: asked.append(names) or [])
+    backbone = {"backbone": "someone/resnet", "use_pretrained_backbone": True}
+    _written(tmp_path, model_type="dpt", architectures=["DPTForDepthEstimation"], **backbone)
+
+    with pytest.raises(ProgramError):
+        read_model_folder(tmp_path)
+
+    assert not asked
+
+
+@pytest.mark.parametrize("name", ["Trainer", "BertTokenizer", "BertConfig"])
+def test_only_models_are_built(name: str, tmp_path: Path) -> None:
+    _written(tmp_path, **BERT | {"architectures": [name]})
+
+    with pytest.raises(ProgramError) as raised:
+        read_model_folder(tmp_path)
+
+    assert name in raised.value.why
+    assert "no such class" in raised.value.why

@@ -1,13 +1,16 @@
 """Read the graph of a model folder of Hugging Face's transformers, of any architecture.
 
 The model is built from the folder's config.json, without weights and without memory for them: neither the
-graph nor the shapes depend on them. Code that the folder contains does not run.
+graph nor the shapes depend on them. Code that the folder contains does not run, and nothing that the
+configuration names is looked up on the hub. Memory and the number of the model's modules are limited.
 
 The tensors are torch's fake ones, which say that they are on the CPU: on torch's device "meta", attention
 returns other strides, and the graph has other copies.
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.nn.modules.module import register_module_module_registration_hook
 
-from whisperport.errors import LoweringError, ProgramError, WhisperportError, needs
+from whisperport.checkpoint.json_file import read_json_object
+from whisperport.checkpoint.sizes import quoted, shorten
+from whisperport.errors import CheckpointError, LoweringError, ProgramError, WhisperportError, needs
 from whisperport.inspection.graph import Graph
 from whisperport.inspection.quiet import quiet
 from whisperport.inspection.read_exported import read_exported
+from whisperport.system.child import memory_within
 from whisperport.trace.program import exported_module
 
 CONFIG = "config.json"
@@ -27,6 +34,8 @@ TOKENS = 128  # of a text
 SAMPLES = 16_000  # of a waveform: 1 s at 16 kHz
 FRAMES = 300  # of a spectrogram: 3 s
 PIXELS = 224  # sides of an image, if the configuration does not state them
+MOST_MODULES = 20_000  # of a model; one layer of BERT has 20
+MOST_BYTES = 4 * 2**30  # of memory, beside what the process has; BERT of 12 layers takes 0.3 GB
 HINT = "give the model and its inputs from Python: `whisperport.check(module, inputs, target)`"
 
 
@@ -47,7 +56,8 @@ def read_model_folder(folder: Path) -> Graph:
 
     Raises:
         MissingPackageError: transformers is not installed.
-        ProgramError: transformers has no model for the folder, or the inputs are not known.
+        ProgramError: transformers has no model for the folder, the model is too large, or the inputs are
+            not known.
         LoweringError: torch cannot export the model.
     """
     with (
@@ -55,7 +65,7 @@ def read_model_folder(folder: Path) -> Graph:
         quiet(),
     ):
         import transformers
-    with quiet():
+    with quiet(), memory_within(MOST_BYTES):
         name, config, model = _built(folder, transformers)
         with FakeTensorMode(allow_non_fake_inputs=True):
             return read_exported(name, _exported(name, config, model.to_empty(device="cpu")))
@@ -64,20 +74,91 @@ def read_model_folder(folder: Path) -> Graph:
 def _built(folder: Path, transformers: Any) -> tuple[str, Any, nn.Module]:
     """Return the name of the model's class, its configuration, and the model on the device "meta"."""
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        name = _architecture(transformers, config)
-        with torch.device("meta"):
-            return name, config, getattr(transformers, name)(config).eval()
+        _check(read_json_object(folder / CONFIG))
+        with _offline():
+            config = transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            name = _architecture(transformers, config)
+            with torch.device("meta"), _modules_counted():
+                return name, config, getattr(transformers, name)(config).eval()
+    except CheckpointError as error:
+        raise ProgramError(error.what, why=error.why, hint=error.hint) from error
     except WhisperportError:
         raise
     except Exception as error:  # transformers raises anything for a damaged configuration
+        too_large = f"there is not enough memory: the limit is {MOST_BYTES / 1e9:.1f} GB"
+        why = too_large if isinstance(error, MemoryError) else str(error).strip().split("\n")[0]
         raise ProgramError(
             f"transformers cannot build the model of {folder}",
-            why=str(error).strip().split("\n")[0],
+            why=shorten(why),
             hint=f"check the file {CONFIG}. {HINT[0].upper()}{HINT[1:]}",
         ) from error
+
+
+def _check(configuration: Any, key: str = "") -> None:
+    """Check the values of a configuration that transformers does not check.
+
+    Raises:
+        ProgramError: it names an implementation of attention on the hub, whose code would run here, or has
+            more layers than a model may have modules.
+    """
+    if isinstance(configuration, dict):
+        for name, value in configuration.items():
+            _check(value, name)
+    elif isinstance(configuration, list):
+        for value in configuration:
+            _check(value, key)
+    elif key.endswith("_implementation") and "/" in str(configuration):
+        raise ProgramError(
+            "the configuration names code to be downloaded, which is not run",
+            why=f"its `{shorten(key)}` is {quoted(configuration)}",
+            hint=f"remove the line from {CONFIG}",
+        )
+    elif "layer" in key and isinstance(configuration, int) and configuration > MOST_MODULES:
+        raise _too_large(f"its `{shorten(key)}` is {quoted(configuration)}")
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Let transformers look up nothing on the hub: a configuration may name another model as a part."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _modules_counted() -> Iterator[None]:
+    """End the building of a model that has too many modules.
+
+    Raises:
+        ProgramError: it has more than `MOST_MODULES`.
+    """
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > MOST_MODULES:
+            raise _too_large(f"it has more than {MOST_MODULES} modules")
+
+    hook = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _too_large(why: str) -> ProgramError:
+    return ProgramError(
+        "the model of the configuration is too large",
+        why=why,
+        hint=f"check the number of layers in {CONFIG}",
+    )
 
 
 def _exported(name: str, config: Any, model: nn.Module) -> ExportedProgram:
@@ -98,7 +179,8 @@ def _exported(name: str, config: Any, model: nn.Module) -> ExportedProgram:
 
 def _architecture(transformers: Any, config: Any) -> str:
     stated = (getattr(config, "architectures", None) or [""])[0]
-    if not isinstance(getattr(transformers, str(stated), None), type):
+    stated_class = getattr(transformers, str(stated), None)
+    if not isinstance(stated_class, type) or not issubclass(stated_class, nn.Module):
         raise ProgramError(
             "the configuration states no model of transformers",
             why=f"its `architectures` begins with {str(stated)[:80]!r}, and transformers has no such class",
