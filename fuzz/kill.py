@@ -1,10 +1,11 @@
-"""Kill exports and compilations with SIGKILL at random moments, and check the files that remain.
+"""Kill exports, imports and compilations at random moments, and check the files that remain.
 
-    python -m fuzz.kill [--count 200] [--seed 0] [--commands 12]
+    python -m fuzz.kill [--count 200] [--seed 0] [--commands 20]
 
-`count` kills of `export` and as many of `compile` in forked processes (see `killed_jobs`), and
-`commands` kills of the command `whisperport export default`: of all its processes, of the parent only or
-of the child only. Half of the moments are uniform over the whole job, half over its last stage, in which
+`count` kills with SIGKILL of `export`, as many of `import` and of `compile` in forked processes (see
+`killed_jobs`), and `commands` kills of the command `whisperport export default`: of all its processes, of
+the parent only or of the child only with SIGKILL; of the parent with SIGTERM; of all with SIGINT, as by
+Ctrl-C. Half of the moments are uniform over the whole job, half over its last stage, in which
 the new bundle replaces the old one.
 
 After each kill, the old or the new bundle must exist, be complete, and have correct hashes. The next run
@@ -39,13 +40,15 @@ from whisperport.errors import BundleError
 
 RESULT = Path("build/fuzz/kill.json")
 OURS = re.compile(
-    r"\.nano(\.compile)?\.(whisperport-lock|(partial|discarded|replaced)-[0-9a-f]{16})"
+    r"\.nano(\.compile|\.import)?\.(whisperport-lock|(partial|discarded|replaced)-[0-9a-f]{16})"
 )
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 HEADINGS = (
     *("killed", "moments", "kills", "old complete", "new complete"),
     *("with leftovers", "cleared", "failures"),
 )
+SIGNALS = {"terminated": signal.SIGTERM, "interrupted": signal.SIGINT}  # all others: SIGKILL
+VICTIMS = ("all", "parent", "child", *SIGNALS)
 REHEARSALS = 3
 PATIENCE_S = 120
 
@@ -197,12 +200,12 @@ def _wait(reading: int, after_s: float, for_last_stage: bool) -> str:
 
 
 def _run_next(job: Job, place: Place, kill: Kill) -> None:
-    """Run what deletes the leftovers: any writer of the output; for a work folder, a compilation."""
-    if job.name == "compile":
+    """Run what deletes the leftovers: any writer of the output; for a folder of a job, the same job."""
+    if job.name in ("compile", "import"):
         child, reading = fork(partial(_run_up_to_the_end, job, place.out))
         os.close(reading)
         if os.waitpid(child, 0)[1]:
-            kill.failures.append("the next compilation failed")
+            kill.failures.append("the next run failed")
     _write_nothing(place.out)
 
 
@@ -244,7 +247,7 @@ def command(out: Path, folder: Path) -> subprocess.Popen[bytes]:
 def kill_command(
     victim: str, whole_s: float, old: Path, last_stage: bool, chance: random.Random
 ) -> Kill:
-    """Kill one or both of the command's processes, and wait for the other one to end."""
+    """End one or both of the command's processes with a signal, and wait for the other one to end."""
     while True:
         after_s = chance.uniform(0, 0.15 if last_stage else whole_s)
         kill = Kill(f"command: {victim}", _moments(last_stage), after_s)
@@ -258,11 +261,11 @@ def kill_command(
             if process.poll() is not None or not pids:
                 _end(process)
                 continue
-            processes.kill(pids)
+            processes.kill(pids, SIGNALS.get(victim, signal.SIGKILL))
             _end(process)
             place.look(kill)
             if kill.leftovers and victim != "all":
-                kill.failures.append(f"the surviving process left {kill.leftovers}")
+                kill.failures.append(f"the process that could clean up left {kill.leftovers}")
             _write_nothing(place.out)
             place.look_again(kill)
             return kill
@@ -279,7 +282,9 @@ def _until_complete(place: Place, process: subprocess.Popen[bytes]) -> None:
 def _victims(parent: int, victim: str) -> list[int]:
     tree = processes.tree(parent)
     children = [pid for pid in tree[1:] if "spawn_main" in processes.command(pid)]
-    return {"all": tree, "parent": [parent], "child": children}[victim]
+    if victim == "child":
+        return children
+    return [parent] if victim in ("parent", "terminated") else tree
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -311,7 +316,7 @@ def campaign(count: int, commands: int, seed: int) -> Iterator[Kill]:
                 yield kill_job(job, lasts, number % 2 == 1, chance)
         whole_s = _duration_of_command(jobs[0].old) if commands else 0
         for number in range(commands):
-            victim = ("all", "parent", "child")[number % 3]
+            victim = VICTIMS[number % len(VICTIMS)]
             yield kill_command(victim, whole_s, jobs[0].old, number % 2 == 1, chance)
 
 
@@ -346,7 +351,7 @@ def save(kills: Sequence[Kill], seed: int, wall_s: float, path: Path) -> None:
     from whisperport.verification import machine, versions
 
     result = {
-        "what": "SIGKILL at random moments of export, compile and the command",
+        "what": "kills at random moments of export, import, compile and the command",
         "seed": seed,
         "wall_s": round(wall_s, 1),
         "table": table(kills).splitlines(),
@@ -366,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--count", type=int, default=200, help="Kills of each job")
     parser.add_argument("--seed", type=int, default=0, help="Another seed gives other moments")
-    parser.add_argument("--commands", type=int, default=12, help="Kills of the command")
+    parser.add_argument("--commands", type=int, default=20, help="Kills of the command")
     parser.add_argument("--save", type=Path, default=RESULT, metavar="FILE", help="The JSON file")
     chosen = parser.parse_args(arguments)
     logging.getLogger("whisperport").setLevel(logging.ERROR)  # leftovers are expected

@@ -1,9 +1,9 @@
-"""The jobs that `fuzz.kill` kills: an export, and a compilation with a dummy of the vendor's compiler.
+"""The jobs that `fuzz.kill` kills: an export, an import of a compiled encoder, and a compilation.
 
-Both run in forks of a process that has imported all modules, so a kill takes about one second. Slow parts
-that write no file of whisperport are done once: tracing, and lowering to ONNX, whose files the export then
-copies into its bundle. All other parts are the real `export` and `compile`. The model has a few kilobytes
-of random weights.
+The compilation runs a dummy of the vendor's compiler. All run in forks of a process that has imported all
+modules, so a kill takes about one second. Slow parts that write no file of whisperport are done once:
+tracing, and lowering to ONNX, whose files the export then copies into its bundle. All other parts are the
+real `export`, `import` and `compile`. The model has a few kilobytes of random weights.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any
 from whisperport.bundle import Bundle, ProgramEntry, writing_bundle
 from whisperport.system.progress import Progress
 
-LAST_STAGES = ("moving the bundle to its folder", "writing the bundle")
+LAST_STAGES = ("moving the bundle to its folder", "writing the bundle", "writing nano")
 TARGETS = ("onnxruntime", "hailo8l")
 
 
@@ -31,7 +31,7 @@ class Job:
 
 
 def make_jobs(folder: Path) -> list[Job]:
-    """Prepare both jobs in a folder; this takes several seconds."""
+    """Prepare all jobs in a folder; this takes several seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -45,6 +45,7 @@ def make_jobs(folder: Path) -> list[Job]:
         writer.commit(replace(made["onnxruntime"].manifest, name="old"))
     return [
         Job("export", old, lambda out, progress: _export(checkpoint, "onnxruntime", out, progress)),
+        Job("import", old, _import(checkpoint, made["hailo8l"], folder / "encoder.hef")),
         Job("compile", made["hailo8l"].folder, _compilation(made["hailo8l"], folder / "sdk")),
     ]
 
@@ -114,19 +115,35 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
     OnnxRuntime.lower = lower  # type: ignore[method-assign]
 
 
+def _compiled_encoder(bundle: Bundle) -> bytes:
+    from tests.targets.hailo.hef_file import encoder_hef
+
+    dims = bundle.manifest.dims
+    return encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)
+
+
+def _import(checkpoint: Any, bundle: Bundle, hef: Path) -> Callable[[Path, Progress], object]:
+    """Return a function that imports an encoder, which a vendor published."""
+    from whisperport.compilation.importing import ImportOptions, import_artifact
+    from whisperport.targets import RunOptions
+
+    hef.write_bytes(_compiled_encoder(bundle))
+    options = ImportOptions(run=RunOptions(threads=1))
+    return lambda out, progress: import_artifact(hef, checkpoint, out, options, progress=progress)
+
+
 def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object]:
     """Return a function that compiles a copy of a bundle with the dummy compiler's interpreter."""
     from tests.targets.hailo.fake_sdk import InstalledSdk
-    from tests.targets.hailo.hef_file import encoder_hef
 
     from whisperport.compilation.compile import CompileOptions, compile
 
-    dims = bundle.manifest.dims
-    hef = encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)
     options = CompileOptions(
         force=True,
         options={"hailo8l.finetune": "off"},
-        toolchains={"hailo": str(InstalledSdk(sdk, {"encoder": hef}).interpreter)},
+        toolchains={
+            "hailo": str(InstalledSdk(sdk, {"encoder": _compiled_encoder(bundle)}).interpreter)
+        },
         threads=1,
     )
     return lambda out, progress: compile(out, options, progress=progress)

@@ -1,6 +1,7 @@
 """Read facts about a process and its child processes from `/proc`."""
 
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,8 +51,8 @@ def command(pid: int) -> str:
     return ""
 
 
-def kill(pids: list[int]) -> None:
-    """Kill processes with SIGKILL."""
+def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+    """Send a signal to processes."""
     for pid in pids:
         with suppress(OSError):
-            os.kill(pid, 9)
+            os.kill(pid, number)
