@@ -50,7 +50,9 @@ NOTE_S = 60.0  # between two lines of progress, if standard error is no terminal
 @audio_options
 @vad_options
 @output_option(
-    "DIR", "Folder for the rows (parts/*.parquet), summary.json and report.html; it may have rows"
+    "DIR",
+    "folder",
+    "Folder for the rows (parts/*.parquet), summary.json and report.html; it may have rows",
 )
 @field_options(ArchiveOptions, "retry_failed", "subtitles", "save_every", group="Output")
 @as_json

@@ -41,8 +41,8 @@ from whisperport.cli.options import (
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import AudioError, UsageError
 from whisperport.exporting.model_bundle import open_bundle
-from whisperport.system.atomic import write_atomic
 from whisperport.system.cores import usable_cores
+from whisperport.system.outputs import write_page
 from whisperport.verification import TextErrors, machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
@@ -126,7 +126,7 @@ def bench(
     ]
     if html is not None:
         where = "; ".join(_machine_lines(threads, options.repeat))
-        write_atomic(html, bench_page(results, rates, limits, where).encode())
+        write_page(html, bench_page(results, rates, limits, where))
     if as_json:
         print_json(_as_json(results, threads, rates, limits))
     else:

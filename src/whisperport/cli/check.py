@@ -28,13 +28,13 @@ from whisperport.cli.console import (
 from whisperport.cli.fix import run_fix
 from whisperport.cli.inspect import border_text
 from whisperport.cli.options import as_json, html_option, sizes_option, target_name, trusting
+from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.check import Checked, Partitioned
 from whisperport.commands.check import check as check_program
 from whisperport.program.spec import FindingKind
-from whisperport.system.atomic import write_atomic
+from whisperport.system.outputs import write_page
 from whisperport.system.page import percent
-from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time
@@ -68,7 +68,7 @@ HEADINGS: dict[FindingKind, str] = {
     "--out",
     "-o",
     group="Fix",
-    type=click.Path(path_type=Path),
+    type=OutputPath("file"),
     metavar="FILE.pt2",
     help="File that --fix writes the fixed program to; required with --fix",
 )
@@ -130,8 +130,6 @@ def check(
     """
     if fix != (out is not None):
         raise click.UsageError("--fix and --out FILE.pt2 require each other")
-    if html is not None:
-        expect_not_input(html, program, "--html")
     if out is not None:
         run_fix(
             program,
@@ -149,7 +147,7 @@ def check(
         checked = check_program(program, target, sizes=sizes, progress=progress)
     following = _next_command(program, checked, sizes)
     if html is not None:
-        write_atomic(html, check_page(checked, command_line(*following)).encode())
+        write_page(html, check_page(checked, command_line(*following)))
     if as_json:
         print_json(checked.to_json())
     else:

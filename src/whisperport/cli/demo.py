@@ -16,6 +16,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.options import as_json, threads
+from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.demo import DEMO_TARGETS, DemoRow, choose_checkpoint, run_demo
 from whisperport.commands.doctor import is_installed
@@ -45,7 +46,7 @@ TEXT_WIDTH = 50  # characters; the table then fits 100 columns
 @option(
     "--out",
     "-o",
-    type=click.Path(path_type=Path),
+    type=OutputPath("folder"),
     default=Path("build/demo"),
     show_default=True,
     metavar="DIR",

@@ -7,6 +7,7 @@ import click
 
 from whisperport.cli.console import print_lines, print_next, print_note
 from whisperport.cli.fields import field_options
+from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import option, together
 from whisperport.diagnosis.device_inputs import DeviceInputs
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
@@ -20,7 +21,7 @@ device_options = together(
     option(
         "--device-inputs",
         group=DEVICE,
-        type=click.Path(path_type=Path),
+        type=OutputPath("folder"),
         metavar="DIR",
         help="Write the inputs of one program as headerless files for a device, with a manifest and the "
         "expected outputs, to a new folder. Nothing is verified",

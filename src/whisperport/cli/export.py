@@ -41,7 +41,7 @@ from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.export import export as run_export
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.window import WindowOptions
-from whisperport.system.atomic import write_atomic
+from whisperport.system.outputs import write_page
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.verification import Report
 from whisperport.verification.reference import Reference
@@ -168,7 +168,7 @@ def export(
             Reference.from_arrays(bundle.reference()),
         )
         following = command_line(*_next_command(out, manifest))
-        write_atomic(html, verify_page(report, reference, following).encode())
+        write_page(html, verify_page(report, reference, following))
     if as_json:
         timed = {"timed": _timed_json(found)} if automatic else {}
         print_json({**manifest_json(manifest), **timed})

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import click
 
 from whisperport.cli.options import pairs
+from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import Decorator, FloatRange, IntRange, option, together
 from whisperport.system.option import Option, declared
 
@@ -95,7 +96,7 @@ def _type(kind: Any, about: Option) -> Any:
     if about.choices:
         return click.Choice(about.choices)
     if kind is Path:
-        return click.Path(path_type=Path)
+        return OutputPath("folder") if about.is_output else click.Path(path_type=Path)
     if about.or_none:
         return _number_or_none
     if kind in (int, float) and (about.low is not None or about.high is not None):

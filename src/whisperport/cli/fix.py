@@ -16,8 +16,7 @@ from whisperport.cli.console import (
 )
 from whisperport.commands.fix import Fixed, RewriteStep, check_free, fix, write_fixed
 from whisperport.program.spec import Rejection
-from whisperport.system.atomic import write_atomic
-from whisperport.system.regular_file import expect_not_input
+from whisperport.system.outputs import write_page
 from whisperport.targets import get_target
 
 
@@ -34,7 +33,6 @@ def run_fix(
     html: Path | None,
 ) -> None:
     """Run the verb; exit with status 1 if a rewrite failed its verification or a rejected node remains."""
-    expect_not_input(out, program)
     check_free(out, overwrite=overwrite)
     with stages() as progress:
         fixed = fix(program, target, inputs=inputs, sizes=sizes, trust=trust, progress=progress)
@@ -43,7 +41,7 @@ def run_fix(
             write_fixed(fixed, out, overwrite=overwrite)
     following = _next_command(fixed, out if fixed.changed else program)
     if html is not None:
-        write_atomic(html, fix_page(fixed, command_line(*following)).encode())
+        write_page(html, fix_page(fixed, command_line(*following)))
     if as_json:
         written = str(out) if fixed.changed else None
         print_json({**fixed.to_json(), "written": written})

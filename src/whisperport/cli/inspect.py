@@ -28,8 +28,7 @@ from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.inspect import InspectOptions
 from whisperport.commands.inspect import inspect as run_inspect
 from whisperport.program.profiling import border_bytes, readable_formats
-from whisperport.system.atomic import write_atomic
-from whisperport.system.regular_file import expect_not_input
+from whisperport.system.outputs import write_page
 from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
@@ -99,14 +98,12 @@ def inspect(
         trust=trust,
         **field_values(InspectOptions, chosen),
     )
-    if html is not None:
-        expect_not_input(html, path, "--html")
     with stages() as progress:
         inspected = run_inspect(path, options, progress=progress)
     command = _next_command(path, inspected.profiles)
     if html is not None:
         shown = command_line(*command) if command else ""
-        write_atomic(html, inspect_page(inspected, shown).encode())
+        write_page(html, inspect_page(inspected, shown))
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         plans = [asdict(plan) for plan in inspected.plans]

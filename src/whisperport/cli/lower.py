@@ -42,6 +42,7 @@ from whisperport.targets import RunOptions, get_target
 @field_options(LowerOptions, "opset", "simplify", "max_rank", group="Target")
 @output_option(
     "FILE",
+    "file",
     "File to write; an existing file is replaced. It has the suffix of the target's files, such as .onnx, "
     ".pte or .tflite; the error for any other names it",
 )

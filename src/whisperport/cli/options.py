@@ -1,14 +1,15 @@
 """Options that several verbs share."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
+from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import Decorator, FloatRange, IntRange, option
 from whisperport.commands.watchdog import MAX_STALL_S, STALL_S
 from whisperport.program.spec import TargetSpec
+from whisperport.system.outputs import Kind
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets import TARGETS, RunOptions
 
@@ -20,27 +21,27 @@ def html_option(what: str) -> Decorator:
     return option(
         "--html",
         group="Output",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=OutputPath("page"),
         metavar="FILE",
         show_default="no page",
         help=f"Also write one HTML page, which needs no network: {what}",
     )
 
 
-def output_option(metavar: str, help: str) -> Decorator:
-    """The option `--out` of a verb that always writes."""
+def output_option(metavar: str, kind: Kind, help: str) -> Decorator:
+    """The option `--out` of a verb that always writes; `kind` of `Output`."""
     return option(
         *("--out", "-o"),
         group="Output",
         required=True,
-        type=click.Path(path_type=Path),
+        type=OutputPath(kind),
         metavar=metavar,
         help=help,
     )
 
 
 bundle_out = output_option(
-    "DIR", "Folder to write the bundle to; an existing bundle there is replaced"
+    "DIR", "bundle", "Folder to write the bundle to; an existing bundle there is replaced"
 )
 
 

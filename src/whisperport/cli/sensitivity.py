@@ -21,7 +21,7 @@ from whisperport.cli.sensitivity_page import sensitivity_page
 from whisperport.cli.verb import IntRange, Verb, option
 from whisperport.commands.sensitivity import SUFFIXES
 from whisperport.commands.sensitivity import sensitivity as run_sensitivity
-from whisperport.system.atomic import write_atomic
+from whisperport.system.outputs import write_page
 from whisperport.targets.activations import MIN_SQNR_DB
 
 NAME_WIDTH = 52  # characters; the table then fits 100 columns
@@ -78,7 +78,7 @@ def sensitivity(
         )
     if html is not None:
         page = sensitivity_page(Path(program).name, rows, MIN_SQNR_DB)
-        write_atomic(html, page.encode())
+        write_page(html, page)
     if as_json:
         print_json({"activations": rows, "min_typical_db": MIN_SQNR_DB})
         return

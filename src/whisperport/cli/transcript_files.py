@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import option, together
 from whisperport.errors import WhisperportError
 from whisperport.system.atomic import write_atomic
@@ -19,7 +20,7 @@ output_options = together(
         "-o",
         "output",
         group="Output",
-        type=click.Path(path_type=Path),
+        type=OutputPath(None),
         metavar="PATH",
         help="Folder to write the transcript of each audio file to, in place of standard output. For one "
         "audio file also a file, such as talk.srt. Required for several files in a format other than txt",

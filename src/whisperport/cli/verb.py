@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from whisperport.cli.console import WIDTH
+from whisperport.cli.paths import check_paths
 from whisperport.targets.options import describe
 
 FEW = 6  # a verb with fewer options shows them under one heading
@@ -33,6 +34,15 @@ class Verb(click.Command):
         settings.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
         super().__init__(*args, **settings)
         self._target_options = target_options
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Check what the verb will write, then run it.
+
+        Raises:
+            UsageError: an output would replace an input, another output or a file of the user.
+        """
+        check_paths(ctx)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

@@ -43,7 +43,7 @@ from whisperport.diagnosis.diagnosing import diagnose
 from whisperport.diagnosis.layers import compare_layers, layer_sentences
 from whisperport.errors import UsageError
 from whisperport.providers import verify_each_program
-from whisperport.system.atomic import write_atomic
+from whisperport.system.outputs import write_page
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify as run_verify
 from whisperport.verification.record_evidence import verify_and_record
@@ -153,7 +153,7 @@ def verify(
     following: tuple[Argument, ...] = ("transcribe", "talk.mp3", "--bundle", bundle, *same)
     if html is not None:
         reference = Reference.from_arrays(opened.reference())
-        write_atomic(html, verify_page(report, reference, command_line(*following)).encode())
+        write_page(html, verify_page(report, reference, command_line(*following)))
     if as_json:
         print_json(report.to_json())
     else:
@@ -226,7 +226,7 @@ def _compare_layers(
     with stages() as progress:
         layers = compare_layers(device, reference, progress=progress)
     if html is not None:
-        write_atomic(html, layers_page(layers).encode())
+        write_page(html, layers_page(layers))
     if as_json:
         print_json([layer.to_json() for layer in layers])
     else:

@@ -76,6 +76,7 @@ class CompileOptions:
             "Of a FILE: folder for the result, which must not exist",
             metavar="DIR",
             flag="--out -o",
+            is_output=True,
             default="FILE-TARGET",
         ),
     ] = None
@@ -86,6 +87,7 @@ class CompileOptions:
             "if its inputs changed, such as the calibration audio or an option",
             metavar="DIR",
             default="BUNDLE.compile, or that of --out",
+            is_output=True,
         ),
     ] = None
     allow_unverified: Annotated[

@@ -32,6 +32,7 @@ class Option:
         choices: the allowed texts, where the type does not state them.
         repeat: whether a tuple is given by repeating the option; if not, with commas between its values.
         or_none: whether the command line accepts `none` for None.
+        is_output: whether a path is that of a folder to write to, and not of something to read.
     """
 
     help: str
@@ -44,6 +45,7 @@ class Option:
     choices: tuple[str, ...] = ()
     repeat: bool = False
     or_none: bool = False
+    is_output: bool = False
 
 
 def declared(options: type[Any]) -> dict[str, tuple[Any, Option]]:

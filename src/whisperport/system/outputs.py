@@ -1,0 +1,175 @@
+"""What a command will write, declared before its work begins: nothing of the user's is replaced.
+
+Every output is compared with all inputs, with the other outputs and with what is at its path. Files are
+compared as the file system sees them: through links, as hard links, and in other letter case where the
+file system ignores it.
+"""
+
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from whisperport.errors import UsageError
+from whisperport.system.atomic import write_atomic
+from whisperport.system.page import is_page
+from whisperport.system.regular_file import other_kind
+
+Kind = Literal["page", "file", "folder", "bundle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One path that a command will write.
+
+    Attributes:
+        path: the path.
+        flag: the option that names it, such as `--html`.
+        kind: `page` is an HTML page, which replaces only a page of whisperport; `file` replaces a regular
+            file; `bundle` is a folder that is replaced as a whole; `folder` is a folder that gets files.
+    """
+
+    path: Path
+    flag: str
+    kind: Kind
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the output is one file, and not a folder."""
+        return self.kind in ("page", "file")
+
+
+def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Check that the outputs may be written, before any work begins.
+
+    Args:
+        outputs: every path that the command will write.
+        inputs: every path that the command reads, files and folders.
+
+    Raises:
+        UsageError: an output is an input or a file in one, would be written twice, or would replace
+            something that whisperport did not write.
+    """
+    given = list(inputs)
+    for number, output in enumerate(outputs):
+        reason = reason_against(output, given) or _reason_among(output, outputs[:number])
+        if reason:
+            raise UsageError(
+                f"cannot write `{output.flag} {output.path}`", why=reason[0], hint=reason[1]
+            )
+
+
+def reason_against(
+    output: Output, inputs: Iterable[str | os.PathLike[str]]
+) -> tuple[str, str] | None:
+    """Return why an output may not be written and what to do next; None if it may."""
+    choose = f"choose another path for `{output.flag}`"
+    for path in inputs:
+        if is_same(output.path, path):
+            return f"it is the input `{os.fspath(path)}`, which would be replaced", choose
+        if output.kind == "bundle" and is_inside(path, output.path):
+            return f"the input `{os.fspath(path)}` is in this folder, which is replaced", choose
+        if output.kind == "file" and os.path.exists(output.path) and is_inside(output.path, path):
+            return f"it is a file of the input `{os.fspath(path)}`", choose
+    return _reason_at(output)
+
+
+def is_same(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths are, or will be, one file."""
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one does not exist, or a path has a NUL byte
+        pass
+    try:
+        return _future_name(path) == _future_name(other)
+    except (OSError, ValueError):
+        return False
+
+
+def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Whether a path is, or will be, in a folder or in one of its subfolders."""
+    try:
+        return any(is_same(parent, folder) for parent in Path(os.path.realpath(path)).parents)
+    except (OSError, ValueError):
+        return False
+
+
+def write_page(path: str | os.PathLike[str], page: str) -> None:
+    """Write an HTML page; replace only a page that whisperport wrote.
+
+    Raises:
+        UsageError: another file has appeared at the path since it was checked.
+        WhisperportError: the page cannot be written.
+    """
+    check_outputs([Output(Path(path), "--html", "page")])
+    write_atomic(path, page.encode())
+
+
+def _reason_at(output: Output) -> tuple[str, str] | None:
+    """Return why an output cannot replace what is at its path."""
+    path = output.path
+    choose = f"choose another path for `{output.flag}`"
+    try:
+        exists, kind = os.path.exists(path), other_kind(path)
+        parent = Path(os.path.realpath(path)).parent
+    except (OSError, ValueError) as error:  # a circle of links, a name that is too long, a NUL byte
+        return getattr(error, "strerror", None) or str(error), choose
+    if not output.is_file:
+        return ("it is not a folder", choose) if exists and kind != "a folder" else None
+    if kind:
+        return f"it is {kind}", "give the path of a file"
+    if output.kind == "page" and exists and not is_page(path):
+        return (
+            "a file that is not an HTML page of whisperport is there; it was not changed",
+            f"{choose}, or delete that file",
+        )
+    if not parent.is_dir():
+        return "its folder does not exist", f"create the folder first: {parent}"
+    if not os.access(parent, os.W_OK):
+        return "the folder is not writable", "check its permissions"
+    return None
+
+
+def _reason_among(output: Output, others: Iterable[Output]) -> tuple[str, str] | None:
+    """Return why an output collides with another one of the same command."""
+    for other in others:
+        named = f"`{other.flag} {other.path}`"
+        if is_same(output.path, other.path):
+            return f"{named} is the same path", "choose two different paths"
+        for inner, outer in ((output, other), (other, output)):
+            if outer.kind == "bundle" and is_inside(inner.path, outer.path):
+                return (
+                    f"{named}: one of the two is in the other, which is replaced as a whole",
+                    "choose a path outside of that folder",
+                )
+    return None
+
+
+def _future_name(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The path that a missing file will have, without the letter case that its file system ignores."""
+    real = Path(os.path.realpath(path))
+    existing = next(parent for parent in (real, *real.parents) if os.path.exists(parent))
+    names = real.parts[len(existing.parts) :]
+    if _ignores_case(existing):
+        names = tuple(unicodedata.normalize("NFC", name).casefold() for name in names)
+    return (*existing.parts, *names)
+
+
+def _ignores_case(folder: Path) -> bool:
+    """Whether the file system of an existing folder takes names in other letter case as the same."""
+    for path in _with_letters(folder):
+        other = path.with_name(path.name.swapcase())
+        return other.exists() and os.path.samefile(path, other)
+    return False
+
+
+def _with_letters(folder: Path) -> Iterator[Path]:
+    """The folder and those above it on its file system, as far as letter case can differ in their names."""
+    device = folder.stat().st_dev
+    for path in (folder, *folder.parents):
+        if path.parent == path or path.parent.stat().st_dev != device:
+            return
+        if path.name != path.name.swapcase():
+            yield path
