@@ -5,11 +5,12 @@
     ├── .NAME.partial-TOKEN      all files are written here
     ├── .NAME.discarded-TOKEN    is exchanged with NAME in one step; afterwards it is the old bundle
     ├── .NAME.replaced-TOKEN     the old bundle, where the system cannot exchange folders in one step
+    ├── .NAME.files-TOKEN        the old files, while an output of several files is moved to its place
     └── NAME
 
 At the end of the `with` statement all hidden folders are deleted, also after an error. SIGKILL and a
 power failure leave them behind. The next process that holds the lock deletes them, since their writer no
-longer runs, or moves the old bundle back if NAME is missing.
+longer runs, or moves the old bundle or files back if NAME is missing.
 """
 
 import logging
@@ -19,19 +20,20 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from whisperport.bundle.ownership import delete_listed
 from whisperport.bundle.renaming import rename_if_free
-from whisperport.errors import BundleError
+from whisperport.bundle.replacing_files import restore_files
+from whisperport.errors import BundleError, WhisperportError
 from whisperport.system.atomic import repeat_if_interrupted
 from whisperport.system.locking import is_locked, lock_path, locked
 
 log = logging.getLogger(__name__)
 
-KINDS = ("partial", "discarded", "replaced")
+KINDS = ("partial", "discarded", "replaced", "files")
 TOKEN_BYTES = 8
 
 
@@ -57,6 +59,11 @@ class Staging:
         """The old bundle; moved back if there is nothing at the output."""
         return self._beside("replaced")
 
+    @property
+    def files(self) -> Path:
+        """The old files of an output of several files; moved back unless all new ones are in place."""
+        return self._beside("files")
+
     def _beside(self, kind: str) -> Path:
         return self.out.with_name(f".{self.out.name}.{kind}-{self.token}")
 
@@ -69,6 +76,12 @@ class Staging:
 
         The result depends only on what is on the disk, so this may be called at any time and repeatedly.
         """
+        try:
+            if _is_folder(self.files):
+                restore_files(self.partial, self.files, self.out)
+        except OSError as error:
+            log.warning("the files of %s are kept in %s: %s", self.out, self.files, error)
+            return
         try:
             _delete_or_keep(self.discarded, self.out)
             if _is_folder(self.replaced) and not rename_if_free(self.replaced, self.out):
@@ -102,6 +115,36 @@ def staging(out: Path) -> Iterator[Staging]:
             yield folders
         finally:
             repeat_if_interrupted(folders.clear)
+
+
+@contextmanager
+def staged_beside(out: Path) -> Iterator[Staging]:
+    """Stage files that are written to the folder of `out`; `partial` is there.
+
+    Raises:
+        BundleError: another process is writing to the output.
+        WhisperportError: the folder cannot be written to, or `out` is a folder.
+    """
+    with ExitStack() as stack:
+        try:
+            if out.is_dir():
+                raise IsADirectoryError("it is a folder")
+            staged = stack.enter_context(staging(out))
+            os.mkdir(staged.partial)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            raise WhisperportError(
+                f"cannot write {out}",
+                why=getattr(error, "strerror", None) or str(error),
+                hint="choose a file in a folder that you have permission to write to",
+            ) from error
+        try:
+            yield staged
+        except OSError as error:
+            raise WhisperportError(
+                f"cannot write {out}",
+                why=error.strerror or str(error),
+                hint="free some space, or choose another folder; nothing was left half-written",
+            ) from error
 
 
 def clear_leftovers(out: Path) -> None:

@@ -5,6 +5,7 @@ exists counts as an input, also a text such as a checkpoint's folder, and what f
 `NAME=PATH`.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,12 @@ def _existing(value: Any) -> Iterator[Path]:
     if isinstance(value, list | tuple):
         for item in value:
             yield from _existing(item)
-    elif isinstance(value, Path) and value.exists():
+    elif isinstance(value, Path) and os.path.exists(value):
         yield value
     elif isinstance(value, str):
-        yield from (path for text in _path_texts(value) if (path := Path(text)).exists())
+        yield from (Path(text) for text in _path_texts(value) if os.path.exists(text))
 
 
 def _path_texts(text: str) -> tuple[str, ...]:
     """The texts that may be paths: the whole, and what follows the first `=`."""
-    return tuple(part for part in (text, text.partition("=")[2]) if part and "\0" not in part)
+    return tuple(part for part in (text, text.partition("=")[2]) if part)

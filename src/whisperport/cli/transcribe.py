@@ -30,6 +30,7 @@ from whisperport.cli.options import (
     threads,
     trust,
 )
+from whisperport.cli.paths import input_paths
 from whisperport.cli.several_files import check_several, transcribe_several
 from whisperport.cli.transcribe_options import (
     audio_options,
@@ -160,7 +161,8 @@ def transcribe(
     if several:
         to_write = None
         if output is not None:
-            to_write = TranscriptFiles(files, output, output_format, overwrite=overwrite)
+            others = input_paths(click.get_current_context(), "files")
+            to_write = TranscriptFiles(files, output, output_format, others, overwrite=overwrite)
         check_several(output_format, to_write, as_json=as_json)
         written = (subtitles, output_format, to_write)
         transcribe_several(files, chosen_bundle(bundle, model), options, *written, as_json=as_json)

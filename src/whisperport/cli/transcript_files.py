@@ -10,6 +10,7 @@ from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import option, together
 from whisperport.errors import WhisperportError
 from whisperport.system.atomic import write_atomic
+from whisperport.system.outputs import Output, is_same, reason_against
 from whisperport.system.printable import one_line
 
 FORMATS = ("txt", "srt", "vtt", "tsv", "json")
@@ -63,6 +64,7 @@ class TranscriptFiles:
         audio: paths of the audio files.
         output: folder, or for one audio file the name of a transcript.
         output_format: suffix of the names.
+        inputs: what else the command reads, such as the bundle.
         overwrite: whether existing files are replaced.
 
     Raises:
@@ -70,7 +72,13 @@ class TranscriptFiles:
     """
 
     def __init__(
-        self, audio: Sequence[str], output: Path, output_format: str, *, overwrite: bool
+        self,
+        audio: Sequence[str],
+        output: Path,
+        output_format: str,
+        inputs: Sequence[Path] = (),
+        *,
+        overwrite: bool,
     ) -> None:
         is_file = is_transcript_name(output)
         if is_file and len(audio) > 1:
@@ -84,13 +92,14 @@ class TranscriptFiles:
                 f"folder, or a name that ends in {', '.join(f'.{one}' for one in FORMATS)}"
             )
         self._folder = output.parent if is_file else output
-        self._audio, self._overwrite = audio, overwrite
+        self._inputs: list[str | Path] = [*audio, *inputs]
+        self._overwrite = overwrite
         self._files: dict[str, Path] = {}
         self._errors: dict[str, WhisperportError] = {}
         for one in audio:
             path = output if is_file else output / f"{Path(one).stem}.{output_format}"
             self._add(one, path)
-        existing = [path for path in self._files.values() if path.exists()]
+        existing = [path for path in self._files.values() if os.path.lexists(path)]
         if existing and not overwrite:
             raise click.UsageError(
                 f"{len(existing)} of the transcripts to write exist, such as "
@@ -124,8 +133,10 @@ class TranscriptFiles:
             WhisperportError: it cannot be written, or another program has made this file meanwhile.
         """
         path = self._files[audio]
-        if path.exists() and not self._overwrite:
+        if os.path.lexists(path) and not self._overwrite:
             raise _error(path, "it was made during the transcription", "give --overwrite")
+        if reason := _reason_of_link(path):
+            raise _error(path, *reason)
         write_atomic(path, text.encode())
 
     def _add(self, audio: str, path: Path) -> None:
@@ -137,27 +148,30 @@ class TranscriptFiles:
 
     def _reason(self, audio: str, path: Path) -> tuple[str, str] | None:
         """Return why a transcript cannot be written and what to do next, as far as is known before."""
-        shorter = "rename the audio file, or transcribe it separately with another --output-dir"
+        separate = "rename the audio file, or transcribe it separately with another --output-dir"
         for other, taken in self._files.items():
-            if taken == path:
-                return f"it is the transcript of `{other}` too", shorter
+            if is_same(path, taken):
+                return f"it is the transcript of `{other}` too", separate
         try:
-            if path.is_dir():
-                return (
-                    "it is a folder",
-                    "remove or rename the folder, or choose another --output-dir",
-                )
             path.lstat()
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:  # the name is too long; a zero byte in the name
-            return getattr(error, "strerror", None) or str(error), shorter
-        else:
-            if any(os.path.exists(one) and path.samefile(one) for one in self._audio):
-                return "it is one of the audio files", shorter
-        if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
-            return "the folder is not writable", "check its permissions"
-        return None
+            return getattr(error, "strerror", None) or str(error), separate
+        if reason := _reason_of_link(path):
+            return reason
+        reason = reason_against(Output(path, "--output-dir", "transcript"), self._inputs)
+        return (reason[0], separate) if reason else None
+
+
+def _reason_of_link(path: Path) -> tuple[str, str] | None:
+    """A link may lead out of the folder, to a file that nobody named."""
+    if path.is_symlink():
+        return (
+            f"it is a link to `{os.readlink(path)}`",
+            "delete the link, or choose another --output-dir",
+        )
+    return None
 
 
 def _error(path: Path, why: str, hint: str) -> WhisperportError:

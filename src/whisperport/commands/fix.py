@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whisperport.bundle.replacing_files import put_files_in_place
+from whisperport.bundle.staging import staged_beside
 from whisperport.commands.lower import read_program
 from whisperport.errors import ProgramError
 from whisperport.exporting.preflight import within_memory_of
@@ -15,7 +17,6 @@ from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
 from whisperport.program.sizes import NO_SIZES
 from whisperport.program.spec import FindingKind, Rejection, TargetSpec
-from whisperport.system.atomic import write_atomic
 from whisperport.system.progress import Progress
 from whisperport.targets import get_target
 from whisperport.verification.compare import Gate
@@ -225,15 +226,16 @@ def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = 
     from whisperport.inspection.quiet import quiet
 
     out = Path(out)
-    beside = {out.with_name(name): data for name, data in fixed.host.files(out.stem).items()}
-    for path in (*beside, out):
-        check_free(path, overwrite=overwrite)
-    buffer = io.BytesIO()
+    beside = fixed.host.files(out.stem)
+    for name in (*beside, out.name):
+        check_free(out.with_name(name), overwrite=overwrite)
+    buffer = io.BytesIO()  # torch's own errors do not name a full disk
     with quiet():  # torch warns about weights that share memory, although it stores them correctly
         save(fixed.program.exported, buffer)
-    for path, content in beside.items():
-        write_atomic(path, content)
-    write_atomic(out, buffer.getvalue())
+    with staged_beside(out) as staged:
+        for name, content in (*beside.items(), (out.name, buffer.getvalue())):
+            (staged.partial / name).write_bytes(content)
+        put_files_in_place(staged.partial, staged.files, out, (*beside, out.name))
     return out
 
 
@@ -243,7 +245,7 @@ def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:
     Raises:
         ProgramError: the file exists already.
     """
-    if Path(out).exists() and not overwrite:
+    if os.path.lexists(out) and not overwrite:
         raise ProgramError(
             f"{out} exists already, and was not changed",
             hint="choose another file name, or use `--overwrite`",

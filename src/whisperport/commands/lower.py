@@ -2,14 +2,14 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from whisperport.bundle import ProgramEntry
-from whisperport.bundle.staging import staging
+from whisperport.bundle.replacing_files import put_files_in_place
+from whisperport.bundle.staging import Staging, staged_beside
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -28,8 +28,8 @@ from whisperport.program.runner import Array, Runner
 from whisperport.program.sizes import not_fixable
 from whisperport.program.spec import Limit, ProgramSpec
 from whisperport.system.option import Option
+from whisperport.system.outputs import Output, check_outputs
 from whisperport.system.progress import Progress
-from whisperport.system.regular_file import expect_not_input
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.onnxruntime import OPSETS
 from whisperport.targets.options import parse_options
@@ -188,10 +188,11 @@ def lower(
     """
     options, out = options or LowerOptions(), Path(out)
     chosen = _configured(get_target(target), options)
-    if isinstance(program, str | os.PathLike):
-        expect_not_input(out, program)
+    read = [program] if isinstance(program, str | os.PathLike) else []
+    check_outputs([Output(out, "--out", "file")], [*read, *options.inputs])
     _check_suffix(out, chosen)
-    with _folder_beside(out) as folder, within_memory_of(program, trust=options.trust):
+    with staged_beside(out) as staged, within_memory_of(program, trust=options.trust):
+        folder = staged.partial
         given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
         program = read_program(program, progress, "lower a program", options.sizes, as_arrays=True)
         if options.preflight:
@@ -216,7 +217,7 @@ def lower(
                 hint="`--allow-unequal` writes it anyway",
             )
         return Lowered(
-            files=_put_in_place(folder, (*entry.files, *_write_host(host, folder, out)), out),
+            files=_put_in_place(staged, (*entry.files, *_write_host(host, folder, out)), out),
             target=target,
             spec=program.spec,
             host=host,
@@ -246,31 +247,6 @@ def _configured(target: Target, options: LowerOptions) -> Target:
         return target
     given = {"opset": str(options.opset)}
     return target.configured(parse_options(target.lower_options, given, target.spec.name))
-
-
-@contextmanager
-def _folder_beside(out: Path) -> Iterator[Path]:
-    """Create a hidden folder beside `out`, on the same disk, so that its files can be moved by a rename."""
-    with ExitStack() as stack:
-        try:
-            if out.is_dir():
-                raise IsADirectoryError("it is a folder")
-            folder = stack.enter_context(staging(out)).partial
-            os.mkdir(folder)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            raise WhisperportError(
-                f"cannot write {out}",
-                why=getattr(error, "strerror", None) or str(error),
-                hint="choose a file in a folder that you have permission to write to",
-            ) from error
-        try:
-            yield folder
-        except OSError as error:
-            raise WhisperportError(
-                f"cannot write {out}",
-                why=error.strerror or str(error),
-                hint="free some space, or choose another folder; nothing was left half-written",
-            ) from error
 
 
 def read_program(
@@ -422,33 +398,13 @@ def _write_host(host: HostPart, folder: Path, out: Path) -> tuple[str, ...]:
     return tuple(files)
 
 
-def _put_in_place(folder: Path, files: Sequence[str], out: Path) -> tuple[Path, ...]:
-    """Move the files from `folder` to the folder of `out`, under the names with which they were verified.
-
-    Between the first and the last move there is no program, so that none reads another program's weights.
-    If a move fails, the old files return.
-    """
+def _put_in_place(staged: Staging, files: Sequence[str], out: Path) -> tuple[Path, ...]:
+    """Move the files to the folder of `out`, under the names with which they were verified."""
     first, *others = files
-    places = [out.with_name(file) for file in (*others, first)]  # the program last
-    _check_replaceable(folder, places[:-1], out)
-    for place in places:
-        with (folder / place.name).open("rb") as written:
-            os.fsync(written.fileno())
-    old = folder / "old"
-    old.mkdir()
-    kept = [place for place in (out, *places[:-1]) if os.path.lexists(place)]
-    try:
-        if others:  # a single file is replaced in one step
-            for place in kept:
-                os.rename(place, old / place.name)
-        for place in places:
-            os.replace(folder / place.name, place)
-    except BaseException:
-        for place in reversed(kept):
-            if os.path.lexists(old / place.name):
-                os.replace(old / place.name, place)
-        raise
-    return (out, *places[:-1])
+    beside = [out.with_name(file) for file in others]
+    _check_replaceable(staged.partial, beside, out)
+    put_files_in_place(staged.partial, staged.files, out, (*others, first))
+    return (out, *beside)
 
 
 def _check_replaceable(folder: Path, beside: Sequence[Path], out: Path) -> None:

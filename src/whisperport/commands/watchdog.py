@@ -139,10 +139,11 @@ def _clear(outputs: tuple[Path, ...]) -> None:
 
 
 def _beside(log: Path, out: Path) -> Path:
-    """Move the log beside the output; if this is not possible, it stays in the temporary folder."""
+    """Move the log beside the output; if a file is there or it cannot be written, it stays where it is."""
     beside = out.with_name(f"{out.name}.log")
     try:
-        shutil.copyfile(log, beside)
+        with log.open("rb") as source, beside.open("xb") as file:
+            shutil.copyfileobj(source, file)
     except OSError:
         return log
     log.unlink()

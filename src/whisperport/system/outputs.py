@@ -17,7 +17,7 @@ from whisperport.system.atomic import write_atomic
 from whisperport.system.page import is_page
 from whisperport.system.regular_file import other_kind
 
-Kind = Literal["page", "file", "folder", "bundle"]
+Kind = Literal["page", "file", "transcript", "folder", "bundle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Output:
         path: the path.
         flag: the option that names it, such as `--html`.
         kind: `page` is an HTML page, which replaces only a page of whisperport; `file` replaces a regular
-            file; `bundle` is a folder that is replaced as a whole; `folder` is a folder that gets files.
+            file; `transcript` does so too, and its folder is made; `bundle` is a folder that is replaced as
+            a whole; `folder` is a folder that gets files.
     """
 
     path: Path
@@ -38,7 +39,7 @@ class Output:
     @property
     def is_file(self) -> bool:
         """Whether the output is one file, and not a folder."""
-        return self.kind in ("page", "file")
+        return self.kind not in ("folder", "bundle")
 
 
 def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
@@ -71,7 +72,8 @@ def reason_against(
             return f"it is the input `{os.fspath(path)}`, which would be replaced", choose
         if output.kind == "bundle" and is_inside(path, output.path):
             return f"the input `{os.fspath(path)}` is in this folder, which is replaced", choose
-        if output.kind == "file" and os.path.exists(output.path) and is_inside(output.path, path):
+        replaces = output.kind in ("file", "transcript") and os.path.exists(output.path)
+        if replaces and is_inside(output.path, path):
             return f"it is a file of the input `{os.fspath(path)}`", choose
     return _reason_at(output)
 
@@ -126,6 +128,8 @@ def _reason_at(output: Output) -> tuple[str, str] | None:
             f"{choose}, or delete that file",
         )
     if not parent.is_dir():
+        if output.kind == "transcript":
+            return None
         return "its folder does not exist", f"create the folder first: {parent}"
     if not os.access(parent, os.W_OK):
         return "the folder is not writable", "check its permissions"

@@ -1,0 +1,91 @@
+"""Move files that belong together to their places, where older ones may be: all of them, or none.
+
+    parent of the output/
+    ├── .NAME.partial-TOKEN/    the new files
+    ├── .NAME.files-TOKEN/      while they are moved: the older files, and the list of the new ones
+    ├── NAME                    the output, moved last
+    └── …                       the files beside it
+
+Between the first and the last move there is nothing at the output, so that no program reads the files of
+another one. If the writer is killed then, the next writer of this output moves the older files back.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from whisperport.bundle.renaming import rename_if_free
+from whisperport.errors import WhisperportError
+from whisperport.system.atomic import flush_folder, write_atomic
+from whisperport.system.regular_file import other_kind
+
+NAMES = "names.json"
+OLD = "old"
+
+
+def put_files_in_place(new: Path, aside: Path, out: Path, names: Sequence[str]) -> None:
+    """Move files to the folder of the output. After an error or a kill, `restore_files` moves them back.
+
+    Args:
+        new: folder that holds the new files.
+        aside: folder for the older files; it does not exist yet.
+        out: the output.
+        names: names of the files; the last is that of the output.
+
+    Raises:
+        WhisperportError: a file has appeared at one of the places, or a folder or a device is there.
+        OSError: a file cannot be moved.
+    """
+    places = [out.with_name(name) for name in names]
+    for place in places:
+        if kind := other_kind(place):
+            raise _in_the_way(place, f"it is {kind}")
+        with (new / place.name).open("rb") as written:
+            os.fsync(written.fileno())
+    if len(names) == 1:
+        os.replace(new / out.name, out)
+    else:
+        old = aside / OLD
+        old.mkdir(parents=True)
+        write_atomic(aside / NAMES, json.dumps(list(names)).encode())
+        for place in reversed(places):  # the output first
+            if os.path.lexists(place):
+                os.rename(place, old / place.name)
+        for place in places:
+            if not rename_if_free(new / place.name, place):
+                raise _in_the_way(place, "it has appeared while the files were written")
+    flush_folder(out.parent)
+
+
+def restore_files(new: Path, aside: Path, out: Path) -> None:
+    """End what `put_files_in_place` began: move the older files back, unless all new ones are in place.
+
+    What it does depends only on what is on the disk, so it may be called at any time and repeatedly.
+
+    Raises:
+        OSError: a file cannot be moved; all files are kept.
+    """
+    if not (aside / NAMES).is_file():
+        shutil.rmtree(aside)  # nothing was moved yet, or nothing is left to be moved
+        return
+    names = json.loads((aside / NAMES).read_bytes())
+    if (new / names[-1]).exists():  # the output is moved last
+        for name in names:
+            place = out.with_name(name)
+            if not (new / name).exists() and os.path.lexists(place):
+                os.rename(place, new / name)
+        for path in sorted((aside / OLD).iterdir()):
+            if not rename_if_free(path, out.with_name(path.name)):
+                raise FileExistsError(f"{out.with_name(path.name)} exists; see {path.parent}")
+    (aside / NAMES).unlink()
+    shutil.rmtree(aside)
+
+
+def _in_the_way(place: Path, why: str) -> WhisperportError:
+    return WhisperportError(
+        f"cannot write {place}",
+        why=why,
+        hint="choose another output, or move it; nothing was written",
+    )
