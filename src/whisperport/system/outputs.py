@@ -114,10 +114,14 @@ def _reason_at(output: Output) -> tuple[str, str] | None:
     path = output.path
     choose = f"choose another path for `{output.flag}`"
     try:
-        exists, kind = os.path.exists(path), other_kind(path)
         parent = Path(os.path.realpath(path)).parent
+        path.stat()
+        exists = True
+    except FileNotFoundError:
+        exists = False
     except (OSError, ValueError) as error:  # a circle of links, a name that is too long, a NUL byte
         return getattr(error, "strerror", None) or str(error), choose
+    kind = other_kind(path)
     if not output.is_file:
         return ("it is not a folder", choose) if exists and kind != "a folder" else None
     if kind:
