@@ -62,6 +62,22 @@ def test_a_file_that_is_not_audio_is_rejected(
     assert "talk." in caught.value.what
 
 
+def test_a_tag_that_is_not_utf8_does_not_keep_a_file_from_being_read() -> None:
+    name = b"caf\xe9\0"  # Latin-1
+    tags = (
+        b"LIST"
+        + struct.pack("<I4s4sI", 12 + len(name) + 1, b"INFO", b"INAM", len(name))
+        + name
+        + b"\0"
+    )
+    plain = wav(3200)
+    tagged = plain[:4] + struct.pack("<I", len(plain) - 8 + len(tags)) + plain[8:] + tags
+
+    samples = load_audio(io.BytesIO(tagged))
+
+    np.testing.assert_array_equal(samples, load_audio(io.BytesIO(plain)))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(AudioError, match=r"no\.wav` does not exist"):
         load_audio(tmp_path / "no.wav")
@@ -71,7 +87,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ("source", "words"),
     [
         ("https://example.org/talk.wav", "download it first"),
-        ("talk\0.wav", "null byte"),
+        ("talk\0.wav", "null "),
         ("", "path of the audio file is empty"),
         *((one, "cannot read audio from") for one in (io.StringIO("text"), 3, None, [0.0] * 400)),
     ],

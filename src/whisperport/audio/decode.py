@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self, runtime_checkable
+from typing import Any, BinaryIO, Protocol, Self, runtime_checkable
 
 import av
 import numpy as np
@@ -31,6 +31,10 @@ _MISSING_S = 0.5  # seconds; a file that ends this much earlier than its header 
 _RIFF_UNKNOWN = 0x7FFF_F000  # recorders write such sizes while the size is unknown
 # FFmpeg looks for DTS in the samples of every 16-bit wav file, and reads 2 KB at a time. DTS is never mono.
 _MONO_WAV_OPTIONS = {"probesize": "4096", "max_size": "8192"}
+# PyAV below 19 fails for tags that are not UTF-8, unless told otherwise. 19 has no such argument.
+_TAGS: dict[str, Any] = (
+    {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+)
 
 
 class DamagedAudioWarning(UserWarning):
@@ -293,9 +297,9 @@ def _probed(
             container = av.open(
                 callbacks,
                 mode="r",
-                metadata_errors="replace",
                 # No protocol has this name, so nothing the file refers to is opened.
                 container_options={"protocol_whitelist": "none", **options},
+                **_TAGS,
             )
     except (FFmpegError, OSError, ValueError) as error:
         raise AudioError(
