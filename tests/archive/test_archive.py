@@ -237,6 +237,7 @@ def test_a_bundle_that_cannot_be_loaded_is_an_error_of_the_job(tmp_path: Path) -
         archive(CLIPS, tmp_path / "out", transcribe=replace(OPTIONS, run=run))
 
 
+@pytest.mark.needs("torch")  # the model is exported first
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_a_cluster_without_ray_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(MissingPackageError) as error:

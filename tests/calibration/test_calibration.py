@@ -259,7 +259,7 @@ def test_a_folder_without_audio_files_is_an_error(tmp_path, there):
 
 def test_files_are_mixed_and_always_in_the_same_order(tmp_path):
     for i in range(20):
-        write_wav(tmp_path / f"speaker{i // 5}" / f"{i}.wav", speech(0.1))
+        write_wav(tmp_path / f"speaker{i // 5}" / f"{i}.wav", speech(0.1, 1))
     first = audio_files(tmp_path)
     assert first == audio_files(tmp_path)
     assert first != sorted(first)

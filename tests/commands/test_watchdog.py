@@ -112,7 +112,7 @@ def test_stages_that_come_keep_a_long_job_alive(out):
         (jobs.is_killed, "the system killed the exporter in `eating memory`", "memory ran out"),
         (jobs.crashes, "the exporter crashed in `dividing by zero in C++`", "SIGSEGV"),
         (jobs.has_a_defect, "whisperport failed with an unexpected error", "KeyError: 'nothing'"),
-        (jobs.returns_what_cannot_be_sent, "whisperport failed with an unexpected error", "pickle"),
+        (jobs.returns_what_cannot_be_sent, "whisperport failed with an unexpected error", "lambda"),
     ],
 )
 def test_every_end_is_reported_with_the_log(out, job, what, why):

@@ -2,8 +2,9 @@
 
 import gc
 import os
+import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.toolchain import Installed, ServedPrograms
 
+from ..processes import has_ended
+
+ROOT = Path(__file__).parents[2]
 HERE = Installed(Path(sys.executable), Path(sys.executable))
 SCRIPT = """
 import os, time
@@ -56,21 +60,22 @@ def process(inputs):
 INPUTS = {"a": np.float32([[1, -2]]), "b": np.arange(6, dtype=np.int64).reshape(2, 3)}
 
 
+def start(folder, *kinds, installed=HERE, run_s=60.0, **settings):
+    """Start a process with programs of these kinds, each with the name of its kind."""
+    script = folder / "stages.py"
+    script.write_text(SCRIPT)
+    files = {}
+    for kind in kinds:
+        path = folder / kind
+        path.write_text(kind)
+        files[kind] = [path]
+    return ServedPrograms(installed, script, settings, files, "the emulator", run_s=run_s)
+
+
 @pytest.fixture
 def served(tmp_path):
-    """Return what starts a process with programs of these kinds, each with the name of its kind."""
-    script = tmp_path / "stages.py"
-    script.write_text(SCRIPT)
-
-    def start(*kinds: str, installed: Installed = HERE, run_s: float = 60, **settings):
-        files = {}
-        for kind in kinds:
-            path = tmp_path / kind
-            path.write_text(kind)
-            files[kind] = [path]
-        return ServedPrograms(installed, script, settings, files, "the emulator", run_s=run_s)
-
-    return start
+    """`start` in a folder of the test."""
+    return partial(start, tmp_path)
 
 
 def test_arrays_of_any_type_arrive_and_return_although_the_sdk_prints(served):
@@ -150,32 +155,36 @@ def test_the_process_ends_with_its_object_or_when_it_is_closed(served, delete):
         os.kill(child, 0)
 
 
-def test_a_fork_does_not_end_the_process_of_its_parent(served):
-    programs = served("scaled")
-    child = os.fork()
-    if child == 0:
-        programs.close()
-        os._exit(0)
+def in_a_parent(tmp_path, lines):
+    """Run lines in another process, with programs of its own; return what it prints, and its exit status.
 
-    assert os.waitpid(child, 0)[1] == 0
-    assert len(programs.run("scaled", INPUTS)) == 2
+    pytest's own process has threads, and a fork of such a process can hang.
+    """
+    head = "import os, sys; from pathlib import Path; from tests.toolchain.test_served import *; "
+    head += f"programs = start(Path({str(tmp_path)!r}), 'scaled', 'process')\n"
+    command = [sys.executable, "-c", head + lines]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60)
+    return done.stdout, done.returncode
 
 
-def test_the_process_ends_when_its_parent_is_killed(served, tmp_path):
-    """The parent is a fork that starts the process, tells its number, and is killed."""
-    note = tmp_path / "child"
-    parent = os.fork()
-    if parent == 0:
-        programs = served("process")
-        note.write_text(str(int(programs.run("process", {})[0])))
-        os.kill(os.getpid(), 9)
-    os.waitpid(parent, 0)
-    child = int(note.read_text())
+def test_a_fork_does_not_end_the_process_of_its_parent(tmp_path):
+    lines = """
+if not os.fork():
+    programs.close()
+    os._exit(0)
+print(os.wait()[1], len(programs.run("scaled", INPUTS)))
+"""
 
-    for _ in range(1000):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    pytest.fail("the process still runs")
+    assert in_a_parent(tmp_path, lines) == ("0 2\n", 0)
+
+
+def test_the_process_ends_when_its_parent_is_killed(tmp_path):
+    lines = """
+print(int(programs.run("process", {})[0]), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+    printed, status = in_a_parent(tmp_path, lines)
+
+    assert status == -9
+    assert has_ended(int(printed))
