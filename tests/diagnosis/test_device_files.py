@@ -8,16 +8,22 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from whisperport.bundle import Bundle
 from whisperport.cli.main import cli
+from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.device_inputs import write_device_inputs
-from whisperport.diagnosis.diagnosing import DiagnoseOptions
+from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected import Quantization
+from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.layers import compare_layers, layer_sentences
 from whisperport.diagnosis.layouts import explain_size
 from whisperport.diagnosis.raw_files import read_quantization
 from whisperport.errors import UsageError
+from whisperport.verification.reference import Reference
+from whisperport.verification.tolerances import limit_of
 
 from ..embedded import default_bundle
+from .corruptions import noisy
 
 
 def test_the_inputs_are_written_with_a_manifest_and_the_expected_output_passes(
@@ -150,3 +156,63 @@ def test_the_layer_where_the_error_begins_is_named(tmp_path: Path) -> None:
     assert "begins at the layer block_10" in layer_sentences(layers)[-1]
     with pytest.raises(UsageError):
         compare_layers(tmp_path / "missing", reference)
+
+
+def _file_with(folder: Path, sqnr_db: float) -> Path:
+    """Write the expected features with noise."""
+    reference = Reference.from_arrays(Bundle.open(default_bundle()).reference())
+    values = noisy(reference.clips[0].features, sqnr_db).astype(np.float32)
+    path = folder / "output.bin"
+    values.tofile(path)
+    return path
+
+
+def test_text_json_and_exit_status_of_a_file_state_one_verdict_with_its_limit(
+    tmp_path: Path,
+) -> None:
+    # given features with 11.7 dB
+    path = _file_with(tmp_path, 11.7)
+    command = ["verify", str(default_bundle()), "--device-output", str(path)]
+    verified = limit_of("w8a8", None, encoder=True)
+
+    # when the device computes in 8 bits
+    text = CliRunner().invoke(cli, [*command, "--device-precision", "w8a8"])
+    data = CliRunner().invoke(cli, [*command, "--device-precision", "w8a8", "--json"])
+
+    # then it passes the limit that `verify` has for such an encoder, everywhere
+    (output,) = json.loads(data.stdout)["outputs"]
+    assert (text.exit_code, data.exit_code, output["passed"]) == (0, 0, True)
+    assert "SQNR 11.7 dB" in text.stdout
+    assert output["limit"] == f"{verified.rule} for w8a8: {verified.because}"
+    assert f"  limit: {output['limit']}\n  pass\n" in text.stdout
+    assert text.stdout.endswith("encoder, clip 01-espeak.wav: pass\n")
+    assert text.stderr.splitlines()[-1] == (
+        f"next: whisperport transcribe --bundle {default_bundle()} --features {path}"
+    )
+
+
+def test_an_output_that_is_a_frame_late_does_not_pass_in_8_bits() -> None:
+    # given the right features, one frame late, which have 19 dB
+    expected = expected_outputs(default_bundle(), precision="w8a8")
+    late = np.roll(expected.tensors[0].array, 1, axis=1)
+
+    # when
+    found = diagnose(expected, late)
+
+    # then
+    assert not found
+    assert found.causes == (CauseCode.FRAME_SHIFT,)
+
+
+def test_simulated_and_printed_limit_are_one(tmp_path: Path) -> None:
+    # given a device that computes what its 8-bit simulation computes, with 12 dB
+    path = _file_with(tmp_path, 12)
+    command = ["verify", str(default_bundle()), "--device-output", str(path)]
+
+    # when
+    done = CliRunner().invoke(cli, [*command, "--simulated", str(path)])
+
+    # then
+    assert done.exit_code == 0, done.output
+    assert "limit: SQNR ≥ 10 dB for w8a8" in done.stdout
+    assert "verdict: Quantization and device are right" in done.stdout

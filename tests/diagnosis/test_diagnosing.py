@@ -1,11 +1,13 @@
 """What `diagnose` says about right files and about files with known mistakes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from whisperport.cli.device_output import print_diagnosis
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
@@ -14,7 +16,7 @@ from whisperport.errors import UsageError
 from whisperport.verification.tolerances import GATES
 
 from ..extent import core_or_all
-from .corruptions import ONE, TWO, expected, features, floats, noisy, stored
+from .corruptions import CHANNELS, FRAMES, ONE, TWO, expected, features, floats, noisy, stored
 
 
 def file_of(folder: Path, values: Any) -> Path:
@@ -93,6 +95,45 @@ def test_the_lines_of_a_fix_correct_the_file(
     error = np.mean((corrected - features(1)) ** 2) / np.mean(features(1) ** 2)
     assert error < 1e-3
     assert found.outputs[0].after.sqnr_db > 30
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        (noisy(features(1), 11.7), "quantization-error"),
+        (features(2), "other-clip"),
+        (np.zeros((FRAMES, CHANNELS)), "constant"),
+    ],
+)
+def test_no_lines_are_printed_that_would_only_copy_the_file(
+    values: Any, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given values that are stored as expected, and are wrong
+    found = diagnose(expected(), file_of(tmp_path, floats(values)))
+    # when the diagnosis is printed
+    print_diagnosis(found)
+    # then nothing is said to correct them, and what to do instead is
+    printed = capsys.readouterr().out
+    assert [one.value for one in found.causes] == [cause]
+    assert found.outputs[0].fix == ""
+    assert found.outputs[0].to_json()["fix"] == ""
+    assert "these lines correct" not in printed
+    assert "corrected:" not in printed
+    assert "nothing corrects this file" in printed
+    assert found.outputs[0].findings[0].advice in printed
+
+
+def test_lines_that_correct_a_part_say_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a transposed file with noise
+    found = diagnose(expected(), file_of(tmp_path, floats(noisy(features(1), 12).T)))
+    # when the diagnosis is printed
+    print_diagnosis(found)
+    # then the corrected file is said to fail
+    printed = capsys.readouterr().out
+    assert "these lines correct how the file is stored:" in printed
+    assert re.search(r"; it still fails: SQNR 1[12]\.\d dB is below 35 dB", printed)
 
 
 def test_declared_integers_pass(tmp_path: Path) -> None:

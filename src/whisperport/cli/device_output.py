@@ -5,15 +5,19 @@ from pathlib import Path
 
 import click
 
-from whisperport.cli.console import print_lines, print_next, print_note
+from whisperport.bundle import Bundle
+from whisperport.cli.console import Argument, print_lines, print_next, print_note
 from whisperport.cli.fields import field_options
+from whisperport.cli.options import run_option_arguments
 from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import option, together
+from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.device_inputs import DeviceInputs
 from whisperport.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.diagnosis.raw_files import read_quantization
 from whisperport.diagnosis.result import Diagnosis, OutputDiagnosis
-from whisperport.targets import RunOptions
+from whisperport.program.program_kind import ENCODER
+from whisperport.targets import RunOptions, get_target
 from whisperport.verification.compare import Comparison
 
 DEVICE = "Output of a device"
@@ -138,7 +142,7 @@ def print_device_inputs(written: DeviceInputs, bundle: Path) -> None:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the diagnosis of every output, and the verdict."""
+    """Print the diagnosis of every output, and whether all of them passed."""
     print_lines(
         f"program {diagnosis.program}, clip {diagnosis.clip}",
         f"expected outputs: {diagnosis.expected_from or 'given'}",
@@ -149,25 +153,62 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         print_lines("", f"no file was given for {', '.join(diagnosis.missing)}")
     if diagnosis.verdict:
         print_lines("", f"verdict: {diagnosis.verdict}")
+    failed = ", ".join(output.output for output in diagnosis.outputs if not output.passed)
+    result = f"FAIL: {failed}" if failed else "pass"
+    print_lines("", f"{diagnosis.program}, clip {diagnosis.clip}: {result}")
+
+
+def next_of_diagnosis(
+    diagnosis: Diagnosis, bundle: Bundle, given: tuple[str, ...], options: DiagnoseOptions
+) -> tuple[Argument, ...]:
+    """Return the command that uses the output, or that finds out more about what is wrong with it."""
+    program = () if diagnosis.program == ENCODER else ("--program", diagnosis.program)
+    clip = ("--clip", options.clip) if options.clip else ()
+    if all(output.passed or (output.fix and output.after) for output in diagnosis.outputs):
+        if program or len(given) > 1:
+            return ()
+        path = given[0].removeprefix(f"{diagnosis.outputs[0].output}=")
+        like = () if diagnosis.passed else ("--features-like", path)
+        of_clip = ("--features-clip", options.clip) if options.clip and like else ()
+        run = options.run.with_emulation(get_target(e.target) for e in bundle.manifest.programs)
+        chosen = run_option_arguments(tuple(f"{k}={v}" for k, v in run.options.items()))
+        files = ("--features", path, *like, *of_clip)
+        return "transcribe", "--bundle", bundle.folder, *chosen, *files
+    if diagnosis.causes and set(diagnosis.causes) <= {CauseCode.QUANTIZATION_ERROR}:
+        if options.simulated is not None:
+            return "sensitivity", "CHECKPOINT"
+        outputs = [word for path in given for word in ("--device-output", path)]
+        return "verify", bundle.folder, *program, *clip, *outputs, "--simulated", "SIMULATED.npy"
+    return "verify", bundle.folder, *program, *clip, "--device-inputs", "NEW_DIR"
 
 
 def _print_output(output: OutputDiagnosis) -> None:
-    print_lines("", f"{output.output}: {output.source}", f"  as it is: {_measured(output.before)}")
+    before, after = _measured(output.before), _measured(output.after)
+    reason = output.before.reason
+    result = "pass" if output.passed else "FAIL" if reason == before else f"FAIL: {reason}"
+    print_lines("", f"{output.output}: {output.source}", f"  as it is: {before}")
+    print_lines(f"  limit: {output.limit}", f"  {result}")
     if output.passed:
-        print_lines("  the output is as expected")
         return
     for finding in output.findings:
         print_lines("", f"  {finding.cause}", f"    {finding.sentence}")
         if finding.advice:
             print_lines(f"    {finding.advice}")
-    if output.findings:
-        print_lines("", f"  corrected: {_measured(output.after)}")
-    else:
+    if not output.findings:
         print_lines("", "  no cause explains this file; excluded:")
         print_lines(*(f"    {sentence}" for sentence in output.excluded))
-    if output.fix:
-        print_lines("", "  these lines correct the file:", "")
+    elif output.fix:
+        still = "" if output.after else f"; it still fails: {output.after.reason}"
+        what = "the file" if output.after else "how the file is stored"
+        print_lines("", f"  corrected: {after}{still}")
+        print_lines("", f"  these lines correct {what}:", "")
         print_lines(*(f"    {line}" for line in output.fix.split("\n")))
+    else:
+        if after != before:
+            print_lines("", f"  apart from that: {after}")
+        print_lines(
+            "", "  nothing corrects this file: its values are wrong, not how they are stored"
+        )
 
 
 def _measured(comparison: Comparison) -> str:

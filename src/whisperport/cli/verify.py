@@ -20,6 +20,7 @@ from whisperport.cli.console import (
 from whisperport.cli.device_output import (
     device_options,
     diagnose_options,
+    next_of_diagnosis,
     outputs_of,
     print_device_inputs,
     print_diagnosis,
@@ -204,12 +205,15 @@ def _write_inputs(bundle: Path, folder: Path, options: _Options, *, as_json: boo
 
 def _diagnose(bundle: Path, outputs: tuple[str, ...], options: _Options, *, as_json: bool) -> None:
     """Diagnose the outputs of a device; exit with status 1 if they are wrong."""
+    chosen, opened = diagnose_options(*options), Bundle.open(bundle)
     with stages() as progress:
-        found = diagnose(bundle, outputs_of(outputs), diagnose_options(*options), progress=progress)
+        found = diagnose(opened, outputs_of(outputs), chosen, progress=progress)
     if as_json:
         print_json(found.to_json())
     else:
         print_diagnosis(found)
+    if following := next_of_diagnosis(found, opened, outputs, chosen):
+        print_next(*following)
     if not found:
         sys.exit(1)
 

@@ -38,7 +38,6 @@ from whisperport.diagnosis.similarity import over_time, shared_error
 from whisperport.diagnosis.verdict import SAME_DB
 from whisperport.program.runner import Array
 from whisperport.verification.compare import compare
-from whisperport.verification.tolerances import GATES
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -156,7 +155,7 @@ def known_output(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> 
     findings = tuple(
         f for f in best.findings if not (is_limited and f.cause is CauseCode.SATURATED)
     )
-    if not compare(tensor.name, known, tensor.array, GATES[expected.precision]):
+    if not compare(tensor.name, known, tensor.array, expected.limit(tensor.name)):
         findings = (*findings, finding)
     return replace(best, reference=right, findings=findings, error=error)
 

@@ -67,8 +67,8 @@ class DiagnoseOptions:
     precision: Annotated[
         str | None,
         Option(
-            "Precision whose tolerances decide whether the output of the device passes",
-            default="the program's precision, at least fp16",
+            "Precision whose limit decides whether the output of the device passes",
+            default="the program's precision; for fp32 fp16, or w8a8 with --simulated",
             flag="--device-precision",
             choices=tuple(GATES),
         ),
@@ -176,7 +176,7 @@ def _verdict(
         [device[name] for name in names],
         [simulated[name] for name in names],
         [expected.tensor(name).array for name in names],
-        GATES["w8a8"],
+        expected.limit(names[0]),
     )
 
 
@@ -189,6 +189,7 @@ def _expected(
         options.clip,
         quantization=options.quantization,
         precision=options.precision or "",
+        of_float32="fp16" if options.simulated is None else "w8a8",
         run=options.run,
         progress=progress,
     )
@@ -217,8 +218,8 @@ def _outputs(
 
 
 def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> OutputDiagnosis:
-    gate = GATES[expected.precision]
-    before = _before(raw, tensor, gate)
+    gate = expected.limit(tensor.name)
+    before = _before(raw, tensor, expected)
     as_it_is = OutputDiagnosis(
         output=tensor.name,
         source=raw.source,
@@ -226,6 +227,7 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         findings=(),
         before=before,
         after=before,
+        limit=f"{gate.rule} for {expected.precision}: {gate.because}",
         corrected=_as_it_is(raw, tensor),
     )
     if before:
@@ -238,14 +240,22 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         best = _explained(found, tensor, expected, gate)
         if best is None:
             return replace(as_it_is, excluded=_excluded(raw, tensor, before, found))
+    corrected = best.corrected.astype(np.float32).reshape(tensor.array.shape)
+    is_changed = as_it_is.corrected is None or _is_changed(corrected, as_it_is.corrected)
     return replace(
         as_it_is,
         findings=best.findings,
         after=_after(best, tensor, gate),
-        fix=_fix_program(best, raw, tensor),
-        corrected=best.corrected.astype(np.float32).reshape(tensor.array.shape),
+        fix=_fix_program(best, raw, tensor) if is_changed else "",
+        corrected=corrected,
         storage=best.candidate,
     )
+
+
+def _is_changed(corrected: Array, as_it_is: Array) -> bool:
+    """Return whether a correction changes a value; those that it leaves out are not corrected."""
+    kept = np.isfinite(corrected)
+    return not np.allclose(corrected[kept], as_it_is[kept], rtol=1e-6, atol=0)
 
 
 def _explained(
@@ -263,15 +273,16 @@ def _explained(
     return coarse_output(found.likely, tensor, expected)
 
 
-def _before(raw: RawOutput, tensor: ExpectedTensor, gate: Gate) -> Comparison:
+def _before(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Comparison:
     """Compare the file as it is read without a diagnosis: in the expected dtype and order."""
     actual = _as_it_is(raw, tensor)
     if actual is None:
         form = tensor.quantization.dtype if tensor.quantization else "<f4"
         size = tensor.array.size * np.dtype(form).itemsize
         reason = f"the file has {raw.data.size:,} bytes; expected {size:,}"
-        return Comparison(output=tensor.name, rule=gate.rule, reason=reason)
-    return compare(tensor.name, actual, tensor.array, gate)
+        rule = expected.limit(tensor.name).rule
+        return Comparison(output=tensor.name, rule=rule, reason=reason)
+    return expected.compared(tensor, actual)
 
 
 def _as_it_is(raw: RawOutput, tensor: ExpectedTensor) -> Array | None:

@@ -9,7 +9,11 @@ import numpy as np
 
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.errors import UsageError
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array
+from whisperport.verification.compare import Comparison, Gate, compare
+from whisperport.verification.loss import Loss
+from whisperport.verification.tolerances import limit_of
 
 INTEGERS = ("int8", "uint8", "int16", "uint16")
 
@@ -117,6 +121,10 @@ class Expected:
         simulate: computes the outputs of the program in static 8 bits; nothing if that is not possible.
         sensitive: names the tensor that 8 bits suit least, in one sentence; called after `simulate`.
         known: outputs of the 8-bit program that the device runs, computed on this machine.
+        losses: output name -> what torch loses of it in this precision; without it, the limit is that of
+            every checkpoint.
+        others: what the encoder's features are compared with besides, as `compare` does: what -> (T, d).
+        speech: number of the encoder's first frames up to the end of the clip; None: all.
     """
 
     program: str
@@ -128,6 +136,25 @@ class Expected:
     simulate: Simulate = field(default=no_simulation, repr=False)
     sensitive: Callable[[], str] = field(default=str, repr=False)
     known: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    losses: Mapping[str, Loss] = field(default_factory=dict, repr=False)
+    others: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    speech: int | None = None
+
+    def limit(self, output: str) -> Gate:
+        """Return the limit of an output: the one that `verify` has for the same program and precision."""
+        encoder = self.program == ENCODER
+        return limit_of(self.precision, self.losses.get(output), encoder=encoder)
+
+    def compared(self, tensor: ExpectedTensor, actual: Array) -> Comparison:
+        """Compare values in the shape of an output with it.
+
+        Features of the encoder must not be those of something else, either.
+        """
+        gate, expected = self.limit(tensor.name), tensor.array
+        if self.program == ENCODER and expected.ndim == 3 and len(expected) == 1:
+            own, speech = (actual[0], expected[0]), self.speech
+            return compare(tensor.name, *own, gate, frame_axis=0, speech=speech, others=self.others)
+        return compare(tensor.name, actual, expected, gate)
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:

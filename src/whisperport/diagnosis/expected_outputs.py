@@ -21,16 +21,16 @@ from whisperport.diagnosis.simulated_encoder import SimulatedEncoder, simulated_
 from whisperport.diagnosis.wrong_inputs import input_mistakes
 from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import Engine
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
-from whisperport.verification.bundle_check import reference_mel
+from whisperport.verification.bundle_check import other_features, reference_mel
 from whisperport.verification.precision import precisions
 from whisperport.verification.reference import Reference, ReferenceClip
 
-ENCODER = "encoder"
 AFTER_AUDIO = (ENCODER, "cross_kv")  # programs whose outputs depend on the audio only
 CALIBRATION_CLIPS = 4  # of the reference, whose ranges the simulation has
 FROM_REFERENCE = "the bundle's reference, computed by PyTorch in float32"
@@ -44,6 +44,7 @@ def expected_outputs(
     *,
     quantization: Mapping[str, Quantization] | None = None,
     precision: str = "",
+    of_float32: str = "fp16",
     run: RunOptions | None = None,
     progress: Progress = lambda _: None,
 ) -> Expected:
@@ -57,8 +58,8 @@ def expected_outputs(
         program: name of the program.
         clip: name of a clip of the reference; "": the first.
         quantization: output name -> how the device stores it; outputs that are not named are float32.
-        precision: precision of the device, whose tolerances apply, such as "w8a8"; "": the program's own,
-            or "fp16" for a program in float32, because many devices compute these in float16.
+        precision: precision of the device, whose limits apply, such as "w8a8"; "": the program's own.
+        of_float32: what the device is expected to compute a program in float32 in; many use float16.
         run: how the bundle's programs are run here; emulation on the CPU is added where a target has it.
         progress: called with a line for each stage.
 
@@ -78,15 +79,24 @@ def expected_outputs(
         for t in source.spec.outputs
     )
     own = precisions(opened)[program]
+    limits_of = precision or (of_float32 if own == "fp32" else own)
+    reference = session.reference
     return Expected(
         program=program,
         clip=found.name,
         tensors=tensors,
         source=FROM_REFERENCE if program == ENCODER and found.features.size else FROM_BUNDLE,
-        precision=precision or ("fp16" if own == "fp32" else own),
+        precision=limits_of,
         make_alternatives=lambda: tuple(source.alternatives(found)),
         simulate=partial(source.simulated_clip, found),
         sensitive=source.sensitive,
+        losses={
+            t.name: loss
+            for t in tensors
+            if (loss := reference.loss(limits_of, t.name.partition("_")[0]))
+        },
+        others=other_features(found, reference),
+        speech=found.frames,
     )
 
 

@@ -50,7 +50,9 @@ class OutputDiagnosis:
         findings: the causes, in the order in which their corrections are applied; empty if none is known.
         before: the comparison without a correction; failed if the file has another size or shape.
         after: the comparison with all corrections applied; the same as `before` if there are none.
-        fix: a short numpy program that reads the file and applies all corrections; empty if there are none.
+        limit: what the output must reach, for which precision, and the source of this limit.
+        fix: a short numpy program that reads the file and applies all corrections; empty if no correction
+            changes a value: the file stores the values as it should, and the values themselves are wrong.
         excluded: what was tried and does not explain the file, one sentence each.
         corrected: the values with all corrections, float32 in the output's shape, NaN where the file holds
             none; as they are if nothing explains the file, and None if it has another size then. If the
@@ -64,6 +66,7 @@ class OutputDiagnosis:
     findings: tuple[Finding, ...]
     before: Comparison
     after: Comparison
+    limit: str = ""
     fix: str = ""
     excluded: tuple[str, ...] = ()
     corrected: Array | None = field(default=None, repr=False, compare=False)
@@ -75,6 +78,7 @@ class OutputDiagnosis:
             "output": self.output,
             "source": self.source,
             "passed": self.passed,
+            "limit": self.limit,
             "causes": [finding.to_json() for finding in self.findings],
             "before": _numbers(self.before),
             "after": _numbers(self.after),

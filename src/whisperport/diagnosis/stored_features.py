@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from whisperport.bundle import Bundle
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
-from whisperport.diagnosis.expected_outputs import ENCODER, expected_outputs
+from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.layouts import Layout, explain_size
 from whisperport.diagnosis.raw_files import RawOutput, raw_of
 from whisperport.diagnosis.readings import FORMATS, read_as
 from whisperport.errors import UsageError
+from whisperport.program.program_kind import ENCODER
 from whisperport.system.option import Option
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions

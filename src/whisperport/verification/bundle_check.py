@@ -355,13 +355,18 @@ def compare_features(
     features: np.ndarray, clip: ReferenceClip, reference: Reference, precision: str
 ) -> Comparison:
     """Compare the features (T, d) of a clip with the reference, and with what else they could be."""
-    others = {
+    gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
+    others = other_features(clip, reference)
+    return compare("features", features, clip.features, gate, 0, clip.frames, others)
+
+
+def other_features(clip: ReferenceClip, reference: Reference) -> dict[str, np.ndarray]:
+    """Return what the features of a clip must not be: the stored features of the others, by name."""
+    return {
         f"the features of {other.name}": other.features
         for other in reference.clips
-        if other.features.shape == clip.features.shape and other is not clip
+        if other.features.shape == clip.features.shape and other.name != clip.name
     }
-    gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
-    return compare("features", features, clip.features, gate, 0, clip.frames, others)
 
 
 def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:

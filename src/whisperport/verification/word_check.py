@@ -15,10 +15,16 @@ from whisperport.verification.reference import ReferenceClip
 from whisperport.verification.tokens import luck
 from whisperport.verification.tolerances import BY_WORDS
 
-# Largest increase of WER and CER over the reference's, absolute; 0.005 for other precisions.
+# Largest increase of WER and CER over the reference's, absolute.
 MAX_CHANGE = {"fp32": 0.001, "fp16": 0.001}
+MAX_CHANGE_OF_OTHERS = 0.005
 FIRST_TOKENS = 4  # a text whose first tokens are luck is luck; later ones follow from them
 LOST = 0.5  # error rate of float32 above which a clip shows nothing
+
+
+def max_change(precision: str) -> float:
+    """Return the largest increase of WER and CER over the reference's in a precision, absolute."""
+    return MAX_CHANGE.get(precision, MAX_CHANGE_OF_OTHERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +94,7 @@ def word_check(texts: Sequence[Transcribed], unit: Unit, precision: str) -> Chec
         unit: words or characters.
         precision: precision of the programs.
     """
-    limit = MAX_CHANGE.get(precision, 0.005)
+    limit = max_change(precision)
     with_text = [one for one in texts if one.clip.text]
     pairs = [one.errors() for one in with_text or texts]
     tested = sum((pair[0] for pair in pairs), TextErrors(unit=unit))
