@@ -11,9 +11,8 @@ from typing import Any
 
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted
-from whisperport.checkpoint.tokenizer_files import KNOWN_VOCABULARIES
 from whisperport.errors import CheckpointError, UsageError
-from whisperport.program.dims import Dims
+from whisperport.program.dims import KNOWN_VOCABULARIES, Dims
 from whisperport.program.generation import Generation
 from whisperport.text.languages import language_code
 from whisperport.text.vocabulary import N_TIMESTAMPS, openai_generation

@@ -13,15 +13,9 @@ from tokenizers.models import BPE
 from whisperport.checkpoint.json_file import read_json_object
 from whisperport.checkpoint.sizes import quoted, shorten
 from whisperport.errors import CheckpointError, TokenizerError
-from whisperport.program.dims import LARGEST
+from whisperport.program.dims import KNOWN_VOCABULARIES, LARGEST
 from whisperport.text.byte_level import first_unknown_merge
 from whisperport.text.vocabulary import openai_tokenizer
-
-KNOWN_VOCABULARIES = (
-    51864,
-    51865,
-    51866,
-)  # English-only; multilingual; multilingual with Cantonese (large-v3)
 
 _MAX_BYTES = 64 << 20  # large-v3's tokenizer.json has less than 4 MB
 _TIME = re.compile(r"<\|\d+\.\d\d\|>")

@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.cost import NodeCost
     from whisperport.inspection.partitions import Partitions
 
+PROJECTED_AGAIN = "WP601"
+REPEATED_WORK = (PROJECTED_AGAIN, "WP602", "WP603")  # warnings that no lowering solves
 NAMED_SPLITS = 6  # nodes between two subgraphs that are named; --json has all
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
@@ -113,9 +115,10 @@ def check(
     any architecture in transformers' format, whose weights are not read. The target's compiler is not
     needed. The cost is the share of the program's operations and bytes. The module and the line of
     Python are those that the exporter stored in the file. The exit status is 1 if a node is rejected or
-    declined. Where a vendor publishes no list of supported operators, nodes that were
-    not seen in programs known to compile are listed separately: they may compile, and do not change the
-    exit status. Where a vendor has a partitioner for .tflite files, its answer is printed too.
+    declined; a warning does not change it, because the target runs the program. Where a vendor publishes no
+    list of supported operators, nodes that were not seen in programs known to compile are listed
+    separately: they may compile, and do not change the exit status. Where a vendor has a partitioner for
+    .tflite files, its answer is printed too.
 
     With --fix, the target's rewrites are applied to a .pt2 file. Each rewrite is verified: the program
     runs in PyTorch before and after it, on random inputs, and on speech if an input is a mel spectrogram.
@@ -220,7 +223,7 @@ def _print_kinds(
     checked: "CheckedProgram", kinds: "Sequence[FindingGroup]", every_node: bool
 ) -> None:
     print_table(
-        ("rule", "nodes", "operator", "costliest node", "FLOPs", "bytes", "suggested rewrite"),
+        ("rule", "nodes", "operator", "costliest node", "FLOPs", "bytes", "suggestion"),
         [_row(checked, kind) for kind in kinds],
     )
     print_lines("")
@@ -279,7 +282,7 @@ def _row(checked: "CheckedProgram", kind: "FindingGroup") -> tuple[str, ...]:
         shortened(kind.occurrences[0].name, 26) or "-",
         _share(flops, costs, unknown=unknown),
         _share(size, costs, unknown=unknown and not size),
-        kind.rewrite or "-",
+        kind.suggestion or "-",
     )
 
 
@@ -295,6 +298,9 @@ def _summary(checked: "CheckedProgram", target: str) -> str:
     gflop, moved = f"{cost.flops / 1e9:.3g} GFLOP", f"{cost.bytes / 1e6:.3g} MB moved"
     unseen = checked.not_seen_nodes
     also = f"; {unseen} not seen in programs known to compile" if unseen else ""
+    again = sum(kind.flops for kind in checked.findings if kind.rule == PROJECTED_AGAIN)
+    if again and cost.flops:
+        also += f"; {percent(again / cost.flops)} of the FLOPs repeat for every token ({PROJECTED_AGAIN})"
     if not checked.rejected:
         nodes = f"{len(graph.nodes)} nodes"
         return f"{graph.name}: {target} rejects nothing ({nodes}, {gflop}, {moved}){also}"
@@ -327,6 +333,9 @@ def _next_command(
     one_graph = one_graph and checked.programs[0].graph.format == "torch"
     if "WP604" in found:
         return "explain", "WP604"
+    is_bundle = (program / MANIFEST).is_file()
+    if not rejected and not is_bundle and (warned := sorted(found & set(REPEATED_WORK))):
+        return _instead_of_repeated_work(checked, warned[0])
     if "WP204" in found:
         numbers = _size_options(dict.fromkeys(_symbols(checked), "NUMBER")) if one_graph else []
         return ("check", program, "--target", target, *numbers) if numbers else ("explain", "WP204")
@@ -341,8 +350,17 @@ def _next_command(
         out = program.with_suffix(suffix)
         return "lower", program, "--target", target, *fixed_sizes, "--out", out
     if program.is_dir():
-        return ("verify", program) if (program / MANIFEST).is_file() else ("lower", "--help")
+        return ("verify", program) if is_bundle else ("lower", "--help")
     return "inspect", program
+
+
+def _instead_of_repeated_work(checked: Checked, rule: str) -> tuple[Argument, ...]:
+    """Return the command that replaces a decoder of Whisper, or else explains the rule."""
+    from whisperport.inspection.rules.decoding import is_whisper_decoder
+
+    if rule == PROJECTED_AGAIN and all(is_whisper_decoder(one.graph) for one in checked.programs):
+        return "export", "CHECKPOINT", "--target", checked.target, "--out", "DIR"
+    return "explain", rule
 
 
 def _size_options(sizes: Mapping[str, object]) -> list[str]:

@@ -64,6 +64,11 @@ class FindingGroup:
     occurrences: tuple[Occurrence, ...]  # the most expensive first
 
     @property
+    def suggestion(self) -> str:
+        """The suggested rewrite, or in a few words what to do; empty: only the rule's page says it."""
+        return self.rewrite or RULES[self.rule].instead
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of these nodes."""
         return sum(found.cost.flops for found in self.occurrences if found.cost)

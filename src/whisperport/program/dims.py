@@ -24,6 +24,9 @@ LARGEST = {
     "n_text_ffn": 131_072,
 }
 
+# Sizes of Whisper's vocabularies: English only; multilingual; with Cantonese (large-v3, turbo).
+KNOWN_VOCABULARIES = (51864, 51865, 51866)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:

@@ -30,6 +30,9 @@ class Rule:
     title: str  # a complete sentence without a full stop
     text: str  # the body of its page: meaning, cause, and a last paragraph "What to do: …"
     check: Check
+    instead: str = (
+        ""  # what to do, in a few words, where no rewrite does it; empty: only `text` says it
+    )
 
     @property
     def what_to_do(self) -> str:
@@ -40,13 +43,13 @@ class Rule:
 RULES: dict[str, Rule] = {}
 
 
-def rule(code: str, title: str) -> Callable[[Check], Check]:
+def rule(code: str, title: str, instead: str = "") -> Callable[[Check], Check]:
     """Register a function as the check of a program; its docstring is the body of the rule's page."""
 
     def register(check: Check) -> Check:
         if code in RULES:
             raise ValueError(f"two rules have the code {code}")
-        RULES[code] = Rule(code, title, inspect.getdoc(check) or "", check)
+        RULES[code] = Rule(code, title, inspect.getdoc(check) or "", check, instead)
         return check
 
     return register

@@ -12,6 +12,7 @@ from whisperport.inspection.graph import Graph, Node, Value
 from whisperport.inspection.rules.base import Finding, format_shape, rule
 from whisperport.inspection.rules.shapes import MATMULS
 from whisperport.inspection.written_views import VIEWS
+from whisperport.program.dims import KNOWN_VOCABULARIES
 from whisperport.program.spec import Limit
 
 Dependencies = Mapping[str, frozenset[str]]
@@ -50,7 +51,7 @@ class _Projection:
         return sum(value.n_bytes or 0 for value in values) / 1e6
 
 
-@rule("WP601", "A decoder projects the encoder's output again for every token")
+@rule("WP601", "A decoder projects the encoder's output again for every token", "split (`export`)")
 def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The cross-attention of a decoder multiplies the encoder's output by the weights of its keys and
     values. The result is the same for every token of a window. A decoder with the encoder's output as an
@@ -72,7 +73,7 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
     What to do: split the decoder. One program computes the keys and values of all layers, once per window.
     The decoder takes them as inputs and has no input for the encoder's output. `whisperport export` writes
-    these programs as `cross_kv` and `step`.
+    these programs as `cross_kv` and `step`: `whisperport export CHECKPOINT --target TARGET --out DIR`.
     """
     again: dict[str, list[_Projection]] = {}
     for found in _repeated(graph):
@@ -82,7 +83,7 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
             yield Finding(found.node.name, _reason(found, name, projections), found.node)
 
 
-@rule("WP602", "An input is not used")
+@rule("WP602", "An input is not used", "remove the input")
 def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """Nothing that the program returns depends on this input, yet the caller prepares and transfers it at
     every call. Some compilers remove such an input or warn about it ("received an input tensor that was
@@ -105,7 +106,7 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
             yield Finding(value.name, reason)
 
 
-@rule("WP603", "A cache is copied by every call, because it is not aliased")
+@rule("WP603", "A cache is copied by every call, because it is not aliased", "alias the output")
 def copied_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The program takes a cache as an input and returns it with a few new rows. An HLO module states in its
     `input_output_alias` which output is written to the memory of which input. Without an alias, the device
@@ -135,7 +136,7 @@ def copied_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
         yield Finding(state.name, reason)
 
 
-@rule("WP604", "The program keeps state in a buffer")
+@rule("WP604", "The program keeps state in a buffer", "cache as an input")
 def kept_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The program writes to a tensor that it stores, such as the static cache of a decoder: the next call
     depends on this one. Most compilers drop such a write without an error, or store the tensor as a
@@ -166,6 +167,12 @@ def kept_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
             yield Finding(node.name, f"{node.op} writes to the stored tensor `{source}`", node)
         if source and (node.in_place or node.op in VIEWS):
             stored[node.output.name] = source
+
+
+def is_whisper_decoder(graph: Graph) -> bool:
+    """Return whether a program returns logits of one of Whisper's vocabularies."""
+    shapes = (value.shape for value in graph.outputs)
+    return any(shape and shape[-1] in KNOWN_VOCABULARIES for shape in shapes)
 
 
 def _repeated(graph: Graph) -> Iterator[_Projection]:
