@@ -19,6 +19,7 @@ from whisperport.audio import load_audio
 from whisperport.bundle import MANIFEST, Bundle, writing_bundle
 from whisperport.bundle.origin import is_trusted
 from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.compilation.work_folder import MARK
 from whisperport.errors import (
     AudioError,
     BundleError,
@@ -465,6 +466,19 @@ def test_the_work_folder_can_be_elsewhere(bundle, recordings, sdk, tmp_path):
     assert not bundle.with_name("bundle.compile").exists()
 
 
+def test_a_folder_with_files_of_the_user_is_no_work_folder(bundle, recordings, sdk, tmp_path):
+    mine = tmp_path / "mine" / "hailo8l" / "encoder" / "encoder.onnx"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+
+    with pytest.raises(BundleError, match="is not a work folder of whisperport") as error:
+        compile(bundle, _options(recordings, work=tmp_path / "mine"))
+
+    assert "it contains `hailo8l`" in error.value.why
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+
+
 def test_two_compilations_do_not_share_a_work_folder(bundle, recordings, sdk):
     work = bundle.with_name("bundle.compile")
 
@@ -481,6 +495,7 @@ def test_what_a_killed_compilation_was_writing_is_cleared(bundle, recordings, sd
     left = bundle.with_name("bundle.compile") / "hailo8l/encoder/.encoder.alls.0123456789ab.tmp"
     left.parent.mkdir(parents=True)
     left.touch()
+    (bundle.with_name("bundle.compile") / MARK).touch()
 
     compile(bundle, _options(recordings))
 

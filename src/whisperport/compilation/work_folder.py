@@ -7,8 +7,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from whisperport.errors import BundleError, WhisperportError
-from whisperport.system.atomic import clear_temporaries
+from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.system.locking import lock_path, locked
+
+
+MARK = ".whisperport-work"
+MARK_TEXT = (
+    b"`whisperport compile` keeps its finished stages in this folder, and writes files here.\n"
+)
 
 
 @contextmanager
@@ -16,7 +22,7 @@ def work_folder(work: Path) -> Iterator[None]:
     """Make and lock the work folder: two compilations in one would mix their calibration sets and stages.
 
     Raises:
-        BundleError: another process holds the lock.
+        BundleError: another process holds the lock, or the folder has files of somebody else.
         WhisperportError: the folder cannot be written to.
     """
     work = Path(os.path.realpath(work))
@@ -39,7 +45,21 @@ def work_folder(work: Path) -> Iterator[None]:
                 why=f"that process holds the lock {lock_path(work)}",
                 hint="wait until that process ends, or choose another folder with `--work`",
             )
+        _claim(work)
         yield
+
+
+def _claim(work: Path) -> None:
+    """Mark an empty folder as a work folder; leave a folder with files of somebody else as it is."""
+    if (work / MARK).is_file():
+        return
+    if first := next(iter(sorted(os.listdir(work))), ""):
+        raise BundleError(
+            f"{work} is not a work folder of whisperport",
+            why=f"it is not empty: it contains `{first}`, and a stage could replace a file in it",
+            hint="give `--work` a new folder, or delete this one if an older version made it",
+        )
+    write_atomic(work / MARK, MARK_TEXT)
 
 
 def copy_in(source: Path, target: Path, copied: dict[Path, Path]) -> None:
