@@ -10,7 +10,6 @@ from whisperport.errors import BundleError, WhisperportError
 from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.system.locking import lock_path, locked
 
-
 MARK = ".whisperport-work"
 MARK_TEXT = (
     b"`whisperport compile` keeps its finished stages in this folder, and writes files here.\n"
