@@ -76,8 +76,12 @@ def test_a_page_shows_each_program_beside_its_limit_and_needs_no_network(run, au
     row = r"^encoder +fp32 +\d+\.\d MB +\d+\.\d\d G +\d+\.\d\d ms +\d+\.\d\d ms +\d+%$"
     assert re.search(row, ran.out, re.MULTILINE)
     text = page.read_text()
-    assert re.search(r"<td>encoder<td>fp32<td class=\"n\">\d+\.\d MB", text)
-    assert text.count('class="part"') == len(PARTS) - 1
+    assert re.search(r"<td>encoder<td><div class=.*>fp32<td class=\"n\">\d+\.\d MB", text)
+    assert len(re.findall(r'<span class="(part|mark fill)"', text)) == len(PARTS) - 1
+    assert re.search(
+        r'"big">4\.7 s of audio in .*: real-time factor 0\.\d+, word error rate \d', text
+    )
+    assert "<code>whisperport verify " in text
     assert "default-src 'none'" in text
     assert not re.search(r"https?://|<script|src=", text)
 

@@ -100,7 +100,11 @@ class Limit:
 
     @property
     def share(self) -> float:
-        """The limit's share of the time; above 1 if the CPU's caches have a part of what is read."""
+        """The limit's share of the time.
+
+        It is above 1 if the machine was busy while its rates were measured, or if the CPU's caches have a
+        part of what is read.
+        """
         return self.limit_ms / self.ms
 
 

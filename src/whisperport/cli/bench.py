@@ -19,7 +19,17 @@ from whisperport.bench.transcribing import (
 )
 from whisperport.bundle import Bundle
 from whisperport.cli.bench_page import bench_page
+from whisperport.cli.bench_words import (
+    NORMALIZED,
+    UNKNOWN,
+    acceptance_value,
+    memory,
+    rate,
+    rate_in_full,
+    rate_name,
+)
 from whisperport.cli.console import (
+    command_line,
     print_json,
     print_lines,
     print_next,
@@ -43,11 +53,9 @@ from whisperport.errors import AudioError, UsageError
 from whisperport.exporting.model_bundle import open_bundle
 from whisperport.system.cores import usable_cores
 from whisperport.system.outputs import write_page
-from whisperport.verification import TextErrors, machine, versions
+from whisperport.verification import machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
-UNKNOWN = "not measured"
-NORMALIZED = " (Whisper normalizer)"
 LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
 
 
@@ -68,7 +76,7 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     "for audio files that come with whisperport",
 )
 @field_options(BenchOptions, "unit", group="Error rate")
-@html_option("a bar of the time of each bundle, and of each program's limit")
+@html_option("where the time of each bundle goes, its error rate, and each program's limit")
 @model_option
 @as_json
 @threads
@@ -126,7 +134,8 @@ def bench(
     ]
     if html is not None:
         where = "; ".join(_machine_lines(threads, options.repeat))
-        write_page(html, bench_page(results, rates, limits, where))
+        following = command_line("verify", results[0].bundle)
+        write_page(html, bench_page(results, rates, limits, where, following))
     if as_json:
         print_json(_as_json(results, threads, rates, limits))
     else:
@@ -199,7 +208,7 @@ def _print_result(result: BenchResult) -> None:
         "loading",
         f"{'CPU time of the decoder':<{LABEL_WIDTH}}  {result.decoder_cpu_s_per_audio_s:.4f} s per "
         f"second of audio; of the encoder: {result.encoder_cpu_s_per_audio_s:.4f} s",
-        f"{'peak memory':<{LABEL_WIDTH}}  {_memory(result)}",
+        f"{'peak memory':<{LABEL_WIDTH}}  {memory(result)}",
         "",
     )
     _print_acceptance(result.acceptance)
@@ -212,8 +221,8 @@ def _print_acceptance(rows: Sequence[AcceptanceRow]) -> None:
         [
             (
                 row.metric,
-                _value(row.value, row.unit),
-                "" if row.reference is None else _value(row.reference, row.unit),
+                acceptance_value(row.value, row.unit),
+                "" if row.reference is None else acceptance_value(row.reference, row.unit),
                 "" if row.passed is None else "pass" if row.passed else "FAIL",
                 f"{row.evidence}: {', '.join(row.targets)}",
             )
@@ -223,12 +232,6 @@ def _print_acceptance(rows: Sequence[AcceptanceRow]) -> None:
     rules = dict.fromkeys(f"{row.metric}: {row.rule}" for row in rows if row.rule)
     print_lines("", *(line for rule in rules for line in wrap(rule, 100)))
     print_lines(*(f"FAIL: {row.metric}: {row.reason}" for row in rows if row.reason), "")
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return UNKNOWN
-    return {"ms": f"{value:.2f} ms", "clips": f"{value:.0f}", "share": f"{value:.2%}"}[unit]
 
 
 def _cells(part: Part, total_ms: float) -> tuple[str, ...]:
@@ -259,10 +262,10 @@ def _print_comparison(results: Sequence[BenchResult]) -> None:
     peaks = [result.peak_memory_mib for result in results]
     rows.append(_compared("peak memory, MiB", peaks))
     for name, errors in (
-        (_rate_name(first), [result.errors for result in results]),
-        (f"{_rate_name(first)}{NORMALIZED}", [result.whisper_errors for result in results]),
+        (rate_name(first), [result.errors for result in results]),
+        (f"{rate_name(first)}{NORMALIZED}", [result.whisper_errors for result in results]),
     ):
-        rows.append((name, *map(_rate, errors), *[""] * len(ratios)))
+        rows.append((name, *map(rate, errors), *[""] * len(ratios)))
     for label, result in zip(labels, results, strict=True):
         print_lines(f"{label}: {shown_path(result.bundle)}")
     print_lines("")
@@ -342,30 +345,8 @@ def _as_json(
     }
 
 
-def _rate_name(result: BenchResult) -> str:
-    """Name of the error rate; bundles that are compared share it, since they share the audio."""
-    unit = "words" if result.errors is None else result.errors.unit
-    return f"{unit.removesuffix('s')} error rate"
-
-
 def _rate_lines(result: BenchResult) -> list[str]:
     """The plain error rate, and the one after Whisper's normalizer."""
-    name = _rate_name(result)
+    name = rate_name(result)
     rates = ((name, result.errors), (f"{name}{NORMALIZED}", result.whisper_errors))
-    return [f"{label:<{LABEL_WIDTH}}  {_rate_in_full(errors)}" for label, errors in rates]
-
-
-def _rate_in_full(errors: TextErrors | None) -> str:
-    if errors is None:
-        return f"{UNKNOWN}: the correct transcript is not known; give it with --transcript"
-    return f"{_rate(errors)} ({errors.errors} errors in {errors.length} {errors.unit})"
-
-
-def _rate(errors: TextErrors | None) -> str:
-    return UNKNOWN if errors is None else f"{errors.rate:.1%}"
-
-
-def _memory(result: BenchResult) -> str:
-    if result.peak_memory_mib is None:
-        return UNKNOWN
-    return f"{result.peak_memory_mib:.0f} MiB, in a separate process that only transcribes"
+    return [f"{label:<{LABEL_WIDTH}}  {rate_in_full(errors)}" for label, errors in rates]

@@ -9,6 +9,8 @@ import click
 
 from whisperport.cli.console import (
     WIDTH,
+    Argument,
+    command_line,
     print_json,
     print_lines,
     print_next,
@@ -51,7 +53,7 @@ BAR_DB = 2.0  # of one character
     metavar="N",
     help="Number of activations to list",
 )
-@html_option("all activations, and pictures of the channels and frames of those that are ruined")
+@html_option("the activations that 8 bits ruin, with pictures of their channels, and all others")
 @as_json
 def sensitivity(
     program: str, inputs: Path | None, top: int, html: Path | None, as_json: bool
@@ -76,31 +78,36 @@ def sensitivity(
             inputs,
             progress=progress,
         )
+    ruined = [row for row in rows if row["ruined"]]
+    following = _next(program, is_ruined=bool(ruined))
     if html is not None:
-        page = sensitivity_page(Path(program).name, rows, MIN_SQNR_DB)
+        page = sensitivity_page(Path(program).name, rows, MIN_SQNR_DB, command_line(*following))
         write_page(html, page)
     if as_json:
         print_json({"activations": rows, "min_typical_db": MIN_SQNR_DB})
         return
     _print_rows(rows[:top])
-    ruined = [row for row in rows if row["ruined"]]
     print_lines("", *(line for row in ruined[:top] for line in wrap(row["text"], WIDTH)))
     print_lines(
         *([""] if ruined else []),
         f"one 8-bit scale ruins {len(ruined)} of {len(rows)} activations (typical values below "
         f"{MIN_SQNR_DB:g} dB)",
     )
-    if Path(program).suffix not in SUFFIXES:
-        print_next(
-            "export",
-            program,
-            "--target",
-            "onnxruntime",
-            "--precision",
-            "encoder=w8a8",
-            "--out",
-            "DIR",
-        )
+    print_next(*following)
+
+
+def _next(program: str, *, is_ruined: bool) -> tuple[Argument, ...]:
+    """Quantize: a checkpoint's encoder, or a file, with 16 bits for activations if 8 ruin some."""
+    suffix = Path(program).suffix
+    if suffix == ".onnx":
+        precision = "w8a16" if is_ruined else "w8a8"
+        return ("compile", Path(program), "--target", "NAME", "--precision", precision)
+    if suffix in SUFFIXES:
+        return ("lower", Path(program), "--target", "NAME", "--out", "FILE")
+    return (
+        *("export", program, "--target", "onnxruntime", "--precision", "encoder=w8a8"),
+        *("--out", "DIR"),
+    )
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:

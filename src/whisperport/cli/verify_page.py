@@ -2,16 +2,18 @@
 
 import base64
 import io
+import math
 import wave
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from whisperport.audio import SAMPLE_RATE
 from whisperport.cli.checks_table import measured
-from whisperport.diagnosis.layers import LayerComparison, layer_sentences
+from whisperport.diagnosis.layers import GOOD_DB, LayerComparison, first_bad_layer, layer_sentences
 from whisperport.program.checks import Check
 from whisperport.system.page import bar, facts, html_page, prose, table, text, verdict, within
 from whisperport.text import normalize
+from whisperport.verification.compare import min_sqnr_of
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import ClipText, Report
 
@@ -45,12 +47,7 @@ def verify_page(report: Report, reference: Reference, command: str = "") -> str:
     )
     body = (
         _verdict(report, failed, command)
-        + "<h2>Error of each program</h2>\n<p>The ratio of signal to error of its worst clip, against "
-        "PyTorch in float32: a longer bar is a smaller error.</p>\n"
-        + table(
-            ("program", "worst clip", "", "measured", "result"),
-            map(_program, _worst(report.checks)),
-        )
+        + _programs(report.checks)
         + _texts(report.texts, clips)
         + f"<details><summary><b>All {len(report.checks)} comparisons, with their rules</b></summary>\n"
         + table(
@@ -65,18 +62,37 @@ def verify_page(report: Report, reference: Reference, command: str = "") -> str:
 def layers_page(layers: Sequence[LayerComparison]) -> str:
     """Return the page of a comparison of layers: complete, without scripts and without other files."""
     *_, sentence = layer_sentences(layers)
+    first = first_bad_layer(layers)
     rows = [
         (
-            text(layer.name),
-            bar(0.0 if layer.problem else layer.sqnr_db / FULL_DB),
+            f'<b class="bad">✕ {text(layer.name)}</b>' if layer is first else text(layer.name),
+            ""
+            if layer.problem
+            else bar(layer.sqnr_db / FULL_DB, "bad" if layer is first else "", GOOD_DB / FULL_DB),
             "" if layer.problem else f"{layer.sqnr_db:.1f} dB",
+            "" if layer.problem else _distance(layer.sqnr_db - GOOD_DB),
             text(layer.problem or ", ".join(layer.causes)),
         )
         for layer in layers
     ]
-    kind = "bad" if sentence.startswith("The error begins") else "good"
-    headings = ("layer", "", ">signal to error", "causes")
-    return html_page("Layers of a device", verdict(sentence, kind, "") + table(headings, rows))
+    shown = {
+        "Layers": text(
+            f"{len(layers)} compared, in this order: a layer carries on what is before it"
+        ),
+        "What to do": text(
+            f"compare the weights, the scale and the zero point of {first.name} on the device with those "
+            "of the program"
+        )
+        if first
+        else "",
+    }
+    headings = ("layer", "", ">signal to error", ">above the limit", "causes")
+    body = (
+        verdict(sentence, "bad" if first else "good", facts(shown))
+        + "<p>A longer bar is a smaller error. The line across it is the limit: a layer above "
+        f"{GOOD_DB:g} dB is good, whatever is before it.</p>\n"
+    )
+    return html_page("Layers of a device", body + table(headings, rows))
 
 
 def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
@@ -86,8 +102,13 @@ def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
         f"{len(report.texts) - len(differ)} of {len(report.texts)} transcripts are those of float32"
     )
     shown = dict[str, str]()
-    last = {"Words": text(f"{words}.") if report.texts else ""}
+    last = {"Words": text(f"{words}.") if report.texts else "", **_error_rates(report.checks)}
+    nearest = min(_limited(report.checks), key=_margin, default=None)
     if not failures:
+        if nearest is not None:
+            last["Nearest to its limit"] = text(
+                f"{nearest.program}, {nearest.what}: {measured(nearest.value)}; {nearest.rule}"
+            )
         last |= {"Next": f"<code>{text(command)}</code>" if command else ""}
         return verdict(f"Verified: all {total} comparisons passed.", "good", facts(last))
     if failed:
@@ -105,23 +126,61 @@ def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
     return verdict(sentence, "bad", facts(shown | last))
 
 
-def _worst(checks: Sequence[Check]) -> Iterator[Check]:
-    """Yield the worst comparison of arrays of each program."""
+def _error_rates(checks: Sequence[Check]) -> dict[str, str]:
+    rates = (check for check in checks if check.level == "words")
+    return {
+        check.what.capitalize(): text(f"{measured(check.value)}; {check.rule}") for check in rates
+    }
+
+
+def _limited(checks: Sequence[Check]) -> list[Check]:
+    """Return the comparisons of arrays that have an SQNR and a limit of it."""
     arrays = [check for check in checks if check.level == "arrays" and "sqnr_db" in check.value]
-    for program in dict.fromkeys(check.program for check in arrays):
-        own = [check for check in arrays if check.program == program]
-        yield min(own, key=lambda check: (check.passed, check.value["sqnr_db"]))
+    return [check for check in arrays if min_sqnr_of(check.rule) is not None]
+
+
+def _margin(check: Check) -> float:
+    """Return how far the SQNR is above its limit, in dB; a NaN is below every limit."""
+    margin = check.value["sqnr_db"] - (min_sqnr_of(check.rule) or 0.0)
+    return -math.inf if math.isnan(margin) else margin
+
+
+def _programs(checks: Sequence[Check]) -> str:
+    """Return how far the worst comparison of each program is from its limit."""
+    limited = _limited(checks)
+    names = dict.fromkeys(check.program for check in limited)
+    worst = [
+        min((c for c in limited if c.program == name), key=lambda c: (c.passed, _margin(c)))
+        for name in names
+    ]
+    headings = ("program", "", ">measured", ">limit", ">above the limit", "worst clip", "result")
+    return (
+        "<h2>Distance to the limit</h2>\n<p>The ratio of signal to error (SQNR) of each program's worst "
+        "clip, against PyTorch in float32: a longer bar is a smaller error, and the line across it is the "
+        f"limit. The complete bar is {FULL_DB:g} dB, as exact as float32.</p>\n"
+        + table(headings, map(_program, worst))
+    )
 
 
 def _program(check: Check) -> tuple[str, ...]:
-    filled = bar(check.value["sqnr_db"] / FULL_DB, "" if check.passed else "bad")
+    sqnr_db, limit_db = check.value["sqnr_db"], min_sqnr_of(check.rule) or 0.0
+    kind = "" if check.passed else "bad"
     return (
         text(check.program),
+        bar(0.0 if math.isnan(sqnr_db) else sqnr_db / FULL_DB, kind, limit_db / FULL_DB),
+        f"{sqnr_db:.1f} dB",
+        f"{limit_db:g} dB",
+        _distance(_margin(check)),
         text(check.what),
-        filled,
-        text(measured(check.value)),
         _result(check),
     )
+
+
+def _distance(margin_db: float) -> str:
+    """Return how far a value is above its limit."""
+    if not math.isfinite(margin_db):
+        return "equal" if margin_db > 0 else "–"
+    return f"{margin_db:+.1f} dB" if margin_db >= 0 else f'<b class="bad">{margin_db:+.1f} dB</b>'
 
 
 def _check(check: Check) -> tuple[str, ...]:

@@ -47,9 +47,11 @@ def sensitivity(
         progress: called with the name of each stage.
 
     Returns:
-        JSON objects: `activation`, `operator`, `tensor`, `typical_db`, `alone_db` (null: not measured),
-        `ruined`, and `text`, a sentence about its values. Of those that are ruined, `channels` and
-        `frames` have the largest absolute value of each, over all samples; else these are empty.
+        JSON objects: `activation`, `operator`, `tensor`, `shape`, `typical_db`, `alone_db` (null: not
+        measured), `ruined`, and `text`, a sentence about its values: `smallest`, `largest`, `typical`
+        (root mean square of the median frame or channel), `step` of one 8-bit scale, and `channel`, the
+        one that is massive (null: none). Of those that are ruined, `channels` and `frames` have the
+        largest absolute value of each, over all samples; else these are empty.
 
     Raises:
         ProgramError: the program or an input is damaged, or the program cannot be run.
@@ -125,6 +127,12 @@ def _rows_of(path: Path, inputs: Path | None, progress: Progress) -> list[dict[s
             "activation": one.activation.name,
             "operator": one.operator,
             "tensor": one.tensor,
+            "shape": list(one.activation.shape),
+            "smallest": one.activation.low,
+            "largest": one.activation.high,
+            "typical": one.activation.typical,
+            "step": one.activation.step(),
+            "channel": one.activation.massive_channel,
             "typical_db": one.typical_db,
             "alone_db": one.alone_db,
             "ruined": one.is_ruined,

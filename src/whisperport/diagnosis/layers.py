@@ -91,22 +91,30 @@ def layer_sentences(layers: Sequence[LayerComparison]) -> tuple[str, ...]:
         causes = f", {', '.join(layer.causes)}" if layer.causes else ""
         shown = layer.problem or f"SQNR {layer.sqnr_db:.1f} dB"
         lines.append(f"{layer.name}: {shown}{causes}")
+    first = first_bad_layer(layers)
+    if first is None:
+        return (
+            *lines,
+            f"No layer has an SQNR below {GOOD_DB:g} dB that drops by more than {DROP_DB:g} dB.",
+        )
+    earlier = [layer for layer in layers[: layers.index(first)] if not layer.problem]
+    from_ = f" from {earlier[-1].sqnr_db:.1f} dB" if earlier else ""
+    return (
+        *lines,
+        f"The error begins at the layer {first.name}: its SQNR drops{from_} to {first.sqnr_db:.1f} dB.",
+    )
+
+
+def first_bad_layer(layers: Sequence[LayerComparison]) -> LayerComparison | None:
+    """Return the layer where the error begins; None: there is none."""
     before: float | None = None
     for layer in layers:
         if layer.problem:
             continue
         if layer.sqnr_db < GOOD_DB and (before is None or layer.sqnr_db < before - DROP_DB):
-            from_ = "" if before is None else f" from {before:.1f} dB"
-            lines.append(
-                f"The error begins at the layer {layer.name}: its SQNR drops{from_} to "
-                f"{layer.sqnr_db:.1f} dB."
-            )
-            return tuple(lines)
+            return layer
         before = layer.sqnr_db
-    lines.append(
-        f"No layer has an SQNR below {GOOD_DB:g} dB that drops by more than {DROP_DB:g} dB."
-    )
-    return tuple(lines)
+    return None
 
 
 def compared_layer(name: str, device: Path, array: Array) -> LayerComparison:

@@ -37,13 +37,18 @@ h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; overflow-wrap: anywhere }
 h3 { font-size: .95rem; margin: 0 0 .3rem; overflow-wrap: anywhere }
 p { margin: .5rem 0; overflow-wrap: anywhere }
 .dim, dt { color: var(--dim) } .good { color: var(--good) } .bad { color: var(--bad) }
+b.mark { color: var(--mark) }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
 td { overflow-wrap: anywhere; min-width: 5.5rem } td.n { min-width: 0 } .wide { overflow-x: auto }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+th.n { white-space: normal }
 code { font: .9em ui-monospace, monospace; background: var(--card); padding: .1em .4em;
   border-radius: .25rem; overflow-wrap: anywhere }
-.bar { background: var(--line); height: .7rem; min-width: 4rem; border-radius: .2rem; overflow: hidden }
+.bar { background: var(--line); height: .7rem; min-width: 4rem; border-radius: .2rem; overflow: hidden;
+  position: relative; margin-top: .4rem } td > .bar { min-width: min(10rem, 15vw) }
+.bar > b { position: absolute; inset: 0 auto; width: 3px; margin-left: -1px; background: var(--ink);
+  outline: 1px solid var(--paper) }
 .bar > i { display: block; background: var(--bar); height: 100% } .bar.bad > i { background: var(--bad) }
 .bar.mark > i, .bar.hint > i { background: var(--mark) }
 .strip { display: flex; height: 3.4rem; margin: .5rem 0; border-radius: .35rem; overflow: hidden;
@@ -129,14 +134,20 @@ def percent(share: float) -> str:
     return "<0.1%" if 0 < share < 0.001 else f"{share:.1%}"
 
 
-def bar(share: float, kind: str = "") -> str:
+def bar(share: float, kind: str = "", limit: float | None = None) -> str:
     """Return a bar with a filled part.
 
     Args:
         share: of the bar that is filled; below 0 counts as 0, and above 1 as 1.
         kind: class of the style sheet, such as "bad".
+        limit: where a line stands across the bar, 0 to 1. Default: None, no line.
     """
-    return f'<div class="bar {kind}"><i style="width:{min(1.0, max(0.0, share)):.1%}"></i></div>'
+    line = "" if limit is None else f'<b style="left:{_within_bar(limit):.1%}"></b>'
+    return f'<div class="bar {kind}"><i style="width:{_within_bar(share):.1%}"></i>{line}</div>'
+
+
+def _within_bar(share: float) -> float:
+    return min(1.0, max(0.0, share))
 
 
 @dataclass(frozen=True, slots=True)

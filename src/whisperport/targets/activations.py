@@ -33,11 +33,13 @@ class Activation:
         name: of the activation.
         low: smallest value, at most 0.
         high: largest value, at least 0.
+        shape: of its values in one sample.
     """
 
     name: str
     low: float = 0.0
     high: float = 0.0
+    shape: tuple[int, ...] = ()
     _frames: list[NDArray[np.float64]] = field(default_factory=list)
     _channels: NDArray[np.float64] | None = None
     _powers: list[NDArray[np.float64]] = field(default_factory=list)
@@ -46,6 +48,7 @@ class Activation:
     def add(self, values: NDArray[Any]) -> None:
         """Add the values in one sample: (..., channels), one frame after the other."""
         rows = values.reshape(-1, values.shape[-1])
+        self.shape = values.shape
         self.low = min(self.low, float(values.min()))
         self.high = max(self.high, float(values.max()))
         powers = np.zeros(rows.shape[1])
@@ -77,26 +80,36 @@ class Activation:
         """Largest absolute value of each frame, in any sample: (frames,)."""
         return np.asarray(np.max(self._extremes, axis=0))
 
+    @property
+    def massive_channel(self) -> int | None:
+        """Channel that reaches `MASSIVE` times the median channel's largest value; None: none does."""
+        peaks = self.channel_peaks
+        is_massive = peaks.max() > 0 and peaks.max() >= MASSIVE * np.median(peaks)
+        return int(peaks.argmax()) if is_massive else None
+
+    def step(self, bits: int = 8) -> float:
+        """Size of a step of one scale that holds all values."""
+        return (self.high - self.low) / float(2**bits - 1)
+
     def sqnr_db(self, bits: int = 8) -> float:
         """SQNR in dB of typical values if one scale holds all values."""
-        step = (self.high - self.low) / (2**bits - 1)
+        step = self.step(bits)
         if not step or not self.typical:  # zeros are exact in any scale
             return math.inf
         return 20 * math.log10(self.typical * math.sqrt(12) / step)
 
     def __str__(self) -> str:
         """Say in words how far the extreme values are from the others, and where they are."""
-        assert self._channels is not None
-        largest, median = float(self._channels.max()), float(np.median(self._channels))
+        largest, median = float(self.channel_peaks.max()), float(np.median(self.channel_peaks))
         value = self.low if -self.low >= self.high else self.high
         lost = f"with one 8-bit scale, typical values keep {self.sqnr_db():.0f} dB"
-        if largest < MASSIVE * median:
+        if self.massive_channel is None:
             values = f"values reach {value:.3g}, and typical values are {self.typical:.2g}"
             return f"{self.name}: {values}; {lost}"
         extreme = np.concatenate(self._extremes) >= EXTREME * largest
         ratio = f", {_times(largest / median)} the median channel's largest" if median else ""
         return (
-            f"{self.name}: channel {int(self._channels.argmax())} reaches {value:.4g}{ratio}, in "
+            f"{self.name}: channel {self.massive_channel} reaches {value:.4g}{ratio}, in "
             f"{int(extreme.sum())} of {extreme.size} frames; {lost}"
         )
 

@@ -10,6 +10,7 @@ first.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,12 @@ class Gate:
         if math.isfinite(self.max_relative):
             parts.append(f"max|Δ| ≤ {self.max_relative:g} · max|expected|")
         return ", ".join(parts)
+
+
+def min_sqnr_of(rule: str) -> float | None:
+    """Return the least SQNR in dB of a gate's rule; None: the rule has none."""
+    found = re.search(r"SQNR ≥ (-?[\d.]+) dB", rule)
+    return float(found[1]) if found else None
 
 
 # A frame whose root mean square is below this part of the strongest frame's rounds to 0 in 8 bits: half of

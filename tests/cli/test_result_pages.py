@@ -1,0 +1,260 @@
+"""The pages of `sensitivity`, `bench`, `inspect`, `verify` and `compare`, without torch.
+
+Each says its verdict first, marks what is at fault, and shows no markup of names in files.
+"""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisperport.bench.acceptance import AcceptanceRow
+from whisperport.bench.limits import Limit, Rates, Work
+from whisperport.bench.transcribing import BenchResult, Part
+from whisperport.cli.bench_page import bench_page
+from whisperport.cli.log_plot import Line, Tag, log_plot, short_number
+from whisperport.cli.sensitivity_page import sensitivity_page
+from whisperport.system.page import text
+from whisperport.verification import TextErrors
+
+ATTACK = "</script><img src=x onerror=alert(1)>\"'\x1b[31m\u202e"
+
+
+def expect_safe(page: str) -> None:
+    """A page has no markup but its own, and loads nothing."""
+    assert not re.search(r"<(script|img)|https?://|\x1b|\u202e", page)
+    assert text(ATTACK) in page
+    assert "default-src 'none'" in page
+
+
+def first_of(page: str) -> str:
+    """What a reader sees first: the verdict."""
+    return page.partition("</dl>")[0].partition("<h1>")[2]
+
+
+# sensitivity
+
+
+def activation(name: str = "blocks.3.mlp.2", **changes: Any) -> dict[str, Any]:
+    """Channel 54 of 128 reaches 5723; the others reach 10."""
+    row: dict[str, Any] = {
+        "activation": name,
+        "operator": "Add",
+        "tensor": "linear_23",
+        "shape": [1, 1500, 128],
+        "smallest": -5723.0,
+        "largest": 40.0,
+        "typical": 3.93,
+        "step": 22.6,
+        "channel": 54,
+        "typical_db": -4.4,
+        "alone_db": 5.9,
+        "ruined": True,
+        "text": f"{name}: channel 54 reaches -5723",
+        "channels": [5723.0 if n == 54 else 10.0 for n in range(128)],
+        "frames": [5723.0] * 1500,
+    }
+    return row | changes
+
+
+def good(name: str = "ln_post") -> dict[str, Any]:
+    return activation(name, typical_db=34.0, alone_db=None, ruined=False, channels=[], frames=[])
+
+
+def test_the_page_of_a_sensitivity_begins_with_what_8_bits_ruin_and_why() -> None:
+    page = sensitivity_page("encoder.onnx", [activation(), good()], 20.0, "whisperport export x")
+
+    first = first_of(page)
+    assert '<p class="big">One 8-bit scale ruins 1 of 2 activations.</p>' in first
+    assert "channel 54 reaches 5,723, 572 times the median channel&#x27;s" in first
+    assert "one 8-bit step is 22.6, and a typical value 3.93: typical values keep -4 dB" in first
+    assert "<code>whisperport export x</code>" in first
+
+
+def test_a_ruined_activation_has_a_row_and_a_picture_with_its_channel_marked() -> None:
+    page = sensitivity_page("encoder.onnx", [activation(), good()], 20.0)
+
+    row = re.search(r"<td>blocks.3.mlp.2<br>.*", page)
+    assert row
+    for cell in ("channel 54", "5,723", "3.93", "22.6", "-4 dB", "6 dB", "1 × 1500 × 128"):
+        assert f">{cell}" in row[0]
+    assert page.count("<figure>") == page.count('class="plot"') == 1
+    assert '<b class="bad"' in page
+    assert "channel 54: 5,723</b>" in page
+    assert "<i></i>8-bit step: 22.6" in page
+    assert 'class="thin"></i>typical: 3.93' in page
+
+
+def test_an_activation_without_a_massive_channel_says_so() -> None:
+    softmax = activation("Softmax", channel=None, smallest=0.0, largest=0.996, typical=0.0046)
+
+    page = sensitivity_page("encoder.onnx", [softmax], 20.0)
+
+    assert "no single channel: values reach 0.996, 217 times a typical value" in page
+    assert '<b class="bad" style' not in page
+
+
+def test_a_program_that_8_bits_do_not_ruin_says_so() -> None:
+    page = sensitivity_page("encoder.onnx", [good()], 20.0, "whisperport export x")
+
+    first = first_of(page)
+    assert "One 8-bit scale ruins none of 1 activations." in first
+    assert "ln_post: typical values keep 34 dB; the limit is 20 dB" in first
+    assert 'class="verdict good"' in page
+    assert "<figure>" not in page
+
+
+def test_nothing_in_a_sensitivity_is_markup() -> None:
+    row = activation(ATTACK, operator=ATTACK, tensor=ATTACK, text=ATTACK)
+
+    expect_safe(sensitivity_page(ATTACK, [row, good(ATTACK)], 20.0, ATTACK))
+
+
+def test_a_page_of_many_ruined_activations_is_small() -> None:
+    rows = [activation(f"a{n}", channels=[1.0] * 1500, channel=None) for n in range(500)]
+
+    page = sensitivity_page("encoder.onnx", rows, 20.0)
+
+    assert len(page) < 3_000_000
+    assert "450 more are in the table only" in page
+
+
+# plots
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0]])
+def test_a_plot_of_nothing_is_empty(values: list[float]) -> None:
+    assert log_plot(values, "", ("", "")) == ""
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e-9, 1.0, 1e30, math.inf, math.nan])
+def test_a_plot_shows_every_value_within_its_frame(value: float) -> None:
+    plot = log_plot([1.0, value, 0.0] * 300, "", ("", ""), (Tag(1, ATTACK),), (Line(2.0, ATTACK),))
+
+    heights = [float(one) for one in re.findall(r"100v-([\d.]+)", plot)]
+    places = [float(one) for one in re.findall(r"(?:bottom|top):([\d.]+)%", plot)]
+    assert len(heights) == 300 + 1  # of 900 values, and a wide one that is marked
+    assert all(0 <= one <= 100 for one in (*heights, *places))
+    assert "<img" not in plot
+
+
+def test_numbers_are_short() -> None:
+    numbers = (0.0046123, 3.9312, 22.64, 5723.1, 1e9, math.nan)
+
+    assert [*map(short_number, numbers)] == ["0.00461", "3.93", "22.6", "5,723", "1e+09", "NaN"]
+
+
+# bench
+
+RATES = Rates(read_gb=10, gflop=100, gop_8_bits=400)
+
+
+def measured(**changes: Any) -> BenchResult:
+    fields: dict[str, Any] = {
+        "bundle": Path("build/tiny"),
+        "name": "tiny on onnxruntime",
+        "audio": "talk.wav",
+        "audio_s": 60.0,
+        "parts": (
+            Part("load", 1, 500.0, 500.0, 100.0),
+            Part("encoder", 2, 800.0, 400.0, 300.0),
+            Part("step", 100, 400.0, 4.0, None),
+            Part("Python", 0, 300.0, None, 100.0),
+        ),
+        "total_ms": 2000.0,
+        "real_time_factor": 0.025,
+        "cpu_s_per_audio_s": 0.01,
+        "encoder_cpu_s_per_audio_s": 0.005,
+        "decoder_cpu_s_per_audio_s": 0.005,
+        "peak_memory_mib": 200.0,
+        "text": "",
+        "errors": TextErrors(substitutions=3, length=100),
+        "whisper_errors": None,
+        "rounds": 3,
+        "acceptance": (),
+        "how": {"encoder": "run here"},
+    }
+    return BenchResult(**(fields | changes))
+
+
+def limit(name: str, limit_ms: float, ms: float, **work: float) -> Limit:
+    return Limit(name, "fp32", Work(**({"read_gb": 0.001, "gflop": 1.0} | work)), limit_ms, ms)
+
+
+def test_the_page_of_a_measurement_begins_with_speed_and_errors() -> None:
+    page = bench_page([measured()], RATES, [[limit("encoder", 200, 400)]], "here", "whisperport x")
+
+    first = first_of(page)
+    assert '"big">60.0 s of audio in 1.5 s: real-time factor 0.025, word error rate 3.0%.' in first
+    assert "encoder: 800 ms, 40.0% of loading and transcribing" in first
+    assert "3.0% (3 errors in 100 words)" in first
+    assert "<code>whisperport x</code>" in first
+    assert 'class="verdict good"' in page
+    assert "busy" not in page
+    # The bar is the measured time, and the line the limit.
+    assert '<i style="width:100.0%"></i><b style="left:50.0%">' in page
+
+
+def test_a_limit_above_the_measured_time_means_that_the_machine_was_busy() -> None:
+    limits = [limit("encoder", 896, 400), limit("step", 8, 4, read_gb=0.08)]
+
+    page = bench_page([measured()], RATES, [limits], "here")
+
+    first = first_of(page)
+    busy = "the machine was busy while the limit was measured"
+    assert f"{busy}: that of encoder, step is above the measured time" in first
+    assert "Measure again on an idle machine" in first
+    assert 'class="verdict mark"' in page
+    assert f"The limit of encoder is above its measured time: {busy}.</p>" in page
+    assert f"The limit of step is above its measured time: {busy}, or the CPU's caches" in page
+    assert '<b class="mark">224%</b>' in page
+    assert '<i style="width:44.6%"></i><b style="left:100.0%">' in page
+    assert page.count('<span class="mark fill"') == 2
+
+
+def test_without_a_transcript_the_page_says_that_errors_were_not_measured() -> None:
+    page = bench_page([measured(errors=None)], RATES, [[]], "here")
+
+    assert "real-time factor 0.025.</p>" in page
+    assert "not measured: the correct transcript is not known" in page
+    assert "Distance to the limit" not in page
+
+
+def test_several_bundles_are_compared_first() -> None:
+    faster = measured(bundle=Path("build/fast"), total_ms=1250.0, real_time_factor=0.0125)
+
+    page = bench_page([measured(), faster], RATES, [[], [limit("step", 8, 4)]], "here", "next one")
+
+    first = first_of(page)
+    assert (
+        "Of 2 bundles, fast is the fastest: real-time factor 0.013, 2.00 times as fast as tiny."
+        in first
+    )
+    assert page.count("<code>next one</code>") == 1
+    assert 'class="verdict mark"><p class="big">Of 2' in page
+
+
+def test_a_failed_acceptance_is_in_the_verdict() -> None:
+    failed = AcceptanceRow(
+        metric=ATTACK,
+        programs=("step",),
+        targets=(ATTACK,),
+        value=0.5,
+        unit="share",
+        reference=0.0,
+        rule=ATTACK,
+        passed=False,
+        reason=ATTACK,
+        evidence="run here",
+    )
+    hostile = measured(
+        acceptance=(failed,), name=ATTACK, bundle=Path(ATTACK), parts=(Part(ATTACK, 1, 9.0, 9.0),)
+    )
+
+    page = bench_page([hostile, hostile], RATES, [[limit(ATTACK, 9, 1)], []], ATTACK, ATTACK)
+
+    assert 'class="verdict bad"' in page
+    assert '<b class="bad">FAIL</b>' in page
+    expect_safe(page)
