@@ -14,10 +14,18 @@ from whisperport.bench.acceptance import AcceptanceRow
 from whisperport.bench.limits import Limit, Rates, Work
 from whisperport.bench.transcribing import BenchResult, Part
 from whisperport.cli.bench_page import bench_page
+from whisperport.cli.compare_page import compare_page
 from whisperport.cli.log_plot import Line, Tag, log_plot, short_number
 from whisperport.cli.sensitivity_page import sensitivity_page
+from whisperport.cli.verify_page import layers_page, verify_page
+from whisperport.diagnosis.divergence import ComparedPrograms, ComparedValue, divergence
+from whisperport.diagnosis.layers import LayerComparison
+from whisperport.program.checks import Check
 from whisperport.system.page import text
-from whisperport.verification import TextErrors
+from whisperport.verification import Report, TextErrors
+from whisperport.verification.compare import Comparison, Gate, min_sqnr_of
+from whisperport.verification.reference import Reference
+from whisperport.verification.tolerances import GATES, LOWERED, REWRITTEN
 
 ATTACK = "</script><img src=x onerror=alert(1)>\"'\x1b[31m\u202e"
 
@@ -258,3 +266,203 @@ def test_a_failed_acceptance_is_in_the_verdict() -> None:
     assert 'class="verdict bad"' in page
     assert '<b class="bad">FAIL</b>' in page
     expect_safe(page)
+
+
+# verify
+
+
+def compared(sqnr_db: float, rule: str = "SQNR ≥ 60 dB", **changes: Any) -> Check:
+    fields: dict[str, Any] = {
+        "level": "arrays",
+        "program": "encoder",
+        "what": "a.wav",
+        "value": {"sqnr_db": sqnr_db},
+        "rule": rule,
+        "passed": True,
+    }
+    return Check(**(fields | changes))
+
+
+def verified(*checks: Check) -> str:
+    words = {"what": "word error rate", "value": {"wer": 0.01}}
+    others = (
+        compared(0, "WER at most 0.5%", level="words", **words),
+        compared(0, "equal", level="tokens", value={"n_same": 9}),
+        compared(0, "equal", level="isolation", value={"tokens": 9}),
+    )
+    report = Report(subject="tiny", checks=(*checks, *others))
+    return verify_page(report, Reference((), 9), "next one")
+
+
+@pytest.mark.parametrize("gate", [*GATES.values(), *REWRITTEN.values(), *LOWERED.values()])
+def test_the_limit_of_every_gate_is_read_from_its_rule(gate: Gate) -> None:
+    assert min_sqnr_of(gate.rule) == gate.min_sqnr_db
+    assert min_sqnr_of("the same tokens from first to last") is None
+
+
+def test_a_bar_shows_the_distance_to_the_limit() -> None:
+    near = compared(45.7, "SQNR ≥ 27.1 dB", program="step")
+
+    page = verified(compared(129.2), compared(70.0, what="b.wav"), near)
+
+    encoder, step = (re.search(rf"<tr><td>{name}<td>.*", page) for name in ("encoder", "step"))
+    assert encoder
+    assert '<i style="width:50.0%"></i><b style="left:42.9%">' in encoder[0]
+    for cell in ("70.0 dB", "60 dB", "+10.0 dB", "b.wav", "pass"):
+        assert f">{cell}" in encoder[0]
+    assert step
+    assert '<i style="width:32.6%"></i><b style="left:19.4%">' in step[0]
+    assert ">+18.6 dB" in step[0]
+    assert "Nearest to its limit<dd>encoder, b.wav: SQNR 70 dB; SQNR ≥ 60 dB" in first_of(page)
+    assert "Word error rate<dd>WER 1.00%; WER at most 0.5%" in first_of(page)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 5.0])
+def test_a_value_below_its_limit_is_the_worst_of_its_program(value: float) -> None:
+    failed = compared(value, passed=False, reason="SQNR is below 60 dB")
+
+    page = verified(compared(70.0), failed)
+
+    row = re.search(r"<tr><td>encoder<td>.*", page)
+    assert row
+    assert 'class="bar bad"' in row[0]
+    assert '<b class="bad">-55.0 dB</b>' in row[0] or not math.isfinite(value)
+    assert "FAIL" in row[0]
+
+
+def test_layers_stand_beside_their_limit_and_the_first_bad_one_is_marked() -> None:
+    layers = [LayerComparison(name=n, sqnr_db=db) for n, db in (("a", 60.0), (ATTACK, 12.0))]
+
+    page = layers_page(layers)
+
+    assert f'<b class="bad">✕ {text(ATTACK)}</b>' in page
+    assert '<i style="width:8.6%"></i><b style="left:21.4%">' in page
+    assert '<b class="bad">-18.0 dB</b>' in page
+    assert ">+30.0 dB" in page
+    assert "compare the weights, the scale and the zero point of" in first_of(page)
+    expect_safe(page)
+
+
+# compare
+
+
+def value(name: str, error: float, before: float = 0.0, **changes: Any) -> ComparedValue:
+    fields: dict[str, Any] = {
+        "name": name,
+        "other": name,
+        "operator": "linear",
+        "other_operator": "matmul",
+        "module": f"blocks.{name}",
+        "line": f"whisper/{name}.py:7",
+        "error": error,
+        "before": before,
+    }
+    return ComparedValue(**(fields | changes))
+
+
+def programs(*values: ComparedValue, **changes: Any) -> ComparedPrograms:
+    passed = Comparison(output="y", rule="SQNR ≥ 60 dB", reason="", sqnr_db=70.0)
+    first, worst = divergence(values, ["float32"])
+    fields: dict[str, Any] = {
+        "a": "a.onnx",
+        "b": "b.onnx",
+        "values": values,
+        "kept": (9, 8),
+        "outputs": (passed,),
+        "first": first,
+        "worst": worst,
+    }
+    return ComparedPrograms(**(fields | changes))
+
+
+FAILED = Comparison(output="y", rule="SQNR ≥ 60 dB", reason="SQNR 40 dB is below 60 dB")
+
+
+def test_the_page_of_a_comparison_begins_with_the_first_layer_that_diverges() -> None:
+    values = (value("a", 1e-7), value("b", 1e-3, 1e-7), value("c", 1e-2, 1e-3))
+
+    page = compare_page(programs(*values, outputs=(FAILED,)), "whisperport compare a b --all")
+
+    first = first_of(page)
+    assert '"big">The programs diverge first at blocks.b (whisper/b.py:7).</p>' in first
+    assert (
+        "the error of b is 1.0e-03 (60 dB), that of what it is computed from at most 1.0e-07"
+        in first
+    )
+    assert "The error grows most at blocks.c" in first
+    assert "0 of 1 outputs are within the limits:<br>y: SQNR 40 dB is below 60 dB" in first
+    assert "Compare the weights and the arguments of blocks.b (linear, matmul)" in first
+    assert "<code>whisperport compare a b --all</code>" in first
+    assert 'class="verdict bad"' in page
+
+
+def test_the_first_layer_that_diverges_is_marked_in_the_picture_and_the_table() -> None:
+    values = (value("a", 1e-7), value("b", 1e-3, 1e-7), value("c", 1e-2, 1e-3))
+
+    page = compare_page(programs(*values, outputs=(FAILED,)))
+
+    plot = page.partition('<div class="plot"')[2].partition("</div>")[0]
+    assert '<path class="bad" d="M1.08,' in plot  # the second of three bars
+    assert '<path class="mark" d="M2.08,' in plot
+    assert re.search(r'<b class="bad" style=[^>]*>blocks.b: 1.0e-03 \(60 dB\)</b>', plot)
+    assert "limit of the outputs: 60 dB" in page
+    marked = re.findall(r'<td><b class="(\w+)">✕ ([\w.]+)</b>', page)
+    assert marked == [("bad", "blocks.b"), ("mark", "blocks.c"), ("bad", "b"), ("mark", "c")]
+    assert "<td>linear/matmul<td>whisper/b.py:7" in page
+
+
+def test_a_divergence_that_no_output_shows_is_no_failure() -> None:
+    page = compare_page(programs(value("a", 1e-7), value("b", 1e-4, 1e-7)))
+
+    assert "blocks.b (whisper/b.py:7); all outputs are within the limits." in first_of(page)
+    assert 'class="verdict mark"' in page
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (0.0, "The programs are equal: every matched value is identical."),
+        (1e-7, "No layer diverges"),
+    ],
+)
+def test_programs_that_do_not_diverge_say_so(error: float, sentence: str) -> None:
+    page = compare_page(programs(value("a", error), value("b", error)))
+
+    assert sentence in first_of(page)
+    assert 'class="verdict good"' in page
+    assert "✕" not in page
+
+
+def test_an_output_that_fails_without_a_divergence_is_said() -> None:
+    page = compare_page(programs(value("a", 1e-7), outputs=(FAILED,)))
+
+    assert "No layer diverges, but only 0 of 1 outputs are within the limits." in first_of(page)
+    assert 'class="verdict bad"' in page
+
+
+def test_a_value_that_is_nan_is_drawn_and_named() -> None:
+    page = compare_page(programs(value("a", 1e-7), value("b", math.inf, 1e-7)))
+
+    assert "The programs diverge first at blocks.b" in first_of(page)
+    assert 'class="n">NaN<td' in page
+
+
+def test_nothing_in_a_comparison_is_markup() -> None:
+    names = dict.fromkeys(("other", "operator", "other_operator", "module", "line"), ATTACK)
+    hostile = value(ATTACK, 0.5, 1e-7, **names, modules=("x", ATTACK), between=(("A", ATTACK, ""),))
+    failed = Comparison(output=ATTACK, rule=ATTACK, reason=ATTACK)
+
+    page = compare_page(
+        programs(hostile, a=ATTACK, b=ATTACK, outputs=(failed,), notes=(ATTACK,)), ATTACK
+    )
+
+    expect_safe(page)
+
+
+def test_a_page_of_many_values_is_small() -> None:
+    values = [value("v" * 60, 1e-3) for _ in range(20_000)]
+
+    page = compare_page(programs(*values))
+
+    assert len(page) < 3_000_000
+    assert "17000 more are listed with <code>--all</code>" in page

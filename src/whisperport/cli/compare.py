@@ -74,8 +74,8 @@ def compare(
 
     \b
     Examples:
-      $ whisperport compare encoder.pt2 encoder.onnx
-      $ whisperport compare build/float:encoder build/int8:encoder --inputs talk.wav --html compare.html
+      $ whisperport compare encoder.pt2 encoder.onnx --html compare.html
+      $ whisperport compare build/float:encoder build/int8:encoder --inputs talk.wav
     """
     options = CompareOptions(trust=trust, **field_values(CompareOptions, chosen))
     with stages() as progress:

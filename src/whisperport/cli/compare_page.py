@@ -14,7 +14,7 @@ MAX_ROWS = 3000  # of the table of all values
 LOWEST = 1e-8  # error of an empty bar, below the rounding of float32; a full bar is an error of 1
 DECIBELS = 20.0
 
-_HEADINGS = ("", "layer", "operator", "Python line", "", ">error", ">SQNR")
+_HEADINGS = ("", ">error", ">SQNR", "operator")
 _STYLE = f"""{PLOT_STYLE}
 .legend span {{ margin-right: 1.2rem; font-size: 13px }}
 .legend b {{ display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem;
@@ -35,7 +35,7 @@ def compare_page(found: ComparedPrograms, command: str = "") -> str:
     body += (
         f"<details><summary><b>All {len(found.values)} matched values</b></summary>\n"
         + table(
-            ("", "value", *_HEADINGS[2:]),
+            ("value", *_HEADINGS, _line_heading(found)),
             (_row(found, one, one.name) for one in found.values[:MAX_ROWS]),
         )
         + (f"<p>{more} more are listed with <code>--all</code>.</p>\n" if more > 0 else "")
@@ -54,7 +54,8 @@ def _verdict(found: ComparedPrograms, command: str) -> str:
     if found.first is not None:
         first = found.values[found.first]
         place = f" ({first.line})" if first.line else ""
-        sentence = f"The programs diverge first at {first.fault}{place}."
+        passing = "; all outputs are within the limits" if found else ""
+        sentence = f"The programs diverge first at {first.fault}{place}{passing}."
         how_much = (
             f"the error of {first.name} is {error_text(first)}, that of what it is computed from at most "
             f"{first.before:.1e}; at the last matched value, {found.values[-1].name}, it is "
@@ -132,24 +133,32 @@ def _near(found: ComparedPrograms, layers: Sequence[ComparedValue]) -> str:
     title = "Layers" if first is None else "Layers around the first that diverges"
     return (
         f"<h2>{title}</h2>\n"
-        + table(_HEADINGS, (_row(found, one, one.layer) for one in rows))
+        + table(
+            ("layer", *_HEADINGS, _line_heading(found)),
+            (_row(found, one, one.layer) for one in rows),
+        )
         + (f"<p>{more} further layers are in the table below.</p>\n" if more else "")
     )
+
+
+def _line_heading(found: ComparedPrograms) -> str:
+    return "Python line" if any(one.line for one in found.values) else ""
 
 
 def _row(found: ComparedPrograms, one: ComparedValue, name: str) -> tuple[str, ...]:
     first, worst = one is _first(found), one is _worst(found)
     kind = "bad" if first else "mark" if worst else ""
-    sign = "first" if first else "most" if worst else ""
     shown = text(name)
+    if kind:
+        why = "the first that diverges" if first else "its error grows most"
+        shown = f'<b class="{kind}">✕ {shown}</b><br><span class="dim">{why}</span>'
     return (
-        f'<b class="{kind}">{sign}</b>' if sign else "",
-        f'<b class="{kind}">{shown}</b>' if first else shown,
-        text(operators(one)),
-        text(one.line),
+        shown,
         bar(_share(one.error), kind),
         "0" if one.error == 0 else f"{one.error:.1e}" if math.isfinite(one.error) else "NaN",
         decibels(one.sqnr_db),
+        text(operators(one)),
+        text(one.line),
     )
 
 

@@ -19,7 +19,7 @@ PLOT_STYLE = """
   white-space: nowrap; color: var(--dim); font-variant-numeric: tabular-nums }
 .plot > i { position: absolute; left: 0; right: 0 }
 .plot > b { position: absolute; padding: 0 .35rem; background: var(--paper); color: var(--bad);
-  border-radius: .25rem; line-height: 1.35; max-width: 60%; overflow-wrap: anywhere }
+  border-radius: .25rem; line-height: 1.35; max-width: 55%; overflow-wrap: anywhere }
 .plot > b.mark { color: var(--mark) }
 .plot > i, .key i { border-top: 2px solid var(--ink) }
 .plot > i.thin, .key i.thin { border-top-style: dashed }
@@ -44,7 +44,7 @@ class Tag:
     """A bar of another color, with a label beside its top."""
 
     place: int  # of the value
-    label: str
+    label: str  # empty: none
     kind: str = "bad"  # class of the style sheet, "bad" or "mark"
 
 
@@ -94,7 +94,8 @@ def log_plot(
         if count > 100
     )
     drawn = "".join(f'<path class="{kind}" d="{path}"/>' for kind, path in paths.items() if path)
-    marks = "".join(_tag(tag, len(values), height(values[tag.place])) for tag in tags)
+    heights = [height(one) for one in values]
+    marks = "".join(_tag(tag, heights) for tag in tags if tag.label)
     return (
         f'{_key(lines)}<div class="plot" role="img" aria-label="{text(about)}">'
         f'<svg viewBox="0 0 {count} 100" preserveAspectRatio="none">{drawn}{wide}</svg>'
@@ -132,10 +133,12 @@ def _key(lines: Sequence[Line]) -> str:
     return f'<div class="key">{"".join(shown)}</div>\n' if lines else ""
 
 
-def _tag(tag: Tag, count: int, height: float) -> str:
-    """Return a label beside the top of a bar, on the side that has more room."""
-    at = (tag.place + 0.5) / count
-    side = f"left:calc({at:.1%} + .5rem)" if at < 0.5 else f"right:calc({1 - at:.1%} + .5rem)"
-    return (
-        f'<b class="{tag.kind}" style="{side};top:{min(0.8, 1 - height):.1%}">{text(tag.label)}</b>'
-    )
+def _tag(tag: Tag, heights: Sequence[float]) -> str:
+    """Return a label beside the top of a bar, on the side with room where the bars are lower."""
+    count = len(heights)
+    at, near = (tag.place + 0.5) / count, max(1, count // 4)
+    before, behind = heights[max(0, tag.place - near) : tag.place], heights[tag.place + 1 :][:near]
+    is_right = at < 0.4 or (at < 0.6 and sum(behind) <= sum(before))
+    side = f"left:calc({at:.1%} + .5rem)" if is_right else f"right:calc({1 - at:.1%} + .5rem)"
+    top = min(0.8, 1 - heights[tag.place])
+    return f'<b class="{tag.kind}" style="{side};top:{top:.1%}">{text(tag.label)}</b>'
