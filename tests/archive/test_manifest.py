@@ -124,7 +124,7 @@ def test_a_wrong_manifest_is_an_error_that_says_where(
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"file": ["a.wav"]}, "no column `path`; its columns: ['file']"),
+        ({"file": ["a.wav"]}, "no column `path`; its columns: file"),
         ({"path": [1]}, "`path` of row 1 is 1; expected text"),
         ({"path": ["a.wav"], "language": [b"de"]}, "`language` of row 1"),
     ],

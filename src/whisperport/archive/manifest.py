@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from whisperport.archive.job import Job, stored, with_state
-from whisperport.errors import UsageError, needs
+from whisperport.archive.parquet_manifest import COLUMNS, read_parquet
+from whisperport.errors import UsageError
 from whisperport.system.regular_file import other_kind
 
 ArchiveSource = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-COLUMNS = ("id", "path", "language", "prompt", "duration")
 MAX_LINE = 2**20  # characters of a line of a manifest
 # Files of a folder with other suffixes are not audio: FFmpeg reads more, and a manifest can name them.
 SUFFIXES = frozenset(
@@ -124,14 +124,7 @@ def _seconds(value: Any, number: int, manifest: Path) -> float | None:
 
 
 def _from_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    with needs("cannot read Parquet: pyarrow is not installed", extra="archive"):
-        from pyarrow.parquet import ParquetFile
-    with ParquetFile(path) as file:
-        columns = [name for name in file.schema_arrow.names if name in COLUMNS]
-        if "path" not in columns:
-            _wrong(path, f"it has no column `path`; its columns: {file.schema_arrow.names}")
-        for batch in file.iter_batches(columns=columns):
-            yield from batch.to_pylist()
+    return read_parquet(path, MAX_LINE)
 
 
 def _from_csv(path: Path) -> Iterator[Mapping[str, Any]]:
