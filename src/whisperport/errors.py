@@ -33,13 +33,15 @@ class WhisperportError(Exception):
         what: what happened.
         why: the reason; empty if it is not known.
         hint: what to do next; may be empty.
+        code: short name of the cause that never changes, to group errors; empty: it has none.
     """
 
-    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, *, why: str = "", hint: str = "", code: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.why = why
         self.hint = hint
+        self.code = code
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -130,7 +130,7 @@ def test_a_crash_ends_neither_the_verification_nor_the_other_programs(fake: Any)
     found = fake("crashes", programs=SMALL)
 
     crashed, ran = found.trials
-    assert crashed.failure == "creating the session: the process was ended by SIGSEGV"
+    assert crashed.failure == "creating the session: the process was ended by signal 11 (SIGSEGV)"
     assert crashed.messages == ("two", "three", "MDLA: Cannot support Float32 input")
     assert ran
     assert found.run_options() == {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from whisperport.errors import MissingPackageError
-from whisperport.system.child import Limits, StoppedError, run_limited
+from whisperport.system.child import Limits, StoppedError, exit_reason, run_limited
 
 from ..processes import has_ended
 
@@ -74,7 +74,9 @@ def test_a_crash_is_named_and_leaves_no_core(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(StoppedError, match="aborting: the process was ended by SIGABRT"):
+    with pytest.raises(
+        StoppedError, match=r"aborting: the process was ended by signal 6 \(SIGABRT\)"
+    ):
         run("aborts")
 
     assert not list(tmp_path.iterdir())
@@ -154,3 +156,22 @@ def test_a_process_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monkey
 
     with pytest.raises(StoppedError, match="no process could be started"):
         run("gives_back")
+
+
+@pytest.mark.parametrize(
+    ("was_short", "reason"),
+    [
+        (False, "the process was ended by signal 9 (SIGKILL)"),
+        (
+            True,
+            "the process was ended by signal 9 (SIGKILL); the system ended a process then because "
+            "memory was short",
+        ),
+    ],
+)
+def test_memory_is_named_only_if_it_was_short(was_short: bool, reason: str) -> None:
+    assert exit_reason(-9, was_memory_short=was_short) == reason
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    assert exit_reason(-50) == "the process was ended by signal 50"

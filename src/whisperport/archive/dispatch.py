@@ -163,5 +163,6 @@ def _cause(job: Job, why: str) -> WhisperportError:
     return WhisperportError(
         f"the process that transcribed `{job.path}` ended twice",
         why=why,
-        hint="this is a defect of a library that reads or transcribes it: please report it with the file",
+        hint="`--retry-failed` transcribes it again; if its process ends again, report it with the file",
+        code="process-ended",
     )

@@ -31,6 +31,7 @@ from whisperport.system.child import (
     result_of,
     unpickled,
 )
+from whisperport.system.memory_kills import memory_kills
 from whisperport.transcription import TranscribeOptions
 
 WAIT_S = 1.0
@@ -88,7 +89,9 @@ class Processes:
             case None:
                 self._running.remove(worker)
                 worker.end()
-                return Ended(worker, exit_reason(worker.process.returncode))
+                is_short = memory_kills() > worker.memory_kills_before
+                reason = exit_reason(worker.process.returncode, was_memory_short=is_short)
+                return Ended(worker, reason)
         try:
             result_of(message)
         except StoppedError as error:
@@ -108,6 +111,7 @@ class _Process(Child):
         self, request: Message, receive: Callable[[tuple["_Process", Message | None]], object]
     ) -> None:
         # -P: modules are not imported from the current folder.
+        self.memory_kills_before = memory_kills()
         super().__init__([get_executable(), "-P", "-c", _BOOT], stderr=subprocess.DEVNULL)
         threading.Thread(target=self._read, args=(receive,), daemon=True).start()
         self.send(request)

@@ -114,9 +114,14 @@ class Child:
                 self.process.kill()
 
 
-def exit_reason(code: int) -> str:
-    """Return why a process ended, in words."""
-    if os.name == "posix" and code == -signal.SIGKILL:
+def exit_reason(code: int, *, was_memory_short: bool | None = None) -> str:
+    """Return why a process ended, in words.
+
+    Args:
+        code: as `subprocess` has it; negative: the number of a signal.
+        was_memory_short: whether the system ended processes for lack of memory; None: not known.
+    """
+    if os.name == "posix" and code == -signal.SIGKILL and was_memory_short is None:
         return "the system killed the process, most likely because memory ran out"
     if code == -signal.SIGABRT and (limit := memory_limit()):
         return (
@@ -124,8 +129,16 @@ def exit_reason(code: int) -> str:
             f"{limit / 1e9:.1f} GB of memory (`ulimit -v`)"
         )
     if code < 0:
-        return f"the process was ended by {signal.Signals(-code).name}"
+        memory = "; the system ended a process then because memory was short" * bool(
+            was_memory_short
+        )
+        return f"the process was ended by signal {-code}{_signal_name(-code)}{memory}"
     return f"the process ended with exit status {code} and did not report a result"
+
+
+def _signal_name(number: int) -> str:
+    known = {one.value: f" ({one.name})" for one in signal.Signals}
+    return known.get(number, "")
 
 
 def memory_limit() -> int | None:
