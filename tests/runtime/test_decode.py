@@ -159,7 +159,10 @@ def test_the_most_probable_language_is_detected(code: str) -> None:
     decoder = Scripted([GENERATION.languages[code]])
     decoder.start_window(FEATURES)
 
-    assert detect_language(decoder) == code
+    found, probability = detect_language(decoder)
+    assert found == code
+    assert probability is not None
+    assert 1 / len(GENERATION.languages) < probability <= 1
     assert decoder.prompts == [[GENERATION.start_of_transcript]]
 
 
@@ -167,7 +170,7 @@ def test_the_language_of_a_checkpoint_that_names_its_own_is_not_detected() -> No
     decoder = Scripted([GENERATION.languages["en"]], generation=replace(GENERATION, language="de"))
     decoder.start_window(FEATURES)
 
-    assert detect_language(decoder) == "de"
+    assert detect_language(decoder) == ("de", None)
     assert decoder.prompts == []
 
 
@@ -177,7 +180,7 @@ def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, audio: 
 
     for seed in range(20):
         decoder.start_window(audio(seed))
-        found.add(detect_language(decoder))
+        found.add(detect_language(decoder)[0])
 
     assert found <= set(GENERATION.languages)
 

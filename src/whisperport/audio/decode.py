@@ -160,6 +160,7 @@ class AudioDecoder:
                     f"{self.name} cannot be mixed down to mono",
                     why=f"{_reason(error)}; its channels are: {frame.layout.name}",
                     hint="mix it down with another tool, e.g. `ffmpeg -i IN -ac 1 OUT.wav`",
+                    code="unsupported",
                 ) from error
         if key is not None:
             yield from downmix.push(None)
@@ -188,7 +189,10 @@ class AudioDecoder:
                 yield frame
         if n_bad and not n_good:
             raise AudioError(
-                f"nothing in {self.name} can be decoded", why=last, hint=_convert_hint(self._file)
+                f"nothing in {self.name} can be decoded",
+                why=last,
+                hint=_convert_hint(self._file),
+                code="damaged",
             )
         if n_bad:
             warnings.warn(
@@ -267,16 +271,20 @@ def open_source(
                 f"{name} is a folder, not an audio file",
                 hint="give the audio files in it one by one; a shell lists them for a pattern, such as "
                 f"{path}/*.wav",
+                code="not-a-file",
             )
         # A pipe is opened unbuffered, so that it returns the data that is there instead of waiting for
         # more.
         file = path.open("rb", buffering=-1 if stat.S_ISREG(mode) else 0)
     except FileNotFoundError as error:
         hint = "download it first" if "://" in str(source) else "check the path"
-        raise AudioError(f"{name} does not exist", hint=hint) from error
+        raise AudioError(f"{name} does not exist", hint=hint, code="missing") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise AudioError(
-            f"cannot open {name}", why=_reason(error), hint="check the path and its permissions"
+            f"cannot open {name}",
+            why=_reason(error),
+            hint="check the path and its permissions",
+            code="unreadable",
         ) from error
     if stat.S_ISREG(mode) and path.stat().st_size == 0:
         file.close()
@@ -284,6 +292,7 @@ def open_source(
             f"{name} is empty",
             why="it has 0 bytes",
             hint="record or copy it again",
+            code="empty",
         )
     return file, name, True
 
@@ -306,6 +315,7 @@ def _probed(
             f"{name} is not an audio file that FFmpeg can read",
             why=_reason(error),
             hint=_convert_hint(file),
+            code="not-audio",
         ) from error
     stream = container.streams.best("audio")
     if not isinstance(stream, AvAudioStream):
@@ -315,6 +325,7 @@ def _probed(
             f"{name} contains no audio that can be decoded",
             why=f"FFmpeg found these streams in it: {kinds}",
             hint="give a file that contains audio",
+            code="not-audio",
         )
     return container, stream
 
@@ -363,6 +374,7 @@ def _checked_peak(frame: AudioFrame, name: str) -> float:
             f"{name} contains a NaN or an infinity",
             why="audio samples must be finite numbers",
             hint="write it again with 16-bit samples, e.g. with `ffmpeg -c:a pcm_s16le`",
+            code="not-finite",
         )
     return peak
 

@@ -84,6 +84,7 @@ def check_rate(sample_rate: int, name: str) -> int:
             f"{name} states a sample rate of {sample_rate} Hz",
             why=f"expected {_RATES.start} to {_RATES.stop - 1} Hz",
             hint="resample it, e.g. `ffmpeg -i IN -ar 16000 OUT.wav`",
+            code="unsupported",
         )
     return sample_rate
 
@@ -95,6 +96,7 @@ def check_length(n_samples: int, name: str) -> None:
             f"{name} contains no samples",
             why="there is no data after its header",
             hint="record or copy it again",
+            code="empty",
         )
     if n_samples < MIN_SAMPLES:
         plural = "" if n_samples == 1 else "s"
@@ -102,6 +104,7 @@ def check_length(n_samples: int, name: str) -> None:
             f"{name} is too short: {n_samples} sample{plural} at 16 kHz",
             why=f"at least one mel frame is needed ({MIN_SAMPLES} samples, 10 ms)",
             hint="give longer audio",
+            code="too-short",
         )
 
 

@@ -3,6 +3,7 @@
 Source: openai/whisper@v20250625, whisper/decoding.py:519-789.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -80,7 +81,7 @@ def decoding(
     engine = decoder.engine
     generation = engine.generation
     decoder.start_window(features)
-    language = options.language or detect_language(decoder)
+    language = options.language or detect_language(decoder)[0]
     prompt = prompt_tokens(engine, language, options)
     start = prompt.index(generation.start_of_transcript)
     logits, at_start = yield from _prompted(decoder, prompt, start)
@@ -120,19 +121,22 @@ def _prompted(decoder: Decoder, prompt: list[int], start: int) -> Steps[tuple[Fl
     return found[-1], found[start]
 
 
-def detect_language(decoder: Decoder) -> str:
-    """Return the code of the most probable language of the decoder's audio.
+def detect_language(decoder: Decoder) -> tuple[str, float | None]:
+    """Return the code of the most probable language of the decoder's audio, and its probability.
 
     A checkpoint whose generation settings name a language returns that one, as in transformers. An
-    English-only model returns "en".
+    English-only model returns "en". Such a language has no probability.
     """
     generation = decoder.engine.generation
     if own := own_language(generation):
-        return own
+        return own, None
     languages = generation.languages
     logits, _ = decoder.prefill([generation.start_of_transcript])
     decoder.cache.clear()
-    return max(languages, key=lambda code: float(logits[languages[code]]))
+    scores = {code: float(logits[token]) for code, token in languages.items()}
+    best = max(scores, key=scores.__getitem__)
+    # The softmax over the languages, as in openai-whisper.
+    return best, 1 / sum(math.exp(score - scores[best]) for score in scores.values())
 
 
 def own_language(generation: Generation) -> str | None:

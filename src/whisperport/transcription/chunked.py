@@ -37,7 +37,7 @@ from whisperport.text import Tokenizer
 from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.transcription.decoders import texts_together
 from whisperport.transcription.options import TranscribeOptions
-from whisperport.transcription.session import Mel, Session, spoken_language
+from whisperport.transcription.session import Language, Mel, Session, spoken_language
 from whisperport.transcription.transcript import Transcript, incomplete_as_error
 
 Result = tuple[Chunk, Transcript]
@@ -135,7 +135,7 @@ class ChunkedTranscription:
         self._stop = Event()
         self._results: list[Transcript] = []
         self._stream: AudioStream | None = None
-        self._language = ""
+        self._language = Language("")
 
     def run(
         self, stream: AudioStream, open_mel: Callable[..., MelWindows], progress: ProgressCallback
@@ -191,8 +191,9 @@ class ChunkedTranscription:
         first = next(chunks, None)
         decode = self._options.decode
         start = first.start if first else 0
-        self._language = spoken_language(self._engine.decoder(), decode.language, mel, start).code
-        self._options = replace(self._options, decode=replace(decode, language=self._language))
+        spoken = spoken_language(self._engine.decoder(), decode.language, mel, start)
+        self._language = replace(spoken, encoded=None)  # the first chunk is encoded again
+        self._options = replace(self._options, decode=replace(decode, language=spoken.code))
 
         def report(chunk: Chunk) -> None:
             progress(chunk.parts[-1].end / FRAMES_PER_SECOND, mel.duration_s)
@@ -297,12 +298,13 @@ def _failing(error: Exception) -> Iterator[Chunk]:
     raise error
 
 
-def _joined(results: Sequence[Transcript], language: str, duration_s: float) -> Transcript:
+def _joined(results: Sequence[Transcript], language: Language, duration_s: float) -> Transcript:
     """Join the transcripts of chunks in order."""
     return Transcript(
         text=" ".join(result.text for result in results if result.text),
         segments=tuple(segment for result in results for segment in result.segments),
-        language=language,
+        language=language.code,
         duration_s=duration_s,
         truncated=tuple(start for result in results for start in result.truncated),
+        language_probability=language.probability,
     )

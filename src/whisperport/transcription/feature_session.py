@@ -52,7 +52,7 @@ class FeatureSession(Session):
 
     def _spoken_language(self, decoder: Decoder) -> Language:
         decoder.start_window(self._current)
-        return Language(detect_language(decoder))
+        return Language(*detect_language(decoder))
 
     def _windows(self) -> Iterator[SessionWindow]:
         frames = self.engine.audio_frames

@@ -108,6 +108,7 @@ class Session:
         self.truncated: list[float] = []
         # Empty until it was detected in the first window.
         self.language = known_language(engine, options.decode.language) or ""
+        self.language_probability: float | None = None
         self.detected: Language | None = None  # until the first window is decoded
         self._reading = self._windows()
         self.processed_s = 0.0  # end of the last window, in seconds
@@ -139,6 +140,7 @@ class Session:
         if not self.language:
             self.detected = self._spoken_language(decoder)
             self.language = self.detected.code
+            self.language_probability = self.detected.probability
 
     def next_window(self) -> SessionWindow | None:
         """Read the next window; None: the end of the audio. The window before it has been decoded."""
@@ -162,6 +164,7 @@ class Session:
             language=self.language,
             duration_s=self.mel.duration_s or self.processed_s,
             truncated=tuple(self.truncated),
+            language_probability=self.language_probability,
         )
 
     def _spoken_language(self, decoder: Decoder) -> "Language":
@@ -370,6 +373,7 @@ class Language:
     """The language of the audio, and the window that was encoded to detect it."""
 
     code: str
+    probability: float | None = None  # among all languages; None: it was not detected
     encoded: tuple[Floats, Floats] | None = None  # window (n_mels, 2T), features (T, d)
 
 
@@ -392,7 +396,7 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
     window[:, engine.audio_frames :] = 0
     features = engine.encode(window)
     decoder.start_window(features)
-    return Language(detect_language(decoder), (window, features))
+    return Language(*detect_language(decoder), (window, features))
 
 
 def known_language(engine: Engine, asked: str | None) -> str | None:

@@ -21,6 +21,7 @@ class Transcript:
         language: language code, as given or detected.
         duration_s: duration of the audio in seconds.
         truncated: starts of the windows that reached the token limit, in seconds.
+        language_probability: of the detected language among all, 0 to 1; None: it was not detected.
     """
 
     text: str
@@ -28,6 +29,7 @@ class Transcript:
     language: str
     duration_s: float
     truncated: tuple[float, ...]
+    language_probability: float | None = None
 
 
 @contextmanager
