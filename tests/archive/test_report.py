@@ -2,14 +2,17 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from whisperport.archive.identity import Identity
 from whisperport.archive.job import Job
-from whisperport.archive.report import report
+from whisperport.archive.report import audio_link, report
 from whisperport.archive.rows import row_of
 from whisperport.archive.subtitle_files import subtitle_name
-from whisperport.archive.summary import ArchiveSummary, cause_of, summarize
+from whisperport.archive.summary import ArchiveSummary, summarize
 from whisperport.errors import AudioError
 from whisperport.text import Segment
 from whisperport.transcription import Transcript
@@ -28,28 +31,36 @@ def rows() -> list[dict[str, Any]]:
         row_of(Job("two", "/two"), transcript=transcript("bad", avg_logprob=-1.5)),
         row_of(Job("3", "/3"), transcript=transcript("la la", compression_ratio=3.0)),
         row_of(Job("4", "/4"), transcript=transcript("")),
-        row_of(Job("5", "/5"), error=AudioError("`/5` is empty", why="it has 0 bytes")),
-        row_of(Job("6", "/6"), error=AudioError("`/6` is empty", why="it has 0 bytes")),
+        row_of(
+            Job("5", "/5"), error=AudioError("`/5` is empty", why="it has 0 bytes", code="empty")
+        ),
+        row_of(
+            Job("6", "/6"), error=AudioError("`/6` is empty", why="it has 0 bytes", code="empty")
+        ),
         row_of(Job(ATTACK, ATTACK), transcript=transcript(ATTACK), warnings=["2 damaged parts"]),
     ]
 
 
-class AnyBundle:
-    class manifest:  # noqa: N801
-        name = f"tiny {ATTACK}"
-
-
 def summary() -> ArchiveSummary:
-    identity = Identity("b" * 64, "0" * 64, {"whisperport": ATTACK})
-    bundle: Any = AnyBundle()
-    return summarize(rows(), bundle, identity, [Job("one", "/one")], 900.0)
+    identity = Identity(f"tiny {ATTACK}", "b" * 64, "0" * 64, {"whisperport": ATTACK})
+    return summarize(rows(), identity, [Job("one", "/one")], 900.0)
 
 
-def test_the_summary_counts_files_causes_languages_and_marks() -> None:
+def page() -> str:
+    return report(rows(), Path("/out"), summary())
+
+
+def shown(page: str) -> list[list[str]]:
+    (document,) = re.findall(r'id="rows">(.*?)</script>', page)
+    found: list[list[str]] = json.loads(document)
+    return found
+
+
+def test_the_summary_counts_files_codes_languages_and_marks() -> None:
     found = summary()
 
     assert (found.files, found.failed, found.audio_s) == (7, 2, 5 * 1800.0)
-    assert found.errors == {"the file is empty: it has 0 bytes": 2}
+    assert found.errors == {"empty": 2}
     assert found.languages == {"en": 5}
     assert found.marks == dict.fromkeys(
         ("low log-probability", "repeated text", "no speech", "damaged audio"), 1
@@ -58,34 +69,50 @@ def test_the_summary_counts_files_causes_languages_and_marks() -> None:
 
 
 def test_no_text_leaves_its_place_in_the_page() -> None:
-    page = report(rows(), summary())
+    html = page()
 
-    assert ATTACK not in page
-    assert page.count("<script") == page.count("</script") == 2
-    assert "<img" not in page
-    assert "http" not in page.replace("http-equiv", "")
+    assert ATTACK not in html
+    assert html.count("<script") == html.count("</script") == 2
+    assert "<img" not in html
+    assert "http" not in html.replace("http-equiv", "")
 
 
 def test_the_page_has_every_row_for_the_search() -> None:
-    page = report(rows(), summary())
+    found = shown(page())
 
-    (document,) = re.findall(r'id="rows">(.*?)</script>', page)
-    found = json.loads(document)
     assert [row[0] for row in found] == ["one", "two", "3", "4", "5", "6", ATTACK]
-    assert found[-1][3] == ATTACK
-    assert found[4][5] == "the file is empty: it has 0 bytes"
+    assert found[-1][2] == ATTACK
+    assert found[4][4:6] == ["empty", "the file is empty: it has 0 bytes"]
+    assert found[0][1] == "1800.0 s · en · confidence 61%"
 
 
 def test_the_page_states_how_many_rows_it_leaves_out(monkeypatch: Any) -> None:
     monkeypatch.setattr("whisperport.archive.report.MAX_SEARCHED", 100)
 
-    assert "more rows are in the Parquet files only" in report(rows(), summary())
+    assert "more rows are in the Parquet files only" in page()
 
 
-def test_a_cause_is_the_same_for_all_paths() -> None:
-    five, six = (row for row in rows() if row["error"])
+def test_errors_are_grouped_by_code_with_their_meaning() -> None:
+    assert "empty<br><span class='dim small'>The file has no samples" in page()
 
-    assert cause_of(five) == cause_of(six)
+
+@pytest.mark.parametrize(
+    ("path", "link"),
+    [
+        ("/talks/a b.wav", "./../talks/a%20b.wav"),
+        ("/out/javascript:alert(1)", "./javascript%3Aalert%281%29"),
+        ("/out/100%?#.wav", "./100%25%3F%23.wav"),
+        ("/talks/caf\\udce9.wav", ""),
+    ],
+)
+def test_a_link_to_the_audio_is_a_path_and_never_a_scheme(path: str, link: str) -> None:
+    assert audio_link(path, Path("/out")) == link
+
+
+def test_a_file_that_is_missing_has_no_link() -> None:
+    lost = row_of(Job("a", "/a"), error=AudioError("`/a` does not exist", code="missing"))
+
+    assert shown(report([lost], Path("/out"), summary()))[0][6] == ""
 
 
 def test_the_name_of_a_subtitle_file_stays_in_its_folder() -> None:

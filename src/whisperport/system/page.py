@@ -79,7 +79,9 @@ summary { cursor: pointer } summary:focus-visible { outline: 2px solid var(--bar
 """
 
 
-def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
+def html_page(
+    title: str, body: str, style: str = "", script: str = "", media: str = "data:"
+) -> str:
     """Return a complete page. Its policy allows this style and script, and nothing from a network.
 
     Args:
@@ -87,9 +89,10 @@ def html_page(title: str, body: str, style: str = "", script: str = "") -> str:
         body: HTML below the heading.
         style: further rules of its style sheet.
         script: runs after the body was read. Default: none.
+        media: sources of audio that its policy allows.
     """
     shown = text(title)
-    policy = "default-src 'none'; style-src 'unsafe-inline'; media-src data:"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; media-src {media}"
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
