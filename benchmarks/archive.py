@@ -5,6 +5,7 @@
     python benchmarks/archive.py kill CLIPS       # kill -9 of the job, then of workers, at random moments
     python benchmarks/archive.py damaged CLIPS    # 5 % damaged files, each a row with its cause
     python benchmarks/archive.py threads CLIPS    # worker processes against threads of one process
+    python benchmarks/archive.py words CLIPS      # what the words of a row cost
     python benchmarks/archive.py peers CLIPS      # and faster-whisper, after `make bench-peers`
 
 Writes `results/archive_DATE.json`, a member per command, and prints it. The model is the embedded one.
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from peers.contenders import Contender
 from peers.engines.whisperport_engine import GREEDY
 from peers.measuring import in_turn
@@ -49,6 +51,12 @@ from whisperport import (
     Transcriber,
     Transcript,
 )
+from whisperport.archive.identity import Identity
+from whisperport.archive.job import Job, with_state
+from whisperport.archive.manifest import SUFFIXES
+from whisperport.archive.rows import with_identity
+from whisperport.archive.schema import schema
+from whisperport.archive.worker import Worker
 from whisperport.exporting.model_bundle import bundle_of
 from whisperport.verification import machine, text_errors, versions
 
@@ -56,6 +64,7 @@ RESULTS = Path(__file__).parent / "results"
 ENGLISH = DecodeOptions(language="en")
 WORKERS = 2
 DAMAGED_ONE_IN = 20
+ROUNDS = 7
 KILLS = 20
 
 
@@ -68,7 +77,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="number of clips; default: all")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    clips = sorted(chosen.clips.absolute().rglob("*.wav"))[: chosen.count]
+    files = sorted(chosen.clips.absolute().rglob("*"))
+    clips = [path for path in files if path.suffix.lower() in SUFFIXES][: chosen.count]
     with tempfile.TemporaryDirectory() as folder:
         found = COMMANDS[chosen.command](clips, Path(folder))
     record(chosen.command, {"clips": len(clips), **found})
@@ -361,6 +371,40 @@ def threads(clips: list[Path], folder: Path) -> dict[str, Any]:
     return found
 
 
+# Words
+
+
+def words(clips: list[Path], folder: Path) -> dict[str, Any]:
+    """The same clips with and without words, in turn in one process; and the bytes of their rows."""
+    bundle = bundle_of("default").folder
+    workers = {
+        name: Worker(bundle, TranscribeOptions(run=RunOptions(threads=1), word_timestamps=is_on))
+        for name, is_on in (("words", True), ("no words", False))
+    }
+    jobs = [with_state(Job(clip.name, str(clip))) for clip in clips]
+    cpu_s: dict[str, list[float]] = {name: [] for name in workers}
+    for number in range(ROUNDS + 1):  # the first is not counted
+        for name in in_turn(list(workers), number):
+            started = time.process_time()
+            rows = [one.result() for one in [workers[name].submit(job) for job in jobs]]
+            cpu_s[name].append(time.process_time() - started)
+            part = folder / f"{name}.parquet"
+            identity = Identity("", "", {})
+            table = [with_identity(row, identity, "") for row in rows]
+            parquet.write_table(pa.Table.from_pylist(table, schema()), part, compression="zstd")
+    ratios = np.divide(cpu_s["words"][1:], cpu_s["no words"][1:])
+    sizes = {name: (folder / f"{name}.parquet").stat().st_size for name in workers}
+    return {
+        "cpu_s": cpu_s,
+        "cpu_relative": np.quantile(ratios, (0.25, 0.5, 0.75)).round(3).tolist(),
+        "audio_s": sum(row["duration"] for row in rows),
+        "words": sum(len(one["text"].split()) for one in rows),
+        "bytes": sizes,
+        "bytes_per_word": (sizes["words"] - sizes["no words"])
+        / sum(len(one["text"].split()) for one in rows),
+    }
+
+
 # Another implementation
 
 CHUNK = 500  # files that one contender transcribes before the next one has its turn
@@ -447,6 +491,7 @@ COMMANDS: dict[str, Callable[[list[Path], Path], dict[str, Any]]] = {
     "kill": kill,
     "damaged": damaged,
     "threads": threads,
+    "words": words,
     "peers": peers,
 }
 

@@ -32,7 +32,10 @@ from ..embedded import default_bundle
 
 CLIPS = [clip.path for clip in shipped_audio() if clip.seconds < 4][:4]
 OPTIONS = TranscribeOptions(
-    decode=DecodeOptions(language="en"), run=RunOptions(threads=1), batch=False
+    decode=DecodeOptions(language="en"),
+    run=RunOptions(threads=1),
+    batch=False,
+    word_timestamps=True,
 )
 ONE = ArchiveOptions(workers=1, save_every=0)
 
@@ -106,6 +109,7 @@ def test_every_row_is_that_of_a_single_call(ran: dict[str, Any]) -> None:
         assert (row["text"], row["segments"]) == (single.text, expected)
         assert (row["duration"], row["language"]) == (single.duration_s, "en")
         assert (row["error"], row["marks"], row["warnings"]) == (None, [], [])
+        assert [one["word"] for one in row["segments"][0]["words"]]
 
 
 def test_a_killed_worker_and_damaged_files_cost_no_other_file(ran: dict[str, Any]) -> None:
@@ -115,6 +119,8 @@ def test_a_killed_worker_and_damaged_files_cost_no_other_file(ran: dict[str, Any
     for name, says in ran["says"].items():
         row = found[name]
         assert says in " ".join([*(row["error"] or {}).values(), *row["marks"]]), name
+        assert str(ran["source"]) not in " ".join((row["error"] or {}).values())
+    assert len(list((ran["out"] / "parts").iterdir())) == 1, "parts are not merged"
 
 
 def test_progress_and_summary_count_the_rows(ran: dict[str, Any]) -> None:

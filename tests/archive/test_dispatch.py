@@ -75,7 +75,7 @@ def test_a_file_that_ends_its_worker_twice_is_a_row_and_costs_no_other_file() ->
     failed = {row["id"]: row["error"] for row in rows if row["error"]}
     assert len(rows) == len({row["id"] for row in rows}) == 40
     assert set(failed) == {"3", "17"}
-    assert failed["3"]["what"] == "the process that transcribed `3.wav` ended twice"
+    assert failed["3"]["what"] == "the process that transcribed the file ended twice"
     assert failed["3"]["why"] == "it was killed"
 
 

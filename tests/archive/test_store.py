@@ -1,28 +1,40 @@
 """The rows on disk: complete parts, what was finished, and disks that are full or not writable."""
 
+import math
 import os
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+import whisperport.archive.store
 from whisperport.archive.identity import Identity
 from whisperport.archive.job import Job
-from whisperport.archive.rows import Row, row_of, with_identity
+from whisperport.archive.rows import CODES, Row, row_of, with_identity
 from whisperport.archive.store import Store
-from whisperport.errors import AudioError, UsageError, WhisperportError
+from whisperport.errors import (
+    AudioError,
+    IncompleteError,
+    NumericalError,
+    UsageError,
+    WhisperportError,
+)
 from whisperport.text import Segment
 from whisperport.text.segment import Word
 from whisperport.transcription import Transcript
 
-IDENTITY = Identity("b" * 64, "0" * 64, {"whisperport": "1"})
+IDENTITY = Identity("tiny", "b" * 64, "0" * 64, {"whisperport": "1"})
 WORDS = (Word(" Hello", 0.1, 0.5, 0.9), Word(" there.", 0.5, 1.0, 1 / 3))
 SEGMENT = Segment(0.0, 1.0, " Hello there.", (50364, 2425, 456), -0.1, 0.02, 0.0, 0.9, 0, WORDS)
-SPOKEN = Transcript("Hello there.", (SEGMENT,), "en", 1.0, ())
+SPOKEN = Transcript("Hello there.", (SEGMENT,), "en", 1.0, (), 0.75)
 
 
 def row(id: str, error: Exception | None = None) -> Row:
@@ -37,7 +49,7 @@ def store(folder: Path, save_every_s: float = 3600) -> Store:
 
 
 def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
-    failed = row("two", AudioError("it is empty", why="it has 0 bytes"))
+    failed = row("two", AudioError("`/two.wav` is empty", why="it has 0 bytes", code="empty"))
     before = store(tmp_path, 0)
     for one in (row("one"), failed):
         before.add(one)
@@ -53,11 +65,13 @@ def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found["one"]["avg_logprob"] == pytest.approx(-0.1)
     assert dict(found["one"]["versions"]) == {"whisperport": "1"}
     assert found["two"]["error"] == {
-        "kind": "AudioError",
-        "what": "it is empty",
+        "code": "empty",
+        "what": "the file is empty",
         "why": "it has 0 bytes",
         "hint": "",
     }
+    assert (found["one"]["model"], found["one"]["language_probability"]) == ("tiny", 0.75)
+    assert abs(datetime.now(UTC) - found["one"]["transcribed_at"]) < timedelta(minutes=1)
     assert (found["two"]["text"], found["two"]["duration"], found["two"]["segments"]) == (
         None,
         None,
@@ -168,3 +182,131 @@ def test_a_full_disk_is_an_error_and_keeps_the_finished_rows(tmp_path: Path) -> 
     assert "File too large" in done.stderr
     assert set(store(tmp_path).finished()) == {"kept"}
     assert len(list((tmp_path / "parts").iterdir())) == 1
+
+
+def parts(folder: Path) -> list[str]:
+    """The parts that a reader of Parquet sees."""
+    return sorted(path.name for path in (folder / "parts").glob("*.parquet"))
+
+
+def with_parts(folder: Path, count: int) -> Store:
+    """A folder with a row in each part."""
+    before = store(folder)
+    for number in range(count):
+        before.add(row(str(number)))
+        before.save()
+    return before
+
+
+def test_merged_parts_have_the_same_rows(tmp_path: Path) -> None:
+    before = with_parts(tmp_path, 5)
+    rows = sorted(before.rows(), key=lambda one: one["id"])
+    assert len(parts(tmp_path)) == 5
+
+    before.merge()
+    before.merge()
+
+    assert sorted(before.rows(), key=lambda one: one["id"]) == rows
+    assert len(parts(tmp_path)) == 1
+    assert len(list((tmp_path / "parts").iterdir())) == 1
+
+
+def test_a_merged_part_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = with_parts(tmp_path, 7)
+    size = max(path.stat().st_size for path in (tmp_path / "parts").iterdir())
+    monkeypatch.setattr("whisperport.archive.store.MERGED_BYTES", 3.5 * size)
+
+    before.merge()
+
+    assert len(parts(tmp_path)) == 3
+    assert set(before.finished()) == set("0123456")
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_an_end_at_any_step_of_a_merge_loses_no_row_and_doubles_none(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, left = with_parts(tmp_path, 4), [step]
+
+    def ending(action: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return action(*arguments)
+
+        return run
+
+    with monkeypatch.context() as patched, suppress(Killed):
+        for owner, name in ((Path, "unlink"), (Path, "rename")):
+            patched.setattr(owner, name, ending(getattr(owner, name)))
+        for name in ("write_atomic", "flush_folder"):
+            patched.setattr(
+                f"whisperport.archive.store.{name}",
+                ending(getattr(whisperport.archive.store, name)),
+            )
+        before.merge()
+    seen = [one for name in parts(tmp_path) for one in ids(tmp_path / "parts" / name)]
+    assert len(seen) == len(set(seen)), "a reader sees a row twice"
+
+    after = store(tmp_path)
+
+    assert sorted(one["id"] for one in after.rows()) == ["0", "1", "2", "3"]
+    assert {path.suffix for path in (tmp_path / "parts").iterdir()} == {".parquet"}
+
+
+def ids(part: Path) -> list[str]:
+    return [str(one) for one in parquet.read_table(part)["id"].to_pylist()]
+
+
+def test_every_code_in_the_source_has_a_meaning() -> None:
+    package = Path(whisperport.__file__).parent
+    folders = (package / "audio", package / "archive")
+    sources = [path.read_text() for folder in folders for path in folder.glob("*.py")]
+    found = {one for text in sources for one in re.findall(r'code="([a-z-]+)"', text)}
+
+    assert found <= set(CODES)
+    assert len(found) >= 9
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AudioError("`/a.wav` is empty", code="empty"), "empty"),
+        (AudioError("it is odd"), "audio"),
+        (UsageError("no such language"), "options"),
+        (NumericalError("a NaN", "encoder"), "model"),
+        (IncompleteError("stopped at 3 s", SPOKEN, why="`/a.wav` is damaged"), "incomplete"),
+        (PermissionError(13, "Permission denied", "/a.wav"), "unreadable"),
+        (MemoryError(), "memory"),
+        (ZeroDivisionError("division by zero in /a.wav"), "unexpected"),
+    ],
+)
+def test_an_error_has_a_code_and_no_path(error: Exception, code: str) -> None:
+    found = row_of(Job("a", "/a.wav"), error=error)["error"]
+
+    assert found["code"] == code
+    assert "/a.wav" not in " ".join(found.values())
+
+
+def test_the_confidence_is_the_mean_probability_of_the_tokens() -> None:
+    segments = (
+        replace(SEGMENT, avg_logprob=-0.2, tokens=(1, 2, 3)),
+        replace(SEGMENT, avg_logprob=-1.0, tokens=(1,)),
+    )
+    spoken = row_of(Job("a", "/a"), transcript=replace(SPOKEN, segments=segments))
+    silent = row_of(Job("a", "/a"), transcript=replace(SPOKEN, segments=()))
+
+    assert spoken["confidence"] == pytest.approx(math.exp(-0.4))
+    assert silent["confidence"] is None
+
+
+def test_the_reference_page_has_every_code_with_its_meaning() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/archive-format.md").read_text()
+
+    for code, meaning in CODES.items():
+        assert f"| `{code}` | {meaning} |" in page

@@ -16,7 +16,7 @@ SUMMARY = ArchiveSummary(
     failed=2,
     audio_s=36_000.0,
     languages={"en": 998},
-    errors={"the file is empty\x1b[31m: it has 0 bytes": 2},
+    errors={"empty": 2},
     marks={},
     run_files=500,
     run_seconds=100.0,
@@ -46,16 +46,21 @@ def test_every_option_reaches_the_function(run: Any, called: dict[str, Any]) -> 
     run(
         *("archive", "talks", "--out", "rows", "--workers", "3", "--retry-failed"),
         *("--subtitles", "vtt", "--save-every", "5", "--ray", "--language", "de", "--threads", "2"),
-        *("--vad", "--no-batch", "--word-timestamps"),
+        *("--vad", "--no-batch", "--no-word-timestamps"),
     )
 
     assert (called["source"], str(called["out"])) == ("talks", "rows")
     assert called["options"] == ArchiveOptions(
-        workers=3, retry_failed=True, subtitles="vtt", save_every=5.0, ray="auto"
+        workers=3,
+        retry_failed=True,
+        subtitles="vtt",
+        save_every=5.0,
+        ray="auto",
+        word_timestamps=False,
     )
     transcribe = called["transcribe"]
     assert (transcribe.decode.language, transcribe.run.threads) == ("de", 2)
-    assert (transcribe.word_timestamps, transcribe.batch, transcribe.workers) == (True, False, 1)
+    assert (transcribe.batch, transcribe.workers) == (False, 1)
     assert transcribe.vad is not None
 
 
@@ -68,9 +73,15 @@ def test_the_result_names_the_causes_and_failed_files_give_status_1(
     assert ran.out.splitlines() == [
         "rows: 1000 files, 10.00 hours of audio, 2 failed",
         "this run: 500 files in 100 s, 180.0 times as fast as real time",
-        r"     2  the file is empty\x1b[31m: it has 0 bytes",
+        "     2  empty: The file has no samples",
     ]
     assert "rows/report.html" in ran.err
+
+
+def test_words_are_in_the_rows_unless_switched_off(run: Any, called: dict[str, Any]) -> None:
+    run("archive", "talks", "--out", "rows")
+
+    assert called["options"].word_timestamps
 
 
 def test_json_is_the_summary(run: Any, called: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from whisperport.archive.options import ArchiveOptions
 from whisperport.archive.output_folder import RECORD, check_folder
 from whisperport.archive.processes import Processes
 from whisperport.archive.progress import ArchiveProgressCallback, Meter
-from whisperport.archive.report import write_report
+from whisperport.archive.report import REPORTED, write_report
 from whisperport.archive.rows import with_identity
 from whisperport.archive.store import Store
 from whisperport.archive.subtitle_files import delete_subtitles, write_subtitles
@@ -58,7 +58,8 @@ def transcribe_archive(
         out: folder for the rows (`parts/*.parquet`), `summary.json` and `report.html`.
         bundle: a bundle or the name of a model: see `Transcriber`.
         options: how the archive is worked through; None: defaults.
-        transcribe: transcription options of every file; None: defaults. Its `workers` are not used.
+        transcribe: transcription options of every file; None: defaults. Its `workers` and
+            `word_timestamps` are not used: `options` has its own.
         progress: called after every file.
 
     Returns:
@@ -73,6 +74,7 @@ def transcribe_archive(
         KeyboardInterrupt: Ctrl-C was pressed; finished rows were saved before.
     """
     options, transcribe = options or ArchiveOptions(), transcribe or TranscribeOptions()
+    transcribe = replace(transcribe, word_timestamps=options.word_timestamps)
     folder = Path(out)
     with _writing(folder):
         check_folder(folder)
@@ -85,16 +87,16 @@ def transcribe_archive(
         started = time.monotonic()
         _transcribe(waiting, store, opened.folder, options, transcribe, identity, progress)
         seconds = time.monotonic() - started
-        summary = summarize(store.rows(_SUMMARIZED), opened, identity, waiting, seconds)
+        store.merge()
+        summary = summarize(store.rows(_SUMMARIZED), identity, waiting, seconds)
         if options.subtitles:
             kept = write_subtitles(store.rows(("id", "segments")), folder, options.subtitles)
             _warn_of_kept(kept)
-        write_report(store.rows(_REPORTED), folder, summary)
+        write_report(store.rows(REPORTED), folder, summary)
     return summary
 
 
-_SUMMARIZED = ("id", "path", "duration", "language", "marks", "error")
-_REPORTED = ("id", "path", "duration", "language", "text", "marks", "error")
+_SUMMARIZED = ("id", "duration", "language", "marks", "error")
 
 
 @contextmanager

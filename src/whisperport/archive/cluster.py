@@ -1,7 +1,8 @@
 """Workers on a Ray cluster: actors that each load the bundle, one per `threads` cores.
 
-Actors of Ray, and not Ray Data: its pipelines repeat the files of an actor that ended without limit, so
-that one file that ends its process would do so permanently, and they write from many processes.
+Actors of Ray, and not Ray Data: it can limit how often it repeats what an ended actor had, but a suspect
+would not be transcribed alone, so that innocent neighbours are lost with it, and its pipelines write from
+many processes. One scheduler serves one machine, without Ray, and a cluster.
 
 Every node needs whisperport, and the bundle and the audio files under the same paths.
 """

@@ -19,11 +19,13 @@ class Identity:
     """The hashes of a bundle and of the options of all files, and the versions of the packages.
 
     Attributes:
+        model: name in the bundle's manifest.
         bundle_sha256: of the bundle's manifest, which holds the hash of every other file.
         options_sha256: of the options that can change a transcript.
         versions: package -> version; a newer version does not make a row a different one.
     """
 
+    model: str
     bundle_sha256: str
     options_sha256: str
     versions: dict[str, str]
@@ -32,7 +34,7 @@ class Identity:
 def identity_of(bundle: Bundle, options: TranscribeOptions) -> Identity:
     """Return the identity of the transcripts of a bundle."""
     manifest = hashlib.sha256(read_manifest_bytes(bundle.folder)).hexdigest()
-    return Identity(manifest, options_sha256(options), versions(PACKAGES))
+    return Identity(bundle.manifest.name, manifest, options_sha256(options), versions(PACKAGES))
 
 
 def options_sha256(options: TranscribeOptions) -> str:

@@ -13,6 +13,7 @@ class ArchiveOptions:
     """How an archive is transcribed. The help text of every option is beside its field.
 
     Attributes:
+        word_timestamps: replaces that of `TranscribeOptions`, whose default is another one.
         ray: address of a Ray cluster, such as "auto"; None: worker processes on this machine.
 
     Raises:
@@ -32,6 +33,13 @@ class ArchiveOptions:
     retry_failed: Annotated[
         bool, Option("Transcribe the files again whose rows in --out have an error")
     ] = False
+    word_timestamps: Annotated[
+        bool,
+        Option(
+            "Compute the start and end of every word. Without them, adding words later means transcribing "
+            "all files again"
+        ),
+    ] = True
     subtitles: Annotated[
         Literal["srt", "vtt"] | None,
         Option("Also write a subtitle file of this format for each transcript"),

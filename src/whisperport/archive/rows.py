@@ -1,18 +1,26 @@
 """A row of the output: what is known about one file after its transcription, or why it failed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from whisperport.archive.identity import Identity
 from whisperport.archive.job import Job, stored
-from whisperport.errors import IncompleteError, WhisperportError
+from whisperport.errors import (
+    AudioError,
+    IncompleteError,
+    NumericalError,
+    UsageError,
+    WhisperportError,
+)
 from whisperport.runtime import Thresholds
 from whisperport.text import Segment
 from whisperport.transcription import Transcript
 
 Row = dict[str, Any]
-"""A row by column name, of values that JSON can hold; the columns and their types are in `schema.py`."""
+"""A row by column name; `schema.py` has the types. A worker returns values that JSON can hold."""
 
 
 def row_of(
@@ -39,6 +47,7 @@ def row_of(
     if isinstance(error, IncompleteError):
         transcript = error.transcript
     segments = transcript.segments if transcript else ()
+    logprob = _mean_logprob(segments)
     return {
         "id": job.id,
         "path": stored(job.path),
@@ -48,11 +57,13 @@ def row_of(
         "text": transcript.text if transcript else None,
         "segments": [asdict(segment) for segment in segments],
         "language": transcript.language or None if transcript else None,
-        "avg_logprob": _mean_logprob(segments),
+        "language_probability": transcript.language_probability if transcript else None,
+        "avg_logprob": logprob,
+        "confidence": None if logprob is None else math.exp(min(0.0, logprob)),
         "marks": marks(transcript, warnings, thresholds or Thresholds()) if transcript else [],
         "warnings": [stored(text) for text in warnings],
         "seconds": seconds,
-        "error": _error(error) if error else None,
+        "error": _error(error, job.path) if error else None,
         "audio_sha256": audio_sha256,
     }
 
@@ -89,20 +100,66 @@ def _mean_logprob(segments: Sequence[Segment]) -> float | None:
     return sum(one.avg_logprob * len(one.tokens) for one in segments) / count
 
 
-def _error(error: BaseException) -> dict[str, str]:
-    """Return class, message, cause and hint; the classes are those of `whisperport.errors` if expected."""
-    kind = type(error).__name__
+CODES = {
+    "missing": "There is no such file",
+    "unreadable": "The file cannot be opened or read",
+    "not-a-file": "The path is a folder, a pipe or a device",
+    "empty": "The file has no samples",
+    "not-audio": "The file has no audio that FFmpeg can read",
+    "damaged": "Nothing in the file can be decoded",
+    "unsupported": "The audio has a sample rate or channels that cannot be used",
+    "not-finite": "The samples have a NaN or an infinity",
+    "too-short": "The audio is shorter than 10 ms",
+    "audio": "The audio cannot be used for another reason",
+    "options": "The language, the prompt or another option cannot be used with this model",
+    "model": "A program of the model returned a NaN or an infinity",
+    "incomplete": "The transcription stopped in the middle; the row has the text until then",
+    "memory": "Memory ran out in the process that transcribed the file",
+    "process-ended": "The process that transcribed the file ended twice, then with no other file",
+    "unexpected": "An error that nobody expected: a defect of whisperport or of a library",
+}
+"""Code of an error -> what it means. Codes never change, so that rows of all versions can be grouped."""
+
+
+def _code(error: BaseException) -> str:
+    match error:
+        case IncompleteError():
+            return "incomplete"
+        case WhisperportError(code=str(code)) if code:
+            return code
+        case NumericalError():
+            return "model"
+        case AudioError():
+            return "audio"
+        case UsageError():
+            return "options"
+        case MemoryError():
+            return "memory"
+        case OSError():
+            return "unreadable"
+    return "unexpected"
+
+
+def _error(error: BaseException, path: str) -> dict[str, str]:
+    """Return code, message, cause and hint; the path, which is another column, is left out of the texts."""
     if isinstance(error, WhisperportError):
         parts = {"what": error.what, "why": error.why, "hint": error.hint}
     else:
-        parts = {"what": f"{kind} was raised", "why": str(error), "hint": ""}
-    return {"kind": kind, **{name: stored(text) for name, text in parts.items()}}
+        parts = {"what": f"{type(error).__name__} was raised", "why": str(error), "hint": ""}
+    texts = {name: stored(_without(path, text)) for name, text in parts.items()}
+    return {"code": _code(error), **texts}
+
+
+def _without(path: str, text: str) -> str:
+    return text.replace(f"`{path}`", "the file").replace(path, "the file")
 
 
 def with_identity(row: Row, identity: Identity, own_options_sha256: str) -> Row:
-    """Return a row with the columns that say with what it was made."""
+    """Return a row with the columns that say when and with what it was made."""
     return {
         **row,
+        "transcribed_at": datetime.now(UTC),
+        "model": identity.model,
         "bundle_sha256": identity.bundle_sha256,
         "options_sha256": own_options_sha256,
         "versions": identity.versions,

@@ -7,7 +7,7 @@ from whisperport.errors import needs
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = b"1"  # of the schema, in its metadata
+VERSION = b"2"  # of the schema, in its metadata
 
 
 def schema() -> "pyarrow.Schema":
@@ -28,7 +28,7 @@ def schema() -> "pyarrow.Schema":
         | dict.fromkeys(scores, number)
         | {"seek": pa.int64(), "words": pa.list_(word), "logprobs": pa.list_(number)}
     )
-    error = pa.struct({"kind": text, "what": text, "why": text, "hint": text})
+    error = pa.struct({"code": text, "what": text, "why": text, "hint": text})
     columns = {
         "id": text,
         "path": text,
@@ -38,12 +38,16 @@ def schema() -> "pyarrow.Schema":
         "text": text,
         "segments": pa.list_(segment),
         "language": text,
+        "language_probability": number,
         "avg_logprob": number,
+        "confidence": number,
         "marks": texts,
         "warnings": texts,
         "seconds": number,
         "error": error,
         "audio_sha256": text,
+        "transcribed_at": pa.timestamp("ms", "UTC"),
+        "model": text,
         "bundle_sha256": text,
         "options_sha256": text,
         "versions": pa.map_(text, text),

@@ -3,8 +3,14 @@
 A file of the archive has at most one row at any time: a row that is to be replaced is deleted before the
 file is transcribed again. So a reader needs no rule to choose among rows, and an end of the process between
 the two steps only means that the file has no row yet.
+
+Small parts are merged at the end of a run. An end of the process in the middle loses nothing either: the
+merged rows are first written to `parts/.merging`, which readers of Parquet skip and which names the parts
+that it replaces. Whoever finds it deletes these parts, and then gives it the name of a part.
 """
 
+import json
+import os
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,12 +23,14 @@ from whisperport.archive.output_folder import PARTS, record
 from whisperport.archive.rows import Row
 from whisperport.archive.schema import schema
 from whisperport.errors import WhisperportError
-from whisperport.system.atomic import clear_temporaries, write_atomic
+from whisperport.system.atomic import clear_temporaries, flush_folder, write_atomic
 
 if TYPE_CHECKING:
     import pyarrow
 
-PART_ROWS = 2000  # of a part at most
+PART_ROWS = 2000  # of a part when it is written, at most
+MERGED_BYTES = 16 * 2**20  # of a merged part, about; in memory it is several times as large
+MERGING, REPLACES = ".merging", b"whisperport.replaces"
 _STATE = ("id", "path", "size", "modified_ns", "error", "audio_sha256", "options_sha256")
 
 
@@ -64,6 +72,7 @@ class Store:
             record(folder, identity)  # first: without it, the folder is no archive
             self._parts.mkdir(exist_ok=True)
             clear_temporaries(self._parts)
+            self._finish_merge()
         except OSError as error:
             raise WhisperportError(
                 f"cannot write to `{folder}`",
@@ -123,8 +132,45 @@ class Store:
     def save(self) -> None:
         """Write the rows that are not saved yet. Raises: see `add`."""
         if self._waiting:
-            self._write(self._parts / f"{secrets.token_hex(8)}.parquet", self._waiting)
+            self._write(self._new_part(), self._waiting)
         self._waiting, self._saved = [], time.monotonic()
+
+    def merge(self) -> None:
+        """Merge small parts, so that a run of many hours does not leave thousands of them.
+
+        Raises: see `add`. All rows are kept.
+        """
+        group, size = list[Path](), 0
+        for part in sorted(self._part_files(), key=lambda one: one.stat().st_size):
+            size += part.stat().st_size
+            if size > MERGED_BYTES:
+                self._merge(group)
+                group, size = [], part.stat().st_size
+            group.append(part)
+        self._merge(group)
+
+    def _merge(self, parts: Sequence[Path]) -> None:
+        if len(parts) < 2:
+            return
+        import pyarrow as pa
+
+        table = pa.concat_tables(self._read(part) for part in parts)
+        names = json.dumps([part.name for part in parts]).encode()
+        metadata = {**(self._schema.metadata or {}), REPLACES: names}
+        self._write_table(self._parts / MERGING, table.replace_schema_metadata(metadata))
+        self._finish_merge()
+
+    def _finish_merge(self) -> None:
+        """Delete the parts that a merged one replaces, and then give it the name of a part."""
+        if not os.path.lexists(merged := self._parts / MERGING):
+            return
+        names = json.loads((self._read(merged, ()).schema.metadata or {}).get(REPLACES, b"[]"))
+        for part in self._part_files():
+            if part.name in names:
+                part.unlink()
+        flush_folder(self._parts)
+        merged.rename(self._new_part())
+        flush_folder(self._parts)
 
     def rows(
         self, columns: Collection[str] | None = None, only: Mapping[str, Finished] | None = None
@@ -144,14 +190,20 @@ class Store:
     def _part_files(self) -> list[Path]:
         return sorted(self._parts.glob("*.parquet"))
 
+    def _new_part(self) -> Path:
+        return self._parts / f"{secrets.token_hex(8)}.parquet"
+
     def _write(self, part: Path, rows: Sequence[Row]) -> None:
+        import pyarrow as pa
+
+        self._write_table(part, pa.Table.from_pylist(list(rows), self._schema))
+
+    def _write_table(self, part: Path, table: "pyarrow.Table") -> None:
         import pyarrow as pa
         from pyarrow import parquet
 
         sink = pa.BufferOutputStream()
-        parquet.write_table(
-            pa.Table.from_pylist(list(rows), self._schema), sink, compression="zstd"
-        )
+        parquet.write_table(table, sink, compression="zstd")
         write_atomic(part, sink.getvalue().to_pybytes())
 
     def _read(self, part: Path, columns: Collection[str] | None = None) -> "pyarrow.Table":

@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from whisperport.archive.identity import Identity
 from whisperport.archive.job import Job
 from whisperport.archive.rows import Row
-from whisperport.bundle import Bundle
-
-MAX_CAUSES = 1000  # different causes of errors that are counted separately
-MAX_CAUSE = 300  # characters
-OTHER = "other causes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +19,7 @@ class ArchiveSummary:
         failed: of these, how many have an error.
         audio_s: seconds of audio in the rows.
         languages: code -> number of rows, the most frequent first.
-        errors: cause -> number of rows, the most frequent first.
+        errors: code -> number of rows, the most frequent first; see `archive.rows.CODES`.
         marks: what is doubtful -> number of rows, the most frequent first; see `archive.rows.MARKS`.
         run_files: number of files that the last run transcribed; all others were finished before.
         run_seconds: wall-clock seconds of it, loading included.
@@ -55,14 +50,13 @@ class ArchiveSummary:
 
 
 def summarize(
-    rows: Iterable[Row], bundle: Bundle, identity: Identity, run: Sequence[Job], run_seconds: float
+    rows: Iterable[Row], identity: Identity, run: Sequence[Job], run_seconds: float
 ) -> ArchiveSummary:
     """Count the rows.
 
     Args:
-        rows: with the columns `id`, `path`, `duration`, `language`, `marks` and `error`.
-        bundle: of all rows.
-        identity: of the bundle and the options.
+        rows: with the columns `id`, `duration`, `language`, `marks` and `error`.
+        identity: of the bundle and the options of all rows.
         run: files of the last run.
         run_seconds: wall-clock seconds of the last run.
     """
@@ -74,11 +68,9 @@ def summarize(
         run_audio_s += (row["duration"] or 0.0) * (row["id"] in run_ids)
         languages.update([row["language"]] if row["language"] else [])
         marks.update(row["marks"])
-        if row["error"]:
-            cause = cause_of(row)
-            errors[cause if cause in errors or len(errors) < MAX_CAUSES else OTHER] += 1
+        errors.update([row["error"]["code"]] if row["error"] else [])
     return ArchiveSummary(
-        model=bundle.manifest.name,
+        model=identity.model,
         files=files,
         failed=errors.total(),
         audio_s=audio_s,
@@ -92,10 +84,3 @@ def summarize(
         options_sha256=identity.options_sha256,
         versions=identity.versions,
     )
-
-
-def cause_of(row: Row) -> str:
-    """Return the cause of a row's error without the path, so that equal causes are equal."""
-    error = row["error"]
-    text = ": ".join(part for part in (error["what"], error["why"]) if part)
-    return text.replace(f"`{row['path']}`", "the file").replace(row["path"], "the file")[:MAX_CAUSE]

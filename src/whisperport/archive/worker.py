@@ -95,7 +95,12 @@ def _check_readable(path: str) -> None:
         AudioError: it is missing, unreadable or empty; or a pipe, which could block, or a device.
     """
     if kind := other_kind(path):
-        raise AudioError(f"`{path}` is {kind}", why="it is not a file", hint="give regular files")
+        raise AudioError(
+            f"`{path}` is {kind}",
+            why="it is not a file",
+            hint="give regular files",
+            code="not-a-file",
+        )
     file, _, _ = open_source(path)
     file.close()
 

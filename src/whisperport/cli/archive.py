@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from whisperport.archive import ArchiveOptions, ArchiveProgress, ArchiveSummary, transcribe_archive
 from whisperport.archive.progress import ArchiveProgressCallback
+from whisperport.archive.rows import CODES
 from whisperport.cli.console import print_json, print_lines, print_note, stderr
 from whisperport.cli.fields import field_options, field_values
 from whisperport.cli.model_option import chosen_bundle, model_options
@@ -26,12 +27,13 @@ from whisperport.cli.options import (
     trust,
 )
 from whisperport.cli.transcribe_options import (
+    WORDS,
     audio_options,
     decoding_options,
+    punctuation_options,
     transcribe_options,
     vad_options,
     with_chunks,
-    word_options,
 )
 from whisperport.cli.verb import Verb, option
 from whisperport.system.progress import remaining_text
@@ -56,7 +58,8 @@ NOTE_S = 60.0  # between two lines of progress, if standard error is no terminal
 )
 @field_options(ArchiveOptions, "retry_failed", "subtitles", "save_every", group="Output")
 @as_json
-@word_options
+@field_options(ArchiveOptions, "word_timestamps", group=WORDS)
+@punctuation_options
 @decoding_options
 @field_options(ArchiveOptions, "workers", group="Runtime")
 @option(
@@ -158,6 +161,6 @@ def _print(summary: ArchiveSummary, out: Path) -> None:
         f"this run: {summary.run_files} files in {summary.run_seconds:.0f} s, "
         f"{summary.speed:.1f} times as fast as real time",
     )
-    for cause, count in summary.errors.items():
-        print_lines(f"{count:6}  {cause}")
+    for code, count in summary.errors.items():
+        print_lines(f"{count:6}  {code}: {CODES.get(code, '')}")
     print_note(f"the report is {out / 'report.html'}")

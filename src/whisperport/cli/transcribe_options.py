@@ -23,10 +23,12 @@ PROMPT = "Prompt"
 FALLBACK = "Fallback (when a window is decoded again, or skipped as silence)"
 
 audio_options = field_options(TranscribeOptions, "clip_timestamps", group="Audio")
-word_options = field_options(
-    TranscribeOptions,
-    *("word_timestamps", "prepend_punctuations", "append_punctuations"),
-    group="Word timestamps",
+WORDS = "Word timestamps"
+punctuation_options = field_options(
+    TranscribeOptions, "prepend_punctuations", "append_punctuations", group=WORDS
+)
+word_options = together(
+    field_options(TranscribeOptions, "word_timestamps", group=WORDS), punctuation_options
 )
 decoding_options = together(
     field_options(DecodeOptions, group=DECODING),
