@@ -12,7 +12,7 @@ import pytest
 
 from whisperport.commands import watchdog
 from whisperport.commands.watchdog import run_watched
-from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.errors import LoweringError, MissingPackageError, UsageError, WhisperportError
 
 from . import watched_jobs as jobs
 
@@ -138,6 +138,15 @@ def test_what_says_all_by_itself_leaves_no_log(out, job, error, hint):
 
     assert rejected.value.hint == hint
     assert not out.with_name("bundle.log").exists()
+
+
+def test_a_full_disk_is_no_defect(out):
+    with pytest.raises(WhisperportError) as failed:
+        run_watched(jobs.finds_the_disk_full, out=out)
+
+    assert "defect" not in str(failed.value)
+    assert "No space left" in failed.value.why
+    assert "TMPDIR" in failed.value.hint  # in which exporters write temporary files
 
 
 def test_an_interrupt_of_the_child_is_one_of_the_parent(out):

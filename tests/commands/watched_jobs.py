@@ -1,6 +1,7 @@
 """Small jobs that behave like exporters; a child process imports them by name."""
 
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -73,6 +74,11 @@ def crashes(progress):
 def has_a_defect(progress):
     progress("working")
     return {}["nothing"]
+
+
+def finds_the_disk_full(progress):
+    progress("writing")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def returns_what_cannot_be_sent(progress):

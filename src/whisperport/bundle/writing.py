@@ -7,7 +7,6 @@ folder is deleted. `staging` describes what a killed process leaves behind and h
 `rewrite_manifest` replaces the manifest of a bundle on disk; no other file changes.
 """
 
-import errno
 import os
 import secrets
 import shutil
@@ -25,8 +24,8 @@ from whisperport.bundle.strict_json import Field, safe_path
 from whisperport.errors import BundleError
 from whisperport.system.atomic import flush_folder, repeat_if_interrupted, write_atomic
 from whisperport.system.locking import is_locked, lock_path
+from whisperport.system.system_error import FULL
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
 # numpy reports a short write without a reason. With less free space than this, the disk is the reason.
 NEARLY_FULL_BYTES = 2**20
 

@@ -24,6 +24,7 @@ from whisperport.cli.console import (
 )
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.system import interrupts
+from whisperport.system.system_error import system_error
 
 FAILED = 1  # an error, or a comparison failed; click uses 2 for wrong usage
 READER_GONE = 128 + 13  # the status of a process that SIGPIPE ended; Windows lacks the signal
@@ -113,7 +114,7 @@ def main() -> None:
             _close_stdout()
             status = READER_GONE
         except OSError as error:
-            print_error(_system_error(error))
+            print_error(system_error(error))
             _close_stdout()
             status = FAILED
     except (KeyboardInterrupt, click.Abort):
@@ -225,28 +226,6 @@ def _defect(error: Exception) -> WhisperportError:
         why=f"{type(error).__name__}: {error}",
         hint=f"this is a defect: please report it, with the output of the same command under {TRACEBACK}=1",
     )
-
-
-def _system_error(error: OSError) -> WhisperportError:
-    """An error of the operating system that no module handled, in the form of every other error."""
-    if not _has_working_directory():
-        return WhisperportError(
-            "the working directory does not exist any more",
-            why="it was deleted, or its disk was unmounted, after the shell entered it",
-            hint="`cd` to another folder",
-        )
-    return WhisperportError(
-        "the operating system could not read or write a file",
-        why=str(error),
-        hint="check the free space, the permissions and the disk",
-    )
-
-
-def _has_working_directory() -> bool:
-    try:
-        return bool(os.getcwd())
-    except OSError:
-        return False
 
 
 class _WarningPrinter(logging.Handler):

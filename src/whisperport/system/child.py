@@ -39,6 +39,7 @@ from whisperport import errors
 from whisperport.errors import WhisperportError
 from whisperport.system.cores import usable_cores
 from whisperport.system.progress import Progress
+from whisperport.system.system_error import system_error
 
 POLL_S = 0.02  # interval of checking the child's memory; the child can fill about 0.2 GB in it
 START_S = 120.0  # time to import Python modules and a runtime: torch takes 8 s on a loaded machine
@@ -398,12 +399,19 @@ def serve(request: dict[str, Any]) -> None:
         send(result=_run(request, lambda stage: send(stage=stage)))
     except WhisperportError as error:
         traceback.print_exc()
-        send(kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint)
+        _send_error(send, error)
     except KeyboardInterrupt:
         send(interrupted=True)
     except BaseException as error:
         traceback.print_exc()
+        if isinstance(error, OSError) and "limits" not in request:
+            _send_error(send, system_error(error))
+            return
         send(stopped=f"{type(error).__name__}: {first_line(error)}".removesuffix(": "))
+
+
+def _send_error(send: "Sender", error: WhisperportError) -> None:
+    send(kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint)
 
 
 def _run(request: dict[str, Any], progress: Progress) -> Any:
