@@ -110,7 +110,8 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
                 progress(f"copying {name}")
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(bundle.path(name), folder / name)
-        return list(bundle.manifest.programs)
+        asked = {program.name for program in programs}
+        return [entry for entry in bundle.manifest.programs if entry.spec.name in asked]
 
     OnnxRuntime.lower = lower  # type: ignore[method-assign]
 

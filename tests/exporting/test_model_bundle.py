@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from whisperport.bundle import Bundle
+from whisperport.cli.model_option import bundle_of_model
 from whisperport.data import embedded_model
-from whisperport.errors import CheckpointError, MissingPackageError, UsageError
+from whisperport.errors import CheckpointError, MissingPackageError, UsageError, WhisperportError
 from whisperport.exporting import export as exporting
 from whisperport.exporting.model_bundle import (
     EmbeddedModelWarning,
@@ -187,3 +188,17 @@ def test_a_damaged_embedded_model_is_an_error(
 
     with pytest.raises(CheckpointError, match="the embedded model is damaged"):
         unpacked(tmp_path)
+
+
+def test_a_cache_that_cannot_be_made_names_the_variable_that_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made in it
+
+    with pytest.raises(WhisperportError) as raised:
+        bundle_of_model("default")
+
+    assert "cannot keep the bundle of `default`" in raised.value.what
+    assert "XDG_CACHE_HOME" in raised.value.hint
+    assert (tmp_path / "file").read_text() == "mine"

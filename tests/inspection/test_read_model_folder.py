@@ -219,3 +219,13 @@ def test_only_models_are_built(name: str, tmp_path: Path) -> None:
 
     assert name in raised.value.why
     assert "no such class" in raised.value.why
+
+
+@pytest.mark.parametrize("side", [10**9, [224], "wide"])
+def test_sizes_of_which_no_input_can_be_made_are_an_error(side: Any, tmp_path: Path) -> None:
+    config = transformers.ViTConfig(**SIZES, image_size=48)
+    model = transformers.ViTModel(config)
+    object.__setattr__(config, "image_size", side)
+
+    with pytest.raises(ProgramError, match="cannot make inputs for ViTModel"):
+        reading._exported("ViTModel", config, model)

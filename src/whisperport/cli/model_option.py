@@ -76,7 +76,6 @@ def bundle_of_model(model: str) -> Bundle:
     found = cached_bundle(model)
     if found is None:
         folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
         print_note(f"exporting {model}, once; its bundle is kept in {folder}")
         with stages() as progress:
             found = run_watched(bundle_of, model, out=folder / "export", progress=progress)

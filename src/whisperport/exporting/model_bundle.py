@@ -165,7 +165,7 @@ def _exported(model: str, progress: Progress) -> Bundle:
         raise WhisperportError(
             f"cannot keep the bundle of `{model}`",
             why=f"{folder.parent}: {error.strerror or error}",
-            hint="set XDG_CACHE_HOME to a folder on a disk with free space",
+            hint="set XDG_CACHE_HOME to a folder that you may write to, on a disk with free space",
         ) from error
     write_atomic(record, key.encode())
     return bundle

@@ -163,7 +163,14 @@ def _too_large(why: str) -> ProgramError:
 
 def _exported(name: str, config: Any, model: nn.Module) -> ExportedProgram:
     parameters = inspect.signature(model.forward).parameters
-    inputs: dict[str, Any] = _inputs(name, config, parameters)
+    try:
+        inputs: dict[str, Any] = dict(_inputs(name, config, parameters))
+    except WhisperportError:
+        raise
+    except Exception as error:  # a size of the configuration is not what the model's code takes
+        raise ProgramError(
+            f"cannot make inputs for {name}", why=shorten(str(error).split("\n")[0]), hint=HINT
+        ) from error
     if "use_cache" in parameters:
         inputs["use_cache"] = False
     try:
