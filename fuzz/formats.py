@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from fuzz.case import Format
-from fuzz.mutators import archives, folders, json_values, pickles, raw, wire
+from fuzz.mutators import archives, folders, json_values, markup, pickles, raw, wire
 
 CLIP = "clip.wav"  # one second of noise beside each bundle
 BUNDLE = "bundle"
@@ -435,8 +435,18 @@ _make_tflite = partial(
 _make_pte = partial(_one_file, "pte/block.pte", lambda data, random, _: raw.mutated(data, random))
 
 
+def _make_xml(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    xml, weights = ((seeds / "openvino" / f"block.{kind}").read_bytes() for kind in ("xml", "bin"))
+    if random.random() < 0.2:
+        weights = raw.mutated(weights, random)
+    else:
+        xml = markup.mutated(xml, random)
+    (folder / "program.xml").write_bytes(xml)
+    (folder / "program.bin").write_bytes(weights)
+
+
 def _program(folder: Path) -> str:
-    found = [path for path in sorted(folder.iterdir()) if path.stem == "program"]
+    found = [path for path in sorted(folder.iterdir(), reverse=True) if path.stem == "program"]
     return str(found[0] if found else folder / "program.gone")
 
 
@@ -634,6 +644,7 @@ FORMATS = (
     Format(".tflite, run", "inspect", ("tflite",), _make_tflite, _inspect, 250),
     Format(".pte", "read_pte", ("pte",), _make_pte, _read_pte, 750),
     Format(".pte, run", "inspect", ("pte",), _make_pte, _inspect, 100),
+    Format(".xml, run", "inspect", ("openvino",), _make_xml, _inspect, 150),
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
     Format("device outputs", "diagnose", (), _make_device_outputs, _diagnose, 1000),
     Format("audio", "load_audio", ("audio",), _make_audio, _load_audio, 1000),

@@ -364,6 +364,19 @@ def product_sum_product(width: int) -> bytes:
     return bytes(builder.Output())
 
 
+def _openvino(folder: Path) -> None:
+    import numpy as np
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    random = np.random.default_rng(0)
+    x = ops.parameter([1, 3, 16], np.float32, name="x")
+    weight = ops.constant(random.standard_normal((16, 24)).astype(np.float32))
+    h = ops.softmax(ops.matmul(x, weight, False, False), -1)
+    y = ops.reshape(h, ops.constant(np.array([2, -1])), False)
+    ov.save_model(ov.Model([y], [x], "block"), folder / "block.xml", compress_to_fp16=False)
+
+
 def _hef(folder: Path) -> None:
     """Write the description of an encoder's network; the header is made for each input."""
     from tests.targets.hailo.hef_file import described
@@ -430,6 +443,7 @@ GROUPS: dict[str, Callable[[Path], None]] = {
     "pte": _pte,
     "hlo": _hlo,
     "tflite": _tflite,
+    "openvino": _openvino,
     "hef": _hef,
     "tables": _tables,
     "audio": _audio,

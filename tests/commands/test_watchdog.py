@@ -111,6 +111,11 @@ def test_stages_that_come_keep_a_long_job_alive(out):
     [
         (jobs.is_killed, "the system killed the exporter in `eating memory`", "memory ran out"),
         (jobs.crashes, "the exporter crashed in `dividing by zero in C++`", "SIGSEGV"),
+        (
+            jobs.reads_a_file_that_is_shortened,
+            "the exporter crashed in `reading weights`",
+            "shortened",
+        ),
         (jobs.has_a_defect, "whisperport failed with an unexpected error", "KeyError: 'nothing'"),
         (jobs.returns_what_cannot_be_sent, "whisperport failed with an unexpected error", "lambda"),
     ],

@@ -71,6 +71,11 @@ def crashes(progress):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def reads_a_file_that_is_shortened(progress):
+    progress("reading weights")
+    os.kill(os.getpid(), signal.SIGBUS)
+
+
 def has_a_defect(progress):
     progress("working")
     return {}["nothing"]

@@ -127,7 +127,8 @@ def _died(child: Job) -> LoweringError:
         )
     return LoweringError(
         f"the exporter crashed in `{stage}`",
-        why=f"{exit_reason(code)}; this is a defect of a library that it uses",
+        why=exit_reason(code),
+        hint="if no input was changed meanwhile, this is a defect of a library that it uses",
     )
 
 

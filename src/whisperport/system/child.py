@@ -129,6 +129,11 @@ def exit_reason(code: int, *, was_memory_short: bool | None = None) -> str:
             "a library aborted (SIGABRT), most likely because the process may use at most "
             f"{limit / 1e9:.1f} GB of memory (`ulimit -v`)"
         )
+    if os.name == "posix" and code == -signal.SIGBUS:
+        return (
+            "the process was ended by SIGBUS, most likely because a file that it reads was shortened "
+            "meanwhile, or because a disk is full"
+        )
     if code < 0:
         memory = "; the system ended a process then because memory was short" * bool(
             was_memory_short

@@ -18,7 +18,9 @@ def system_error(error: OSError) -> WhisperportError:
             why="it was deleted, or its disk was unmounted, after the shell entered it",
             hint="`cd` to another folder",
         )
-    hint = "check the free space, the permissions and the disk"
+    hint = (
+        "check the free space, the permissions and the disk, and that no file was changed meanwhile"
+    )
     if error.errno in FULL:
         hint = "free some space on the disk"
         with suppress(OSError):  # there is no temporary folder
