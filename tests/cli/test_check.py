@@ -242,3 +242,12 @@ def test_dynamic_sizes_are_asked_for_and_kept_in_what_to_do_next(run, tmp_path):
     assert f"--size {symbol}=9 --fix --out" in fixed.err.splitlines()[-1]
     assert wrong.code == 2
     assert f"expected a whole number for `{symbol}`, got 'nine'" in wrong.err
+
+
+def test_explain_names_the_rules_that_mention_a_message(run):
+    # given a message of a vendor's tracer, which is no rule's code
+    # when it is explained
+    ran = run("explain", "received an input tensor that was unused")
+    # then the rule that mentions it is named
+    assert ran.code == 1
+    assert "these rules mention it: WP602 (An input is not used)" in ran.err

@@ -36,7 +36,17 @@ def explain(code: str | None, as_json: bool) -> None:
         return
     rule = RULES.get(code.upper())
     if rule is None:
-        raise UsageError(f"there is no rule `{code}`", hint="`whisperport explain` lists the rules")
+        words = code.lower()
+        about = [
+            f"{one.code} ({one.title})"
+            for one in RULES.values()
+            if words in " ".join(f"{one.title} {one.text}".lower().split())
+        ]
+        raise UsageError(
+            f"there is no rule `{code}`",
+            why=f"these rules mention it: {', '.join(about)}" if about else "",
+            hint="`whisperport explain` lists the rules; docs/problems.md lists problems by their messages",
+        )
     if as_json:
         print_json({"rule": rule.code, "title": rule.title, "text": rule.text})
     else:

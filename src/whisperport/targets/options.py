@@ -94,9 +94,12 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
             raise UsageError(
                 f"`{target}` has no option `{name[:40]}` for this command",
                 why=_similar(options, name, target),
-                hint=f"its options are {', '.join(f'{target}.{one}' for one in known)}"
-                if known
-                else f"`{target}` has no options for this command",
+                hint=(
+                    f"its options are {', '.join(f'{target}.{one}' for one in known)}"
+                    if known
+                    else f"`{target}` has no options for this command"
+                )
+                + "; `export`, `compile` and `transcribe` have different ones",
             )
         kind, about = found[known[name]]
         try:
