@@ -65,15 +65,15 @@ const show = () => {
   const found = rows.filter(row => words.every(word => row.join(' ').toLowerCase().includes(word)));
   list.replaceChildren();
   for (const [id, facts, text, marks, code, error, href] of found.slice(0, 200)) {
-    const line = add(list, 'li', ''), file = add(line, 'div', ''), said = add(line, 'div', '');
+    const line = add(list, 'li', ''), file = add(line, 'div', ''), result = add(line, 'div', '');
     const end = id.lastIndexOf('/') + 1;
     named(file, id.slice(end) || id, href);
     if (end) add(file, 'p', id.slice(0, end), 'dim small');
     if (facts) add(file, 'p', facts, 'dim small');
     if (href && (text || !code)) playable(file, id, href);
-    if (code) add(said, 'p', code + ': ' + error, 'error');
-    if (text) add(said, 'p', text);
-    if (marks) add(said, 'p', marks, 'mark small');
+    if (code) add(result, 'p', code + ': ' + error, 'error');
+    if (text) add(result, 'p', text);
+    if (marks) add(result, 'p', marks, 'mark small');
   }
   count.textContent = found.length + ' of ' + rows.length + ' files' +
     (found.length > 200 ? ', the first 200 are shown' : '');
@@ -135,6 +135,8 @@ def _first(summary: ArchiveSummary) -> str:
         "Last run": text(
             f"{summary.run_files:,} files, {_duration(summary.run_audio_s)} of audio in "
             f"{_duration(summary.run_seconds)}: {summary.speed:,.1f} times as fast as real time"
+            if summary.run_files
+            else "no files: all had a row"
         ),
     }
     return verdict(sentence, "mark" if summary.failed else "good", facts(entries))
