@@ -54,7 +54,8 @@ NOTE_S = 60.0  # between two lines of progress, if standard error is no terminal
 @output_option(
     "DIR",
     "folder",
-    "Folder for the rows (parts/*.parquet), summary.json and report.html; it may have rows",
+    "Folder for the rows (parts/*.parquet), summary.json and report.html: a new or empty one, or that of "
+    "an earlier run",
 )
 @field_options(ArchiveOptions, "retry_failed", "subtitles", "save_every", group="Output")
 @as_json
