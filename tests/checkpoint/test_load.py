@@ -278,3 +278,16 @@ def test_every_short_name_of_openai_whisper_is_known():
     import whisper
 
     assert set(whisper.available_models()) <= set(HUB_IDS)
+
+
+def test_a_folder_that_may_not_be_read_is_a_fault_of_the_checkpoint(monkeypatch, tmp_path):
+    def denied(folder):
+        raise PermissionError(13, "Permission denied", str(folder / "model.bin"))
+
+    monkeypatch.setattr(load_module, "is_ctranslate2", denied)
+
+    with pytest.raises(CheckpointError, match="cannot read") as raised:
+        load_checkpoint(tmp_path)
+
+    assert "Permission denied" in raised.value.why
+    assert "permissions" in raised.value.hint

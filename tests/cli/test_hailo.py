@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from whisperport.errors import LoweringError
+
 from ..targets.hailo.fake_sdk import InstalledSdk
 from ..targets.hailo.hef_file import encoder_hef
 
@@ -84,3 +86,26 @@ def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):
     assert given[0][3].target == "hailo8"
     assert ran.out.endswith(f"{out}: imported\n")
     assert "the compiled files of encoder were not run" in ran.err
+
+
+def test_an_import_that_is_killed_leaves_no_hidden_bundle_beside_its_output(
+    run, tmp_path, monkeypatch
+):
+    from whisperport.commands import watchdog
+
+    (tmp_path / "encoder.hef").write_bytes(b"hello")
+    (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()
+
+    def killed(child, *_):
+        child.process.kill()
+        raise LoweringError("the system killed the exporter")
+
+    monkeypatch.setattr("whisperport.cli.import_.run_watched", watchdog.run_watched)
+    monkeypatch.setattr(watchdog, "_result", killed)
+    ran = run(
+        *("import", str(tmp_path / "encoder.hef"), "--checkpoint", "tiny"),
+        *("--out", str(tmp_path / "bundle")),
+    )
+
+    assert ran.code == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.hef"]

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection.profile_onnx import CPU, _subgraphs, profile_onnx
+from whisperport.inspection.profile_onnx import CPU, _subgraphs, _trace, profile_onnx
 from whisperport.program.profiling import ProfileOptions
 
 from ..embedded import default_bundle
@@ -154,3 +154,13 @@ def test_the_time_of_a_loops_body_is_counted_once(tmp_path: Path) -> None:
     profile = profile_onnx(tmp_path / "loop.onnx", ONCE)
 
     assert {node.name for node in profile.nodes} == {"loop", "after"}
+
+
+def test_a_trace_that_a_full_disk_cut_is_not_a_fault_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text('[{"cat": "Node", "na')
+
+    with pytest.raises(ProgramError) as raised:
+        _trace(tmp_path / "trace.json")
+
+    assert "full disk" in str(raised.value.why)
+    assert "TMPDIR" in str(raised.value.hint)

@@ -49,7 +49,14 @@ def load_checkpoint(
     path = _expand_user(source)
     if _exists(path):
         _reject_revision(revision, name)
-        return _load_path(path, name)
+        try:
+            return _load_path(path, name)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read `{shorten(name)}`",
+                why=str(error),
+                hint="check the permissions, and that no file of it is removed or changed meanwhile",
+            ) from error
     if name == embedded_model.NAME:
         _reject_revision(revision, name)
         return _load_embedded()

@@ -26,7 +26,7 @@ from whisperport.cli.options import (
 )
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.watchdog import run_watched
-from whisperport.compilation.importing import ImportOptions
+from whisperport.compilation.importing import ImportOptions, prepared_at
 from whisperport.compilation.importing import import_artifact as run_import
 from whisperport.targets import TARGETS, RunOptions
 
@@ -81,7 +81,9 @@ def import_verb(
     )
     with stages() as progress:
         job = (run_import, artifact, checkpoint, out, options)
-        bundle = run_watched(*job, out=out, progress=progress, stall_s=60 * stall_after)
+        bundle = run_watched(
+            *job, out=out, writes=prepared_at(out), progress=progress, stall_s=60 * stall_after
+        )
     manifest = bundle.manifest
     if as_json:
         print_json(manifest_json(manifest))

@@ -114,7 +114,7 @@ def import_artifact(
         run=options.run,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    with staging(out.with_name(f"{out.name}.import")) as folders:
+    with staging(prepared_at(out)) as folders:
         bundle = export(checkpoint, name, folders.partial / "bundle", exporting, progress=progress)
         imported = {
             program: Artifact(
@@ -129,6 +129,11 @@ def import_artifact(
         }
         progress("writing the bundle")
         return put_artifacts(bundle, imported, out=out)
+
+
+def prepared_at(out: Path) -> Path:
+    """Return the path of the bundle before the compiled files are in it; it is hidden beside this path."""
+    return out.with_name(f"{out.name}.import")
 
 
 def _importer(artifact: Path, name: str) -> tuple[Target, Importer]:

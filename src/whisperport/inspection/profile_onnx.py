@@ -69,7 +69,7 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
             feed = {value.name: array for value, array in zip(wanted, arrays, strict=True)}
             for _ in range(options.repeat + 1):
                 session.run(None, feed)
-            trace = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+            trace = _trace(Path(session.end_profiling()))
         except (ProgramError, UsageError):
             raise
         except Exception as error:  # its exception classes have no common base other than Exception
@@ -79,6 +79,22 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
                 hint=hint_for(arrays),
             ) from error
     return _profile(path.stem, provider, trace)
+
+
+def _trace(file: Path) -> Any:
+    """Read what ONNX Runtime measured.
+
+    Raises:
+        ProgramError: the file is incomplete. ONNX Runtime reports no error if the disk is full.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ProgramError(
+            "what ONNX Runtime measured could not be stored",
+            why=f"{file} is incomplete, as on a full disk",
+            hint="free some space on the disk of the temporary folder, or name another folder in TMPDIR",
+        ) from error
 
 
 def _message(error: Exception) -> str:
