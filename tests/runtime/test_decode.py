@@ -192,8 +192,8 @@ def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, audio: 
         ({"suppress_tokens": (-2,)}, "`suppress_tokens` contains token id -2"),
         ({"prompt": (9999,)}, "`prompt` contains token id 9999"),
         ({"prefix": (-1,)}, "`prefix` contains token id -1"),
-        ({"prefix": (5,) * DIMS.n_text_ctx}, f"the prefix has {DIMS.n_text_ctx} tokens"),
-        ({"prefix": (5,) * (DIMS.n_text_ctx // 2 - 4)}, "the prefix has"),
+        ({"prefix": (5,) * DIMS.n_text_ctx}, "the prefix has more than"),
+        ({"prefix": (5,) * (DIMS.n_text_ctx // 2 - 4)}, "the prefix has more than"),
     ],
     ids=str,
 )

@@ -51,6 +51,35 @@ def test_any_text_is_encoded_as_by_openai_and_comes_back(n_vocab: int, text: str
     assert ours.decode(ids) == text
 
 
+@given(n_vocab=N_VOCABS, words=st.lists(TEXT, min_size=1), n_tokens=st.integers(1, 20))
+@settings(max_examples=core_or_all(30, 400))
+def test_the_end_of_a_text_has_the_last_tokens_of_the_text(
+    n_vocab: int, words: list[str], n_tokens: int
+) -> None:
+    ours = our_tokenizer(n_vocab)
+    text = " ".join(words * (4000 // len(" ".join(words) + " ")))
+
+    end = ours.end_of(text, n_tokens)
+
+    assert text.endswith(end)
+    assert len(end) <= n_tokens * 128 + 256
+    assert ours.encode(end)[-n_tokens:] == ours.encode(text)[-n_tokens:]
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 65_536, "\U0001f600" * 9_000, "\ud800" * 30_000, " " * 65_536]
+)
+def test_an_end_has_enough_tokens_and_not_many_bytes(ours: Tokenizer, text: str) -> None:
+    end = ours.end_of(text, 100)
+
+    assert len(end.encode("utf-8", "replace")) <= 100 * 128 + 256
+    assert len(ours.encode(end)) >= 100
+
+
+def test_a_short_text_is_its_own_end(ours: Tokenizer) -> None:
+    assert ours.end_of("one two", 223) == "one two"
+
+
 def test_characters_of_unicode_are_cut_as_by_openai(ours: Tokenizer) -> None:
     # Both sides classify letters, numbers and spaces by their own Unicode tables.
     theirs = openai_whisper_tokenizer(len(ours._added.keys() | ours._tokens.keys()))

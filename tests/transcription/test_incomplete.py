@@ -11,6 +11,7 @@ from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, IncompleteError, Interrupted, NumericalError, UsageError
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
+from whisperport.text import Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber
 
 ONE_THREAD = RunOptions(threads=1)
@@ -116,6 +117,26 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(transcriber: Transcribe
         replace(TEXT, decode=replace(TEXT.decode, prompt=()), initial_prompt=text[-room:]),
     )
     assert cut.segments == kept.segments
+
+
+@pytest.mark.parametrize("name", ["initial_prompt", "prefix"])
+def test_of_a_long_text_only_what_can_be_used_is_encoded(
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    encode, lengths = Tokenizer.encode, list[int]()
+
+    def counted(self: Tokenizer, text: str) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    options = replace(TEXT, decode=replace(TEXT.decode, max_tokens=8), **{name: "ab " * 1_000_000})
+
+    with pytest.warns(UserWarning, match=r"has more than \d+ tokens, .* not used: ab ab"):
+        transcriber.transcribe(NOISE[:3200], options)
+
+    assert lengths
+    assert max(lengths) < 1000
 
 
 def test_a_language_may_be_named(transcriber: Transcriber) -> None:

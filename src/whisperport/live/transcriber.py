@@ -26,7 +26,7 @@ from whisperport.runtime.agreement import Agreement, HypothesisWord
 from whisperport.runtime.decode import prompt_room
 from whisperport.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
-from whisperport.transcription.session import warn_if_truncated
+from whisperport.transcription.session import usable_tokens
 
 T = TypeVar("T")
 
@@ -198,11 +198,9 @@ class LiveTranscriber:
 
     def _initial_prompt(self) -> list[int]:
         """Return the token ids of the initial prompt, and warn if it is too long."""
-        text, tokenizer = self._live.transcribe.initial_prompt.strip(), self._transcriber.tokenizer
-        tokens = tokenizer.encode(f" {text}") if text else []
         room = prompt_room(self._transcriber.engine.dims)
-        warn_if_truncated(tokenizer, "the initial prompt", tokens, room)
-        return tokens
+        text = self._live.transcribe.initial_prompt
+        return usable_tokens(self._transcriber.tokenizer, "the initial prompt", text, room)
 
     def _commit(
         self, hypothesis: Hypothesis, words: Sequence[HypothesisWord], *, final: bool = False

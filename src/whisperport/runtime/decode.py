@@ -195,7 +195,7 @@ def prompt_tokens(engine: Engine, language: str, options: DecodeOptions) -> list
     prefix, room = options.prefix[-prefix_room(engine.dims, options) :], half - len(tokens)
     if len(prefix) >= room:
         raise UsageError(
-            f"the prefix has {len(prefix)} tokens",
+            f"the prefix has more than {room - 1} tokens",
             why=f"at most {room - 1} are possible: the prefix and the decoded text share half of the "
             "decoder's positions",
             hint="shorten the prefix",

@@ -11,6 +11,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import TokenizerError
@@ -25,6 +26,8 @@ SECONDS_PER_TIMESTAMP = 0.02  # between two consecutive timestamp tokens
 _MAX_ID = 2**24  # Whisper's ids end at 51,865
 _SPECIAL = re.compile(r"<\|.*\|>", re.DOTALL)
 _REPLACEMENT = "\ufffd"  # the result of decoding bytes that are not a character
+_LONG_WORD = 256  # bytes: so far before an end of a text, a space is searched for
+_BEFORE_SPACE = re.compile(r"\w(?= )")
 
 
 class Tokenizer:
@@ -59,6 +62,9 @@ class Tokenizer:
         self._added = {i: token for token, i in added.items()}
         self._tokens = {i: token for token, i in vocabulary.items()}
         _check_byte_level(vocabulary)
+        self._encoding = (
+            Lock()
+        )  # no thread runs while `tokenizers` encodes: one text, then the others may
 
     def _checked_merges(self, name: str) -> list[tuple[str, str]]:
         """Return the merges as pairs, after a check that they fit the vocabulary."""
@@ -122,8 +128,27 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens. A lone surrogate becomes U+FFFD."""
-        safe = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return list(self._encoder.encode(safe, add_special_tokens=False).ids)
+        with self._encoding:
+            return list(self._encoder.encode(_safe(text), add_special_tokens=False).ids)
+
+    def end_of(self, text: str, n_tokens: int) -> str:
+        """Return an end of a text with at least as many tokens, or the text if it is short.
+
+        Encoding takes a second per megabyte, in which no other thread of the process runs. Encode only the
+        end of a text whose last tokens are used: they are the same as those of the complete text, if a word
+        begins at least every 256 bytes. Whisper's rule splits before every space after a word.
+        """
+        n_bytes = n_tokens * self._longest + _LONG_WORD
+        if len(text) * 4 <= n_bytes or len(data := _safe(text).encode()) <= n_bytes:
+            return text
+        end = data[-n_bytes:].decode(errors="ignore")
+        word = _BEFORE_SPACE.search(end, 0, _LONG_WORD)
+        return end[word.end() :] if word else end
+
+    @cached_property
+    def _longest(self) -> int:
+        """Number of bytes of the longest token."""
+        return max(map(len, self._vocabulary))
 
     def decode(self, ids: Iterable[int], *, timestamps: bool = False) -> str:
         """Return the text of token ids, without special tokens.
@@ -222,6 +247,11 @@ class Tokenizer:
             why=f"the vocabulary has {len(self._added.keys() | self._tokens.keys())} ids",
             hint="use the tokenizer of the same checkpoint",
         )
+
+
+def _safe(text: str) -> str:
+    """Return a text whose lone surrogates are U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _foreign(name: str, error: Exception) -> TokenizerError:

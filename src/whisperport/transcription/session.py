@@ -327,23 +327,23 @@ class Session:
 
     def _initial_prompt(self) -> list[int]:
         """Return the tokens of the initial prompt, and warn if it is too long."""
-        tokens = self._encoded(self.options.initial_prompt)
         room = prompt_room(self.engine.dims)
-        warn_if_truncated(self.tokenizer, "the initial prompt", tokens, room)
-        return tokens
+        return usable_tokens(
+            self.tokenizer, "the initial prompt", self.options.initial_prompt, room
+        )
 
     def _decode_options(self) -> DecodeOptions:
         """Return the decoding options of a window, without the prompt."""
-        options = self.options.decode
+        options, dims = self.options.decode, self.engine.dims
+        room = prefix_room(dims, options)
         if self.options.prefix:
-            options = replace(options, prefix=tuple(self._encoded(self.options.prefix)))
-        room = prefix_room(self.engine.dims, options) or len(options.prefix)
-        warn_if_truncated(self.tokenizer, "the prefix", options.prefix, room)
+            # Without a limit, all tokens are used, and more than the decoder has are an error.
+            tokens = usable_tokens(
+                self.tokenizer, "the prefix", self.options.prefix, room or dims.n_text_ctx
+            )
+            return replace(options, prefix=tuple(tokens))
+        warn_if_truncated(self.tokenizer, "the prefix", options.prefix, room or len(options.prefix))
         return options
-
-    def _encoded(self, text: str) -> list[int]:
-        """Return the tokens of a text with a space before it; an empty text has none."""
-        return self.tokenizer.encode(f" {text.strip()}") if text.strip() else []
 
     def _prompt(self) -> tuple[int, ...]:
         """Return the prompt of the next window: initial prompt and previous text."""
@@ -354,14 +354,45 @@ class Session:
         return (*self.initial_tokens, *recent[-room:])
 
 
-def warn_if_truncated(tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: int) -> None:
-    """Warn with the unused beginning of a text if it has more than `room` tokens."""
+def usable_tokens(tokenizer: Tokenizer, name: str, text: str, room: int) -> list[int]:
+    """Return the tokens of a text with a space before it, and warn if there are more than `room`.
+
+    Of a text that is far longer, only an end is encoded that has more than `room` tokens.
+
+    Args:
+        tokenizer: of the bundle.
+        name: what the text is, for the warning.
+        text: an empty one has no tokens.
+        room: how many tokens are used: the last ones.
+    """
+    text = text.strip()
+    if not text:
+        return []
+    end = tokenizer.end_of(f" {text}", room + 1)
+    tokens = tokenizer.encode(end)
+    warn_if_truncated(tokenizer, name, tokens, room, before=f" {text}"[: -len(end)])
+    return tokens
+
+
+def warn_if_truncated(
+    tokenizer: Tokenizer, name: str, tokens: Sequence[int], room: int, before: str = ""
+) -> None:
+    """Warn with the unused beginning of a text if it has more than `room` tokens.
+
+    Args:
+        tokenizer: of the bundle.
+        name: what the text is.
+        tokens: of the text, or of its end.
+        room: how many are used.
+        before: text before the tokens, which was not encoded.
+    """
     if len(tokens) <= room:
         return
-    lost = tokenizer.decode(tokens[:-room]).strip()
+    count = f"more than {len(tokens)}" if before else len(tokens)
+    lost = (before[: MAX_QUOTED + 2] or tokenizer.decode(tokens[:-room])).strip()
     quoted = lost if len(lost) <= MAX_QUOTED else f"{lost[:MAX_QUOTED]}…"
     warnings.warn(
-        f"{name} has {len(tokens)} tokens, of which the last {room} are used; "
+        f"{name} has {count} tokens, of which the last {room} are used; "
         f"its beginning is not used: {quoted}",
         TruncatedPromptWarning,
         stacklevel=2,
