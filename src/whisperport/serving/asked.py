@@ -8,7 +8,7 @@ from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
 from whisperport.runtime import TEMPERATURES, DecodeOptions
 from whisperport.runtime.decode import check_language
-from whisperport.serving.form import Fields, checked_number, wrong
+from whisperport.serving.form import MAX_SHOWN, Fields, checked_number, wrong
 from whisperport.text import language_code
 from whisperport.transcription import TranscribeOptions
 
@@ -68,7 +68,9 @@ def _form(fields: Fields) -> str:
         message = "This model does not distinguish speakers: response_format diarized_json"
         raise wrong("response_format", message, code="unsupported_value")
     if form not in FORMATS:
-        raise wrong("response_format", f"`response_format` is {form!r}; expected {_or(FORMATS)}")
+        raise wrong(
+            "response_format", f"`response_format` is {form[:MAX_SHOWN]!r}; expected {_or(FORMATS)}"
+        )
     return form
 
 
@@ -76,7 +78,7 @@ def _granularities(fields: Fields, form: str) -> tuple[str, ...]:
     name = "timestamp_granularities"
     given = tuple(fields.many(name))
     if unknown := [one for one in given if one not in GRANULARITIES]:
-        raise wrong(name, f"`{name}` has {unknown[0]!r}; expected {_or(GRANULARITIES)}")
+        raise wrong(name, f"`{name}` has {unknown[0][:MAX_SHOWN]!r}; expected {_or(GRANULARITIES)}")
     if given and form != "verbose_json":
         raise wrong(name, f"`{name}` requires response_format verbose_json")
     return given or ("segment",)
@@ -85,7 +87,7 @@ def _granularities(fields: Fields, form: str) -> tuple[str, ...]:
 def _logprobs(fields: Fields, form: str) -> bool:
     given = fields.many("include")
     if unknown := [one for one in given if one != "logprobs"]:
-        raise wrong("include", f"`include` has {unknown[0]!r}; expected logprobs")
+        raise wrong("include", f"`include` has {unknown[0][:MAX_SHOWN]!r}; expected logprobs")
     if given and form != "json":
         raise wrong("include", "`include` requires response_format json")
     return bool(given)
@@ -99,7 +101,7 @@ def _language(fields: Fields, generation: Generation, task: Task) -> str | None:
             message = "This model detects one of all languages, or is told one: give one language"
             raise wrong(name, message, code="unsupported_value")
     try:
-        code = language_code(given, generation.languages) if given else None
+        code = language_code(given[:MAX_SHOWN], generation.languages) if given else None
         check_language(generation, DecodeOptions(task=task, language=code))
     except UsageError as error:
         hint = f". {error.hint}" if error.hint else ""

@@ -5,20 +5,25 @@ x[]=1, x=1     lists: the official clients repeat `x[]`, others repeat `x`, or w
 x[key]=1       objects: the official clients; others write a JSON object
 """
 
-import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Self
 
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from whisperport.serving.api_error import ApiError
+from whisperport.serving.json_text import parsed
+from whisperport.serving.turns import Turns
 from whisperport.serving.upload import Upload
 
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024  # a prompt has at most 223 tokens
+MAX_TYPE = 256  # characters of the header Content-Type, whose boundary has at most 70
+MAX_SHOWN = 50  # characters of a value in a message
 _NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 
@@ -75,7 +80,7 @@ class Fields:
         """Return a boolean; an absent one is False."""
         value = (self.one(name) or "false").lower()
         if value not in ("true", "false", "1", "0"):
-            raise wrong(name, f"`{name}` is {value!r}; expected true or false")
+            raise wrong(name, f"`{name}` is {value[:MAX_SHOWN]!r}; expected true or false")
         return value in ("true", "1")
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -109,19 +114,27 @@ class Form:
         self.fields = Fields(texts)
 
     @classmethod
-    async def read(cls, request: Request) -> Self:
+    async def read(cls, request: Request, turns: Turns) -> Self:
         """Read the form of a request. A file above 1 MB is kept in one anonymous temporary file.
+
+        Args:
+            request: the request.
+            turns: in which the body is parsed.
 
         Raises:
             ApiError: it is no multipart form, is damaged, or has too many or too large fields.
         """
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise ApiError(400, "The body must be multipart/form-data", code="invalid_value")
+        parser = MultiPartParser(
+            Headers({"content-type": _content_type(request)}),
+            turns.pieces(request.stream()),
+            max_files=1,
+            max_fields=MAX_FIELDS,
+            max_part_size=MAX_FIELD_BYTES,
+        )
         try:
-            limits = {"max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD_BYTES}
-            return cls(await request.form(max_files=1, **limits))
-        except HTTPException as error:
-            raise ApiError(400, error.detail, code="invalid_value") from error
+            return cls(await parser.parse())
+        except MultiPartException as error:
+            raise ApiError(400, error.message, code="invalid_value") from error
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,6 +150,17 @@ def wrong(name: str, message: str, *, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code=code, param=name)
 
 
+def _content_type(request: Request) -> str:
+    """Return the type of a body that is a form in UTF-8: others can take minutes to decode."""
+    given = request.headers.get("content-type", "")
+    if not given.startswith("multipart/form-data") or len(given) > MAX_TYPE:
+        raise ApiError(400, "The body must be multipart/form-data", code="invalid_value")
+    _, about = parse_options_header(given)
+    if about.get(b"charset", b"utf-8").lower() != b"utf-8":
+        raise ApiError(400, "The charset of the form must be utf-8", code="invalid_value")
+    return given
+
+
 def checked_number(name: str, value: Any, low: float, high: float) -> float:
     """Return a number within a range.
 
@@ -144,16 +168,17 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
         ApiError: it is none, or out of the range.
     """
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not low <= number <= high:
-        raise wrong(name, f"`{name}` is {value!r}; expected a number from {low:g} to {high:g}")
-    return number
+        shown = repr(value)[:MAX_SHOWN]
+        raise wrong(name, f"`{name}` is {shown}; expected a number from {low:g} to {high:g}")
+    return abs(number) if number == 0 else number
 
 
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parsed(text)
+    except ValueError as error:
         raise wrong(name, f"`{name}` is not JSON") from error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from whisperport.audio.decode import DamagedAudioWarning
 from whisperport.bundle import Bundle
@@ -23,6 +24,7 @@ from whisperport.serving.options import ServeOptions
 from whisperport.serving.realtime.endpoint import realtime_routes
 from whisperport.serving.realtime.sessions import Sessions
 from whisperport.serving.service import Service
+from whisperport.serving.turns import Connections, Pace
 from whisperport.system.process import return_large_blocks
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 1000  # beyond, uvicorn answers 503 by itself
 MAX_FILES = 8192  # of the process
+MAX_HEAD = 2**14  # bytes of the first lines of a request
+MAX_WAITING = 2**16  # bytes of a connection that wait to be parsed
 MAX_MESSAGE = (
     24 * 2**20
 )  # bytes of a WebSocket message: OpenAI allows 15 MiB, which base64 makes 20 MiB
@@ -102,7 +106,7 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             create_app(service, realtime_routes(self._sessions)),
             http=_Connection,
-            ws="websockets-sansio",
+            ws=_WebSocket,
             ws_max_size=MAX_MESSAGE,
             lifespan="off",
             log_config=None,
@@ -110,11 +114,13 @@ class _Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEAD,
             timeout_graceful_shutdown=round(options.drain_seconds) + LAST_S,
             ssl_certfile=options.certfile,
             ssl_keyfile=options.keyfile,
         )
         config.header_seconds = options.idle_seconds  # type: ignore[attr-defined]  # for _Connection
+        config.connections = Connections()  # type: ignore[attr-defined]  # for _Piecewise
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -165,13 +171,69 @@ def wyoming_server(service: Service) -> "WyomingServer":
     return WyomingServer(service)
 
 
-class _Connection(H11Protocol):
+class _Piecewise(asyncio.Protocol):
+    """Parses what it receives in small pieces, in turn with other connections; see uvicorn's class."""
+
+    config: uvicorn.Config
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._pace, self._received = Pace(), bytearray()
+        self._is_waiting = False
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) >= MAX_WAITING:
+            self.transport.pause_reading()
+        if not self._is_waiting:
+            self._is_waiting = True
+            self.config.connections.add(self)  # type: ignore[attr-defined]
+
+    def parse_some(self) -> bool:
+        """Parse a piece; return whether there is more."""
+        piece = bytes(self._received[: self._pace.n_bytes])
+        del self._received[: len(piece)]
+        if piece:  # the connection is not lost
+            self._pace.begin()
+            super().data_received(piece)
+            self._pace.end()
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            self._received.clear()  # nothing follows an upgrade until it is answered
+        elif not self._received and not self.is_paused:
+            self.transport.resume_reading()
+        self._is_waiting = bool(self._received)
+        return self._is_waiting
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether uvicorn wants no more data now."""
+        raise NotImplementedError
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._received.clear()
+        super().connection_lost(exc)
+
+
+class _WebSocket(_Piecewise, WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket."""
+
+    @property
+    def is_paused(self) -> bool:
+        return self.read_paused
+
+
+class _Connection(_Piecewise, H11Protocol):
     """uvicorn's connection, closed if no request follows: a half-open socket must not stay forever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         seconds = self.config.header_seconds  # type: ignore[attr-defined]
         self._first = self.loop.call_later(seconds, self._close_if_idle)
+
+    @property
+    def is_paused(self) -> bool:
+        return self.flow.read_paused
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._first.cancel()  # it is another protocol's connection now

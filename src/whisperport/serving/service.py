@@ -13,6 +13,7 @@ from whisperport.serving.readiness import Readiness
 from whisperport.serving.realtime.client_secrets import ClientSecrets
 from whisperport.serving.realtime.settings import Settings
 from whisperport.serving.scheduler import Scheduler
+from whisperport.serving.turns import Turns
 from whisperport.transcription import Transcriber
 
 ALIAS = "whisper-1"  # OpenAI's name, which existing programs ask for
@@ -32,6 +33,7 @@ class Service:
         model_ids: names by which clients may ask for the model; the first is shown.
         about: name, hash and back end of the bundle.
         client_secrets: keys of pages, each with the settings of its realtime sessions.
+        turns: in which what clients send is parsed.
         created: when the bundle was written, in seconds since 1970.
     """
 
@@ -56,6 +58,7 @@ class Service:
         }
         self.created = int(bundle.folder.stat().st_mtime)
         self.metrics = Metrics()
+        self.turns = Turns()
         self.client_secrets = ClientSecrets[Settings]()
         self._describe()
 

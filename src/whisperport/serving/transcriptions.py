@@ -35,7 +35,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._service.request() as admitted:
-            async with await Form.read(Request(scope, receive)) as form:
+            async with await Form.read(Request(scope, receive), self._service.turns) as form:
                 asked = self._asked(form.fields)
                 if form.upload is None:
                     raise wrong("file", "`file` is required, as a file of the form")

@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from whisperport.serving.api_error import ApiError
 from whisperport.serving.guard import key_of
+from whisperport.serving.json_text import parsed
 from whisperport.serving.models import check_model
 from whisperport.serving.realtime.session import Session
 from whisperport.serving.realtime.sessions import Sessions
@@ -142,8 +143,8 @@ async def _object(request: Request) -> dict[str, Any]:
         if len(body) > MAX_JSON:
             raise ApiError(413, f"Maximum content size limit ({MAX_JSON}) exceeded")
     try:
-        found = json.loads(body or b"{}")
-    except (ValueError, RecursionError) as error:
+        found = parsed(body or b"{}")
+    except ValueError as error:
         raise ApiError(400, "The request is not JSON", code="invalid_json") from error
     if not isinstance(found, dict):
         raise ApiError(400, "The request is not a JSON object", code="invalid_json")

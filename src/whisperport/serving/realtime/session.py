@@ -1,7 +1,6 @@
 """One realtime session: what a client's events do, whatever connection they come through."""
 
 import asyncio
-import json
 import logging
 import math
 import secrets
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from whisperport.audio import SAMPLE_RATE
 from whisperport.serving.api_error import ApiError, api_error
+from whisperport.serving.json_text import parsed
 from whisperport.serving.realtime.ear import Began, Ear, Ended, Received, audio_of
 from whisperport.serving.realtime.item import Item
 from whisperport.serving.realtime.outbox import TENTATIVE, Outbox
@@ -117,10 +117,11 @@ class Session:
     async def _parsed(self, message: str) -> Any:
         try:
             if len(message) <= SMALL:
-                event = json.loads(message)
+                await self._service.turns.wait()
+                event = parsed(message)
             else:
-                event = await self._converted(lambda: json.loads(message))
-        except (ValueError, RecursionError) as error:
+                event = await self._converted(lambda: parsed(message))
+        except ValueError as error:
             raise ApiError(400, "The message is not JSON", code="invalid_json") from error
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
             raise ApiError(400, "The event has no `type`", code="invalid_event", param="type")

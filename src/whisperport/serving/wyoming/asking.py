@@ -1,6 +1,7 @@
 """What a `transcribe` event asks: a language, and words that are likely."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from wyoming.asr import Transcribe
 
@@ -25,7 +26,7 @@ def options_of(asked: Transcribe, transcriber: Transcriber, default: str) -> Tra
         FaultError: the model does not support the language, or the event has values of another type.
     """
     engine = transcriber.engine
-    words = [*_texts(asked.transcript_names), *_texts(asked.transcript_terms)]
+    words = chain(_texts(asked.transcript_names), _texts(asked.transcript_terms))
     prompt = joined(words, transcriber.tokenizer, prompt_room(engine.dims))
     language = _language(asked.language or default, engine.generation)
     return TranscribeOptions(decode=DecodeOptions(language=language), initial_prompt=prompt)
@@ -33,13 +34,15 @@ def options_of(asked: Transcribe, transcriber: Transcriber, default: str) -> Tra
 
 def joined(words: Iterable[str], tokenizer: Tokenizer, room: int) -> str:
     """Return as many of the words as fit into `room` tokens, the first ones first, with commas between."""
-    prompt = ""
+    kept: list[str] = []
     for word in words:
-        longer = f"{prompt}, {word}" if prompt else word
-        if len(tokenizer.encode(f" {longer}")) > room:
+        # A space after a comma is always where the tokenizer splits, so that tokens can be added up.
+        text = f" {word}"
+        if len(tokenizer.encode(tokenizer.end_of(text, room + 1))) > room:
             break
-        prompt = longer
-    return prompt
+        kept.append(word)
+        room -= len(tokenizer.encode(f"{text},"))
+    return ", ".join(kept)
 
 
 def _language(asked: object, generation: Generation) -> str | None:

@@ -92,7 +92,7 @@ class Connection:
         while True:
             try:
                 async with asyncio.timeout(idle_s if self._utterance else idle_s * IDLE_FACTOR):
-                    return await read_event(self._reader)
+                    return await read_event(self._reader, self._service.turns)
             except TimeoutError as error:
                 if self._utterance is not None:
                     raise FaultError("too-long", f"no audio arrived for {idle_s:g} s") from error

@@ -8,22 +8,24 @@ line that is too long.
 """
 
 import asyncio
-import json
 from typing import Any
 
 from wyoming.event import Event
 
+from whisperport.serving.json_text import parsed
+from whisperport.serving.turns import Turns
 from whisperport.serving.wyoming.fault import FaultError
 
 MAX_LINE = 2**16  # bytes
 MAX_PART = 2**20  # bytes of data, and of samples
 
 
-async def read_event(reader: asyncio.StreamReader) -> Event | None:
+async def read_event(reader: asyncio.StreamReader, turns: Turns) -> Event | None:
     """Read one event.
 
     Args:
         reader: with the limit `MAX_LINE`.
+        turns: in which it is parsed.
 
     Returns:
         The event; None if the peer closed the connection, even within an event.
@@ -34,10 +36,13 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
     """
     try:
         line = await reader.readuntil(b"\n")
+        await turns.wait()
         head = _object(line)
         data, length = _member(head, "data"), _length(head, "data_length")
         if length:
-            data = data | _object(await reader.readexactly(length))
+            part = await reader.readexactly(length)
+            await turns.wait()
+            data = data | _object(part)
         payload = await reader.readexactly(_length(head, "payload_length"))
     except asyncio.IncompleteReadError:
         return None
@@ -52,8 +57,8 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parsed(text)
+    except ValueError as error:
         raise FaultError("bad-event", "a part of an event is not JSON") from error
     if not isinstance(found, dict):
         raise FaultError("bad-event", "a part of an event is not a JSON object")
