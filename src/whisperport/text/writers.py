@@ -1,8 +1,8 @@
 """Write transcripts as txt, srt, vtt, tsv and json, with the same bytes as openai-whisper.
 
-Only text with control characters differs, which a hostile or damaged tokenizer may produce. In the
-line-based formats, line breaks and tabs become spaces and other control characters become visible escapes,
-so that a segment cannot forge a line, a row or a subtitle. In json, all of them become JSON escapes.
+Two things differ. Without speech, srt has one empty subtitle. Control characters, which a hostile or damaged
+tokenizer may produce, become spaces or visible escapes in the line-based formats, so that a segment cannot
+forge a line, a row or a subtitle; in json, they become JSON escapes.
 
 Source: openai/whisper@c0d2f62, whisper/utils.py. Every writer returns the text of the file, which ends in a
 newline except for json. Write it as UTF-8, with `write_atomic`.
@@ -19,6 +19,8 @@ from whisperport.text.segment import Segment
 from whisperport.text.subtitles import Subtitle, SubtitleOptions, subtitles
 
 DEFAULT_SUBTITLES = SubtitleOptions()  # one subtitle per segment
+# An empty SubRip file is none for FFmpeg and for players that use it. They do not show an empty subtitle.
+NO_SPEECH = (Subtitle(0.0, 0.001, ""),)
 
 
 def write_txt(segments: Sequence[Segment]) -> str:
@@ -30,7 +32,9 @@ def write_srt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SU
     """Return SubRip text: numbered, with a comma before the milliseconds. Raises: see `subtitles`."""
     return "".join(
         f"{number}\n{_span(subtitle, always_hours=True, marker=',')}\n{subtitle.text}\n\n"
-        for number, subtitle in enumerate(subtitles(segments, options), start=1)
+        for number, subtitle in enumerate(
+            subtitles(segments, options) if segments else NO_SPEECH, start=1
+        )
     )
 
 
