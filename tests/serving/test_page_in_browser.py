@@ -144,6 +144,53 @@ def test_the_transcript_is_read_with_keys(page: Any) -> None:
         until(page, f"player.paused === {paused}")
 
 
+def test_a_transcript_is_searched_edited_and_copied(page: Any) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    transcribe(page, LONG)
+    before = page.locator(".segment > p").first.inner_text()
+    matches = page.locator("#matches")
+
+    page.fill("#search", "living ROOM")
+    count = int(matches.inner_text().removeprefix("1 of "))
+    page.press("#search", "Enter")
+    assert matches.inner_text() == f"2 of {count}"
+    page.press("#search", "Shift+Enter")
+    assert page.locator(".here").all_inner_texts() == ["living", "room"]
+    page.click("#edit")
+    page.locator(".word").nth(3).click()
+    page.keyboard.type("<b>kitchen</b>")
+    page.keyboard.press("Enter")
+    page.locator(".word").nth(0).click()
+    page.keyboard.type("nothing")
+    page.keyboard.press("Escape")
+    page.locator(".word").nth(4).click()
+    page.keyboard.press("Delete")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(300)
+    page.click("#copy")
+
+    sync_api.expect(page.locator("#copy")).to_have_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    expected = before.replace("room", "<b>kitchen</b>").replace(" window,", "")
+    assert before.split()[3:5] == ["room", "window,"]
+    assert page.locator(".segment > p").first.inner_text() == expected
+    assert copied.splitlines()[0] == expected
+    assert copied == download(page, "[data-form=txt]")[1]
+    assert page.locator("#transcript b").count() == 0
+    assert page.evaluate("player.paused")
+
+
+def test_on_a_phone_the_transcript_comes_first(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    sync_api.expect(page.locator("#result")).to_be_hidden()
+
+    transcribe(page, CLIP)
+
+    top = "document.querySelector('{}').getBoundingClientRect().top"
+    assert page.evaluate(f"{top.format('#transcript')} < {top.format('#drop')}")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_downloads_are_what_the_package_writes(
     page: Any, server: Server, transcriber: Transcriber
 ) -> None:
@@ -343,6 +390,11 @@ def test_axe_finds_nothing_serious(page: Any, scheme: str, width: int) -> None:
     problems += serious(page)
     page.click(".word >> nth=2")
     problems += serious(page)
+    page.fill("#search", "e")
+    page.click("#edit")
+    page.click(".word >> nth=1")
+    problems += serious(page)
+    page.keyboard.press("Escape")
     page.click("#listen")
     page.wait_for_selector(".tentative")
     problems += serious(page)

@@ -1,6 +1,7 @@
 /** Transcripts as segments with words, and as the text of files. */
 
 const SPACES = /[\t\n\v\f\r\x85\u2028\u2029]/g;
+const NO_SPEECH = [{ start: 0, end: 0.001, text: "" }];  // players do not accept an empty file
 const UNSAFE = /[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;  // of terminals, and of the direction of text
 
 /**
@@ -18,7 +19,7 @@ export function segmentsOf(document) {
       const rest = segment.text.slice(at);
       const space = rest.length - rest.trimStart().length;
       if (!rest.trim() || !rest.startsWith(words[next].word, space)) break;
-      found.push({ ...words[next], before: found.length ? rest.slice(0, space) : "" });
+      found.push({ ...words[next], before: found.length ? rest.slice(0, space) : "", source: next });
       at += space + words[next].word.length;
     }
     if (!segment.text.slice(at).trim()) return { ...segment, words: found };
@@ -26,6 +27,50 @@ export function segmentsOf(document) {
     const { start, end, text } = segment;
     return { ...segment, words: [{ word: text.trim(), start, end, probability: 1, before: "" }] };
   });
+}
+
+/**
+ * The document with other text in place of a word; without the word, if there is no text.
+ *
+ * @param {object} document
+ * @param {number} index of the word, among those of all segments of `segmentsOf`
+ * @param {string} text
+ */
+export function edited(document, index, text) {
+  const kept = document.segments.filter((segment) => segment.text.trim());
+  const found = segmentsOf(document);
+  const at = found.findIndex(({ words }) => index < words.length || (index -= words.length) < 0);
+  const { words } = found[at];
+  const word = { ...words[index], word: text.trim().replace(/\s+/g, " "), probability: 1 };
+  const changed = words.with(index, word).filter((one) => one.word);
+  const space = kept[at].text.match(/^\s*/)[0];
+  const whole = space + changed.map((one, n) => (n ? one.before : "") + one.word).join("");
+  const segments = document.segments.map((one) => (one === kept[at] ? { ...one, text: whole } : one));
+  const { before, source, ...plain } = word;
+  const list = source === undefined ? document.words : document.words.with(source, plain).filter((one) => one.word);
+  return { ...document, segments, words: list, text: segments.map((one) => one.text).join("").trim() };
+}
+
+/**
+ * Where a text is in words, which may be several: [first word, last word] of each place.
+ *
+ * @param {{word: string, before: string}[]} words
+ * @param {string} text in any case
+ */
+export function places(words, text) {
+  const wanted = text.trim().toLowerCase().replace(/\s+/g, " ");
+  if (!wanted) return [];
+  let all = "";
+  const ends = words.map(({ before, word }) => (all += before.replace(/\s+/g, " ") + word.toLowerCase()).length);
+  const found = [];
+  let word = 0;
+  for (let at = all.indexOf(wanted); at >= 0; at = all.indexOf(wanted, at + wanted.length)) {
+    while (ends[word] <= at) word += 1;
+    const first = word;
+    while (ends[word] < at + wanted.length) word += 1;
+    found.push([first, word]);
+  }
+  return found;
 }
 
 /** A duration as people read it: 4:05, 1:04:05. */
@@ -38,7 +83,7 @@ export function clock(seconds) {
 export const FORMS = {
   txt: ["text/plain", (document) => segmentsOf(document).map((one) => `${line(one.text)}\n`).join("")],
   srt: ["application/x-subrip", (document) =>
-    subtitles(document).map(({ start, end, text }, index) =>
+    (subtitles(document).length ? subtitles(document) : NO_SPEECH).map(({ start, end, text }, index) =>
       `${index + 1}\n${stamp(start, ",", true)} --> ${stamp(end, ",", true)}\n${text}\n\n`).join("")],
   vtt: ["text/vtt", (document) => "WEBVTT\n\n" +
     subtitles(document).map(({ start, end, text }) =>
@@ -52,6 +97,20 @@ export function save(text, name, type) {
   link.href = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+/** Copy a text; return whether the browser allowed it. Without TLS, it has only the older way. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch { /* undefined, or not allowed */ }
+  const box = Object.assign(window.document.createElement("textarea"), { value: text, className: "unseen" });
+  window.document.body.append(box);
+  box.select();
+  const isCopied = window.document.execCommand("copy");
+  box.remove();
+  return isCopied;
 }
 
 /** One subtitle per segment, from its first word to its last. */

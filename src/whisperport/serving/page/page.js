@@ -1,14 +1,14 @@
 /** The page: connects the files, the transcript and the captions with what can be operated. */
 
 import { Captions } from "./captions.js";
-import { FORMS, save } from "./formats.js";
+import { FORMS, copy, edited, save } from "./formats.js";
 import { Queue } from "./queue.js";
 import { describe, key, keyOpens } from "./server.js";
 import { TranscriptView } from "./transcript.js";
 
 const byId = (id) => document.getElementById(id);
 const player = byId("player");
-const view = new TranscriptView(byId("transcript"), player);
+const view = new TranscriptView(byId("transcript"), player, edit);
 const queue = new Queue(byId("queue"), byId("item"), { selected: show, added, changed });
 
 const asked = () => ({
@@ -37,7 +37,8 @@ for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
 }
 
 byId("queue").addEventListener("click", ({ target }) => {
-  if (target.closest(".open") && byId("result").offsetTop > innerHeight / 2) byId("result").scrollIntoView();  // a phone
+  const { top } = byId("result").getBoundingClientRect();
+  if (target.closest(".open") && (top < 0 || top > innerHeight / 2)) byId("result").scrollIntoView();  // a phone
 });
 
 addEventListener("beforeunload", (event) => {
@@ -60,10 +61,48 @@ function show(job) {
   byId("name").textContent = job.name;
   player.hidden = false;
   player.src = URL.createObjectURL(job.file);
-  if (job.document) view.show(job.document);
+  if (job.document) showDocument(job);
   else for (const text of job.text) view.append(text);
   result(job);
 }
+
+/** Show a transcript, and where the text is that is searched for. */
+async function showDocument(job) {
+  await view.show(job.document);
+  if (job === queue.selected) search();
+}
+
+function search() {
+  const count = view.search(byId("search").value);
+  byId("matches").textContent = byId("search").value.trim() ? `${count ? 1 : 0} of ${count}` : "";
+}
+
+byId("search").addEventListener("input", search);
+byId("search").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  const place = view.next(event.shiftKey ? -1 : 1);
+  if (place) byId("matches").textContent = byId("matches").textContent.replace(/^\d+/, place);
+});
+
+byId("edit").addEventListener("click", ({ target }) => {
+  view.isEditing = !view.isEditing;
+  target.ariaPressed = String(view.isEditing);
+  announce(view.isEditing ? "Select a word to edit it." : "A word is played when you select it.");
+});
+
+function edit(index, text) {
+  const job = queue.selected;
+  job.document = edited(job.document, index, text);
+  if (!text) view.replace(job.document, index);  // the words after it have other numbers
+  announce("The word is changed.");
+}
+
+byId("copy").addEventListener("click", async ({ target }) => {
+  const isCopied = await copy(FORMS.txt[1](queue.selected.document));
+  target.textContent = isCopied ? "Copied" : "Not copied";
+  announce(isCopied ? "The transcript is copied." : "The browser does not allow copying.");
+  setTimeout(() => { target.textContent = "Copy"; }, 2000);
+});
 
 player.addEventListener("error", () => {
   player.hidden = true;
@@ -79,13 +118,14 @@ function changed(job, isNewState) {
   if (isNewState && words[job.state]) announce(`${job.name} ${words[job.state]}.`);
   if (job !== queue.selected) return;
   result(job);
-  if (isNewState && job.document) view.show(job.document);
+  if (isNewState && job.document) showDocument(job);
 }
 
 /** Show what is known of a file now. */
 function result(job) {
   const isDone = job.state === "done";
   byId("downloads").hidden = byId("keys").hidden = !isDone;
+  byId("tools").hidden = !isDone || !job.document.segments.length;
   byId("again").hidden = job.isOpen || isDone;
   byId("no-player").hidden = !(isDone && player.hidden);
   byId("summary").textContent = isDone ? summary(job.document) : job.state === "failed" ? job.note : job.about;
