@@ -254,6 +254,31 @@ def test_a_client_that_is_gone_is_no_error(
 
 
 @pytest.mark.parametrize(
+    ("path", "address"),
+    [
+        ("/audio/transcriptions", "/v1/audio/transcriptions"),
+        ("/v1/audio/transcriptions/", "/v1/audio/transcriptions"),
+        ("/v1//audio/transcriptions", "/v1/audio/transcriptions"),
+        ("//v1/audio//translations//", "/v1/audio/translations"),
+        ("/v1/v1/audio/transcriptions", "/v1/audio/transcriptions"),
+        ("/models/org/name", "/v1/models/org/name"),
+        ("/v1/health", "/health"),
+        ("/v1/chat/completions", None),
+        ("/v1/", None),
+        ("//", None),
+    ],
+)
+def test_the_right_address_is_told_of_a_url_that_is_nearly_one(
+    client: Any, path: str, address: str | None
+) -> None:
+    answer = client.post(f"http://localhost:8000{path}")
+
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 404
+    assert message == (f"Unknown URL: the address is {address}" if address else "Unknown URL")
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/v1/audio/transcriptions", 405),

@@ -22,6 +22,11 @@ def post(client: Any, data: dict[str, Any] | None = None, **given: Any) -> Any:
     return client.post(url, data=fields, files={"file": ("upload", file)} if file else {"x": b""})
 
 
+def server_vad(threshold: str) -> str:
+    """An object of a form, as JSON, with a threshold of any kind."""
+    return f'{{"type": "server_vad", "threshold": {threshold}}}'
+
+
 def events(text: str) -> list[dict[str, Any]]:
     """The data of server-sent events, without comments."""
     blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
@@ -199,7 +204,19 @@ def test_keywords_and_a_prompt_are_the_prompt(client: Any, transcriber: Transcri
         ({"chunking_strategy": "none"}, "chunking_strategy", "invalid_value"),
         ({"chunking_strategy": "{"}, "chunking_strategy", "invalid_value"),
         ({"chunking_strategy[type]": "x"}, "chunking_strategy", "invalid_value"),
-        ({"model": ""}, "model", "missing_required_parameter"),
+        ({"temperature": "9" * 400}, "temperature", "invalid_value"),
+        ({"temperature": "-0.1"}, "temperature", "invalid_value"),
+        ({"chunking_strategy": server_vad("9" * 400)}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy": server_vad("9" * 310)}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy": server_vad("9" * 5000)}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy": server_vad("true")}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy": server_vad("NaN")}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy": server_vad("1e999")}, "chunking_strategy", "invalid_value"),
+        ({"chunking_strategy": server_vad("[0.5]")}, "chunking_strategy", "invalid_value"),
+        ({"keywords": '["\\ud800"]'}, "keywords", "invalid_value"),
+        ({"keywords": "[" + '"a",' * 15_000 + '"a"]'}, "keywords", "invalid_value"),
+        ({"languages": '["\\udfff"]'}, "languages", "invalid_value"),
+        ({"language": "\x00" * 60_000}, "language", "unsupported_value"),
     ],
 )
 def test_a_wrong_field_is_named(client: Any, fields: dict[str, Any], param: str, code: str) -> None:
@@ -237,8 +254,49 @@ def test_an_error_before_the_first_text_has_a_status_in_a_stream_too(client: Any
 def test_a_model_that_is_not_served_is_not_found(client: Any) -> None:
     answer = post(client, model="large")
 
+    error = answer.json()["error"]
     assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "model_not_found"
+    assert error["code"] == "model_not_found"
+    assert "served: default, whisper-1." in error["message"]
+    assert "--alias" in error["message"]
+
+
+def test_without_a_name_of_a_model_it_is_the_one_that_is_served(client: Any) -> None:
+    whole = post(client).json()
+
+    empty = post(client, model="")
+    missing = client.post(URL, files={"file": ("upload", CLIP.read_bytes())})
+
+    assert empty.json() == missing.json() == whole
+
+
+def test_an_alias_is_a_name_of_the_model(serving: Callable[..., Any]) -> None:
+    client = serving(aliases=("gpt-4o-transcribe", "a/b"))
+
+    models = client.get("/v1/models").json()["data"]
+
+    assert [(one["id"], one["root"]) for one in models] == [
+        ("default", "default"),
+        ("whisper-1", "default"),
+        ("gpt-4o-transcribe", "default"),
+        ("a/b", "default"),
+    ]
+    assert post(client, model="gpt-4o-transcribe").status_code == 200
+
+
+@pytest.mark.parametrize("language", ["auto", "AUTO "])
+def test_the_language_auto_is_detected(client: Any, language: str) -> None:
+    assert post(client, language=language).json() == post(client).json()
+
+
+def test_a_form_in_a_charset_that_is_slow_to_decode_is_rejected(client: Any) -> None:
+    kind = "multipart/form-data; boundary=b; charset="
+
+    for charset, status in (("punycode", 400), ("idna", 400), ("utf-16", 400), ("UTF-8", 400)):
+        error = client.post(URL, content=b"--b--", headers={"content-type": kind + charset})
+
+        assert error.status_code == status
+        assert ("charset" in error.json()["error"]["message"]) == (charset != "UTF-8")
 
 
 def test_a_model_of_one_language_does_not_translate(client: Any) -> None:

@@ -16,7 +16,7 @@ from whisperport.serving.keys import VARIABLE, Keys
 from whisperport.serving.options import ServeOptions
 from whisperport.serving.serve import serve as run_serve
 
-LISTEN = ("host", "port", "model_id", "certfile", "keyfile")
+LISTEN = ("host", "port", "model_id", "aliases", "certfile", "keyfile")
 ACCESS = ("allow_open", "allowed_hosts", "allowed_origins")
 WYOMING = ("wyoming", "wyoming_name", "wyoming_language", "wyoming_vad")
 LIMITS = ("max_queue_seconds", "max_requests", "max_body_mib", "max_audio_seconds", "idle_seconds")

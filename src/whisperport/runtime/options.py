@@ -33,7 +33,7 @@ class DecodeOptions:
     language: Annotated[
         str | None,
         Option(
-            "Language spoken in the audio, as a name or a code, such as German or de",
+            "Language spoken in the audio, as a name or a code, such as German or de; auto if it is not known",
             metavar="LANGUAGE",
             default="the checkpoint's own language if it has one, else detected",
         ),
@@ -135,6 +135,8 @@ class DecodeOptions:
     ] = 0
 
     def __post_init__(self) -> None:
+        if self.language is not None and self.language.strip().lower() == "auto":
+            object.__setattr__(self, "language", None)  # as most other programs spell it
         check_range("temperature", self.temperature, 0, 10)
         check_ranges(self)
 

@@ -47,13 +47,31 @@ def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
             allow_headers=["authorization", "content-type"],
         )
         middleware.insert(0, cors)
-    handlers = {HTTPException: _http_error}
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = MESSAGES.get(error.status_code, error.detail)
+        if error.status_code == 404 and (address := _meant(request.url.path, routes)):
+            message = f"{message}: the address is {address}"
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    handlers = {HTTPException: http_error}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # an unknown URL is a 404
     return app
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = MESSAGES.get(error.status_code, error.detail)
-    return ApiError(error.status_code, message, headers=error.headers).response()
+def _meant(path: str, routes: Sequence[BaseRoute]) -> str | None:
+    """Return the path that a client meant which has doubled or trailing slashes, or no or several /v1.
+
+    It is told, not redirected: many clients repeat a POST that is redirected as a GET.
+    """
+    parts = [part for part in path.split("/") if part]
+    while parts[:1] == ["v1"]:
+        parts.pop(0)
+    rest = "/".join(parts)
+    known = [route for route in routes if isinstance(route, Route) and route.path != "/"]
+    for address in (f"/v1/{rest}", f"/{rest}"):
+        if any(route.path_regex.match(address) for route in known):
+            return address
+    return None

@@ -101,8 +101,9 @@ def _language(fields: Fields, generation: Generation, task: Task) -> str | None:
             message = "This model detects one of all languages, or is told one: give one language"
             raise wrong(name, message, code="unsupported_value")
     try:
-        code = language_code(given[:MAX_SHOWN], generation.languages) if given else None
-        check_language(generation, DecodeOptions(task=task, language=code))
+        options = DecodeOptions(task=task, language=given and given[:MAX_SHOWN])
+        check_language(generation, options)
+        code = options.language and language_code(options.language, generation.languages)
     except UsageError as error:
         hint = f". {error.hint}" if error.hint else ""
         param = name if given else "model"

@@ -181,4 +181,4 @@ def _json(name: str, text: str) -> Any:
     try:
         return parsed(text)
     except ValueError as error:
-        raise wrong(name, f"`{name}` is not JSON") from error
+        raise wrong(name, f"`{name}` cannot be read as JSON: {error}") from error

@@ -26,7 +26,12 @@ def parsed(text: str | bytes) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if _SURROGATE.search(text):
-        json.dumps(found, ensure_ascii=False).encode()
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                "a text has a half of a surrogate pair, which is no character"
+            ) from error
     return found
 
 

@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from whisperport.serving.api_error import ApiError
 from whisperport.serving.service import Service
+from whisperport.serving.unknown_model import unknown_model
 
 OWNER = "whisperport"
 
@@ -34,7 +35,7 @@ def check_model(service: Service, name: str) -> None:
         ApiError: it is not.
     """
     if name not in service.model_ids:
-        message = f"The model {name[:100]!r} does not exist; served: {', '.join(service.model_ids)}"
+        message = unknown_model(name, service.model_ids)
         raise ApiError(404, message, code="model_not_found", param="model")
 
 
@@ -44,5 +45,6 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": OWNER,
+        "root": service.model_ids[0],  # as vLLM names the model behind an alias
         "x_whisperport": service.about,
     }

@@ -36,11 +36,22 @@ class ServeOptions:
     model_id: Annotated[
         str,
         Option(
-            "Name by which clients ask for the model, beside whisper-1",
+            "Name of the model that clients are shown",
             metavar="NAME",
             default="the name of the checkpoint",
         ),
     ] = ""
+    aliases: Annotated[
+        tuple[str, ...],
+        Option(
+            "Further name by which clients may ask for the model, such as gpt-4o-transcribe. Repeat the "
+            "option for several",
+            flag="--alias",
+            metavar="NAME",
+            repeat=True,
+            default="whisper-1",
+        ),
+    ] = ()
     allow_open: Annotated[
         bool,
         Option("Listen on a public address without an API key: everyone there may use the server"),

@@ -178,8 +178,9 @@ class _Piecewise(asyncio.Protocol):
     transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._pace, self._received = Pace(), bytearray()
+        self.pace, self._received = Pace(), bytearray()
         self._is_waiting = False
+        transport.max_size = MAX_WAITING  # type: ignore[attr-defined]  # of asyncio's: it reads 256 KiB
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -192,12 +193,12 @@ class _Piecewise(asyncio.Protocol):
 
     def parse_some(self) -> bool:
         """Parse a piece; return whether there is more."""
-        piece = bytes(self._received[: self._pace.n_bytes])
+        piece = bytes(self._received[: self.pace.n_bytes])
         del self._received[: len(piece)]
         if piece:  # the connection is not lost
-            self._pace.begin()
+            self.pace.begin()
             super().data_received(piece)
-            self._pace.end()
+            self.pace.end()
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             self._received.clear()  # nothing follows an upgrade until it is answered
         elif not self._received and not self.is_paused:

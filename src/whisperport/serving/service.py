@@ -49,7 +49,9 @@ class Service:
         self.readiness = Readiness(self.scheduler)
         bundle = transcriber.bundle
         name = str(bundle.manifest.source.get("name") or bundle.folder.name)
-        self.model_ids = tuple(dict.fromkeys((options.model_id or name, name, ALIAS)))
+        self.model_ids = tuple(
+            dict.fromkeys((options.model_id or name, name, ALIAS, *options.aliases))
+        )
         targets = {entry.placement.target for entry in bundle.manifest.programs}
         self.about = {
             "bundle": bundle.manifest.name,

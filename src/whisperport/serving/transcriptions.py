@@ -45,10 +45,8 @@ class Endpoint:
                 await call.answer(scope, receive, send)
 
     def _asked(self, fields: Fields) -> Asked:
-        model = fields.one("model")
-        if model is None:
-            raise wrong("model", "`model` is required", code="missing_required_parameter")
-        check_model(self._service, model)
+        if model := fields.one("model"):  # without, it is the one that is served
+            check_model(self._service, model)
         return asked_of(fields, self._service.transcriber.engine.generation, self._task)
 
 

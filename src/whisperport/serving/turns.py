@@ -11,15 +11,21 @@ from typing import Protocol
 
 SMALLEST, LARGEST = 2**10, 2**16  # bytes that are parsed in one turn
 FAST_S = 0.001  # the next piece is larger if this one took less, in seconds
-TURN_S = 0.005  # of one pass of the event loop, for all connections
+TURN_S = 0.002  # of one pass of the event loop, for all connections that were slow until now
+SLOW_S = 0.003  # a connection is slow whose data took so long altogether
 
 
 class Pace:
     """How many bytes are parsed in one turn: few at first, more while they take little time."""
 
     def __init__(self) -> None:
-        self.n_bytes = 2 * SMALLEST
-        self._began = 0.0
+        self.n_bytes = SMALLEST
+        self._began = self._spent = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether all pieces together took long."""
+        return self._spent > SLOW_S
 
     def begin(self) -> None:
         """A piece is parsed now."""
@@ -27,8 +33,9 @@ class Pace:
 
     def end(self) -> None:
         """The piece was parsed."""
-        is_fast = time.perf_counter() - self._began < FAST_S
-        self.n_bytes = min(2 * self.n_bytes, LARGEST) if is_fast else SMALLEST
+        seconds = time.perf_counter() - self._began
+        self._spent += seconds
+        self.n_bytes = min(2 * self.n_bytes, LARGEST) if seconds < FAST_S else SMALLEST
 
 
 class Turns:
@@ -59,35 +66,45 @@ class Turns:
 class Received(Protocol):
     """A connection with data that it has not parsed."""
 
+    pace: Pace
+
     def parse_some(self) -> bool:
         """Parse a piece; return whether there is more."""
         ...
 
 
 class Connections:
-    """Lets the connections of a server parse what they received one after the other."""
+    """Lets the connections of a server parse what they received: the slow ones wait for the others."""
 
     def __init__(self) -> None:
-        self._waiting = deque[Received]()
+        self._fast, self._slow = deque[Received](), deque[Received]()
+        self._is_due = False
 
     def add(self, connection: Received) -> None:
         """Let a connection parse its data soon."""
-        if not self._waiting:
+        (self._slow if connection.pace.is_slow else self._fast).append(connection)
+        if not self._is_due:
+            self._is_due = True
             asyncio.get_running_loop().call_soon(self._next)
-        self._waiting.append(connection)
 
     def _next(self) -> None:
+        self._is_due = False
+        for _ in range(len(self._fast)):
+            self._parse(self._fast.popleft())
         end = time.perf_counter() + TURN_S
+        while self._slow and time.perf_counter() < end:
+            self._parse(self._slow.popleft())
+        if (self._fast or self._slow) and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _parse(self, connection: Received) -> None:
         try:
-            while self._waiting and time.perf_counter() < end:
-                connection = self._waiting[0]
-                has_more = connection.parse_some()
-                self._waiting.popleft()
-                if has_more:
-                    self._waiting.append(connection)
-        except BaseException:
-            self._waiting.popleft()
-            raise
-        finally:
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._next)
+            has_more = connection.parse_some()
+        except Exception as error:  # of this connection; the others go on
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a connection failed", "exception": error}
+            )
+        else:
+            if has_more:
+                self.add(connection)

@@ -29,6 +29,26 @@ from whisperport.serving.realtime.outbox import Outbox
 from whisperport.serving.realtime.settings import LOGPROBS, TENTATIVE, ServerVad, Settings, updated
 
 MODELS = ("tiny", "whisper-1")
+UPDATED = [
+    "type",
+    "audio",
+    "input",
+    "format",
+    "rate",
+    "transcription",
+    "model",
+    "language",
+    "languages",
+]
+UPDATED += [
+    "keywords",
+    "prompt",
+    "delay",
+    "turn_detection",
+    "threshold",
+    "prefix_padding_ms",
+    "include",
+]
 SETTINGS = Settings("tiny")
 ENGLISH = Generation(
     start_of_transcript=1, end_of_text=2, start_of_previous=3, no_speech=4, no_timestamps=5
@@ -69,6 +89,44 @@ def test_an_update_changes_what_it_has_and_keeps_the_rest() -> None:
     assert two.live_options().step_s == 0.3
     assert two.live_options().transcribe.initial_prompt == "Anna. Names"
     assert three == replace(two, vad=None, kind="audio/pcmu", rate=8_000)
+
+
+@given(
+    st.recursive(
+        st.sampled_from(
+            [None, True, "", "auto", "x" * 9_000, -0.0, 1e308, 10**399, -(10**399), 0.5]
+        )
+        | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(UPDATED),
+                inner,
+            )
+        ),
+        max_leaves=20,
+    )
+)
+def test_any_update_is_accepted_or_an_error_of_the_client(update: Any) -> None:
+    for given_session in (update, session(transcription=update), session(turn_detection=update)):
+        try:
+            found = updated(SETTINGS, given_session, MODELS, TWO_LANGUAGES)
+        except ApiError:  # any other exception is a fault
+            pass
+        else:
+            assert found.live_options()
+            assert json.dumps(found.document("sess_1"), allow_nan=False)
+
+
+def test_an_empty_model_is_the_one_before_and_auto_is_no_language() -> None:
+    for model in ("", None):
+        found = updated(
+            replace(SETTINGS, language="de"),
+            session(transcription={"model": model, "language": "auto"}),
+            MODELS,
+            TWO_LANGUAGES,
+        )
+        assert (found.model, found.language) == ("tiny", None)
 
 
 def test_the_document_has_the_complete_configuration_and_can_be_sent_back() -> None:

@@ -145,7 +145,8 @@ async def _object(request: Request) -> dict[str, Any]:
     try:
         found = parsed(body or b"{}")
     except ValueError as error:
-        raise ApiError(400, "The request is not JSON", code="invalid_json") from error
+        message = f"The request cannot be read as JSON: {error}"
+        raise ApiError(400, message, code="invalid_json") from error
     if not isinstance(found, dict):
         raise ApiError(400, "The request is not a JSON object", code="invalid_json")
     return found

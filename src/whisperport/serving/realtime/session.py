@@ -122,7 +122,8 @@ class Session:
             else:
                 event = await self._converted(lambda: parsed(message))
         except ValueError as error:
-            raise ApiError(400, "The message is not JSON", code="invalid_json") from error
+            why = f"The message cannot be read as JSON: {error}"
+            raise ApiError(400, why, code="invalid_json") from error
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
             raise ApiError(400, "The event has no `type`", code="invalid_event", param="type")
         return event

@@ -11,6 +11,7 @@ from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions
 from whisperport.runtime.decode import check_language
 from whisperport.serving.api_error import ApiError
+from whisperport.serving.unknown_model import unknown_model
 from whisperport.text import language_code
 from whisperport.transcription import TranscribeOptions
 
@@ -224,10 +225,9 @@ def _vad(source: _Given, before: ServerVad | None) -> ServerVad | None:
 def _transcribed(
     settings: Settings, given: _Given, models: Collection[str], generation: Generation
 ) -> Settings:
-    model = given.text("model", settings.model)
+    model = given.text("model", settings.model, null=settings.model) or settings.model
     if model not in models:
-        message = f"the model {model[:100]!r} does not exist; served: {', '.join(models)}"
-        raise invalid(f"{given.path}.model", message, "model_not_found")
+        raise invalid(f"{given.path}.model", unknown_model(model, models), "model_not_found")
     language = settings.language
     if {"language", "languages"} & given.given.keys():
         language = _language(given, generation)
@@ -252,8 +252,9 @@ def _language(given: _Given, generation: Generation) -> str | None:
     if not isinstance(asked, str):
         raise given.wrong("language", "expected a text")
     try:
-        code = language_code(asked[:50], generation.languages)
-        check_language(generation, DecodeOptions(language=code))
+        options = DecodeOptions(language=asked[:50])
+        check_language(generation, options)
+        code = options.language and language_code(options.language, generation.languages)
     except UsageError as error:
         message = f"{error.what}. {error.hint}"
         raise invalid(f"{given.path}.language", message, "unsupported_value") from error
