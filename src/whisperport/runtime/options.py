@@ -33,7 +33,7 @@ class DecodeOptions:
     language: Annotated[
         str | None,
         Option(
-            "Language spoken in the audio, as a name or a code, such as German or de; auto if it is not known",
+            "Language spoken in the audio, as a name or a code, such as German or de; auto: unknown",
             metavar="LANGUAGE",
             default="the checkpoint's own language if it has one, else detected",
         ),
