@@ -1,8 +1,8 @@
 """Write transcripts as txt, srt, vtt, tsv and json, with the same bytes as openai-whisper.
 
 Two things differ. Without speech, srt has one empty subtitle. Control characters, which a hostile or
-damaged tokenizer may produce, become spaces or visible escapes in the line-based formats, so that a segment cannot
-forge a line, a row or a subtitle; in json, they become JSON escapes.
+damaged tokenizer may produce, become spaces or visible escapes in the line-based formats, so that a segment
+cannot forge a line, a row or a subtitle; in json, they become JSON escapes.
 
 Source: openai/whisper@c0d2f62, whisper/utils.py. Every writer returns the text of the file, which ends in a
 newline except for json. Write it as UTF-8, with `write_atomic`.
