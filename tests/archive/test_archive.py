@@ -73,7 +73,7 @@ def damage(folder: Path) -> dict[str, str]:
     return {
         "cut.wav": "damaged audio",
         "empty.wav": "it has 0 bytes",
-        "noise.wav": "not an audio file that FFmpeg can read",
+        "noise.wav": "not an audio file",
         "pipe.wav": "is a pipe",
         "loop.wav": "levels of symbolic links",
         "gone.wav": "does not exist",

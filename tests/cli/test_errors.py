@@ -77,7 +77,10 @@ def test_a_missing_audio_file_is_rejected(run, bundle):
 
 
 def test_a_file_without_audio_is_rejected(run, bundle):
-    assert_error(run("transcribe", __file__, "--bundle", bundle), "is not an audio file")
+    ran = run("transcribe", __file__, "--bundle", bundle)
+
+    assert_error(ran, "is not an audio file")
+    assert 'it is a text, which begins with `"""' in ran.err
 
 
 def test_standard_input_without_audio_is_rejected(run, bundle):
@@ -112,9 +115,9 @@ def test_the_embedded_model_is_not_asked_for_what_it_does_not_understand(run, wa
     assert by_name.lines[1].startswith(f"error: {says}")
 
 
-@pytest.mark.parametrize("verb", [("verify",), ("transcribe", __file__, "--bundle")])
-def test_a_missing_bundle_is_rejected(run, tmp_path, verb):
-    assert_error(run(*verb, tmp_path / "none"), "there is no bundle at")
+def test_a_missing_bundle_is_rejected(run, tmp_path, wav):
+    for verb in (("verify",), ("transcribe", wav, "--bundle")):
+        assert_error(run(*verb, tmp_path / "none"), "there is no bundle at")
 
 
 def test_one_byte_changed_is_found(run, copied_bundle):
@@ -184,17 +187,29 @@ def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
     assert_error(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
 
 
-@pytest.mark.parametrize("command", ["verify", "bench"])
-@pytest.mark.parametrize("files", [(), ("config.json",)], ids=["none", "checkpoint"])
-def test_the_command_that_writes_a_missing_bundle_is_complete(run, tmp_path, command, files):
+@pytest.mark.parametrize(
+    ("command", "says", "says_of_checkpoint"),
+    [
+        (
+            "verify",
+            "export CHECKPOINT --target NAME --out DIR",
+            "export {} --target NAME --out DIR",
+        ),
+        ("bench", "export CHECKPOINT --target NAME --out DIR", "--model {}"),
+    ],
+)
+def test_the_command_for_a_missing_bundle_is_complete(
+    run, tmp_path, command, says, says_of_checkpoint
+):
     folder = tmp_path / "bundle"
-    for file in files:
-        folder.mkdir()
-        (folder / file).write_text("{}")
 
-    hint = run(command, folder).lines[-1]
+    missing = run(command, folder)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    checkpoint = run(command, folder)
 
-    assert f"whisperport export {folder if files else 'CHECKPOINT'} --target NAME --out DIR" in hint
+    assert says in missing.lines[-1]
+    assert says_of_checkpoint.format(folder) in checkpoint.lines[-1]
 
 
 @pytest.mark.needs("torch")

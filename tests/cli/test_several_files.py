@@ -35,6 +35,7 @@ def transcript(text: str) -> Transcript:
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """File -> its transcript or error, in place of a transcription."""
     found: dict[str, Any] = {FILES[0]: transcript("one two"), FILES[1]: transcript("three\nfour")}
+    monkeypatch.setattr(several_files, "check_audio", lambda _: None)
     monkeypatch.setattr(
         several_files, "transcribe_files", lambda files, *_: (found[file] for file in files)
     )
@@ -163,10 +164,50 @@ def test_existing_transcripts_are_replaced_only_with_overwrite(
     assert (tmp_path / "monday.txt").read_text() == "one two\n"
 
 
-@pytest.mark.needs("torch")
-def test_a_folder_as_audio_is_told_how_to_give_its_files(run: Any, tmp_path: Path) -> None:
-    ran = run("transcribe", tmp_path, "--model", "default")
+def test_a_folder_is_its_audio_files_by_name(
+    run: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    # given: audio of two suffixes, a file that is none, and audio in a subfolder
+    (tmp_path / "older").mkdir()
+    for name in ("b.WAV", "a.mp3", "a.txt", "older/c.wav"):
+        (tmp_path / name).touch()
+    for name in ("a.mp3", "b.WAV"):
+        results[str(tmp_path / name)] = transcript(name)
+
+    ran = run("transcribe", tmp_path, FILES[0])
+
+    assert ran.code == 0
+    assert ran.lines[0] == f"{tmp_path}: 2 audio files, without those in its subfolders"
+    texts = [line.partition(": ")[2] for line in ran.out.splitlines()]
+    assert texts == ["a.mp3", "b.WAV", "one two"]
+
+
+def test_a_folder_of_one_audio_file_is_printed_with_its_name(
+    run: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "a.mp3"
+    file.touch()
+    results[str(file)] = transcript("one")
+
+    assert run("transcribe", tmp_path).out == f"{file}: one\n"
+
+
+def test_of_a_large_folder_archive_is_named(
+    run: Any, results: dict[str, Any], tmp_path: Path
+) -> None:
+    for number in range(100):
+        file = tmp_path / f"{number:03}.mp3"
+        file.touch()
+        results[str(file)] = transcript("one")
+
+    assert "whisperport archive" in run("transcribe", tmp_path).err
+
+
+def test_a_folder_without_audio_is_an_error_that_names_archive(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+
+    ran = run("transcribe", tmp_path)
 
     assert ran.code == 1
-    assert "is a folder" in ran.err
-    assert f"{tmp_path}/*.wav" in ran.err
+    assert f"there is no audio file in the folder `{tmp_path}`" in ran.err
+    assert "whisperport archive" in ran.lines[-1]

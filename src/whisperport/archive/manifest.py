@@ -11,20 +11,13 @@ from typing import Any, NoReturn
 
 from whisperport.archive.job import Job, stored, with_state
 from whisperport.archive.parquet_manifest import COLUMNS, read_parquet
+from whisperport.audio.suffixes import AUDIO_SUFFIXES
 from whisperport.errors import UsageError
 from whisperport.system.regular_file import other_kind
 
 ArchiveSource = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 MAX_LINE = 2**20  # characters of a line of a manifest
-# Files of a folder with other suffixes are not audio: FFmpeg reads more, and a manifest can name them.
-SUFFIXES = frozenset(
-    (
-        *(".3gp", ".aac", ".ac3", ".aif", ".aiff", ".amr", ".au", ".avi", ".caf", ".flac", ".flv"),
-        *(".m4a", ".m4b", ".m4v", ".mka", ".mkv", ".mov", ".mp2", ".mp3", ".mp4", ".mpeg", ".mpg"),
-        *(".oga", ".ogg", ".opus", ".ts", ".w64", ".wav", ".webm", ".wma", ".wmv"),
-    )
-)
 
 
 def read_source(source: ArchiveSource) -> list[Job]:
@@ -42,7 +35,7 @@ def read_source(source: ArchiveSource) -> list[Job]:
         raise UsageError(
             "there is nothing to transcribe",
             why="the source names no audio file",
-            hint=f"the suffixes of files in a folder may be {', '.join(sorted(SUFFIXES))}",
+            hint=f"the suffixes of files in a folder may be {', '.join(sorted(AUDIO_SUFFIXES))}",
         )
     _check_ids(jobs)
     return sorted(jobs, key=lambda job: -job.estimated_s)
@@ -78,7 +71,7 @@ def _in_folder(folder: Path) -> Iterator[Job]:
     """Yield the audio files of a folder. Links to folders are not followed, so that there is no loop."""
     for parent, _, names in os.walk(folder, onerror=_reraise):
         for name in names:
-            if Path(name).suffix.lower() in SUFFIXES:
+            if Path(name).suffix.lower() in AUDIO_SUFFIXES:
                 path = Path(parent, name)
                 yield Job(stored(path.relative_to(folder).as_posix()), str(path))
 

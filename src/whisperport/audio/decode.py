@@ -4,6 +4,7 @@ This module opens the files and passes open objects to FFmpeg, not names, and FF
 So a playlist with the name of an audio file cannot reach other files or the network.
 """
 
+import codecs
 import os
 import stat
 import sys
@@ -24,6 +25,7 @@ from whisperport.audio.callback_file import CallbackFile, is_seekable
 from whisperport.audio.downmix import Downmix
 from whisperport.audio.pcm import MAX_FLOAT_PEAK, MIN_SAMPLES, SAMPLE_RATE, check_length, check_rate
 from whisperport.errors import AudioError
+from whisperport.system.printable import is_printable
 
 # Formats whose header states a length; for others FFmpeg estimates it, or reads it from the last page.
 _HEADER_HAS_LENGTH = {"w64", "aiff", "flac", "mp3", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
@@ -263,22 +265,29 @@ def open_source(
     if not os.fspath(source):  # `Path("")` is the current folder
         raise AudioError("the path of the audio file is empty", hint="give one file, e.g. talk.wav")
     path = Path(source)
-    name = f"`{path}`"
+    name = (
+        f"`{os.fspath(source)}`"  # as it was typed: `Path` removes the second slash of an address
+    )
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise AudioError(
                 f"{name} is a folder, not an audio file",
-                hint="give the audio files in it one by one; a shell lists them for a pattern, such as "
-                f"{path}/*.wav",
+                hint="give the audio files in it one by one",
                 code="not-a-file",
             )
         # A pipe is opened unbuffered, so that it returns the data that is there instead of waiting for
         # more.
         file = path.open("rb", buffering=-1 if stat.S_ISREG(mode) else 0)
     except FileNotFoundError as error:
-        hint = "download it first" if "://" in str(source) else "check the path"
-        raise AudioError(f"{name} does not exist", hint=hint, code="missing") from error
+        if "://" in os.fspath(source):
+            raise AudioError(
+                f"{name} is an address, not a file",
+                why="audio is not downloaded",
+                hint="download it first, and give the file",
+                code="missing",
+            ) from error
+        raise AudioError(f"{name} does not exist", hint="check the path", code="missing") from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise AudioError(
             f"cannot open {name}",
@@ -311,6 +320,13 @@ def _probed(
                 **_TAGS,
             )
     except (FFmpegError, OSError, ValueError) as error:
+        if text := _text_at_start(file):
+            raise AudioError(
+                f"{name} is not an audio file",
+                why=f"it is a text, which begins with `{text}`",
+                hint="give an audio or video file; a download that failed often leaves an error page",
+                code="not-audio",
+            ) from error
         raise AudioError(
             f"{name} is not an audio file that FFmpeg can read",
             why=_reason(error),
@@ -328,6 +344,18 @@ def _probed(
             code="not-audio",
         )
     return container, stream
+
+
+def _text_at_start(file: BinaryIO) -> str:
+    """Return the first line of a text file, up to 40 characters; "" if it is no text, or is a pipe."""
+    if not is_seekable(file):
+        return ""
+    file.seek(0)
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(file.read(512)).strip()
+    except UnicodeDecodeError:
+        return ""
+    return text.splitlines()[0][:40] if text and is_printable("".join(text.split())) else ""
 
 
 def _is_mono_wav(file: BinaryIO) -> bool:

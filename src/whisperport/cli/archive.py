@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from whisperport.archive import ArchiveOptions, ArchiveProgress, ArchiveSummary, transcribe_archive
 from whisperport.archive.progress import ArchiveProgressCallback
 from whisperport.archive.rows import CODES
-from whisperport.cli.console import print_json, print_lines, print_note, stderr
+from whisperport.cli.console import print_json, print_lines, print_note, shows_progress, stderr
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.model_option import chosen_bundle, model_options
 from whisperport.cli.options import (
     RUN_OPTIONS,
@@ -47,7 +48,7 @@ NOTE_S = 60.0  # between two lines of progress, if standard error is no terminal
     short_help="Transcribe a large collection of audio files, each once.",
     target_options=RUN_OPTIONS,
 )
-@click.argument("source", metavar="INPUT")
+@click.argument("source", metavar="INPUT", type=Given("collection", as_text=True, exists=True))
 @model_options
 @audio_options
 @vad_options
@@ -121,7 +122,7 @@ def archive(
 @contextmanager
 def _progress() -> Iterator[ArchiveProgressCallback]:
     """Show the progress on stderr: a bar, or a line a minute if it is no terminal."""
-    if not stderr.is_terminal:
+    if not shows_progress():
         yield _Notes()
         return
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))

@@ -18,6 +18,7 @@ from whisperport.bench.transcribing import (
     run_bench,
 )
 from whisperport.bundle import Bundle
+from whisperport.cli.audio_files import check_audio
 from whisperport.cli.bench_page import bench_page
 from whisperport.cli.bench_words import (
     NORMALIZED,
@@ -38,6 +39,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given, InputPath
 from whisperport.cli.model_option import bundle_of_model, chosen_bundle, model_option
 from whisperport.cli.options import (
     RUN_OPTIONS,
@@ -64,12 +66,12 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
     short_help="Measure time, CPU time, memory and error rate of transcribing with bundles.",
     target_options=RUN_OPTIONS,
 )
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[BUNDLE]... [AUDIO]")
+@click.argument("paths", nargs=-1, type=Given("bundle", "audio"), metavar="[BUNDLE]... [AUDIO]")
 @field_options(BenchOptions, "repeat", "word_timestamps", group="Measurement")
 @option(
     "--transcript",
     group="Error rate",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=InputPath(dir_okay=False),
     metavar="FILE",
     show_default="known for audio files that come with whisperport",
     help="UTF-8 text file with the correct transcript of AUDIO. Without it, the error rate is shown only "
@@ -118,6 +120,7 @@ def bench(
         run=run_options_of(threads, run_options, trust=trust),
         **field_values(BenchOptions, chosen),
     )
+    check_audio(str(audio))
     if folders:
         more = [] if model is None else [bundle_of_model(model)]
     else:

@@ -26,6 +26,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fix import run_fix
+from whisperport.cli.given import Given, InputPath
 from whisperport.cli.inspect import border_text
 from whisperport.cli.options import as_json, html_option, sizes_option, target_name, trusting
 from whisperport.cli.paths import OutputPath
@@ -56,7 +57,7 @@ HEADINGS: dict[FindingKind, str] = {
     cls=Verb,
     short_help="List the nodes of a program that a target rejects, with reasons and fixes.",
 )
-@click.argument("program", type=click.Path(path_type=Path))
+@click.argument("program", type=Given("program", "bundle", "checkpoint"))
 @target_name("Target to check the program for")
 @sizes_option
 @option(
@@ -81,7 +82,7 @@ HEADINGS: dict[FindingKind, str] = {
     "--inputs",
     group="Fix",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     metavar="FILE.npz",
     help="Additional inputs on which --fix verifies the rewrites, as one array per input name; may "
     "be repeated",

@@ -23,6 +23,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.options import as_json, html_option, trusting
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.compare import CompareOptions
@@ -38,8 +39,8 @@ LAYER_WIDTH, LINE_WIDTH, OPERATOR_WIDTH = 38, 26, 14  # characters; the table th
 @click.command(
     cls=Verb, short_help="Compare two programs, and name the first layer at which they diverge."
 )
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=Given("program", "bundle", as_text=True))
+@click.argument("b", type=Given("program", "bundle", as_text=True))
 @field_options(CompareOptions, "inputs", "seed", group="Comparison")
 @trusting("Load and run A and B without limits on time and memory")
 @option(

@@ -19,6 +19,7 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.evidence_words import how_to_record
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.options import (
     as_json,
     pairs,
@@ -50,7 +51,7 @@ HOW_IT_RAN = {
     short_help="Compile a bundle's programs, or one program, with the vendor's compiler.",
     target_options=("--option", {t.spec.name: t.compiler.options for t in TARGETS if t.compiler}),
 )
-@click.argument("path", metavar="BUNDLE|FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="BUNDLE|FILE", type=Given("bundle", "program"))
 @field_options(CompileOptions, "calibration", "inputs", "force", group="Calibration")
 @field_options(CompileOptions, "target", "precision", group="Target")
 @target_option

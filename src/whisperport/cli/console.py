@@ -32,6 +32,18 @@ WIDTH = 100  # columns of output that does not go to a terminal
 MIN_REPORTED_S = 1.0  # the time of a shorter stage is not printed
 
 stderr = Console(stderr=True, highlight=False, emoji=False)
+_quiet = False
+
+
+def be_quiet(quiet: bool) -> None:
+    """Print no progress, no notes and no next command from now on; or print them again."""
+    global _quiet
+    _quiet = quiet
+
+
+def shows_progress() -> bool:
+    """Return whether progress is shown: stderr is a terminal, and `--quiet` was not given."""
+    return stderr.is_terminal and not _quiet
 
 
 def print_json(data: Any) -> None:
@@ -78,6 +90,8 @@ Argument = str | os.PathLike[str]
 def print_next(*arguments: Argument) -> None:
     """Print the suggested next `whisperport` command on stderr, quoted for a shell."""
     sys.stdout.flush()  # raises if the result cannot be written; no command is suggested then
+    if _quiet:
+        return
     _print_stderr("")
     _print_stderr(f"next: {command_line(*arguments)}")
 
@@ -110,6 +124,14 @@ def print_error(error: WhisperportError) -> None:
         _print_labelled("hint: ", error.hint)
 
 
+class HintedUsageError(click.UsageError):
+    """A usage error that says what to do, in place of the command that shows the help."""
+
+    def __init__(self, message: str, ctx: click.Context | None, hint: str) -> None:
+        super().__init__(message, ctx)
+        self.hint = hint
+
+
 def print_usage_error(error: click.ClickException) -> None:
     """Print an error of click about the command line, in the form of every other error."""
     message = _uncapitalized(error.format_message()).rstrip(".")
@@ -118,7 +140,8 @@ def print_usage_error(error: click.ClickException) -> None:
     if context is not None:
         _print_stderr(f"  {' '.join(_uncapitalized(context.get_usage()).split())}")
         _print_stderr("")
-        _print_stderr(f"hint: {context.command_path} --help")
+        hint = f"{context.command_path} --help"
+        _print_labelled("hint: ", error.hint if isinstance(error, HintedUsageError) else hint)
 
 
 def print_warning(message: str) -> None:
@@ -126,9 +149,10 @@ def print_warning(message: str) -> None:
     _print_labelled("warning: ", message, style="yellow")
 
 
-def print_note(message: str) -> None:
-    """Print one or more lines of information on stderr."""
-    _print_labelled("", message)
+def print_note(message: str, *, important: bool = False) -> None:
+    """Print one or more lines of information on stderr; with `--quiet` only what is important."""
+    if important or not _quiet:
+        _print_labelled("", message)
 
 
 def _print_labelled(label: str, text: str, style: str | None = None) -> None:
@@ -196,7 +220,7 @@ class Stages:
     def finish(self) -> None:
         """End the current stage, and print its time if it took a second or more."""
         seconds = time.perf_counter() - self._started
-        if self._stage and seconds >= MIN_REPORTED_S:
+        if self._stage and seconds >= MIN_REPORTED_S and not _quiet:
             console = self._progress.console if self._progress else stderr
             line = f"  {seconds:6.1f} s  {self._stage}"
             console.print(line, markup=False, soft_wrap=True, style="dim")
@@ -206,7 +230,7 @@ class Stages:
 @contextmanager
 def stages() -> Iterator[Stages]:
     """Show the progress of work in stages on stderr."""
-    if not stderr.is_terminal:
+    if not shows_progress():
         shown = Stages(None)
         yield shown
         shown.finish()
@@ -241,7 +265,7 @@ class AudioBar:
 
 @contextmanager
 def audio_bar(label: str) -> Iterator[AudioBar]:
-    """Show the progress of one audio file on stderr; nothing if stderr is not a terminal."""
+    """Show the progress of one audio file on stderr, if progress is shown."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -250,7 +274,7 @@ def audio_bar(label: str) -> Iterator[AudioBar]:
         RemainingColumn(),
     )
     with Progress(
-        *columns, console=stderr, transient=True, disable=not stderr.is_terminal
+        *columns, console=stderr, transient=True, disable=not shows_progress()
     ) as progress:
         yield AudioBar(progress, label)
 

@@ -8,6 +8,7 @@ import click
 from whisperport.bundle import Bundle
 from whisperport.cli.console import Argument, print_lines, print_next, print_note
 from whisperport.cli.fields import field_options
+from whisperport.cli.given import InputPath
 from whisperport.cli.options import run_option_arguments
 from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import option, together
@@ -53,7 +54,7 @@ device_options = together(
     option(
         "--quantization",
         group=DEVICE,
-        type=click.Path(path_type=Path),
+        type=InputPath(),
         metavar="FILE",
         show_default="float32 values",
         help="JSON file that says how the device stores tensors: "
@@ -70,7 +71,7 @@ device_options = together(
     option(
         "--device-layers",
         group=DEVICE,
-        type=click.Path(path_type=Path),
+        type=InputPath(),
         metavar="DIR",
         help="Folder with the layers that the device dumped, NAME.npy or NAME.bin; requires "
         "--reference-layers",
@@ -78,7 +79,7 @@ device_options = together(
     option(
         "--reference-layers",
         group=DEVICE,
-        type=click.Path(path_type=Path),
+        type=InputPath(),
         metavar="DIR",
         help="Folder with the same layers in float32, NAME.npy, that those of the device are "
         "compared with",

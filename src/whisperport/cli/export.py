@@ -19,6 +19,7 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.evidence_words import emulated_targets, manifest_json, verified_words
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.options import (
     STALL_MIN,
     as_json,
@@ -39,6 +40,7 @@ from whisperport.commands.precision_search import export_in_fewest_bits
 from whisperport.commands.watchdog import run_watched
 from whisperport.exporting.export import ExportOptions
 from whisperport.exporting.export import export as run_export
+from whisperport.program.dims import published_dims
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.window import WindowOptions
 from whisperport.system.outputs import write_page
@@ -52,7 +54,7 @@ from whisperport.verification.reference import Reference
     short_help="Lower a checkpoint to a target, verify it, and write a bundle.",
     target_options=("--option", {one.spec.name: one.lower_options for one in TARGETS}),
 )
-@click.argument("checkpoint")
+@click.argument("checkpoint", type=Given("checkpoint", as_text=True))
 @target_name(
     "Target that runs the programs",
     "auto measures every installed target that runs on this machine, in float32 and in fewer bits, and "
@@ -143,7 +145,8 @@ def export(
         run=RunOptions(threads=threads),
         **field_values(ExportOptions, chosen),
     )
-    check_writable(out)  # here too: the child imports torch first
+    options.window.check(published_dims(checkpoint))  # here too: the child imports torch first
+    check_writable(out)
     automatic = target == AUTO
     searched = options.precisions.get(ENCODER) == AUTO
     if automatic and searched:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import click
 
+from whisperport.cli.given import InputPath
 from whisperport.cli.options import pairs
 from whisperport.cli.paths import OutputPath
 from whisperport.cli.verb import Decorator, FloatRange, IntRange, option, together
@@ -95,6 +96,8 @@ def _type(kind: Any, about: Option) -> Any:
         return click.Choice([str(value) for value in get_args(kind)])
     if about.choices:
         return click.Choice(about.choices)
+    if about.exists:
+        return InputPath()
     if kind is Path:
         return OutputPath("folder") if about.is_output else click.Path(path_type=Path)
     if about.or_none:

@@ -15,6 +15,7 @@ from whisperport.cli.console import (
 )
 from whisperport.cli.evidence_words import how_to_record, manifest_json
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.options import (
     STALL_MIN,
     as_json,
@@ -37,11 +38,12 @@ from whisperport.targets import TARGETS, RunOptions
     short_help="Make a bundle from a compiled encoder that a vendor published.",
     target_options=("--option", {t.spec.name: t.importer.options for t in TARGETS if t.importer}),
 )
-@click.argument("artifact", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("artifact", metavar="FILE", type=Given("program"))
 @option(
     "--checkpoint",
     group="Model",
     required=True,
+    type=Given("checkpoint", as_text=True),
     metavar="CHECKPOINT",
     help="Checkpoint that FILE was compiled from: a hub id, folder, .pt file or name, as for "
     "`whisperport export`",

@@ -22,6 +22,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.inspect_page import in_ms, inspect_page, takes_time
 from whisperport.cli.options import as_json, html_option, pairs, threads, trusting
 from whisperport.cli.verb import IntRange, Verb, option
@@ -58,7 +59,7 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
       $ whisperport inspect build/tiny-xnnpack --program step --top 5
     """,
 )
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Given("program", "bundle"))
 @field_options(InspectOptions, "programs", "inputs", "repeat", group="Measurement")
 @option(
     "--top",

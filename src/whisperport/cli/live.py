@@ -14,7 +14,7 @@ from rich.text import Text
 
 from whisperport.audio import ReadAhead, live_audio, microphone_audio
 from whisperport.bundle import Bundle
-from whisperport.cli.console import print_note, print_warning, stderr, write
+from whisperport.cli.console import print_note, print_warning, shows_progress, stderr, write
 from whisperport.cli.fields import field_options
 from whisperport.cli.verb import IntRange, option, together
 from whisperport.errors import AudioError, IncompleteError, Interrupted
@@ -90,7 +90,7 @@ class Screen:
         self._shown = 0  # characters of the open segment that are on stdout
         # Where both streams share a terminal, only complete lines go to stdout: the rewritten line on
         # stderr would overwrite an incomplete one.
-        self._complete_lines = sys.stdout.isatty() and stderr.is_terminal
+        self._complete_lines = sys.stdout.isatty() and shows_progress()
 
     def show(self, update: LiveUpdate) -> None:
         """Print the words that became final since the last update, and rewrite the line on stderr."""
@@ -107,7 +107,7 @@ class Screen:
 
     def clear(self) -> None:
         """Erase the line on stderr."""
-        if stderr.is_terminal:
+        if shows_progress():
             erase = (ControlType.ERASE_IN_LINE, 2)
             stderr.control(Control(ControlType.CARRIAGE_RETURN, erase))
 
@@ -117,7 +117,7 @@ class Screen:
         self._shown = max(self._shown, len(text))
 
     def _rewrite(self, final: str, update: LiveUpdate) -> None:
-        if not stderr.is_terminal:
+        if not shows_progress():
             return
         line = Text(final).append(one_line(update.tentative), style="dim")
         room = shutil.get_terminal_size().columns - 1

@@ -15,6 +15,7 @@ from whisperport.cli.console import (
     stages,
 )
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.options import (
     STALL_MIN,
     as_json,
@@ -36,7 +37,7 @@ from whisperport.targets import RunOptions, get_target
 @click.command(
     cls=Verb, short_help="Lower one program of any model to one file, and compare the two."
 )
-@click.argument("program", type=click.Path(path_type=Path))
+@click.argument("program", type=Given("program"))
 @target_name("Target that runs the lowered program")
 @sizes_option
 @field_options(LowerOptions, "opset", "simplify", "max_rank", group="Target")

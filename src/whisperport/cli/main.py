@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TextIO
 
 import click
+from click.shell_completion import CompletionItem, shell_complete
 
 import whisperport
 from whisperport.cli.console import (
@@ -29,6 +30,7 @@ from whisperport.system.system_error import system_error
 FAILED = 1  # an error, or a comparison failed; click uses 2 for wrong usage
 READER_GONE = 128 + 13  # the status of a process that SIGPIPE ended; Windows lacks the signal
 STDERR = 2  # file descriptor of standard error, the last of the standard streams
+COMPLETE = "_WHISPERPORT_COMPLETE"  # environment variable of click's completion for shells
 TRACEBACK = "WHISPERPORT_TRACEBACK"  # environment variable: if not empty, defects print a traceback
 
 
@@ -73,6 +75,11 @@ class _InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The verbs by their names: their help would import them all, which takes seconds."""
+        names = [CompletionItem(name) for name in _VERBS if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.group(
@@ -142,6 +149,8 @@ def _status() -> int:
     # Without a terminal, click would break lines at 80 columns, or at the value of COLUMNS.
     try:
         _check_stdout()
+        if instruction := os.environ.get(COMPLETE):  # a shell asks what can follow
+            return shell_complete(cli, {}, "whisperport", COMPLETE, instruction)
         width = None if sys.stdout.isatty() else WIDTH
         # click's own `main` is not used: it handles interrupts and broken pipes itself.
         with cli.make_context("whisperport", sys.argv[1:], terminal_width=width) as context:
@@ -161,7 +170,7 @@ def _status() -> int:
     except Exception as error:
         print_error(_defect(error))
         if os.environ.get(TRACEBACK):
-            print_note(traceback.format_exc())
+            print_note(traceback.format_exc(), important=True)
         return FAILED
     return 0
 

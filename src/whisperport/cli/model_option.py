@@ -7,6 +7,7 @@ import click
 
 from whisperport.bundle import Bundle
 from whisperport.cli.console import print_error, print_note, stages
+from whisperport.cli.given import Given
 from whisperport.cli.verb import option, together
 from whisperport.commands.watchdog import run_watched
 from whisperport.data import embedded_model
@@ -24,6 +25,7 @@ WRONG_USAGE = 2  # as click's exit status
 model_option = option(
     "--model",
     group="Model",
+    type=Given("checkpoint", as_text=True),
     metavar="NAME",
     help="Model to transcribe with: a name such as tiny.en, a checkpoint's folder or file, a hub id, or "
     "default, the small model that comes with whisperport. It is exported once for the CPU and kept in the "
@@ -34,7 +36,7 @@ model_options = together(
         "--bundle",
         "-b",
         group="Model",
-        type=click.Path(path_type=Path),
+        type=Given("bundle"),
         metavar="DIR",
         show_default=f"${VARIABLE}; without it, --bundle or --model is required",
         help="Bundle to transcribe with: a folder that `whisperport export` or `import` wrote",

@@ -52,6 +52,9 @@ def target_name(what: str, auto: str = "") -> Decorator:
         group="Target",
         required=True,
         metavar="NAME",
+        shell_complete=lambda _, __, typed: [
+            name for name in (one.spec.name for one in TARGETS) if name.startswith(typed)
+        ],
         help=f"{what}; `whisperport targets` lists them{f'. {auto}' if auto else ''}",
     )
 

@@ -8,6 +8,7 @@ import click
 
 from whisperport.cli.console import WIDTH, print_json, print_lines, print_table
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import Given
 from whisperport.cli.options import as_json
 from whisperport.cli.verb import Verb
 from whisperport.commands.plan import (
@@ -28,7 +29,7 @@ GB = 1e9
 @click.command(
     cls=Verb, short_help="Estimate memory and least times of a model on a target's machines."
 )
-@click.argument("source")
+@click.argument("source", type=Given("bundle", "checkpoint", as_text=True))
 @field_options(PlanOptions, group="Model")
 @as_json
 def plan(

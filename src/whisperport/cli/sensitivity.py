@@ -18,6 +18,7 @@ from whisperport.cli.console import (
     shortened,
     stages,
 )
+from whisperport.cli.given import Given, InputPath
 from whisperport.cli.options import as_json, html_option
 from whisperport.cli.sensitivity_page import sensitivity_page
 from whisperport.cli.verb import IntRange, Verb, option
@@ -34,11 +35,11 @@ BAR_DB = 2.0  # of one character
     cls=Verb,
     short_help="Find the activations of a program that 8 bits ruin, with their channels and frames.",
 )
-@click.argument("program")
+@click.argument("program", type=Given("program", "checkpoint", as_text=True))
 @option(
     "--inputs",
     group="Measurement",
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     metavar="PATH",
     show_default="four of the audio files that come with whisperport, if PROGRAM reads a spectrogram",
     help="Audio files, or arrays for all inputs: a folder NUMBER/NAME.npy or a file NUMBER.npz for each "

@@ -9,6 +9,7 @@ import click
 
 from whisperport.cli.console import print_note
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import InputPath
 from whisperport.cli.model_option import chosen_bundle, model_options
 from whisperport.cli.options import RUN_OPTIONS, run_option, run_options_of, threads, trust
 from whisperport.cli.verb import Verb, option
@@ -32,7 +33,8 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "request", None)
-        print_note(json.dumps(fields) if self._as_json and fields else self.format(record))
+        text = json.dumps(fields) if self._as_json and fields else self.format(record)
+        print_note(text, important=record.levelno > logging.INFO)
 
 
 @click.command(
@@ -45,7 +47,7 @@ class _Log(logging.Handler):
 @option(
     "--api-key-file",
     group="Access",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=InputPath(dir_okay=False),
     metavar="FILE",
     show_default=f"${VARIABLE}_FILE, or the key in ${VARIABLE}, or no key",
     help="File with the API keys that clients must send, one per line",

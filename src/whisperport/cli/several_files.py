@@ -1,7 +1,7 @@
 """`whisperport transcribe` of several audio files: one line each, or one file each in a folder."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +11,13 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from whisperport.bundle import Bundle
+from whisperport.cli.audio_files import check_audio
 from whisperport.cli.console import (
     print_error,
     print_json,
     print_note,
     print_warning,
+    shows_progress,
     stderr,
     write,
 )
@@ -44,7 +46,7 @@ def check_several(output_format: str, files: TranscriptFiles | None, *, as_json:
 
 def transcribe_several(
     audio: tuple[str, ...],
-    bundle: Bundle | Path,
+    opening: Callable[[], Bundle | Path],
     options: TranscribeOptions,
     subtitles: SubtitleOptions,
     output_format: str,
@@ -56,6 +58,9 @@ def transcribe_several(
 
     A file that cannot be transcribed, or whose transcript cannot be written, is reported, and the others
     are transcribed. The last lines name what is missing. The exit status is then 1.
+
+    Args:
+        opening: returns the bundle, and may export it. It is called if there is audio to transcribe.
     """
     found: list[dict[str, Any]] = []
     failed: list[str] = []
@@ -63,8 +68,10 @@ def transcribe_several(
         for name, error in files.prepare().items():
             _report(name, error, failed)
     work = [name for name in audio if name not in failed] if files is None else files.writable()
+    work = [name for name in work if _is_audio(name, failed)]
+    outcomes = transcribe_files(work, opening(), options) if work else ()
     with _progress(len(work)) as progress:
-        for name, outcome in zip(work, _outcomes(work, bundle, options), strict=True):
+        for name, outcome in zip(work, outcomes, strict=True):
             try:
                 if isinstance(outcome, WhisperportError):
                     raise outcome
@@ -88,16 +95,19 @@ def transcribe_several(
         sys.exit(1)
 
 
-def _outcomes(
-    audio: list[str], bundle: Bundle | Path, options: TranscribeOptions
-) -> Iterable[Transcript | WhisperportError]:
-    """Transcribe; without audio files, do not load the bundle."""
-    return transcribe_files(audio, bundle, options) if audio else ()
+def _is_audio(name: str, failed: list[str]) -> bool:
+    """Return whether a file can be transcribed, as far as is known before; report one that cannot."""
+    try:
+        check_audio(name)
+    except WhisperportError as error:
+        _report(name, error, failed)
+        return False
+    return True
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Progress]:
-    """Show on stderr how many files are done; nothing if stderr is not a terminal."""
+    """Show on stderr how many files are done, if progress is shown."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -109,7 +119,7 @@ def _progress(total: int) -> Iterator[Progress]:
         console=stderr,
         transient=True,
         redirect_stdout=False,  # rich would print it on stderr
-        disable=not stderr.is_terminal,
+        disable=not shows_progress(),
     ) as progress:
         progress.add_task("audio files", total=total)
         yield progress

@@ -1,5 +1,6 @@
 """`whisperport transcribe`"""
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from whisperport.bundle import Bundle
+from whisperport.cli.audio_files import check_audio, with_files_of_folders
 from whisperport.cli.console import (
     audio_bar,
     print_error,
@@ -20,6 +22,7 @@ from whisperport.cli.console import (
     stages,
     write,
 )
+from whisperport.cli.given import Given
 from whisperport.cli.live import Screen, check_live, live_options, transcribe_live
 from whisperport.cli.model_option import chosen_bundle, model_arguments, model_options
 from whisperport.cli.options import (
@@ -74,7 +77,7 @@ from whisperport.transcription import (
     short_help="Transcribe audio files, live audio or a device's features.",
     target_options=RUN_OPTIONS,
 )
-@click.argument("files", nargs=-1, metavar="[AUDIO]...")
+@click.argument("files", nargs=-1, metavar="[AUDIO]...", type=Given("audio", as_text=True))
 @model_options
 @audio_options
 @feature_options
@@ -127,9 +130,10 @@ def transcribe(
 ) -> None:
     """Transcribe audio files, live audio or a device's features, and print the transcript.
 
-    AUDIO is any audio or video file that FFmpeg reads, or - for standard input. With --live it may be
-    omitted: the microphone is used. With --features it is omitted: the encoder ran on a device, and the
-    bundle's decoder transcribes its output. Of several files, each is printed as one line with its name.
+    AUDIO is any audio or video file that FFmpeg reads, a folder of such files, or - for standard input.
+    With --live it may be omitted: the microphone is used. With --features it is omitted: the encoder ran
+    on a device, and the bundle's decoder transcribes its output. Of several files, each is printed as one
+    line with its name.
 
     \b
     Examples:
@@ -139,12 +143,15 @@ def transcribe(
       $ whisperport transcribe --live --model tiny.en
       $ whisperport transcribe --bundle build/small --features output.bin
     """
-    several = len(files) > 1 or output is not None
+    several = len(files) > 1 or output is not None or any(map(os.path.isdir, files))
     if several and (live or feature_files or not files):
-        raise click.UsageError("several AUDIO files and --output-dir are for audio files only")
+        raise click.UsageError(
+            "several AUDIO files, folders and --output-dir are for audio files only"
+        )
     if overwrite and output is None:
         raise click.UsageError("--overwrite requires --output-dir")
     output_format = chosen_format(output, output_format)
+    files = with_files_of_folders(files)
     audio = files[0] if files else None
     stored = chosen_features(chosen)
     check_features(feature_files, stored, audio, live=live, vad=vad)
@@ -165,8 +172,11 @@ def transcribe(
             to_write = TranscriptFiles(files, output, output_format, others, overwrite=overwrite)
         check_several(output_format, to_write, as_json=as_json)
         written = (subtitles, output_format, to_write)
-        transcribe_several(files, chosen_bundle(bundle, model), options, *written, as_json=as_json)
+        opening = partial(chosen_bundle, bundle, model)
+        transcribe_several(files, opening, options, *written, as_json=as_json)
         return
+    if audio is not None:
+        check_audio(audio, headerless=raw_rate is not None)
     opened = chosen_bundle(bundle, model)
     if feature_files:
         job = partial(_transcribe_features, feature_files, opened, options, stored)
@@ -246,6 +256,6 @@ def _print_incomplete(transcript: Transcript, failure: IncompleteError | Interru
     where = f"the transcript of the first {transcript.segments[-1].end:.1f} s is on standard output"
     if isinstance(failure, IncompleteError):
         print_error(failure)
-        print_note(where)
+        print_note(where, important=True)
     else:
-        print_note(f"interrupted: {where}")
+        print_note(f"interrupted: {where}", important=True)

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from whisperport.audio import VadOptions
 from whisperport.cli.console import print_warning
 from whisperport.cli.fields import field_options, field_values
+from whisperport.cli.given import InputPath
 from whisperport.cli.verb import option, together
 from whisperport.diagnosis.stored_features import FeatureStorage
 from whisperport.errors import UsageError
@@ -147,7 +148,7 @@ feature_options = together(
         "--features",
         "feature_files",
         group=FEATURES,
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=InputPath(dir_okay=False),
         multiple=True,
         metavar="FILE",
         help="Transcribe the encoder's output in FILE, headerless or .npy, in place of AUDIO. FILE "

@@ -1,13 +1,15 @@
 """A verb's help: options under headings, with defaults and ranges in plain words."""
 
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from whisperport.cli.console import WIDTH
+from whisperport.cli.console import WIDTH, HintedUsageError, be_quiet
+from whisperport.cli.given import OPTIONS, kind_of
 from whisperport.cli.paths import check_paths
 from whisperport.targets.options import describe
 
@@ -32,6 +34,7 @@ class Verb(click.Command):
     ) -> None:
         # Here too, not only for the group: click keeps the option of the first context that asks for it.
         settings.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
+        settings["params"] = [*(settings.get("params") or ()), _quiet_option()]
         super().__init__(*args, **settings)
         self._target_options = target_options
 
@@ -43,6 +46,33 @@ class Verb(click.Command):
         """
         check_paths(ctx)
         return super().invoke(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; who gives a bundle as to another verb is told how this one takes it."""
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if hint := self._other_way(ctx, error, typed):
+                raise HintedUsageError(error.message, ctx, hint) from error
+            raise
+
+    def _other_way(self, ctx: click.Context, error: click.UsageError, typed: list[str]) -> str:
+        """How a bundle or checkpoint is given to this verb, if it was given as to another; else ""."""
+        if isinstance(error, click.NoSuchOption):
+            takes = {kind for one in self.params for kind in getattr(one.type, "kinds", ())}
+            for kind, option in OPTIONS.items():
+                if error.option_name == option and kind in takes:
+                    after = typed[typed.index(option) + 1 :] if option in typed else []
+                    value = shlex.quote(after[0]) if after else kind.upper()
+                    return f"whisperport {ctx.info_name} {value}"
+        elif "unexpected extra argument" in error.message:
+            options = [option for one in self.params for option in one.opts]
+            for word in typed:
+                option = OPTIONS.get(kind) if (kind := kind_of(word)[0]) else None
+                if option in options and option not in typed:
+                    return f"give it with `{option} {shlex.quote(word)}`"
+        return ""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -140,6 +170,18 @@ class FloatRange(click.FloatRange):
 
     def _describe_range(self) -> str:
         return _in_words(self)
+
+
+def _quiet_option() -> click.Option:
+    """The option `--quiet` of every verb."""
+    return _Option(
+        ["--quiet", "-q"],
+        group="Output",
+        is_flag=True,
+        expose_value=False,
+        callback=lambda _, __, quiet: be_quiet(quiet),
+        help="Print only results, warnings and errors: no progress, no notes and no next command",
+    )
 
 
 def _in_words(type_: click.IntRange | click.FloatRange) -> str:

@@ -26,6 +26,7 @@ from whisperport.cli.device_output import (
     print_diagnosis,
 )
 from whisperport.cli.evidence_words import verified_words
+from whisperport.cli.given import Given
 from whisperport.cli.options import (
     RUN_OPTIONS,
     as_json,
@@ -56,7 +57,7 @@ from whisperport.verification.reference import Reference
     short_help="Run a bundle and compare its outputs with its reference.",
     target_options=RUN_OPTIONS,
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=Given("bundle"))
 @option(
     "--record",
     group="Verification",

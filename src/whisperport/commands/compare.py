@@ -51,6 +51,7 @@ class CompareOptions:
             "Inputs of both programs: an .npz file of an array per input of A, a folder of files NAME.npy, "
             "or audio, if A reads a spectrogram",
             metavar="PATH",
+            exists=True,
             default="random values",
         ),
     ] = None

@@ -49,6 +49,7 @@ class InspectOptions:
         Option(
             "Inputs of the program, as one array per input name; for a bundle, with one --program",
             metavar="FILE.npz",
+            exists=True,
             default="random values; random integers from 0 to 99",
         ),
     ] = None

@@ -92,6 +92,7 @@ class LowerOptions:
             "Additional inputs on which PROGRAM and the lowered file are compared, as one array per input "
             "name; may be repeated",
             metavar="FILE.npz",
+            exists=True,
             repeat=True,
         ),
     ] = ()

@@ -57,7 +57,7 @@ class PlanOptions:
         Option(
             "Target whose machines are listed",
             metavar="NAME",
-            default="that of the bundle, or the only one whose machines are known",
+            default="that of the bundle; of a checkpoint, the only one whose machines are known",
         ),
     ] = None
     precision: Annotated[
@@ -192,7 +192,7 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
             machines=(),
             compiled=compiled,
         )
-    target = get_target(_target_name(options.target or placed))
+    target = get_target(_target_name(options.target or "", placed))
     precision = options.precision or target.spec.precisions[0]
     if precision not in target.spec.precisions or precision not in BYTES:
         known = [one for one in target.spec.precisions if one in BYTES]
@@ -365,8 +365,10 @@ def _read(
         manifest = Bundle.open(path, check_hashes=False).manifest
         placed = {entry.spec.name: entry.target for entry in manifest.programs}
         decode = tuple(name for name in placed if kind_of(name).reads == "caches")
+        # The target of `step` decides: it runs once per token.
         known = [name for name in placed.values() if name in _planned()]
-        return manifest.dims, decode, known[0] if known else "", _estimates(manifest)
+        target = known[0] if known else placed.get(STEP, "")
+        return manifest.dims, decode, target, _estimates(manifest)
     if not path.exists() and (known_dims := published_dims(os.fspath(source))):
         return known_dims, DECODE, "", ()
     with requires_torch("read a checkpoint"):
@@ -379,21 +381,26 @@ def _planned() -> Mapping[str, Target]:
     return {one.spec.name: one for one in TARGETS if one.machines}
 
 
-def _target_name(name: str) -> str:
-    """Return the target's name; "": the only target whose machines are known.
+def _target_name(chosen: str, placed: str) -> str:
+    """Return the name of the target to plan for.
+
+    Args:
+        chosen: the one that was asked for; "": none.
+        placed: the target of the bundle; "": no bundle, so that it is the only one with known machines.
 
     Raises:
         UsageError: the machines of this target are not known, or more than one target could be meant.
     """
-    known = _planned()
+    known, name = _planned(), chosen or placed
     if not name and len(known) == 1:
         return next(iter(known))
     if name and name not in known:
         get_target(name)  # raises for an unknown name
     if name in known:
         return name
+    which = "the target" if chosen else "the bundle's target"
     raise UsageError(
-        f"there is no estimate for the target `{name}`" if name else "no target is given",
+        f"there is no estimate for {which} `{name}`" if name else "no target is given",
         why="an estimate needs the memory and the peak speeds of the target's machines",
         hint=f"choose one of {', '.join(known)} with `--target`",
     )

@@ -40,6 +40,7 @@ class CompileOptions:
             "of log-mel spectrograms (clips, mel bins, frames of one window). The compiler derives "
             "quantization ranges from them",
             metavar="PATH",
+            exists=True,
             default="those of the previous run, else the few that come with whisperport",
         ),
     ] = None
@@ -50,6 +51,7 @@ class CompileOptions:
             "for every input, or an .npz file, or, for an encoder, an audio file. The first samples "
             "calibrate it, and it is compared with FILE on the last",
             metavar="PATH",
+            exists=True,
         ),
     ] = None
     force: Annotated[

@@ -32,7 +32,7 @@ from whisperport.exporting.not_verified import not_verified
 from whisperport.exporting.placing import Placed, PlacementRequest, place, target_name
 from whisperport.exporting.preflight import check_fits, estimate_export, requires_torch
 from whisperport.exporting.quantizing import quantize_programs
-from whisperport.program.dims import Dims
+from whisperport.program.dims import Dims, published_dims
 from whisperport.program.generation import Generation
 from whisperport.program.program_kind import (
     COARSE_PROJECTION,
@@ -104,6 +104,7 @@ class ExportOptions:
             "spectrograms (clips, mel bins, frames of one window), for targets that quantize to w8a8 or "
             "w8a16 during the export",
             metavar="PATH",
+            exists=True,
             default="the few audio files that come with whisperport",
         ),
     ] = None
@@ -127,6 +128,7 @@ class ExportOptions:
             "NAME.txt beside NAME.wav is its transcript, from which the word error rate is counted; "
             "without one, the words are those of the checkpoint in float32",
             metavar="DIR",
+            exists=True,
             default="six clips that come with whisperport",
         ),
     ] = None
@@ -179,6 +181,8 @@ def export(
         import torch
     placed = _placed(target, options)
     check_writable(out)
+    if isinstance(checkpoint, str | os.PathLike):
+        options.window.check(published_dims(os.fspath(checkpoint)))
     given, checkpoint = checkpoint, loaded(checkpoint, progress)
     if options.preflight:
         _preflight(checkpoint.dims, list(placed.targets.values()), out, progress)

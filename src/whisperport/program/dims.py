@@ -138,6 +138,9 @@ _V3 = ("large-v3", "large", "large-v3-turbo", "turbo")
 _ENGLISH = ("tiny", "base", "small", "medium")
 
 
+PUBLISHED = (*_SIZES, *(f"{family}.en" for family in _ENGLISH))  # names with published sizes
+
+
 def published_dims(name: str) -> Dims | None:
     """Return the sizes of OpenAI's model of this name, such as "tiny.en"; None: there is none."""
     family = name.removesuffix(".en")

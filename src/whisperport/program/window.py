@@ -4,13 +4,15 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from whisperport.errors import UsageError
-from whisperport.program.dims import SECONDS_PER_POSITION, Dims
+from whisperport.program.dims import LARGEST, SECONDS_PER_POSITION, Dims
 from whisperport.system.option import Option
 
 Padding = Literal["none", "features", "keys-and-values", "silence"]
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
 DEFAULT_PADDING: Padding = "silence"  # chosen by benchmarks/short_windows.py
 SHORTEST_S = 1.0  # a shorter window holds hardly a word
+USUAL = 1500  # positions of the window of every checkpoint of OpenAI
+LONGEST = LARGEST["n_audio_ctx"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +115,34 @@ class WindowOptions:
         ),
     ] = None
 
+    def check(self, dims: Dims | None) -> None:
+        """Check, before a checkpoint is read, that it can have this window.
+
+        Args:
+            dims: sizes of the checkpoint, if its name tells them.
+
+        Raises:
+            UsageError: see `of`; without sizes, no checkpoint can have this window.
+        """
+        try:
+            self._of(dims.n_audio_ctx if dims else USUAL)
+        except UsageError as error:
+            if dims:
+                raise
+            try:
+                self._of(LONGEST)
+            except UsageError:
+                raise error from None
+
     def of(self, dims: Dims) -> Window | None:
         """Return the window for a checkpoint of these sizes; None for the checkpoint's own window.
 
         Raises:
             UsageError: the padding is unknown, or a length is out of range or not a multiple of 20 ms.
         """
-        trained = dims.n_audio_ctx
+        return self._of(dims.n_audio_ctx)
+
+    def _of(self, trained: int) -> Window | None:
         positions = _positions("a window", self.seconds, trained)
         audio_positions = _positions("the audio of a window", self.audio_s, positions)
         if self.padding not in PADDINGS:

@@ -163,11 +163,18 @@ class ServeOptions:
     ] = False
     certfile: Annotated[
         Path | None,
-        Option("TLS certificate chain, as a PEM file", metavar="FILE", default="no TLS"),
+        Option(
+            "TLS certificate chain, as a PEM file", metavar="FILE", default="no TLS", exists=True
+        ),
     ] = None
     keyfile: Annotated[
         Path | None,
-        Option("Private key of the TLS certificate, as a PEM file", metavar="FILE", default="none"),
+        Option(
+            "Private key of the TLS certificate, as a PEM file",
+            metavar="FILE",
+            default="none",
+            exists=True,
+        ),
     ] = None
 
     def __post_init__(self) -> None:

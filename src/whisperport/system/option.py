@@ -33,6 +33,7 @@ class Option:
         repeat: whether a tuple is given by repeating the option; if not, with commas between its values.
         or_none: whether the command line accepts `none` for None.
         is_output: whether a path is that of a folder to write to, and not of something to read.
+        exists: whether the value is the path of a file or folder that must exist.
     """
 
     help: str
@@ -46,6 +47,7 @@ class Option:
     repeat: bool = False
     or_none: bool = False
     is_output: bool = False
+    exists: bool = False
 
 
 def declared(options: type[Any]) -> dict[str, tuple[Any, Option]]:

@@ -137,7 +137,9 @@ def by_target(given: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dic
         if not dot or target not in grouped:
             raise UsageError(
                 f"there is no option `{full_name}` for this command",
-                why="an option is written as TARGET.NAME=VALUE",
+                why=f"no program here is for `{target}`: the targets are {', '.join(targets) or 'none'}"
+                if dot
+                else "an option is written as TARGET.NAME=VALUE",
                 hint=f"options are {', '.join(_all_names(targets)) or 'none'}",
             )
         grouped[target][name] = text
