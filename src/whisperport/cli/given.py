@@ -32,7 +32,7 @@ NOUNS: dict[Kind, str] = {
 PROGRAMS = (".pt2", ".onnx", ".tflite", ".pte")
 CHECKPOINTS = (".pt", ".safetensors")
 # The options with which verbs are given what is not their argument.
-OPTIONS: dict[Kind, str] = {"bundle": "--bundle", "checkpoint": "--model"}
+OPTIONS: dict[Kind | None, str] = {"bundle": "--bundle", "checkpoint": "--model"}
 COMMANDS: dict[Kind, str] = {
     "audio": "transcribe {} --model NAME",
     "bundle": "verify {}",

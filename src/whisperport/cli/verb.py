@@ -64,14 +64,14 @@ class Verb(click.Command):
             for kind, option in OPTIONS.items():
                 if error.option_name == option and kind in takes:
                     after = typed[typed.index(option) + 1 :] if option in typed else []
-                    value = shlex.quote(after[0]) if after else kind.upper()
+                    value = shlex.quote(after[0]) if after else str(kind).upper()
                     return f"whisperport {ctx.info_name} {value}"
         elif "unexpected extra argument" in error.message:
             options = [option for one in self.params for option in one.opts]
             for word in typed:
-                option = OPTIONS.get(kind) if (kind := kind_of(word)[0]) else None
-                if option in options and option not in typed:
-                    return f"give it with `{option} {shlex.quote(word)}`"
+                other = OPTIONS.get(kind_of(word)[0])
+                if other in options and other not in typed:
+                    return f"give it with `{other} {shlex.quote(word)}`"
         return ""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
