@@ -1,4 +1,4 @@
-"""The pages of `check`, `inspect` and `verify` in Debian's chromium."""
+"""The pages of `check`, `inspect`, `verify`, `sensitivity`, `bench` and `compare` in Debian's chromium."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,16 +10,23 @@ import pytest
 import torch
 
 from whisperport.bundle import Bundle
-from whisperport.cli.verify_page import verify_page
+from whisperport.cli.bench_page import bench_page
+from whisperport.cli.compare_page import compare_page
+from whisperport.cli.inspect_page import inspect_page
+from whisperport.cli.sensitivity_page import sensitivity_page
+from whisperport.cli.verify_page import layers_page, verify_page
+from whisperport.diagnosis.layers import LayerComparison
+from whisperport.inspection.lowered import Inspected
 from whisperport.verification import Report
 from whisperport.verification.reference import Reference
 
 from ..browser import CHROMIUM, IN_BROWSER, axe_of, sync_api
 from ..third_party_decoder import third_party_decoder
+from . import test_result_pages as made
 
 pytestmark = IN_BROWSER
 MAX_LOAD_S, MAX_BYTES = 2.0, 3_000_000
-PAGES = ("check", "fix", "inspect", "verify")
+PAGES = ("check", "fix", "inspect", "verify", "sensitivity", "bench", "compare", "layers", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,23 @@ def pages(folder: Path, run: Callable[..., Any], exported: Callable[..., Any]) -
     report = replace(report, texts=(replace(first, text=f"more {first.text}"), *others))
     page = verify_page(report, Reference.from_arrays(bundle.reference()))
     (folder / "verify.html").write_text(page)
+    for name, page in made_pages().items():
+        (folder / f"{name}.html").write_text(page)
     return folder
+
+
+def made_pages() -> dict[str, str]:
+    """Pages of results that are not measured here, with everything that they can show."""
+    values = (made.value("a", 1e-7), made.value("b", 1e-3, 1e-7), made.value("c", 1e-2, 1e-3))
+    limits = [made.limit("encoder", 896, 400), made.limit("step", 2, 4)]
+    layers = [LayerComparison(name=f"layer{n}", sqnr_db=db) for n, db in enumerate((60.0, 12.0))]
+    return {
+        "sensitivity": sensitivity_page("a.onnx", [made.activation(), made.good()], 20.0, "next"),
+        "bench": bench_page([made.measured()] * 2, made.RATES, [limits, []], "here", "next"),
+        "compare": compare_page(made.programs(*values, outputs=(made.FAILED,)), "next"),
+        "layers": layers_page(layers),
+        "cpu": inspect_page(Inspected((made.on_cpu(),), ()), "next"),
+    }
 
 
 def xnnpack_of(decoder: Path, lowered: Path) -> None:

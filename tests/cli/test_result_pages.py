@@ -15,12 +15,15 @@ from whisperport.bench.limits import Limit, Rates, Work
 from whisperport.bench.transcribing import BenchResult, Part
 from whisperport.cli.bench_page import bench_page
 from whisperport.cli.compare_page import compare_page
+from whisperport.cli.inspect_page import inspect_page
 from whisperport.cli.log_plot import Line, Tag, log_plot, short_number
 from whisperport.cli.sensitivity_page import sensitivity_page
 from whisperport.cli.verify_page import layers_page, verify_page
 from whisperport.diagnosis.divergence import ComparedPrograms, ComparedValue, divergence
 from whisperport.diagnosis.layers import LayerComparison
+from whisperport.inspection.lowered import Inspected
 from whisperport.program.checks import Check
+from whisperport.program.profiling import NodeProfile, Profile, by_time
 from whisperport.system.page import text
 from whisperport.verification import Report, TextErrors
 from whisperport.verification.compare import Comparison, Gate, min_sqnr_of
@@ -200,23 +203,23 @@ def test_the_page_of_a_measurement_begins_with_speed_and_errors() -> None:
     assert "3.0% (3 errors in 100 words)" in first
     assert "<code>whisperport x</code>" in first
     assert 'class="verdict good"' in page
-    assert "busy" not in page
+    assert "was loaded" not in page
     # The bar is the measured time, and the line the limit.
     assert '<i style="width:100.0%"></i><b style="left:50.0%">' in page
 
 
-def test_a_limit_above_the_measured_time_means_that_the_machine_was_busy() -> None:
+def test_a_limit_above_the_measured_time_means_that_the_machine_was_loaded() -> None:
     limits = [limit("encoder", 896, 400), limit("step", 8, 4, read_gb=0.08)]
 
     page = bench_page([measured()], RATES, [limits], "here")
 
     first = first_of(page)
-    busy = "the machine was busy while the limit was measured"
-    assert f"{busy}: that of encoder, step is above the measured time" in first
+    loaded = "the machine was loaded with other work while the limit was measured"
+    assert f"{loaded}: that of encoder, step is above the measured time" in first
     assert "Measure again on an idle machine" in first
     assert 'class="verdict mark"' in page
-    assert f"The limit of encoder is above its measured time: {busy}.</p>" in page
-    assert f"The limit of step is above its measured time: {busy}, or the CPU's caches" in page
+    assert f"The limit of encoder is above its measured time: {loaded}.</p>" in page
+    assert f"The limit of step is above its measured time: {loaded}, or the CPU's caches" in page
     assert '<b class="mark">224%</b>' in page
     assert '<i style="width:44.6%"></i><b style="left:100.0%">' in page
     assert page.count('<span class="mark fill"') == 2
@@ -466,3 +469,81 @@ def test_a_page_of_many_values_is_small() -> None:
 
     assert len(page) < 3_000_000
     assert "17000 more are listed with <code>--all</code>" in page
+
+
+# inspect
+
+
+def node(name: str, ms: float, **changes: Any) -> NodeProfile:
+    fields: dict[str, Any] = {
+        "name": name,
+        "operator": "MatMul",
+        "where": "CPUExecutionProvider",
+        "delegated": True,
+        "ms": ms,
+    }
+    return NodeProfile(**(fields | changes))
+
+
+def profile(*nodes: NodeProfile, **changes: Any) -> Profile:
+    fields: dict[str, Any] = {
+        "program": "step",
+        "runtime": "ONNX Runtime",
+        "target": "CPUExecutionProvider",
+        "subgraphs": 1,
+        "nodes": by_time(nodes),
+        "overhead_ms": 0.0,
+        "run_ms": 100.0,
+        "runs": 5,
+        "on_cpu": True,
+    }
+    return Profile(**(fields | changes))
+
+
+def on_cpu() -> Profile:
+    return profile(
+        node("linear_1", 10.0, module="blocks.0.attn"),
+        node("linear_2", 14.0, module="blocks.1.attn"),
+        node("node_linear_24", 76.0, module="vocabulary projection"),
+    )
+
+
+@pytest.mark.parametrize("profiles", [(on_cpu(),), (on_cpu(), on_cpu())])
+def test_nodes_on_the_cpu_are_not_called_delegated(profiles: tuple[Profile, ...]) -> None:
+    page = inspect_page(Inspected(profiles, ()), "")
+
+    assert re.search(r'"big">All [36] nodes run on the CPU', page)
+    assert "delegated" not in page
+    assert "runs on the CPU (CPUExecutionProvider)" in page
+
+
+def test_the_slowest_node_has_the_name_of_its_module() -> None:
+    page = inspect_page(Inspected((on_cpu(),), ()), "")
+
+    assert "All 3 nodes run on the CPU: 76.0% in the vocabulary projection (MatMul)." in first_of(
+        page
+    )
+    assert "<code>node_linear_24</code> vocabulary projection, CPUExecutionProvider" in first_of(
+        page
+    )
+    assert "<td>node_linear_24<br><span class=dim>vocabulary projection</span>" in page
+    assert "<h3>blocks.0</h3>" in page
+    assert '<div class="dim">vocabulary projection</div>' in page
+
+
+def test_an_undelegated_node_is_named_by_its_module_too() -> None:
+    mm = node("mm", 76.0, delegated=False, where="no delegate", module="vocabulary projection")
+    found = profile(mm, node("a", 24.0, where="Npu 1"), target="Npu", on_cpu=False)
+
+    page = inspect_page(Inspected((found,), ()), "")
+
+    assert "not delegated: 76.0% in the vocabulary projection (MatMul)." in first_of(page)
+    assert "delegated to Npu" in page
+
+
+def test_nothing_in_a_profile_is_markup() -> None:
+    hostile = node(ATTACK, 9.0, operator=ATTACK, where=ATTACK, module=f"blocks.0.{ATTACK}")
+
+    page = inspect_page(Inspected((profile(hostile, program=ATTACK, target=ATTACK),), ()), ATTACK)
+
+    expect_safe(page)

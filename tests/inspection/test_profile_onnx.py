@@ -1,6 +1,7 @@
 """ONNX Runtime's trace gives the provider and time of every node."""
 
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.errors import ProgramError, UsageError
+from whisperport.inspection.node_modules import module_of, onnx_modules
 from whisperport.inspection.profile_onnx import CPU, _subgraphs, _trace, profile_onnx
-from whisperport.program.profiling import ProfileOptions
+from whisperport.program.profiling import VOCABULARY, ProfileOptions, block_of
 
 from ..embedded import default_bundle
 
@@ -73,6 +75,44 @@ def test_a_built_in_program_runs_with_its_shared_weights() -> None:
 
     assert profile.program == "step"
     assert {node.operator for node in profile.nodes} >= {"MatMul", "Softmax", "Gelu"}
+
+
+def test_nodes_have_the_modules_of_their_weights_and_the_vocabulary_projection_its_name() -> None:
+    profile = profile_onnx(default_bundle() / "onnxruntime" / "step.onnx", ONCE)
+
+    in_order = sorted(profile.nodes, key=lambda node: node.place)
+    modules = [node.module for node in in_order]
+    projection = [node for node in profile.nodes if node.module == VOCABULARY]
+    assert profile.on_cpu
+    assert [node.operator for node in projection] == ["MatMul"]
+    assert {"blocks.0.attn_ln", "blocks.2.mlp.0", "blocks.2.mlp.2"} <= set(modules)
+    softmax = [node.module for node in in_order if node.operator == "Softmax"]
+    assert softmax[:2] == ["blocks.0.attn", "blocks.0.cross_attn"]
+    blocks = [block for block, _ in groupby(map(block_of, modules)) if block]
+    assert blocks == ["blocks.0", "blocks.1", "blocks.2"]  # no node is between those of one block
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("node_MatMul_1/MatMulAddFusion", "blocks.0"),
+        ("node_MatMul_1", "blocks.0"),
+        ("gemm_input_reshape", ""),
+        ("/", ""),
+        ("", ""),
+    ],
+)
+def test_a_fused_node_has_the_module_of_the_node_that_it_is_named_after(
+    name: str, module: str
+) -> None:
+    assert module_of(name, {"node_MatMul_1": "blocks.0"}) == module
+
+
+def test_a_file_that_onnx_cannot_read_has_no_modules(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(b"\x08damaged")
+
+    assert onnx_modules(path) == {}
 
 
 def test_a_dynamic_shape_is_rejected_until_an_array_settles_it(

@@ -102,7 +102,7 @@ class Limit:
     def share(self) -> float:
         """The limit's share of the time.
 
-        It is above 1 if the machine was busy while its rates were measured, or if the CPU's caches have a
+        It is above 1 if the machine was loaded while its rates were measured, or if the CPU's caches have a
         part of what is read.
         """
         return self.limit_ms / self.ms

@@ -14,7 +14,7 @@ from whisperport.cli.bench_words import (
 )
 from whisperport.system.page import Part, bar, facts, html_page, prose, strip, table, text, verdict
 
-_BUSY = "the machine was busy while the limit was measured"
+_LOADED = "the machine was loaded with other work while the limit was measured"
 _CACHED = "or the CPU's caches hold what is read"
 
 
@@ -74,11 +74,11 @@ def _overview(
         for result in results
     ]
     headings = ("bundle", ">time", "", ">real-time factor", f">{rate_name(first)}", ">peak memory")
-    busy = any(_is_impossible(one) for own in limits for one in own)
+    is_loaded = any(_is_impossible(one) for own in limits for one in own)
     return verdict(
         f"Of {len(results)} bundles, {fastest.bundle.name} is the fastest: real-time factor "
         f"{fastest.real_time_factor:.3f}{ahead}.",
-        "bad" if any(map(_failures, results)) else "mark" if busy else "good",
+        "bad" if any(map(_failures, results)) else "mark" if is_loaded else "good",
         table(headings, rows) + facts({"Next": f"<code>{text(command)}</code>" if command else ""}),
     )
 
@@ -105,7 +105,7 @@ def _verdict(result: BenchResult, limits: Sequence[Limit], command: str, longest
         "CPU time": text(f"{result.cpu_s_per_audio_s:.4f} s per second of audio, without loading"),
         "Peak memory": text(memory(result)),
         "Limits": text(
-            f"{_BUSY}: that of {', '.join(impossible)} is above the measured time. Measure again on an "
+            f"{_LOADED}: that of {', '.join(impossible)} is above the measured time. Measure again on an "
             "idle machine"
         )
         if impossible
@@ -205,7 +205,7 @@ def _limit(one: Limit) -> tuple[str, ...]:
 def _impossible(one: Limit, rates: Rates) -> str:
     """Say why a limit is above what was measured."""
     is_read = 1e3 * one.work.read_gb / rates.read_gb >= one.limit_ms
-    why = f"{_BUSY}, {_CACHED}" if is_read else _BUSY
+    why = f"{_LOADED}, {_CACHED}" if is_read else _LOADED
     return f"<p>The limit of {text(one.program)} is above its measured time: {why}.</p>\n"
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
+from whisperport.program.profiling import block_of
 from whisperport.system.page import (
     LABELLED,
     SUBGRAPH_COLORS,
@@ -103,7 +104,7 @@ def legend(on: str, apart: str, maybe: str = "", hint: str = "") -> str:
     """Return what colors and signs mean; all arguments are text, and an empty one is left out."""
     entries = (
         ("s0", on),
-        ("bad fill", f"{SIGNS['bad']}{apart}"),
+        ("bad fill", f"{SIGNS['bad']}{apart}" if apart else ""),
         ("mark fill", f"{SIGNS['mark']}{maybe}" if maybe else ""),
         ("hint s0", f"{SIGNS['hint']}{hint}" if hint else ""),
     )
@@ -127,23 +128,16 @@ def graph(nodes: Sequence[Drawn], limit: int = MAX_GRAPH) -> str:
 
 def _blocks(nodes: Sequence[Drawn]) -> Iterator[str]:
     places = enumerate(nodes)
-    for (block, _), group in groupby(places, lambda n: (_block_of(n[1].module), n[0] // MAX_BLOCK)):
+    for (block, _), group in groupby(places, lambda n: (block_of(n[1].module), n[0] // MAX_BLOCK)):
         parts = groupby((node for _, node in group), lambda node: _part_of(node.module))
         rows = (_row(name, list(one)) for name, one in parts)
         title = f"<h3>{text(block)}</h3>" if block else ""
         yield f'<section class="block">{title}{"".join(rows)}</section>\n'
 
 
-def _block_of(module: str) -> str:
-    """Return the path up to the first number: "decoder.layers.0"; empty if it has none."""
-    parts = module.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[0] + 1]) if numbers else ""
-
-
 def _part_of(module: str) -> str:
     """Return the part of a block that a module is in: "attn"; outside of a block, the module."""
-    block = _block_of(module)
+    block = block_of(module)
     return module.removeprefix(f"{block}.").partition(".")[0] if block != module else ""
 
 

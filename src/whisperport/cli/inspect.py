@@ -158,6 +158,11 @@ def _print_wrapped(text: str) -> None:
 
 
 def _summary(profile: "Profile") -> str:
+    if profile.on_cpu:
+        return (
+            f"{profile.program} ({profile.runtime}): {_count(len(profile.nodes), 'node')} on the CPU; "
+            f"{in_ms(profile.total_ms)} ms per run"
+        )
     off = len(profile.undelegated)
     on = len(profile.nodes) - off
     where = f"{_count(on, 'node')} in {_count(profile.subgraphs, 'subgraph')} of {profile.target}"

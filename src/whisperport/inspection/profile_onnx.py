@@ -13,6 +13,7 @@ import tempfile
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ from whisperport.errors import ProgramError, UsageError, needs
 from whisperport.inspection.gain import Rates, compute_and_bytes, is_compute_bound, rates
 from whisperport.inspection.graph import Node, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
+from whisperport.inspection.node_modules import (
+    filled,
+    module_of,
+    onnx_modules,
+    vocabulary_projection,
+)
 from whisperport.inspection.vocabulary import ONNX
 from whisperport.program.profiling import (
     NodeProfile,
@@ -78,7 +85,7 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
                 why=_message(error),
                 hint=hint_for(arrays),
             ) from error
-    return _profile(path.stem, provider, trace)
+    return _profile(path.stem, provider, trace, onnx_modules(path))
 
 
 def _trace(file: Path) -> Any:
@@ -137,7 +144,9 @@ def _value(described: Any) -> Value:
     return Value(described.name, shape, DTYPES.get(dtype, dtype))
 
 
-def _profile(name: str, provider: str, trace: list[dict[str, Any]]) -> Profile:
+def _profile(
+    name: str, provider: str, trace: list[dict[str, Any]], modules: dict[str, str]
+) -> Profile:
     runs = sorted((e["ts"], e["dur"]) for e in trace if e["name"] == "model_run")[1:]
     events = [e for e in trace if e["cat"] == "Node" and e["name"].endswith(KERNEL)]
     starts, run_times = [start for start, _ in runs], [duration / 1e3 for _, duration in runs]
@@ -145,7 +154,9 @@ def _profile(name: str, provider: str, trace: list[dict[str, Any]]) -> Profile:
     times = {key: statistics.median(of_runs.values()) for key, of_runs in by_run.items()}
     inside = [[r[run] for r in by_run.values() if run in r] for run in range(1, len(runs) + 1)]
     rate = _rates(provider, times, examples)
-    nodes = [_node(examples[key], ms, provider, rate) for key, ms in times.items()]
+    nodes = [_node(examples[key], ms, provider, rate, modules) for key, ms in times.items()]
+    inferred = filled([node.module for node in nodes])
+    nodes = [replace(node, module=one) for node, one in zip(nodes, inferred, strict=True)]
     return Profile(
         program=name,
         runtime="ONNX Runtime",
@@ -156,6 +167,7 @@ def _profile(name: str, provider: str, trace: list[dict[str, Any]]) -> Profile:
         run_ms=statistics.median(run_times),
         runs=len(runs),
         notes=("the nodes are those of the graph after ONNX Runtime's fusions",),
+        on_cpu=provider == CPU,
     )
 
 
@@ -215,11 +227,18 @@ def _values(described: Iterable[Mapping[str, Any]]) -> tuple[Value, ...]:
     )
 
 
-def _node(event: Mapping[str, Any], ms: float, provider: str, rate: Rates) -> NodeProfile:
-    args = event["args"]
+def _node(
+    event: Mapping[str, Any],
+    ms: float,
+    provider: str,
+    rate: Rates,
+    modules: dict[str, str],
+) -> NodeProfile:
+    args, node = event["args"], _graph_node(event)
+    name = event["name"].removesuffix(KERNEL)
     delegated = args["provider"] == provider
     return NodeProfile(
-        name=event["name"].removesuffix(KERNEL) or f"node {args['node_index']}",
+        name=name or f"node {args['node_index']}",
         operator=args["op_name"],
         where=args["provider"],
         delegated=delegated,
@@ -227,7 +246,8 @@ def _node(event: Mapping[str, Any], ms: float, provider: str, rate: Rates) -> No
         reason=""
         if delegated
         else f"not delegated to {provider}; ONNX Runtime does not report why",
-        estimated_gain_ms=None if delegated else rate.estimated_gain_ms(_graph_node(event), ms),
+        estimated_gain_ms=None if delegated else rate.estimated_gain_ms(node, ms),
+        module=vocabulary_projection(node) or module_of(name, modules),
     )
 
 

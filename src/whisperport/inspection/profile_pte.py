@@ -16,6 +16,7 @@ from whisperport.errors import ProgramError
 from whisperport.inspection.gain import Rates, xnnpack_rates
 from whisperport.inspection.graph import Graph, Value
 from whisperport.inspection.inputs import hint_for, inputs_for
+from whisperport.inspection.node_modules import vocabulary_projection
 from whisperport.inspection.quiet import quiet
 from whisperport.inspection.read_pte import Instruction, Method, needs_executorch, read_pte
 from whisperport.inspection.read_xnnpack import BACKEND
@@ -244,6 +245,7 @@ def _undelegated(
         estimated_gain_ms=rate.estimated_gain_ms(instruction.node, ms)
         if instruction.node
         else None,
+        module=vocabulary_projection(instruction.node) if instruction.node else "",
     )
 
 

@@ -190,12 +190,12 @@ def _nodes(
             tuple(outputs),
             arguments,
             custom,
-            module=_scope(name, metadata.get("namespace", "")),
+            module=scope(name, metadata.get("namespace", "")),
             source=innermost_line(metadata.get(STACK_TRACE, "")),
         )
 
 
-def _scope(name: str, namespace: str) -> str:
+def scope(name: str, namespace: str) -> str:
     """Return the path of the node's module, or the part of its name before the last slash.
 
     Args:

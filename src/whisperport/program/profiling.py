@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from whisperport.program.runner import Array
 from whisperport.system.ranges import MAX_REPEAT, MAX_THREADS, check_range
 
+VOCABULARY = "vocabulary projection"  # the module of a node whose file does not name it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
@@ -45,6 +47,7 @@ class NodeProfile:
         None  # milliseconds, see `gain.py`; None: no estimate is possible
     )
     place: int = 0  # in a run, from 0
+    module: str = ""  # path of its module, or "vocabulary projection"; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,9 @@ class Profile:
     run_ms: float  # milliseconds of a complete run, median
     runs: int  # number of measured runs
     notes: tuple[str, ...] = ()  # on how to read the numbers
+    on_cpu: bool = (
+        False  # the target is the CPU, and the runtime itself runs the nodes: none is delegated
+    )
     borders: tuple[Subgraph, ...] = ()  # of the subgraphs; empty: the format does not tell them
 
     @property
@@ -116,6 +122,7 @@ class Profile:
             "program": self.program,
             "runtime": self.runtime,
             "target": self.target,
+            "on_cpu": self.on_cpu,
             "subgraphs": self.subgraphs,
             "delegated_nodes": len(self.nodes) - len(self.undelegated),
             "undelegated_nodes": len(self.undelegated),
@@ -153,6 +160,13 @@ class Profiler(ABC):
             ProgramError: the program cannot be read or run, or has dynamic shapes and no inputs were given.
             MissingPackageError: the runtime is not installed.
         """
+
+
+def block_of(module: str) -> str:
+    """Return the path up to the first number: "decoder.layers.0"; empty if it has none."""
+    parts = module.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0] + 1]) if numbers else ""
 
 
 def readable_formats(profilers: Sequence[Profiler]) -> str:

@@ -4,7 +4,6 @@ Weights stay in their files. A part of the activations is read in each run, so t
 """
 
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ MOVES = frozenset(
         *("Squeeze", "Transpose", "Unsqueeze"),
     }
 )
-WEIGHT = re.compile(r"^(?P<module>.+?)\.(weight|bias)\w*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +181,8 @@ def _labels(model: "onnx.ModelProto", depends: Collection[str]) -> dict[str, str
     Args:
         depends: tensors that depend on the inputs; others are weights.
     """
+    from whisperport.inspection.node_modules import WEIGHT
+
     sources = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
     labels = {one.name: one.name for one in model.graph.input}
     for node in model.graph.node:

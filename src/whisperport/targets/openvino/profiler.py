@@ -125,6 +125,7 @@ def _profile(name: str, device: str, runs: list[tuple[float, list[Any]]]) -> Pro
         run_ms=statistics.median(run_times),
         runs=len(runs),
         notes=tuple(notes),
+        on_cpu=device == CPU,
     )
 
 
