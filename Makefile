@@ -2,20 +2,24 @@
 # make test      install the development extra as well, then run every check and every test
 # make test-fast  the tests that need no torch, in an environment of their own
 # make test-all  the same, with all repetitions of the long tests
+# make test-versions  test-fast with the newest and the lowest versions of pyproject.toml, on each interpreter
+# make lock      renew the exact versions that these commands install
 # make test-official  test OpenAI's own weights on this machine: MODEL=tiny.en, AUDIO=folder of recordings
 #
 # Choose the interpreter with `make demo PYTHON=/usr/bin/python3.12`.
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-input
+# Installs an extra from a lock of exact versions with hashes; `pip install .` uses the ranges of pyproject.toml.
+LOCK := pyproject.toml $(addprefix environments/,lock.txt install.py)
+INSTALL := environments/install.py
 
 # The first interpreter that is new enough; a shim that cannot run counts as none.
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-fast test-all test-official check docs evidence bench bench-peers fuzz clean
+.PHONY: demo test test-fast test-all test-versions test-official lock check docs evidence bench bench-peers fuzz clean
 
 # The extra that a target needs; all others need `export`, and the demo says what else.
 TARGET ?= onnxruntime
@@ -44,6 +48,11 @@ test-fast: $(FAST)/.installed
 test-all: $(VENV)/.installed-dev
 	@WHISPERPORT_TEST_ALL=1 $(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'
 
+# In environments of their own, in build/versions.
+VERSIONS := build/versions
+test-versions: $(VERSIONS)/uv/bin/uv
+	@$(VERSIONS)/uv/bin/python environments/versions.py $(VERSIONS)
+
 # OpenAI's own weights, from openai-whisper's cache, the hub's cache or the network. Without them, every test is
 # skipped and says so. AUDIO is a folder of recordings; NAME.txt beside NAME.wav is its transcript.
 MODEL ?= tiny.en
@@ -67,13 +76,20 @@ docs: $(VENV)/.installed-dev
 evidence: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_evidence.py
 
+lock: $(VERSIONS)/uv/bin/uv
+	@$(VERSIONS)/uv/bin/python environments/lock.py
+
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/programs.py
 
-$(FAST)/.installed: pyproject.toml | $(BIN)/python
+$(VERSIONS)/uv/bin/uv: | $(BIN)/python
+	@$(BIN)/python -m venv --clear $(VERSIONS)/uv
+	@$(VERSIONS)/uv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input uv
+
+$(FAST)/.installed: $(LOCK) | $(BIN)/python
 	@echo "Installing whisperport without torch, and pytest, into $(FAST)."
 	@$(BIN)/python -m venv --clear $(FAST)
-	@$(FAST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable '.[fast]'
+	@$(FAST)/bin/python $(INSTALL) fast
 	@touch $@
 
 # The peers have an environment of their own. A short run: make bench-peers OPTIONS=--quick
@@ -108,15 +124,15 @@ $(BIN)/python:
 		exit 1; \
 	fi
 
-$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-%: $(LOCK) | $(BIN)/python
 	@echo "Installing whisperport with the extra $* into $(VENV). This is done once; torch is large."
-	@$(PIP) --editable '.[$*]'
+	@$(BIN)/python $(INSTALL) $*
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: $(LOCK) | $(BIN)/python
 	@echo "Installing whisperport and what its tests compare it with into $(VENV)."
 	@echo "This is done once; torch, ExecuTorch, LiteRT and transformers are large, so it takes a few minutes."
-	@$(PIP) --editable '.[dev]'
+	@$(BIN)/python $(INSTALL) dev
 	@touch $(addprefix $(VENV)/.installed-,export xnnpack litert-export openvino-export) $@
 
 # torchvision is a dependency of optimum-intel, not used here. One of another build than torch's cannot be
