@@ -79,7 +79,7 @@ class Place:
         shutil.copytree(old, self.out)
         self._old = (self.out / MANIFEST).read_bytes()
         mine = ("notes.txt", ".nano.partial-mine/notes.txt", ".nano.lock", "nano.new/notes.txt")
-        for name in (*mine, "nano.compile/notes.txt"):
+        for name in mine:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text("mine")
         self._mine = self._files_of_the_users()
@@ -127,7 +127,7 @@ class Place:
         for path in sorted(self.folder.rglob("*")):
             parts = path.relative_to(self.folder).parts
             made_here = parts[0] in ("nano", "nano.log") or OURS.fullmatch(parts[0])
-            of_a_stage = parts[0] == "nano.compile" and parts[-1] != "notes.txt"
+            of_a_stage = parts[0] == "nano.compile"
             if path.is_file() and not made_here and not of_a_stage:
                 found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
         return found
