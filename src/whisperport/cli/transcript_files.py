@@ -160,8 +160,7 @@ class TranscriptFiles:
             return getattr(error, "strerror", None) or str(error), separate
         if reason := _reason_of_link(path):
             return reason
-        reason = reason_against(Output(path, "--output-dir", "transcript"), self._inputs)
-        return (reason[0], separate) if reason else None
+        return reason_against(Output(path, "--output-dir", "transcript"), self._inputs)
 
 
 def _reason_of_link(path: Path) -> tuple[str, str] | None:
