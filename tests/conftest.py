@@ -19,6 +19,7 @@ from .without_torch import IS_ABSENT
 
 if IS_ABSENT:
     from .without_torch import (  # noqa: F401
+        pytest_configure,
         pytest_ignore_collect,
         pytest_make_collect_report,
         pytest_runtest_makereport,

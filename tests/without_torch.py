@@ -26,6 +26,12 @@ OPTIONAL = {
 ignored: list[str] = []
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make warnings of deprecation that calls in our own modules cause errors."""
+    for category in ("DeprecationWarning", "PendingDeprecationWarning"):
+        config.addinivalue_line("filterwarnings", f"error::{category}:whisperport")
+
+
 def needed(error: BaseException | None) -> str:
     """The optional package that an error, or one of its causes, asks for; empty if there is none."""
     while error is not None:
