@@ -1,4 +1,8 @@
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,3 +158,13 @@ def test_a_draw_of_silent_clips_may_be_infinite_but_never_a_nan() -> None:
 def test_nothing_to_draw_from_is_an_error(clips: list[TextErrors], n: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
         bootstrap_interval(clips, seed=0, n=n)
+
+
+def test_the_first_use_shows_no_warning_of_the_packages_source(tmp_path: Path) -> None:
+    call = "from whisperport.verification.error_rate import normalize_english as n; print(n('Hi'))"
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}  # compiles the package again
+    command = [sys.executable, "-W", "error::SyntaxWarning", "-c", call]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+    assert done.stdout.strip() == "hi", done.stderr

@@ -7,6 +7,7 @@ result equals openai-whisper's.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -202,7 +203,10 @@ def normalize_english(text: str) -> str:
 
 @cache
 def _normalizer() -> Callable[[str], str]:
-    from whisper_normalizer.english import EnglishTextNormalizer  # 0.1 s, only where it is needed
+    with warnings.catch_warnings():
+        # Python 3.12 warns of an escape in its source. The import takes 0.1 s: only where it is needed.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        from whisper_normalizer.english import EnglishTextNormalizer
 
     normalizer = EnglishTextNormalizer()
     for pattern in _ADDED_BY_PACKAGE:
