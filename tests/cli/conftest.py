@@ -51,6 +51,15 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
+@pytest.fixture
+def talk(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder has an audio file `talk.wav` and a folder `talks`: a verb looks at its inputs first."""
+    folder = tmp_path_factory.mktemp("talk")
+    write_wav(folder / "talk.wav", np.zeros(1600))
+    (folder / "talks").mkdir()
+    monkeypatch.chdir(folder)
+
+
 @pytest.fixture(scope="session")
 def bundle(exported: Callable[..., Any]) -> Path:
     """A bundle of the tiny random checkpoint on onnxruntime; made once, so do not write in it."""

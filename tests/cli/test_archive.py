@@ -8,7 +8,7 @@ import pytest
 from whisperport import ArchiveOptions, ArchiveProgress, ArchiveSummary, UsageError
 from whisperport.cli import archive as verb
 
-pytestmark = pytest.mark.usefixtures("any_bundle")
+pytestmark = pytest.mark.usefixtures("any_bundle", "talk")
 
 SUMMARY = ArchiveSummary(
     model="tiny",

@@ -11,7 +11,7 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcript
 
-pytestmark = pytest.mark.usefixtures("any_bundle")
+pytestmark = pytest.mark.usefixtures("any_bundle", "talk")
 
 SEGMENT = Segment(
     start=0.0, end=28.0, text=" hello", tokens=(5,), avg_logprob=-0.1, no_speech_prob=0.0,

@@ -165,6 +165,7 @@ def test_cells_of_a_table_cannot_forge_rows(capsys):
 SEGMENT = Segment(0.0, 1.0, f" {HOSTILE}\n\n9\n00:00:09,000 ---> 00:00:10,000\nforged\t0\t1")
 
 
+@pytest.mark.usefixtures("talk")
 @pytest.mark.parametrize("form", ["txt", "srt", "vtt", "tsv", "json"])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_transcript_is_shown_escaped(run, monkeypatch, form, as_json):

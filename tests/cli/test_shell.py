@@ -59,11 +59,12 @@ import sys
 from whisperport.cli import main, transcribe
 from whisperport.transcription import Transcript
 transcribe.run_transcribe = lambda *_, **__: Transcript("右转", (), "zh", 1.0, ())
-sys.argv = ["whisperport", "transcribe", "talk.wav", "--bundle", "any"]
+sys.argv = ["whisperport", "transcribe", "talk.wav", "--bundle", "."]
 main()
 """
 
 
+@pytest.mark.usefixtures("talk")
 def test_a_character_that_the_output_cannot_hold_is_escaped():
     ran = subprocess.run(
         [sys.executable, "-c", CHINESE],

@@ -8,7 +8,7 @@ from whisperport.cli import transcribe as verb
 from whisperport.text import Segment, Word
 from whisperport.transcription import Transcript
 
-pytestmark = pytest.mark.usefixtures("any_bundle")
+pytestmark = pytest.mark.usefixtures("any_bundle", "talk")
 
 WORDS = (Word(" Lock", 0.0, 0.3, 0.9), Word(" the", 0.4, 0.5, 0.9), Word(" door.", 0.5, 1, 0.9))
 SEGMENT = Segment(0.0, 1.0, " Lock the door.", words=WORDS)

@@ -190,6 +190,7 @@ def test_a_damaged_embedded_model_is_an_error(
         unpacked(tmp_path)
 
 
+@pytest.mark.needs("torch")
 def test_a_cache_that_cannot_be_made_names_the_variable_that_moves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
