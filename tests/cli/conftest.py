@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def talk(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder has an audio file `talk.wav` and a folder `talks`: a verb looks at its inputs first."""
+    """The current folder has `talk.wav` and a folder `talks`: a verb looks at its inputs first."""
     folder = tmp_path_factory.mktemp("talk")
     write_wav(folder / "talk.wav", np.zeros(1600))
     (folder / "talks").mkdir()
