@@ -1,4 +1,4 @@
-"""Completion in bash and zsh: the lines of the README are evaluated, and the Tab key is pressed."""
+"""Completion in bash and zsh: the lines of the documentation are evaluated, and the Tab key is pressed."""
 
 import os
 import pty
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LINE = re.compile(
     r'^(eval "\$\(_WHISPERPORT_COMPLETE=(\w+)_source whisperport\)") *#', re.MULTILINE
 )
-LINES = {shell: line for line, shell in LINE.findall((ROOT / "README.md").read_text())}
+LINES = {shell: line for line, shell in LINE.findall((ROOT / "docs" / "README.md").read_text())}
 START = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"]}
 PREPARE = {"bash": "", "zsh": "autoload -Uz compinit && compinit -D -u; "}
 LIMIT_S = 60.0

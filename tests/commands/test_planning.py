@@ -164,7 +164,7 @@ def test_every_machine_has_plausible_figures_with_a_source(machine):
 
 
 def test_a_bundle_is_planned_with_its_own_programs(exported: Any):
-    made = plan(exported("onnxruntime").folder)
+    made = plan(exported("onnxruntime").folder, PlanOptions(target=TARGET.spec.name))
     assert made.target == TARGET.spec.name
     assert made
     data = json.loads(json.dumps(made.to_json()))
@@ -176,10 +176,13 @@ def test_a_target_without_known_machines_or_a_wrong_precision_is_an_error(export
     with pytest.raises(UsageError, match="no estimate for the target `onnxruntime`") as raised:
         plan(exported("onnxruntime").folder, PlanOptions(target="onnxruntime"))
     assert TARGET.spec.name in raised.value.hint
+    with pytest.raises(UsageError, match="for the bundle's target `onnxruntime`"):
+        plan(exported("onnxruntime").folder)
     with pytest.raises(UsageError, match="there is no target `nothing`"):
         plan(exported("onnxruntime").folder, PlanOptions(target="nothing"))
+    options = PlanOptions(target=TARGET.spec.name, precision="fp16")
     with pytest.raises(UsageError, match="precision `fp16`") as raised:
-        plan(exported("onnxruntime").folder, PlanOptions(precision="fp16"))
+        plan(exported("onnxruntime").folder, options)
     assert "fp32, bf16" in raised.value.hint
     for wrong in ({"batch": 0}, {"tensor_parallel": 0}, {"batch": 10**9}):
         with pytest.raises(UsageError, match="expected 1 to"):

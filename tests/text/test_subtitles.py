@@ -64,6 +64,10 @@ OPTIONS = {
 }
 
 
+# openai-whisper's SubRip of no speech is an empty file, which FFmpeg rejects.
+NOTHING = "1\n00:00:00,000 --> 00:00:00,001\n\n\n"
+
+
 @pytest.mark.parametrize("form", ["srt", "vtt"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("segments", CLIPS.values(), ids=CLIPS)
@@ -72,7 +76,7 @@ def test_subtitles_are_openais(
 ) -> None:
     expected = written_by_openai(form, segments, options=options)
 
-    assert write_as(form, segments, options=options) == expected
+    assert write_as(form, segments, options=options) == (expected or NOTHING)
 
 
 TIMES = st.floats(0, 20) | st.sampled_from([0.0, 0.0005, 2.9995, 59.9996, 3599.9999, 1e5])
@@ -107,7 +111,7 @@ def test_any_words_are_cut_as_by_openai(
     expected = written_by_openai(form, segments, options=options)
     assume(expected.count("-->") == expected.count(" --> "))
 
-    assert write_as(form, segments, options=options) == expected
+    assert write_as(form, segments, options=options) == (expected or NOTHING)
 
 
 FORGED = "00:00:09.000 --> 00:00:10.000"

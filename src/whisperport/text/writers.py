@@ -32,9 +32,7 @@ def write_srt(segments: Sequence[Segment], options: SubtitleOptions = DEFAULT_SU
     """Return SubRip text: numbered, with a comma before the milliseconds. Raises: see `subtitles`."""
     return "".join(
         f"{number}\n{_span(subtitle, always_hours=True, marker=',')}\n{subtitle.text}\n\n"
-        for number, subtitle in enumerate(
-            subtitles(segments, options) if segments else NO_SPEECH, start=1
-        )
+        for number, subtitle in enumerate(list(subtitles(segments, options)) or NO_SPEECH, start=1)
     )
 
 
