@@ -8,6 +8,7 @@ from typing import Any
 import click
 import pytest
 
+from whisperport.cli.given import Given
 from whisperport.cli.main import cli
 from whisperport.cli.paths import OutputPath, check_paths, input_paths
 from whisperport.errors import UsageError
@@ -23,7 +24,7 @@ def outputs_of(verb: click.Command) -> list[click.Parameter]:
 
 def takes_path(option: click.Parameter) -> bool:
     """Whether a text of the user reaches the verb through this parameter."""
-    is_text = isinstance(option.type, click.Path | click.types.StringParamType)
+    is_text = isinstance(option.type, click.Path | click.types.StringParamType | Given)
     return is_text and not isinstance(option.type, OutputPath)
 
 
