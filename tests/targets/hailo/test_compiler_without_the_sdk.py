@@ -1,5 +1,6 @@
 """The calls of Hailo's compiler are compared with recorded signatures; the SDK is not installed."""
 
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -201,7 +202,10 @@ def test_a_missing_sdk_is_reported_and_a_script_does_the_same_elsewhere(work, mo
     # The script alone, with a compiler beside it and nothing of whisperport.
     (work / "hailo_sdk_client.py").write_text(STAND_ALONE)
     done = subprocess.run(
-        [sys.executable, "-S", "-c", ALONE, work], capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-c", ALONE, work, *site.getsitepackages()],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
     assert done.returncode == 0, done.stderr
@@ -290,8 +294,8 @@ def test_the_shape_of_the_embeddings_alone_must_be_the_very_one(
 
 
 ALONE = """
-import runpy, site, sys
-sys.path[:0] = [*site.getsitepackages(), sys.argv[1]]
+import runpy, sys
+sys.path[:0] = sys.argv[1:]
 runpy.run_path(sys.argv[1] + "/compile.py", run_name="__main__")
 assert "whisperport" not in sys.modules
 """
