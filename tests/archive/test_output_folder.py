@@ -156,3 +156,13 @@ def test_a_subtitle_file_that_the_user_edited_is_kept(tmp_path: Path) -> None:
     delete_subtitles(rows, tmp_path)
 
     assert [path.read_text() for path in (tmp_path / "subtitles").iterdir()] == ["my words"]
+
+
+def test_an_input_in_the_folder_that_is_written_is_refused(tmp_path: Path) -> None:
+    an_archive(tmp_path / "rows")
+    part = next((tmp_path / "rows" / "parts").glob("*.parquet"))
+    before = contents(tmp_path)
+
+    assert "is in the folder" in refused(tmp_path / "rows", part)
+
+    assert contents(tmp_path) == before

@@ -154,3 +154,21 @@ def test_a_folder_or_a_pipe_at_one_of_the_places_is_not_replaced(tmp_path: Path,
             (tmp_path / name).rmdir()
         else:
             (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    "names", ["nojson", "[]", "{}", '["victim.txt", "p.onnx"]', '["p.bin"]', "[" * 10**5]
+)
+def test_a_list_of_files_that_is_not_ours_moves_and_deletes_nothing(
+    tmp_path: Path, names: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    staged = prepared(tmp_path)
+    (staged.files / replacing_files.OLD).mkdir(parents=True)
+    (staged.files / replacing_files.NAMES).write_text(names)
+    (tmp_path / "victim.txt").write_text("the user's own too")
+    before = texts(tmp_path)
+
+    next_writer(staged.out)
+
+    assert texts(tmp_path) == before
+    assert "is damaged" in caplog.text

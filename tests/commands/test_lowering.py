@@ -618,3 +618,20 @@ def test_a_suffix_of_another_format_is_rejected(program: Program, tmp_path: Path
 
     assert rejected.value.hint == f"use `--out {tmp_path / 'r.onnx'}`"
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("given", ["program", "inputs"])
+def test_a_file_beside_is_no_input(program: Program, tmp_path: Path, given: str) -> None:
+    out, weights = tmp_path / "v.xml", tmp_path / "v.bin"
+    out.write_bytes(b"an older program")
+    torch.export.save(program.exported, tmp_path / "p.pt2")
+    (tmp_path / "p.pt2").rename(weights)
+    link = tmp_path / "link.pt2"
+    link.symlink_to(weights)
+    before = weights.read_bytes()
+    options = LowerOptions(inputs=(weights,) if given == "inputs" else (), run=ONE_THREAD)
+
+    with pytest.raises(UsageError, match="cannot write"):
+        lower(link if given == "program" else program, "openvino", out, options)
+
+    assert (out.read_bytes(), weights.read_bytes()) == (b"an older program", before)

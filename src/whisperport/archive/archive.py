@@ -29,6 +29,7 @@ from whisperport.exporting.preflight import available_memory
 from whisperport.runtime.decode import check_language
 from whisperport.system.cores import usable_cores
 from whisperport.system.locking import lock_path, locked
+from whisperport.system.outputs import is_inside
 from whisperport.transcription import TranscribeOptions
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,12 @@ def transcribe_archive(
     options, transcribe = options or ArchiveOptions(), transcribe or TranscribeOptions()
     transcribe = replace(transcribe, word_timestamps=options.word_timestamps)
     folder = Path(out)
+    if isinstance(source, str | os.PathLike) and is_inside(source, folder):
+        raise UsageError(
+            f"the input `{os.fspath(source)}` is in the folder `{folder}` that is written",
+            why="files there are merged and deleted",
+            hint="copy the input to another folder, or choose another output",
+        )
     with _writing(folder):
         check_folder(folder)
     jobs, opened = read_source(source), open_bundle(bundle)

@@ -12,6 +12,7 @@ another one. If the writer is killed then, the next writer of this output moves 
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def restore_files(new: Path, aside: Path, out: Path) -> None:
     if not (aside / NAMES).is_file():
         shutil.rmtree(aside)  # nothing was moved yet, or nothing is left to be moved
         return
-    names = json.loads((aside / NAMES).read_bytes())
+    names = _names(aside / NAMES, out)
     if (new / names[-1]).exists():  # the output is moved last
         for name in names:
             place = out.with_name(name)
@@ -81,6 +82,24 @@ def restore_files(new: Path, aside: Path, out: Path) -> None:
                 raise FileExistsError(f"{out.with_name(path.name)} exists; see {path.parent}")
     (aside / NAMES).unlink()
     shutil.rmtree(aside)
+
+
+def _names(file: Path, out: Path) -> list[str]:
+    """Read the list of the new files. It may be damaged or somebody else's.
+
+    Raises:
+        OSError: it has names that no file beside the output has.
+    """
+    try:
+        names = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{file} is damaged: {error}") from error
+    if not isinstance(names, list) or not names or names[-1] != out.name:
+        raise OSError(f"{file} is damaged: it does not end with {out.name}")
+    for name in names[:-1]:
+        if not isinstance(name, str) or not re.fullmatch(rf"{re.escape(out.stem)}\.[^/\0]+", name):
+            raise OSError(f"{file} is damaged: {name!r} is no file beside {out.name}")
+    return names
 
 
 def _in_the_way(place: Path, why: str) -> WhisperportError:

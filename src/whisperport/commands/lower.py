@@ -28,7 +28,7 @@ from whisperport.program.runner import Array, Runner
 from whisperport.program.sizes import not_fixable
 from whisperport.program.spec import Limit, ProgramSpec
 from whisperport.system.option import Option
-from whisperport.system.outputs import Output, check_outputs
+from whisperport.system.outputs import Output, check_outputs, is_same
 from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.onnxruntime import OPSETS
@@ -189,8 +189,10 @@ def lower(
     """
     options, out = options or LowerOptions(), Path(out)
     chosen = _configured(get_target(target), options)
-    read = [program] if isinstance(program, str | os.PathLike) else []
-    check_outputs([Output(out, "--out", "file")], [*read, *options.inputs])
+    read = [*([program] if isinstance(program, str | os.PathLike) else []), *options.inputs]
+    beside = (out.with_suffix(".bin"), out.with_name(f"{out.stem}.host.json"))
+    taken = [path for path in beside if any(is_same(path, one) for one in read)]
+    check_outputs([Output(path, "--out", "file") for path in (out, *taken)], read)
     _check_suffix(out, chosen)
     with staged_beside(out) as staged, within_memory_of(program, trust=options.trust):
         folder = staged.partial
@@ -218,7 +220,7 @@ def lower(
                 hint="`--allow-unequal` writes it anyway",
             )
         return Lowered(
-            files=_put_in_place(staged, (*entry.files, *_write_host(host, folder, out)), out),
+            files=_put_in_place(staged, (*entry.files, *_write_host(host, folder, out)), out, read),
             target=target,
             spec=program.spec,
             host=host,
@@ -399,10 +401,13 @@ def _write_host(host: HostPart, folder: Path, out: Path) -> tuple[str, ...]:
     return tuple(files)
 
 
-def _put_in_place(staged: Staging, files: Sequence[str], out: Path) -> tuple[Path, ...]:
+def _put_in_place(
+    staged: Staging, files: Sequence[str], out: Path, read: Sequence[str | os.PathLike[str]]
+) -> tuple[Path, ...]:
     """Move the files to the folder of `out`, under the names with which they were verified."""
     first, *others = files
     beside = [out.with_name(file) for file in others]
+    check_outputs([Output(path, "--out", "file") for path in beside], read)
     _check_replaceable(staged.partial, beside, out)
     put_files_in_place(staged.partial, staged.files, out, (*others, first))
     return (out, *beside)

@@ -29,6 +29,8 @@ def work_folder(work: Path) -> Iterator[None]:
         try:
             work.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(locked(lock_path(work)))
+            if lock:
+                _claim(work)
             if lock and lock.is_exclusive:
                 for folder in (work, *work.glob("*/"), *work.glob("*/*/")):
                     clear_temporaries(folder)
@@ -44,7 +46,6 @@ def work_folder(work: Path) -> Iterator[None]:
                 why=f"that process holds the lock {lock_path(work)}",
                 hint="wait until that process ends, or choose another folder with `--work`",
             )
-        _claim(work)
         yield
 
 
