@@ -1,6 +1,5 @@
 """The calls of Hailo's compiler are compared with recorded signatures; the SDK is not installed."""
 
-import site
 import subprocess
 import sys
 from pathlib import Path
@@ -201,8 +200,9 @@ def test_a_missing_sdk_is_reported_and_a_script_does_the_same_elsewhere(work, mo
 
     # The script alone, with a compiler beside it and nothing of whisperport.
     (work / "hailo_sdk_client.py").write_text(STAND_ALONE)
+    packages = [path for path in sys.path if "site-packages" in path]
     done = subprocess.run(
-        [sys.executable, "-S", "-c", ALONE, work, *site.getsitepackages()],
+        [sys.executable, "-S", "-c", ALONE, work, *packages],
         capture_output=True,
         text=True,
         timeout=60,
