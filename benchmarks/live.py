@@ -25,11 +25,12 @@ from whisperport.audio import SAMPLE_RATE, ReadAhead, load_audio
 from whisperport.audio.live import PIECE_S, in_real_time
 from whisperport.exporting.export import export
 from whisperport.exporting.model_bundle import bundle_of
-from whisperport.live import LiveOptions, LiveTranscriber
 from whisperport.targets import RunOptions
 from whisperport.text import Word
 from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.transcription.live_options import LiveOptions
+from whisperport.transcription.live_transcriber import LiveTranscriber
 from whisperport.verification import machine, versions
 from whisperport.verification.clips import shipped_audio
 

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         WhisperportError,
     )
     from whisperport.exporting.export import ExportOptions, export
-    from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
     from whisperport.providers import ProviderReport, verify_each_program
     from whisperport.runtime import DecodeOptions, Thresholds
     from whisperport.serving.options import ServeOptions
@@ -76,6 +75,8 @@ if TYPE_CHECKING:
         transcribe_features,
         transcribe_files,
     )
+    from whisperport.transcription.live_options import LiveOptions
+    from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
     from whisperport.verification import Report
     from whisperport.verification.bundle_check import verify
     from whisperport.verification.record_evidence import verify_and_record
@@ -193,9 +194,9 @@ _MODULES = {
     "Fixed": "commands.fix",
     "ImportOptions": "compilation.importing",
     "InspectOptions": "commands.inspect",
-    "LiveOptions": "live",
-    "LiveTranscriber": "live",
-    "LiveUpdate": "live",
+    "LiveOptions": "transcription.live_options",
+    "LiveTranscriber": "transcription.live_transcriber",
+    "LiveUpdate": "transcription.live_transcriber",
     "LowerOptions": "commands.lower",
     "Lowered": "commands.lower",
     "Plan": "commands.plan",

@@ -21,10 +21,10 @@ import whisperport.cli
 from whisperport.cli import console, live
 from whisperport.cli.console import AudioBar, Stages, print_error, print_next, print_table
 from whisperport.errors import WhisperportError
-from whisperport.live import LiveUpdate
 from whisperport.system.printable import is_printable
 from whisperport.text import Segment, Word
 from whisperport.transcription import Transcript
+from whisperport.transcription.live_transcriber import LiveUpdate
 
 pytestmark = pytest.mark.usefixtures("any_bundle")
 

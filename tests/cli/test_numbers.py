@@ -9,12 +9,12 @@ from whisperport.audio import VadOptions
 from whisperport.bench.transcribing import BenchOptions
 from whisperport.commands.watchdog import run_watched
 from whisperport.errors import UsageError
-from whisperport.live import LiveOptions
 from whisperport.program.profiling import ProfileOptions
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.targets.hailo.model_script import ScriptOptions
 from whisperport.transcription import TranscribeOptions
+from whisperport.transcription.live_options import LiveOptions
 
 NUMBERS = [float("nan"), float("inf"), float("-inf"), 1e308, 2**63, -(2**63), -1e-9]
 OPTIONS: list[tuple[Callable[..., Any], list[str]]] = [

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from whisperport.audio import SAMPLE_RATE, load_audio
-from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
 from whisperport.targets import RunOptions
 from whisperport.text import Word
 from whisperport.transcription import Transcriber
+from whisperport.transcription.live_options import LiveOptions
+from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, UsageError
-from whisperport.live import LiveOptions, LiveTranscriber
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.transcription.live_options import LiveOptions
+from whisperport.transcription.live_transcriber import LiveTranscriber
 from whisperport.transcription.session import TruncatedPromptWarning
 
 from .conftest import Listened, Spoken, in_a_row, listen, silence

@@ -17,10 +17,10 @@ import pytest
 from whisperport.audio import VadOptions, load_audio
 from whisperport.bundle import Bundle
 from whisperport.errors import ForkError, IncompleteError, NumericalError, UsageError
-from whisperport.live import LiveTranscriber
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import TARGETS, RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
+from whisperport.transcription.live_transcriber import LiveTranscriber
 from whisperport.transcription.turns import Turns
 from whisperport.verification.clips import shipped_audio
 

@@ -18,10 +18,11 @@ from whisperport.cli.console import print_note, print_warning, shows_progress, s
 from whisperport.cli.fields import field_options
 from whisperport.cli.verb import IntRange, option, together
 from whisperport.errors import AudioError, IncompleteError, Interrupted
-from whisperport.live import LiveOptions, LiveTranscriber, LiveUpdate
 from whisperport.system.printable import one_line
 from whisperport.text import Word
 from whisperport.transcription import Transcriber, Transcript
+from whisperport.transcription.live_options import LiveOptions
+from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
 
 TRAILING_MARKS = (
     ".,!?:;…。，！？：；"  # not printed after the last final word: they may still change

@@ -56,7 +56,6 @@ from whisperport.cli.transcript_files import (
 )
 from whisperport.cli.verb import Verb, option
 from whisperport.errors import IncompleteError, Interrupted
-from whisperport.live import LiveOptions
 from whisperport.system import interrupts
 from whisperport.system.cores import usable_cores
 from whisperport.system.printable import one_line
@@ -70,6 +69,7 @@ from whisperport.transcription import (
 from whisperport.transcription import (
     transcribe as run_transcribe,
 )
+from whisperport.transcription.live_options import LiveOptions
 
 
 @click.command(

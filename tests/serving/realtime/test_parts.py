@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.audio import load_audio
-from whisperport.live import LiveUpdate
 from whisperport.program.generation import Generation
 from whisperport.serving.realtime.append_only import AppendOnlyText
 from whisperport.serving.realtime.client_secrets import ClientSecrets
 from whisperport.text import Segment, Word
+from whisperport.transcription.live_transcriber import LiveUpdate
 from whisperport.verification.clips import shipped_audio
 
 pytest.importorskip("starlette")

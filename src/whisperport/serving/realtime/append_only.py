@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from whisperport.live import LiveUpdate
 from whisperport.transcription import TranscribeOptions
+from whisperport.transcription.live_transcriber import LiveUpdate
 
 PUNCTUATION = TranscribeOptions().append_punctuations
 

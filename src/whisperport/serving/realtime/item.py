@@ -9,7 +9,6 @@ import numpy as np
 
 from whisperport.audio import SAMPLE_RATE
 from whisperport.errors import QueueFullError
-from whisperport.live import LiveTranscriber, LiveUpdate
 from whisperport.runtime import Decoder, Steps
 from whisperport.serving.admission import CLOSED_RETRY_S
 from whisperport.serving.realtime.append_only import AppendOnlyText
@@ -17,6 +16,7 @@ from whisperport.serving.realtime.ear import Samples
 from whisperport.serving.realtime.settings import Settings
 from whisperport.serving.scheduler import Scheduler
 from whisperport.serving.urgency import Urgency
+from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whisperport.errors import UsageError
-from whisperport.live import LiveOptions
 from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions
 from whisperport.runtime.decode import check_language
@@ -14,6 +13,7 @@ from whisperport.serving.api_error import ApiError
 from whisperport.serving.unknown_model import unknown_model
 from whisperport.text import language_code
 from whisperport.transcription import TranscribeOptions
+from whisperport.transcription.live_options import LiveOptions
 
 KIND = "transcription"
 RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # OpenAI documents 24,000 only

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from whisperport.audio import FRAMES_PER_SECOND, SAMPLE_RATE
 from whisperport.audio.pcm import check_finite
 from whisperport.errors import AudioError
-from whisperport.live.buffer import Buffer, Floats
-from whisperport.live.options import LiveOptions
-from whisperport.live.recognition import DecodingRunner, Hypothesis, recognize
 from whisperport.runtime import Decoder, Steps, complete
 from whisperport.runtime.agreement import Agreement, HypothesisWord
 from whisperport.runtime.decode import prompt_room
 from whisperport.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
+from whisperport.transcription.live_buffer import Buffer, Floats
+from whisperport.transcription.live_options import LiveOptions
+from whisperport.transcription.live_recognition import DecodingRunner, Hypothesis, recognize
 from whisperport.transcription.session import usable_tokens
 
 T = TypeVar("T")

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from whisperport.audio import FRAMES_PER_SECOND
-from whisperport.live.buffer import Buffer, Floats
 from whisperport.runtime import (
     Decoded,
     Decoder,
@@ -21,6 +20,7 @@ from whisperport.runtime.alignment import align_words
 from whisperport.runtime.words import add_words
 from whisperport.text import Segment, Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.transcription.live_buffer import Buffer, Floats
 
 MIN_FRAMES = 10  # mel frames of 10 ms; shorter audio has no word
 
