@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.result import Finding
+from whisperport.diagnosis.causes import CauseCode, Finding
 
 Doubles = NDArray[np.float64]
 Values = NDArray[np.float32] | NDArray[np.float64]

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.expected import ExpectedTensor
 from whisperport.diagnosis.layouts import Layout, common_layouts, layouts_of
 from whisperport.diagnosis.raw_files import RawOutput
 from whisperport.diagnosis.readings import FORMATS, Reading, readings
 from whisperport.diagnosis.reference_outputs import ReferenceOutput
-from whisperport.diagnosis.result import Finding
 from whisperport.diagnosis.signedness import with_other_signedness
 
 Doubles = NDArray[np.float64]

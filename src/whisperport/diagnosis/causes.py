@@ -22,7 +22,9 @@ the same bytes; they have one cause:
 In the meanings, T is the number of frames (positions) and C the number of channels of the output.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class CauseCode(StrEnum):
@@ -102,3 +104,29 @@ class CauseCode(StrEnum):
     # and spread over the values like noise. It may be as large as the values, as that of static 8 bits is
     # for a checkpoint with massive activations.
     QUANTIZATION_ERROR = "quantization-error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause that was found in one output.
+
+    Attributes:
+        cause: the cause.
+        sentence: what was found, with its parameters, such as the scale or the number of frames.
+        fix: lines of numpy that undo it, on the array `x`; empty if the file's values cannot be restored.
+        advice: what to change so that it does not occur again.
+    """
+
+    cause: CauseCode
+    sentence: str
+    fix: str = ""
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "cause": self.cause.value,
+            "sentence": self.sentence,
+            "fix": self.fix,
+            "advice": self.advice,
+        }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from whisperport.diagnosis.buffers import limits_of
 from whisperport.diagnosis.candidates import Candidate
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.expected import (
     Alternative,
     Expected,
@@ -31,7 +31,6 @@ from whisperport.diagnosis.geometries import rolled_channels
 from whisperport.diagnosis.moved_channels import channels_moved_back, moved_channels
 from whisperport.diagnosis.raw_files import RawOutput
 from whisperport.diagnosis.reference_outputs import ReferenceOutput, of_alternative, of_expected
-from whisperport.diagnosis.result import Finding
 from whisperport.diagnosis.scales import BlockSums, Line, ScaleFit, line_findings
 from whisperport.diagnosis.search import search
 from whisperport.diagnosis.similarity import over_time, shared_error

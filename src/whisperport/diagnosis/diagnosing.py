@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.coarse import (
     coarse_output,
     is_noise,
@@ -23,7 +23,7 @@ from whisperport.diagnosis.expected_outputs import expected_outputs
 from whisperport.diagnosis.explaining import Explanation
 from whisperport.diagnosis.layouts import explain_size
 from whisperport.diagnosis.raw_files import RawOutput, files_of, raw_of
-from whisperport.diagnosis.result import Diagnosis, Finding, OutputDiagnosis
+from whisperport.diagnosis.result import Diagnosis, OutputDiagnosis
 from whisperport.diagnosis.search import Search, search
 from whisperport.diagnosis.verdict import Verdict, verdict_of
 from whisperport.errors import UsageError

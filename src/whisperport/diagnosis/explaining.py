@@ -20,7 +20,7 @@ from whisperport.diagnosis.buffers import (
     tail_finding,
 )
 from whisperport.diagnosis.candidates import Candidate
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.file_values import FileValues, file_values
 from whisperport.diagnosis.fitting import (
     ROUNDING_FACTOR,
@@ -32,7 +32,6 @@ from whisperport.diagnosis.fitting import (
 )
 from whisperport.diagnosis.geometries import in_order, undone
 from whisperport.diagnosis.reference_outputs import ReferenceOutput
-from whisperport.diagnosis.result import Finding
 from whisperport.diagnosis.scales import PER_CAUSE_DB, SMALLEST, BlockSums, line_findings
 
 Doubles = NDArray[np.float64]

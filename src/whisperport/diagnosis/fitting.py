@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.diagnosis.buffers import Region
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.file_values import FileValues
 from whisperport.diagnosis.geometries import Geometry, geometries, in_order
 from whisperport.diagnosis.readings import Reading
-from whisperport.diagnosis.result import Finding
 from whisperport.diagnosis.scales import PER_CAUSE_DB, SMALLEST, BlockSums, Line, ScaleFit, fits
 
 Doubles = NDArray[np.float64]

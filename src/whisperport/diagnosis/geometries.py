@@ -11,10 +11,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.file_values import FileValues
 from whisperport.diagnosis.reference_outputs import ReferenceOutput
-from whisperport.diagnosis.result import Finding
 
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]

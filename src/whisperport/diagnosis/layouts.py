@@ -8,8 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.result import Finding
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.program.runner import Array
 
 ALIGNMENTS = (4, 8, 16, 32, 64, 128, 256)  # an axis is padded to a multiple of one of these

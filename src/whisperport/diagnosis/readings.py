@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.expected import Quantization
 from whisperport.diagnosis.raw_files import Bytes, RawOutput
-from whisperport.diagnosis.result import Finding
 
 Floats = NDArray[np.float32]
 

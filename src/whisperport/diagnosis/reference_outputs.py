@@ -6,10 +6,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.expected import Alternative, ExpectedTensor
 from whisperport.diagnosis.layouts import squeezed
-from whisperport.diagnosis.result import Finding
 from whisperport.program.runner import Array
 
 Doubles = NDArray[np.float64]

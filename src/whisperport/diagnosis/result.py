@@ -3,40 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.candidates import Candidate
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.program.runner import Array
 from whisperport.verification.compare import Comparison
-
-if TYPE_CHECKING:
-    from whisperport.diagnosis.candidates import Candidate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One cause that was found in one output.
-
-    Attributes:
-        cause: the cause.
-        sentence: what was found, with its parameters, such as the scale or the number of frames.
-        fix: lines of numpy that undo it, on the array `x`; empty if the file's values cannot be restored.
-        advice: what to change so that it does not occur again.
-    """
-
-    cause: CauseCode
-    sentence: str
-    fix: str = ""
-    advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "cause": self.cause.value,
-            "sentence": self.sentence,
-            "fix": self.fix,
-            "advice": self.advice,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +42,7 @@ class OutputDiagnosis:
     fix: str = ""
     excluded: tuple[str, ...] = ()
     corrected: Array | None = field(default=None, repr=False, compare=False)
-    storage: "Candidate | None" = field(default=None, repr=False, compare=False)
+    storage: Candidate | None = field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, without the corrected values."""

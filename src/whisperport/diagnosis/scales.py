@@ -11,9 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.readings import Reading
-from whisperport.diagnosis.result import Finding
 
 Doubles = NDArray[np.float64]
 

@@ -15,9 +15,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.diagnosis.causes import CauseCode, Finding
 from whisperport.diagnosis.readings import LEVELS, Reading
-from whisperport.diagnosis.result import Finding
 
 BOUNDARIES = 3  # between the halves, that are tried
 
