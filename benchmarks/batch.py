@@ -100,7 +100,7 @@ def compare(size: str, engine: Engine, tokens: int, rounds: int) -> dict[str, An
         language="en", without_timestamps=True, max_tokens=tokens, suppress_tokens=(-1, end)
     )
     # Both have their memory before the first round, as in a transcription after its first window.
-    decoder, executor = engine.decoder(), BatchExecutor(engine, ROWS)
+    decoder, executor = Decoder(engine), BatchExecutor(engine, ROWS)
     ways: dict[str, Callable[[], Any]] = {
         "steps, one": partial(steps_singly, engine, features, tokens),
         "steps, together": partial(steps_together, engine, features, tokens),
@@ -156,7 +156,7 @@ def decoded(features: Floats, options: DecodeOptions, decoder: Decoder) -> Steps
 
 
 def steps_singly(engine: Engine, features: Sequence[Floats], tokens: int) -> Measured:
-    decoder = engine.decoder()
+    decoder = Decoder(engine)
     total = {"cpu_s": 0.0, "wall_s": 0.0}
     for each in features:
         decoder.start_window(each)

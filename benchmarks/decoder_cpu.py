@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from whisperport.bundle import Bundle
 from whisperport.exporting import model_bundle
-from whisperport.runtime import DecodeOptions, decode_window
+from whisperport.runtime import DecodeOptions, Decoder, decode_window
 from whisperport.runtime.engine import load_engine
 from whisperport.targets import RunOptions
 from whisperport.verification import machine, versions
@@ -170,7 +170,7 @@ def limit_of(size: str, tokens: int) -> int:
 
 def ours(side: str, size: str, work: Path, features: Floats, tokens: int) -> Run:
     engine = load_engine(Bundle.open(bundle_of(size, work)), OURS[side])
-    decoder = engine.decoder()
+    decoder = Decoder(engine)
     options = DecodeOptions(
         language="en",
         without_timestamps=True,

@@ -84,7 +84,7 @@ def measured_speed(options: argparse.Namespace) -> dict[str, Any]:
             audio = random.standard_normal(
                 (engine.dims.n_audio_ctx, TINY.n_audio_state), np.float32
             )
-            cached = transcript_ms(engine.decoder(), audio)
+            cached = transcript_ms(Decoder(engine), audio)
             rounds[seconds].append((cached, transcript_ms(full, audio)))
     return {f"{seconds:g} s": summary(seconds, times[1:]) for seconds, times in rounds.items()}
 

@@ -22,7 +22,7 @@ from programs import TINY
 
 from whisperport.bench.timed import Clock
 from whisperport.model.whisper import Whisper
-from whisperport.runtime import DecodeOptions, Engine, decode_window
+from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
 from whisperport.text.vocabulary import openai_generation
 from whisperport.trace.variants import whisper_programs
@@ -81,7 +81,7 @@ def one_window(
     """Decode one window; return the milliseconds of the program `step` and of Python, per step."""
     clock.reset()
     started = time.perf_counter()
-    decode_window(engine.decoder(), features, options)
+    decode_window(Decoder(engine), features, options)
     total = time.perf_counter() - started
     steps = clock.calls["step"]
     inside = sum(sum(calls) for calls in clock.calls.values())

@@ -156,7 +156,7 @@ def one_process(folder: Path, way: str, target: str) -> dict[str, float]:
     found |= {"loaded_mib": resident("VmRSS") - before, "peak_mib": resident("VmHWM") - before}
     manifest = bundle.manifest
     tables = bundle.embedding(), bundle.positions()
-    decoder = Engine(manifest.dims, manifest.generation, runners, *tables).decoder()
+    decoder = Decoder(Engine(manifest.dims, manifest.generation, runners, *tables))
     for _ in range(2):
         one_window(decoder)
     return found | {"after_windows_mib": resident("VmRSS") - before}

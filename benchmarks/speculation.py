@@ -41,7 +41,14 @@ from whisperport.checkpoint import load_checkpoint
 from whisperport.model.whisper import Whisper, build_model
 from whisperport.program.runner import Runner
 from whisperport.rewrites import run_rewrites
-from whisperport.runtime import DecodeOptions, Engine, Floats, decode_window, split_segments
+from whisperport.runtime import (
+    DecodeOptions,
+    Decoder,
+    Engine,
+    Floats,
+    decode_window,
+    split_segments,
+)
 from whisperport.runtime.decode import prompt_tokens, suppressed_ids
 from whisperport.runtime.rules import Rules
 from whisperport.runtime.scores import Scores
@@ -110,7 +117,7 @@ def audio(further: Sequence[str]) -> dict[str, list[AudioSource]]:
 def windows(files: Sequence[AudioSource], model: Whisper) -> Iterator[Window]:
     """Decode files as `transcribe` does with one temperature."""
     engine = Transcriber("default", run=RunOptions(threads=1)).engine
-    decoder, begin = engine.decoder(), engine.generation.timestamp_begin
+    decoder, begin = Decoder(engine), engine.generation.timestamp_begin
     for file in files:
         mel, seek = MelWindows(file, engine.dims.n_mels, engine.dims.n_frames), 0
         history: list[int] = []

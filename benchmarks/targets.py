@@ -25,7 +25,7 @@ from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
 from whisperport.commands.fastest import noise_call
 from whisperport.exporting.export import ExportOptions, export
-from whisperport.runtime import DecodeOptions, Engine, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window, load_engine
 from whisperport.runtime.loading import load_runners
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import machine, versions
@@ -94,7 +94,7 @@ def one_window(engine: Engine) -> Any:
     options = DecodeOptions(
         language="en", without_timestamps=True, max_tokens=64, suppress_tokens=(-1, end)
     )
-    return decode_window(engine.decoder(), engine.encode(mel), options)
+    return decode_window(Decoder(engine), engine.encode(mel), options)
 
 
 def row(

@@ -13,7 +13,7 @@ from whisperport.calibration.inputs import CALLS
 from whisperport.calibration.spectrograms import _opened
 from whisperport.errors import AudioError
 from whisperport.program.runner import Runner
-from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
 
@@ -68,7 +68,7 @@ def test_every_program_is_recorded_in_its_own_shapes(bundle, recorded):
 
 
 def test_a_step_is_recorded_with_the_cache_that_it_had(bundle, recorded, mels):
-    decoder = load_engine(bundle, ONE).decoder()
+    decoder = Decoder(load_engine(bundle, ONE))
     for index, sample in enumerate(recorded["step"]):
         rows = decoder.cache.rows
         seen = sample["mask"][0, 0, :rows] == 0
@@ -107,7 +107,7 @@ def test_a_sample_is_one_of_the_calls_of_its_window_and_no_later_state(bundle, r
         return wrapped.setdefault(runner.spec.name, _Everything(runner))
 
     engine = load_engine(bundle, ONE, wrap_runner)
-    decode_window(engine.decoder(), engine.encode(mels[0]), DecodeOptions())
+    decode_window(Decoder(engine), engine.encode(mels[0]), DecodeOptions())
 
     for sample in recorded["step"][:CALLS]:
         arrays = list(sample.values())

@@ -28,7 +28,7 @@ from whisperport.errors import (
     VerificationError,
 )
 from whisperport.exporting.export import ExportOptions, export
-from whisperport.runtime import DecodeOptions, decode_window, engine, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, decode_window, engine, load_engine
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CompileRequest
 from whisperport.verification.clips import Clip
@@ -247,7 +247,7 @@ def test_the_compiled_bundle_transcribes_as_its_emulation(compiled, bundle):
     mel = np.random.default_rng(3).standard_normal((8, 20)).astype(np.float32)
 
     decoded = [
-        decode_window(engine.decoder(), engine.encode(mel), DecodeOptions(language="en"))
+        decode_window(Decoder(engine), engine.encode(mel), DecodeOptions(language="en"))
         for engine in (device, emulation)
     ]
 
@@ -259,7 +259,7 @@ def test_state_stays_on_the_device_and_only_new_rows_are_sent(compiled, bundle):
     device = load_engine(Bundle.open(bundle), ONE)
     emulation = load_engine(Bundle.open(bundle), EMULATED)
     features = device.encode(np.random.default_rng(3).standard_normal((8, 20)).astype(np.float32))
-    decoders = device.decoder(), emulation.decoder()
+    decoders = Decoder(device), Decoder(emulation)
     for decoder in decoders:
         decoder.start_window(features)
         decoder.prefill([1, 2, 3])

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from whisperport.audio import load_audio, log_mel
-from whisperport.runtime import DecodeOptions, decode_window
+from whisperport.runtime import DecodeOptions, Decoder, decode_window
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
@@ -37,7 +37,7 @@ def test_greedy_tokens_are_those_of_generate(
         )[0].tolist()
     mel = log_mel(samples, engine.dims.n_mels, n_frames=engine.dims.n_frames)
     options = DecodeOptions(language="en", without_timestamps=True)
-    decoded = decode_window(engine.decoder(), engine.encode(mel), options)
+    decoded = decode_window(Decoder(engine), engine.encode(mel), options)
 
     end = engine.generation.end_of_text
     expected_text = [token for token in expected if token < end]

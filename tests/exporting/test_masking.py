@@ -76,12 +76,12 @@ def test_the_needed_mask_gives_the_logits_of_an_infinite_one(
     mask = needed_mask(model, reference)
 
     features = reference.clips[0].features
-    expected = logits(engine_of(model, eager_runners, MASKED).decoder(), features)
-    found = logits(engine_of(model, eager_runners, mask).decoder(), features)
+    expected = logits(Decoder(engine_of(model, eager_runners, MASKED)), features)
+    found = logits(Decoder(engine_of(model, eager_runners, mask)), features)
     np.testing.assert_allclose(found, expected, atol=2e-5)
     assert (mask > BOUNDED_MASK) == (scale == 1)
     if scale > 1:  # here -64 is wrong, so the comparison above can fail
-        weak = logits(engine_of(model, eager_runners, BOUNDED_MASK).decoder(), features)
+        weak = logits(Decoder(engine_of(model, eager_runners, BOUNDED_MASK)), features)
         assert np.abs(weak - expected).max() > 1e-2
 
 
@@ -198,7 +198,7 @@ def test_the_embedded_model_decodes_the_same_logits_with_the_bounded_mask() -> N
             for e in manifest.programs
         ),
     )
-    decoders = [load_engine(b, run).decoder() for b in (bundle, replace(bundle, manifest=bounded))]
+    decoders = [Decoder(load_engine(b, run)) for b in (bundle, replace(bundle, manifest=bounded))]
     options = DecodeOptions(language="en", prompt=tuple(range(400, 520)))
 
     for one in reference.clips[:2]:

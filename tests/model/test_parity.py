@@ -17,7 +17,7 @@ from torch import Tensor
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.model.whisper import Whisper, build_model
 from whisperport.program.dims import Dims
-from whisperport.runtime import Engine
+from whisperport.runtime import Decoder, Engine
 from whisperport.text.vocabulary import openai_tokenizer
 
 from ..extent import core_or_all
@@ -178,7 +178,7 @@ def test_logits_of_the_programs_equal_those_of_the_library(
     pair: Pair, prompt: int, eager_runners: Callable[..., Any]
 ) -> None:
     dims, theirs = pair.checkpoint.dims, pair.logits.numpy()
-    decoder = engine_of(pair, eager_runners(pair.model, prefill_rows=(4,))).decoder()
+    decoder = Decoder(engine_of(pair, eager_runners(pair.model, prefill_rows=(4,))))
     tokens = tokens_of(dims.n_vocab)
     decoder.start_window(pair.features[0].numpy())
 

@@ -27,7 +27,7 @@ def micro_decoder(micro: Whisper, eager_runners: Callable[..., Any]) -> Callable
         embedding = micro.decoder.token_embedding.weight.numpy()
         positions = micro.decoder.positional_embedding.numpy()
         runners = eager_runners(micro, prefill_rows, ((0, 1), (1, 0), (1, 1)), align_rows=5)
-        return Engine(DIMS, generation, runners, embedding, positions).decoder()
+        return Decoder(Engine(DIMS, generation, runners, embedding, positions))
 
     return make
 

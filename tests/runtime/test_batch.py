@@ -127,7 +127,7 @@ def test_texts_decoded_together_are_those_decoded_alone(
 ) -> None:
     """Ten texts of different lengths: rows are left at different times, and taken by later texts."""
     features, chosen = [audio(seed) for seed in range(10)], texts(10, options)
-    alone = [decode_window(engine.decoder(), f, o) for f, o in zip(features, chosen, strict=True)]
+    alone = [decode_window(Decoder(engine), f, o) for f, o in zip(features, chosen, strict=True)]
     assert len({len(one.tokens) for one in alone}) > 1
 
     together = decoded_together(engine, features, chosen, limit)
@@ -141,13 +141,13 @@ def test_each_text_falls_back_to_its_own_temperature(
     features, temperatures = [audio(seed) for seed in range(8)], (0.0, 0.4, 0.8)
     options = replace(GREEDY, beam_size=2, best_of=3)
     at_0 = replace(options, best_of=None)
-    usual = sorted(decode_window(engine.decoder(), f, at_0).avg_logprob for f in features)
+    usual = sorted(decode_window(Decoder(engine), f, at_0).avg_logprob for f in features)
     between = (usual[3] + usual[4]) / 2  # rounding errors must not decide
     fails = Thresholds(
         compression_ratio_threshold=None, logprob_threshold=between, no_speech_threshold=None
     )
     how = options, temperatures, fails, str
-    decoders = [(engine.decoder(), each) for each in features]
+    decoders = [(Decoder(engine), each) for each in features]
     alone = [complete(one, decoding_with_fallback(one, each, *how)) for one, each in decoders]
     assert len({decoded.temperature for decoded, _ in alone}) > 1
 
@@ -207,7 +207,7 @@ def test_each_thread_has_a_batch_of_its_own(
     executor.shutdown()
 
     assert len(names) == 2
-    alone = [decode_window(engine.decoder(), f, o) for f, o in zip(features, options, strict=True)]
+    alone = [decode_window(Decoder(engine), f, o) for f, o in zip(features, options, strict=True)]
     check_equal(found, alone)
 
 
@@ -251,7 +251,7 @@ def test_a_single_row_is_decoded_by_the_step_itself(
 
     (found,) = decoded_together(engine, [audio(0)], [GREEDY])
 
-    check_equal([found], [decode_window(engine.decoder(), audio(0), GREEDY)])
+    check_equal([found], [decode_window(Decoder(engine), audio(0), GREEDY)])
 
 
 @pytest.mark.parametrize("beams", core_or_all([6], [2, 3, 6]))
@@ -261,7 +261,7 @@ def test_beams_of_one_window_are_rows_of_a_batch(
     """With more beams than rows, the last ones have caches of their own."""
     engine, runners = engine_of(micro, programs)
     options = replace(GREEDY, beam_size=beams)
-    alone = [decode_window(engine.decoder(), audio(seed), options) for seed in range(3)]
+    alone = [decode_window(Decoder(engine), audio(seed), options) for seed in range(3)]
     batch = Batch(engine)
     decoder = batch.decoder()
     assert decoder is not None
@@ -334,7 +334,7 @@ def test_a_nan_of_one_row_is_the_error_of_its_text_only(
     features = [audio(seed) for seed in range(ROWS)]
     options = texts(ROWS)
     expected = [
-        decode_window(engine.decoder(), f, o) for f, o in zip(features, options, strict=True)
+        decode_window(Decoder(engine), f, o) for f, o in zip(features, options, strict=True)
     ]
 
     def damaged(x: Any, mask: Any, *caches: Any) -> Any:
@@ -372,7 +372,7 @@ def test_an_error_of_the_program_is_the_error_of_every_text_and_the_executor_goe
     for future in futures[:ROWS]:
         with pytest.raises(OSError, match="unplugged"):
             future.result()
-    expected = [decode_window(engine.decoder(), each, GREEDY) for each in features[ROWS:]]
+    expected = [decode_window(Decoder(engine), each, GREEDY) for each in features[ROWS:]]
     check_equal([future.result() for future in futures[ROWS:]], expected)
 
 

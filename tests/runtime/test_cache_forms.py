@@ -16,7 +16,14 @@ from onnx import TensorProto, helper
 from whisperport.audio import load_audio, log_mel
 from whisperport.bundle import Bundle
 from whisperport.program.signatures import CacheForm, KvLayout
-from whisperport.runtime import DecodeOptions, Engine, decode_together, decode_window, load_engine
+from whisperport.runtime import (
+    DecodeOptions,
+    Decoder,
+    Engine,
+    decode_together,
+    decode_window,
+    load_engine,
+)
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
 
@@ -131,7 +138,7 @@ def test_a_bundle_with_caches_in_another_form_decodes_the_same_tokens(
     assert (shipped.cache_form, engine.cache_form) == (CacheForm(), form)
     greedy = DecodeOptions(language="en", prompt=tuple(range(400, 420)))
     beams = DecodeOptions(language="en", beam_size=2)
-    decoders = shipped.decoder(), engine.decoder()
+    decoders = Decoder(shipped), Decoder(engine)
 
     for options in (greedy, beams):
         expected, found = (decode_window(decoder, features, options) for decoder in decoders)

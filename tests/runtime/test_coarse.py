@@ -21,7 +21,7 @@ from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.program.runner import Array, Runner
 from whisperport.program.signatures import expected_signature
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, decode_together, decode_window, load_engine
 from whisperport.runtime.coarse import TOLERANCE, CoarseLogits, CoarseProjection
 from whisperport.runtime.scores import log_sum_exp
 from whisperport.targets import RunOptions, get_target
@@ -216,9 +216,7 @@ OPTIONS = [
 def test_the_text_is_that_of_float32(engines: Any, audio: Any, options: DecodeOptions) -> None:
     exact, coarse, _ = engines
     for seed in range(core_or_all(4, 8)):
-        expected, found = (
-            decode_window(e.decoder(), audio(seed), options) for e in (exact, coarse)
-        )
+        expected, found = (decode_window(Decoder(e), audio(seed), options) for e in (exact, coarse))
 
         assert found.tokens == expected.tokens
         assert found.avg_logprob == pytest.approx(expected.avg_logprob, abs=TOLERANCE)
@@ -244,7 +242,7 @@ def test_only_greedy_steps_use_it(
         runners[COARSE_PROJECTION], "_run", lambda inputs: (calls.append(1), run(inputs))[1]
     )
 
-    decoded = decode_window(coarse.decoder(), audio(0), options)
+    decoded = decode_window(Decoder(coarse), audio(0), options)
 
     assert len(decoded.tokens) > 2
     assert bool(calls) == uses
@@ -344,7 +342,7 @@ def test_the_embedded_model_says_the_same_and_seldom_needs_float32(
             decode_window(d, d.engine.encode(mel), DecodeOptions(language="en")).tokens
             for mel in mels
         ]
-        for d in (load_engine(b, run).decoder() for b in (whole, bundle))
+        for d in (Decoder(load_engine(b, run)) for b in (whole, bundle))
     ]
 
     assert texts[0] == texts[1]

@@ -15,6 +15,7 @@ from whisperport.model.whisper import build_model
 from whisperport.program.generation import Generation
 from whisperport.runtime import (
     DecodeOptions,
+    Decoder,
     Engine,
     Thresholds,
     decode_window,
@@ -294,7 +295,7 @@ def test_twenty_tokens_are_those_of_openai_whisper(
     max_tokens = renamed.pop("sample_len", 20)
 
     ours = decode_window(
-        openai_engine.decoder(),
+        Decoder(openai_engine),
         openai_engine.encode(mel[0].numpy()),
         DecodeOptions(**renamed, max_tokens=max_tokens),
     )
@@ -315,7 +316,7 @@ def test_twenty_tokens_are_those_of_transformers(
         theirs = model.generate(mel, language="en", task="transcribe", max_new_tokens=20)[0]
 
     features = engine.encode(mel[0].numpy())
-    ours = decode_window(engine.decoder(), features, replace(TEXT, max_tokens=20))
+    ours = decode_window(Decoder(engine), features, replace(TEXT, max_tokens=20))
 
     assert ours.tokens == tuple(theirs.tolist())[-len(ours.tokens) :]
     assert len(ours.tokens) == 20

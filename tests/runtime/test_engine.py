@@ -8,7 +8,7 @@ import torch
 
 from whisperport.errors import BundleError
 from whisperport.model.whisper import Whisper
-from whisperport.runtime import Engine
+from whisperport.runtime import Decoder, Engine
 
 from ..micro import DIMS, GENERATION
 
@@ -39,7 +39,7 @@ def test_a_prompt_runs_in_the_smallest_program_that_takes_it(
     for name, rows in (("step", 1), ("prefill_4", 4), ("prefill_7", 7)):
         run = runners[name]._run
         runners[name]._run = lambda x, run=run, rows=rows: used.append(rows) or run(x)
-    decoder = engine_of(micro, runners).decoder()
+    decoder = Decoder(engine_of(micro, runners))
 
     for count in (1, 4, 5, 7, 8, 12):
         decoder.start_window(audio(0))
@@ -73,7 +73,7 @@ def test_a_new_window_forgets_the_last_one(micro_decoder: Any, audio: Any) -> No
 
 def test_two_decoders_of_one_engine_do_not_share_a_cache(micro_decoder: Any, audio: Any) -> None:
     first, alone = micro_decoder(), micro_decoder()
-    second = first.engine.decoder()
+    second = Decoder(first.engine)
     for decoder in (first, second, alone):
         decoder.start_window(audio(0))
 
@@ -90,10 +90,12 @@ def test_two_decoders_of_one_engine_do_not_share_a_cache(micro_decoder: Any, aud
 def test_a_table_in_float16_is_read_as_float32(micro: Whisper, eager_runners: Any) -> None:
     embedding = micro.decoder.token_embedding.weight.numpy().astype(np.float16)
     positions = micro.decoder.positional_embedding.numpy().astype(np.float16)
-    halved = Engine(DIMS, GENERATION, eager_runners(micro), embedding, positions).decoder()
-    full = Engine(
-        DIMS, GENERATION, eager_runners(micro), embedding.astype("f4"), positions.astype("f4")
-    ).decoder()
+    halved = Decoder(Engine(DIMS, GENERATION, eager_runners(micro), embedding, positions))
+    full = Decoder(
+        Engine(
+            DIMS, GENERATION, eager_runners(micro), embedding.astype("f4"), positions.astype("f4")
+        )
+    )
     features = np.zeros((DIMS.n_audio_ctx, DIMS.n_audio_state), np.float32)
     for decoder in (halved, full):
         decoder.start_window(features)

@@ -39,7 +39,7 @@ def with_output(micro: Whisper, eager_runners: Any) -> Callable[..., Decoder]:
         runners = eager_runners(micro)
         runners[program] = Changed(runners[program], output, change)
         tables = micro.decoder.token_embedding.weight, micro.decoder.positional_embedding
-        return Engine(DIMS, GENERATION, runners, *(table.numpy() for table in tables)).decoder()
+        return Decoder(Engine(DIMS, GENERATION, runners, *(table.numpy() for table in tables)))
 
     return make
 
@@ -113,7 +113,7 @@ def test_a_table_that_is_not_finite_is_an_error_that_names_the_tables(
         "positions": micro.decoder.positional_embedding.numpy().copy(),
     }
     tables[table][:, 0] = np.nan
-    decoder = Engine(DIMS, GENERATION, eager_runners(micro), **tables).decoder()
+    decoder = Decoder(Engine(DIMS, GENERATION, eager_runners(micro), **tables))
 
     with pytest.raises(NumericalError, match="the bundle's tables contain"):
         transcribe(decoder)

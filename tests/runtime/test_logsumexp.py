@@ -16,6 +16,7 @@ from whisperport.runtime import (
     Batch,
     Decoded,
     DecodeOptions,
+    Decoder,
     Engine,
     Step,
     decode_together,
@@ -88,8 +89,8 @@ def test_texts_and_probabilities_are_those_without_it(
     features = [audio(seed) for seed in range(core_or_all(2, 4))]
     plain, summed = engines(False)[0], engines(True)[0]
 
-    expected = [decode_window(plain.decoder(), each, asked) for each in features]
-    singly = [decode_window(summed.decoder(), each, asked) for each in features]
+    expected = [decode_window(Decoder(plain), each, asked) for each in features]
+    singly = [decode_window(Decoder(summed), each, asked) for each in features]
     together = decode_together(summed, features, [asked] * len(features))
 
     assert any(len(one.tokens) > 3 for one in expected)
@@ -114,7 +115,7 @@ def test_the_sum_of_the_program_is_used(
     monkeypatch.setattr("whisperport.runtime.scores.LEAST_PART", 1e-9)
 
     decoded = decode_window(
-        engine.decoder(), audio(0), DecodeOptions(language="en", without_timestamps=True)
+        Decoder(engine), audio(0), DecodeOptions(language="en", without_timestamps=True)
     )
 
     assert len(decoded.tokens) > 3
@@ -178,7 +179,7 @@ def test_a_nan_behind_a_finite_sum_is_an_error(
     runners["step"].call = changed
 
     with pytest.raises(NumericalError, match="`step` returned a NaN"):
-        decode_window(engine.decoder(), audio(0), DecodeOptions(language="en", **options))
+        decode_window(Decoder(engine), audio(0), DecodeOptions(language="en", **options))
 
 
 @pytest.mark.parametrize("wrong", [-90.0, -3.0, 3.0, 90.0])
@@ -195,7 +196,7 @@ def test_a_wrong_sum_gives_wrong_probabilities_and_no_crash(
 
     runners["step"].call = changed
 
-    decoded = decode_window(engine.decoder(), audio(0), DecodeOptions(language="en"))
+    decoded = decode_window(Decoder(engine), audio(0), DecodeOptions(language="en"))
 
     assert np.isfinite(decoded.avg_logprob)
 

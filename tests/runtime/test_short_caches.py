@@ -68,7 +68,7 @@ def test_the_room_doubles_up_to_the_limit(
 def test_any_prompts_and_steps_give_the_logits_of_a_full_cache(
     engine: Engine, audio: Callable[[int], np.ndarray], data: st.DataObject
 ) -> None:
-    short, long = engine.decoder(), full(engine)
+    short, long = Decoder(engine), full(engine)
     assert engine.short_caches
     for _ in range(2):  # two windows
         seed = data.draw(st.integers(0, 2))
@@ -92,7 +92,7 @@ def test_any_prompts_and_steps_give_the_logits_of_a_full_cache(
 def test_align_reads_all_tokens_with_a_short_cache(
     engine: Engine, audio: Callable[[int], np.ndarray]
 ) -> None:
-    short, long, text = engine.decoder(), full(engine), list(range(1, 24))
+    short, long, text = Decoder(engine), full(engine), list(range(1, 24))
     for decoder in (short, long):
         decoder.start_window(audio(0))
 

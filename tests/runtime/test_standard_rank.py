@@ -27,7 +27,7 @@ RANK4 = {"cross_kv": "rank4", "prefill_4": "rank4", "step": "rank4"}
 def test_variants_may_be_mixed_and_decode_the_same_text(
     micro: Whisper, traced: Any, audio: Callable[[int], np.ndarray], variants: dict[str, str]
 ) -> None:
-    decoders = [engine_of(micro, traced(v))[0].decoder() for v in ({}, variants)]
+    decoders = [Decoder(engine_of(micro, traced(v))[0]) for v in ({}, variants)]
     greedy = DecodeOptions(language="en", prompt=(1, 2, 3, 4, 5), max_tokens=6)
     beams = DecodeOptions(language="de", beam_size=2, max_tokens=5)
 
@@ -57,7 +57,7 @@ def test_the_cache_is_bound_as_a_view_and_every_change_is_told_with_its_place(
     micro: Whisper, traced: Any, audio: Callable[[int], np.ndarray]
 ) -> None:
     engine, runners = engine_of(micro, traced(RANK4))
-    decoder: Decoder = engine.decoder()
+    decoder: Decoder = Decoder(engine)
     decoder.start_window(audio(0))
 
     decoder.prefill([50, 51, 53])

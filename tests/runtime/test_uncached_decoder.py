@@ -11,7 +11,7 @@ from whisperport.model.whisper import Whisper
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec, UncachedForm
-from whisperport.runtime import Engine
+from whisperport.runtime import Decoder, Engine
 from whisperport.runtime.uncached_decoder import UncachedDecoder
 
 from ..micro import GENERATION
@@ -63,7 +63,7 @@ def features() -> np.ndarray:
 def test_prefill_and_steps_give_the_logits_of_the_cached_decoder(
     engine: Engine, decoder: UncachedDecoder, features: np.ndarray
 ) -> None:
-    cached = engine.decoder()
+    cached = Decoder(engine)
     for either in (cached, decoder):
         either.start_window(features)
 

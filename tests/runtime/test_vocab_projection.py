@@ -12,7 +12,7 @@ from whisperport.errors import BundleError, NumericalError
 from whisperport.exporting.export import ExportOptions, _placed
 from whisperport.model.whisper import Whisper
 from whisperport.program.program_kind import VOCAB_PROJECTION
-from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.runtime.trial import limits_of, try_bundle
 from whisperport.targets import RunOptions
 from whisperport.trace.program import Program
@@ -51,7 +51,7 @@ def test_a_projection_of_its_own_decodes_the_same_text(
     micro: Whisper, usual: Programs, apart: Any, audio: Any, variants: dict[str, str]
 ) -> None:
     programs = apart(variants)
-    decoders = [engine_of(micro, p)[0].decoder() for p in (usual, programs)]
+    decoders = [Decoder(engine_of(micro, p)[0]) for p in (usual, programs)]
     options = DecodeOptions(language="en", prompt=(1, 2, 3, 4, 5), max_tokens=6)
     first = len(programs[VOCAB_PROJECTION].spec.outputs)
     assert first == (PIECES if VOCAB_PROJECTION in variants else 1)
@@ -72,7 +72,7 @@ def test_only_some_programs_may_return_hidden_states(
 ) -> None:
     # given: the prefill still returns logits, as after a step was compiled apart
     mixed = {**apart({}), "prefill_4": usual["prefill_4"]}
-    decoders = [engine_of(micro, p)[0].decoder() for p in (usual, mixed)]
+    decoders = [Decoder(engine_of(micro, p)[0]) for p in (usual, mixed)]
 
     for decoder in decoders:
         decoder.start_window(audio(0))
@@ -113,7 +113,7 @@ def test_a_nan_of_the_projection_names_it(
     micro: Whisper, apart: Any, audio: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, runners = engine_of(micro, apart({}))
-    decoder = engine.decoder()
+    decoder = Decoder(engine)
     decoder.start_window(audio(0))
     damaged = np.full((1, 1, DIMS.n_vocab), np.nan, np.float32)
     projection: TorchRunner = runners[VOCAB_PROJECTION]
@@ -148,7 +148,7 @@ def test_an_exported_projection_passes_every_stage_of_a_bundle(exported: Any) ->
     mels = [reference_mel(manifest.dims, clip) for clip in reference.clips[:2]]
     spec = manifest.program(VOCAB_PROJECTION).spec
     recorded = list(BundleSession(bundle, run).inputs(spec, mels))
-    decoders = [load_engine(b, run).decoder() for b in (whole, bundle)]
+    decoders = [Decoder(load_engine(b, run)) for b in (whole, bundle)]
     options = DecodeOptions(language="en")
     texts = [
         [decode_window(d, d.engine.encode(mel), options).tokens for mel in mels] for d in decoders

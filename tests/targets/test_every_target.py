@@ -28,7 +28,7 @@ from whisperport.program.masks import MASKED
 from whisperport.program.runner import Binding, Runner
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.runtime import DecodeOptions, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.options import describe, parse_options, with_target
 from whisperport.trace.program import Program, trace
@@ -441,11 +441,11 @@ def test_what_was_heard_before_leaves_no_trace(bundle: Bundle) -> None:
     shape = bundle.manifest.dims.n_mels, bundle.manifest.dims.n_frames
     first, second = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
     engine, fresh = load_engine(bundle, ONE_THREAD), load_engine(bundle, ONE_THREAD)
-    decoder = engine.decoder()
+    decoder = Decoder(engine)
 
     decode_window(decoder, engine.encode(first), options)
     after = decode_window(decoder, engine.encode(second), options)
-    alone = decode_window(fresh.decoder(), fresh.encode(second), options)
+    alone = decode_window(Decoder(fresh), fresh.encode(second), options)
 
     assert after == alone
 

@@ -242,7 +242,7 @@ import sys
 for name in ("torch", "litert_torch", "ai_edge_quantizer", "tflite", "onnx"):
     sys.modules[name] = None
 from whisperport.bundle import Bundle
-from whisperport.runtime import load_engine
+from whisperport.runtime import Decoder, load_engine
 from whisperport.targets import RunOptions
 import numpy as np
 
@@ -250,7 +250,7 @@ bundle = Bundle.open(sys.argv[1])
 engine = load_engine(bundle, RunOptions(threads=1))
 dims = bundle.manifest.dims
 features = engine.encode(np.zeros((dims.n_mels, dims.n_frames), np.float32))
-decoder = engine.decoder()
+decoder = Decoder(engine)
 decoder.start_window(features)
 decoder.prefill([engine.generation.start_of_transcript])
 print(decoder.step(5).shape == (dims.n_vocab,), np.isfinite(decoder.step(5)).all())

@@ -19,7 +19,7 @@ from whisperport.exporting.export import ExportOptions, export
 from whisperport.program.profiling import ProfileOptions
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.runtime import DecodeOptions, decode_together, decode_window, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, decode_together, decode_window, load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.openvino import target as openvino_target
 from whisperport.targets.openvino.runtime import Device, OpenVinoRunner, start
@@ -298,7 +298,7 @@ def test_texts_decoded_together_are_those_decoded_alone(
     features = [engine.encode(random.standard_normal(shape).astype(np.float32)) for _ in range(3)]
     decode = DecodeOptions(language="en", max_tokens=8)
 
-    alone = [decode_window(engine.decoder(), one, decode) for one in features]
+    alone = [decode_window(Decoder(engine), one, decode) for one in features]
     together = decode_together(engine, features, [decode] * 3)
 
     assert bundle.manifest.verified

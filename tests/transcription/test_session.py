@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whisperport.program.runner import Runner
-from whisperport.runtime import DecodeOptions, Engine
+from whisperport.runtime import DecodeOptions, Decoder, Engine
 from whisperport.text import Tokenizer
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.session import Session, spoken_language
@@ -89,7 +89,7 @@ def test_the_window_in_which_the_language_is_detected_is_not_encoded_again(
     tokenizer = Tokenizer.from_json(tokenizer_json(), GENERATION)
     session = Session(engine, tokenizer, options, Noise(frames), None, [(0, None)])
 
-    session.run(engine.decoder(), lambda *_: None)
+    session.run(Decoder(engine), lambda *_: None)
 
     assert len(encoder.given) == runs
     windows = [given[0].tobytes() for given in encoder.given]

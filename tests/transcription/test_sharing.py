@@ -17,7 +17,7 @@ import pytest
 from whisperport.audio import VadOptions, load_audio
 from whisperport.bundle import Bundle
 from whisperport.errors import ForkError, IncompleteError, NumericalError, UsageError
-from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.runtime import DecodeOptions, Decoder, Thresholds
 from whisperport.targets import TARGETS, RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.transcription.live_transcriber import LiveTranscriber
@@ -231,7 +231,7 @@ def test_a_fork_that_uses_the_bundle_of_its_parent_gets_an_error(
     live = LiveTranscriber(transcriber)
     before = transcriber.transcribe(noise(0), GREEDY)
     dims = transcriber.engine.dims
-    decoder = transcriber.engine.decoder()
+    decoder = Decoder(transcriber.engine)
     decoder.start_window(np.zeros((dims.n_audio_ctx, dims.n_audio_state), np.float32))
     decoder.step(0)
 

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from whisperport.bundle import Bundle, Manifest
 from whisperport.program.checks import ALL_PROGRAMS, Check
-from whisperport.runtime import Engine
+from whisperport.runtime import Decoder, Engine
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
@@ -72,7 +72,7 @@ def check_accuracy(
     reference = Reference.from_arrays(bundle.reference())
     precision = coarsest(precisions(bundle, run).values())
     features = [engine.encode(reference_mel(engine.dims, clip)) for clip in reference.clips]
-    return tuple(check_decoded_features(bundle, engine.decoder(), features, precision, progress))
+    return tuple(check_decoded_features(bundle, Decoder(engine), features, precision, progress))
 
 
 def acceptance(

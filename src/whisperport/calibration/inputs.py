@@ -101,7 +101,7 @@ class DecoderInputs:
         Each window has a new decoder: a cache that is used again has rows of other windows after its end.
         """
         self.recorder.start_window(self.windows)
-        decoder = self.engine.decoder()
+        decoder = Decoder(self.engine)
         kind = self.program.kind
         if kind.name == CROSS_KV:
             decoder.start_window(features)

@@ -15,7 +15,7 @@ from whisperport.errors import CheckpointError, MissingPackageError
 from whisperport.exporting.export import ExportOptions, export
 from whisperport.exporting.preflight import requires_torch
 from whisperport.program.checks import Check
-from whisperport.runtime import DecodeOptions, Engine
+from whisperport.runtime import DecodeOptions, Decoder, Engine
 from whisperport.system.progress import Progress, prefixed
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
@@ -194,7 +194,7 @@ def _median_times(engine: Engine, clip: ShippedAudio) -> tuple[float, float]:
     dims = engine.dims
     mel = log_mel(load_audio(clip.path), dims.n_mels, n_frames=dims.n_frames)
     encoder = measure(lambda: engine.encode(mel))
-    decoder = engine.decoder()
+    decoder = Decoder(engine)
     decoder.start_window(engine.encode(mel))
     decoder.prefill([engine.generation.start_of_transcript])
     step = measure(lambda: decoder.step(engine.generation.end_of_text), n=STEPS)

@@ -34,6 +34,7 @@ from whisperport.program.checks import Check
 from whisperport.program.program_kind import ALIGN, ENCODER, PREFILL
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
+from whisperport.runtime import Decoder
 from whisperport.system.progress import Progress
 from whisperport.targets import get_target
 from whisperport.targets.compiler import Layout, same_layout
@@ -146,7 +147,7 @@ def bundle_checks(
     # If a clip could not be compared, its features cannot be decoded.
     if features is not None and all("worst_frame" in check.value for check in checks):
         checks += check_decoded_features(
-            session.bundle, session.engine.decoder(), [*features[:, 0]], precision, progress
+            session.bundle, Decoder(session.engine), [*features[:, 0]], precision, progress
         )
     return tuple(checks)
 

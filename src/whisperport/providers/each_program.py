@@ -21,6 +21,7 @@ from whisperport.program.runner import Array, Runner
 from whisperport.providers.report import ProviderReport, Trial
 from whisperport.runtime import (
     DecodeOptions,
+    Decoder,
     decode_together,
     decode_window,
     load_engine,
@@ -330,7 +331,7 @@ def record_inputs(bundle: Bundle, run: RunOptions) -> tuple[str, dict[str, Recor
     targets = [get_target(entry.target) for entry in bundle.manifest.programs]
     engine = load_engine(bundle, run.with_emulation(targets), wrap)
     clip = _clip(Reference.from_arrays(bundle.reference()))
-    decoder, generation = engine.decoder(), engine.generation
+    decoder, generation = Decoder(engine), engine.generation
     features = engine.encode(reference_mel(engine.dims, clip))
     decoded = decode_window(decoder, features, DecodeOptions())
     calls = {name: recorder.calls for name, recorder in recorders.items()}

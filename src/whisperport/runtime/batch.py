@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -13,12 +12,9 @@ from whisperport.program.signatures import LOGSUMEXP
 from whisperport.program.spec import TensorSpec
 from whisperport.runtime.cache import Cache, room_for
 from whisperport.runtime.decoder import Decoder
+from whisperport.runtime.engine import Engine
 from whisperport.runtime.finite import check_logits
 from whisperport.runtime.stepping import Scored, Step
-
-if TYPE_CHECKING:
-    from whisperport.runtime.engine import Engine
-
 
 # Tokens of a prompt: in a full batch of 8 of the embedded model, its share of so many runs of `step_8` is
 # 2.3 ms, and a run of `prefill_4` takes 4.1 ms.
@@ -39,7 +35,7 @@ class Batch:
         binding: of the program to the keys and values. It is notified of every change.
     """
 
-    def __init__(self, engine: "Engine", fewest: int | None = None) -> None:
+    def __init__(self, engine: Engine, fewest: int | None = None) -> None:
         """
         Args:
             engine: with a program `step_B`.

@@ -5,18 +5,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from whisperport.errors import NumericalError
 from whisperport.runtime.batch import Batch, single_step
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.decode import Decoded, decoding
 from whisperport.runtime.decoder import Decoder
+from whisperport.runtime.engine import Engine
 from whisperport.runtime.options import DecodeOptions
 from whisperport.runtime.stepping import Scored, Step, Steps
-
-if TYPE_CHECKING:
-    from whisperport.runtime.engine import Engine
 
 T = TypeVar("T")
 
@@ -46,14 +44,14 @@ class _Running:
 class _Worker:
     """The decodings of one thread, and the decoders that no decoding uses: rows of a batch, if any."""
 
-    def __init__(self, engine: "Engine", limit: int, spare: int) -> None:
+    def __init__(self, engine: Engine, limit: int, spare: int) -> None:
         self.batch = Batch(engine) if limit > 1 else None
         size = self.batch.size if self.batch else engine.batch_size
         if not 1 <= limit <= size:
             raise ValueError(f"`limit` is {limit}; expected 1 to {size}")
-        rows = [self.batch.decoder() for _ in range(limit)] if self.batch else [engine.decoder()]
+        rows = [self.batch.decoder() for _ in range(limit)] if self.batch else [Decoder(engine)]
         self.idle = [decoder for decoder in rows if decoder]
-        self.spare = [engine.decoder() for _ in range(spare)]  # for urgent decodings only
+        self.spare = [Decoder(engine) for _ in range(spare)]  # for urgent decodings only
         self.running: list[_Running] = []
         self.is_serving = False
 
@@ -74,7 +72,7 @@ class BatchExecutor:
     does not depend on the others.
     """
 
-    def __init__(self, engine: "Engine", limit: int, threads: int = 1, *, spare: int = 0) -> None:
+    def __init__(self, engine: Engine, limit: int, threads: int = 1, *, spare: int = 0) -> None:
         """
         Args:
             engine: the loaded programs; with a program `step_B`, if `limit` is above 1.
@@ -190,7 +188,7 @@ class BatchExecutor:
 
 
 def decode_together(
-    engine: "Engine", features: Sequence[Floats], options: Sequence[DecodeOptions]
+    engine: Engine, features: Sequence[Floats], options: Sequence[DecodeOptions]
 ) -> list[Decoded]:
     """Decode windows as `decode_window` does, as many at a time as the batch has rows.
 

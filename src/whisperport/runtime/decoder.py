@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.runtime.cache import Cache, Floats
+from whisperport.runtime.engine import Engine
 from whisperport.runtime.finite import check_embedded, check_logits, check_output, check_outputs
 from whisperport.runtime.stepping import Scored, Step
 from whisperport.system.memory import Memory, room
-
-if TYPE_CHECKING:
-    from whisperport.runtime.engine import Engine
 
 
 class Decoder:
@@ -30,7 +27,7 @@ class Decoder:
         cache: the tokens decoded so far.
     """
 
-    def __init__(self, engine: "Engine", cache: Cache | None = None) -> None:
+    def __init__(self, engine: Engine, cache: Cache | None = None) -> None:
         """
         Args:
             engine: the programs and tables.

@@ -26,7 +26,6 @@ from whisperport.program.signatures import LOGSUMEXP, CacheForm, form_of, standa
 from whisperport.program.window import Window
 from whisperport.runtime.cache import Floats
 from whisperport.runtime.coarse import CoarseProjection
-from whisperport.runtime.decoder import Decoder
 from whisperport.runtime.finite import check_outputs
 from whisperport.runtime.loading import load_runners
 from whisperport.runtime.scores import Scores
@@ -43,7 +42,7 @@ RunnerWrapper = Callable[[Runner], Runner]
 class Engine:
     """The loaded programs and tables of a bundle. It has no state, so any number of threads may use it.
 
-    `decoder()` returns a `Decoder`, which holds the state of one call.
+    `Decoder(engine)` holds the state of one call.
 
     Attributes:
         audio_frames: mel frames of 10 ms in a window that may hold audio.
@@ -104,10 +103,6 @@ class Engine:
         self._positions = positions
         coarse = runners.get(COARSE_PROJECTION)
         self.coarse = CoarseProjection(coarse, embedding, self.project) if coarse else None
-
-    def decoder(self) -> Decoder:
-        """Return a new decoder state for these programs. Each call needs its own."""
-        return Decoder(self)
 
     def uncached_decoder(self) -> UncachedDecoder | None:
         """Return the decoder without KV cache; None if the bundle has none.

@@ -191,7 +191,7 @@ class ChunkedTranscription:
         first = next(chunks, None)
         decode = self._options.decode
         start = first.start if first else 0
-        spoken = spoken_language(self._engine.decoder(), decode.language, mel, start)
+        spoken = spoken_language(Decoder(self._engine), decode.language, mel, start)
         self._language = replace(spoken, encoded=None)  # the first chunk is encoded again
         self._options = replace(self._options, decode=replace(decode, language=spoken.code))
 

@@ -33,4 +33,4 @@ def decoder_of(engine: Engine, options: TranscribeOptions) -> Decoder:
     decoder = None
     if candidates > 1 and uses_batch(engine, options):
         decoder = Batch(engine).decoder()
-    return decoder or engine.decoder()
+    return decoder or Decoder(engine)

@@ -179,7 +179,7 @@ class LiveTranscriber:
     def _in_turn(self, start: Callable[[Decoder], Steps[T]]) -> T:
         """Run a decoding as one of the transcriber's concurrent calls."""
         with self._transcriber.turns.turn():
-            decoder = self._transcriber.engine.decoder()
+            decoder = Decoder(self._transcriber.engine)
             return complete(decoder, start(decoder))
 
     def _repeats(self, hypothesis: Hypothesis) -> bool:

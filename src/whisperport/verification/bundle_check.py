@@ -139,7 +139,7 @@ class _Session:
     """A loaded bundle. Its encoder runs once per clip."""
 
     def __init__(self, bundle: Bundle, run: RunOptions | None) -> None:
-        self.decoder = load_engine(bundle, run).decoder()
+        self.decoder = Decoder(load_engine(bundle, run))
         self._features: dict[int, np.ndarray] = {}  # identity of a clip -> its features
 
     def features(self, clip: ReferenceClip) -> np.ndarray:

@@ -175,7 +175,7 @@ def test_windows_are_decoded_to_the_tokens_of_stateless_programs(
     eager_runners: Callable[..., Any],
 ) -> None:
     engines = [engine_of(micro, r) for r in (runners, eager_runners(micro, (4, 64), HEADS))]
-    decoders = [engine.decoder() for engine in engines]
+    decoders = [Decoder(engine) for engine in engines]
     for seed in range(3):
         mel = np.random.default_rng(seed).standard_normal((DIMS.n_mels, DIMS.n_frames), np.float32)
         found, expected = (
@@ -193,7 +193,7 @@ def test_a_window_has_its_own_audio_while_bindings_of_the_window_before_exist(
     on_host = eager_runners(micro, (4, 64), HEADS)["cross_kv"]
     on_host.writes_in_place = True
     engine = engine_of(micro, {**runners, "cross_kv": on_host})
-    used, kept = engine.decoder(), list[Binding]()
+    used, kept = Decoder(engine), list[Binding]()
 
     def decoded(decoder: Decoder, seed: int) -> np.ndarray:
         random = np.random.default_rng(seed)
@@ -206,7 +206,7 @@ def test_a_window_has_its_own_audio_while_bindings_of_the_window_before_exist(
     second = decoded(used, 1)
 
     assert kept
-    np.testing.assert_array_equal(second, decoded(engine.decoder(), 1))
+    np.testing.assert_array_equal(second, decoded(Decoder(engine), 1))
     assert not np.array_equal(first, second)
 
 
@@ -217,7 +217,7 @@ def test_after_the_first_token_of_a_window_nothing_is_copied(
     micro: Whisper, runners: dict[str, Any]
 ) -> None:
     spy = Spy(runners["step"])
-    decoder = engine_of(micro, runners).decoder()
+    decoder = Decoder(engine_of(micro, runners))
     for seed in range(2):
         features = np.random.default_rng(seed).standard_normal((DIMS.n_audio_ctx, 16), np.float32)
         decoder.start_window(features)
@@ -231,7 +231,7 @@ def test_after_the_first_token_of_a_window_nothing_is_copied(
 
 def test_beams_copy_the_cross_attention_k_v_once(micro: Whisper, runners: dict[str, Any]) -> None:
     spy = Spy(runners["step"])
-    decoder = engine_of(micro, runners).decoder()
+    decoder = Decoder(engine_of(micro, runners))
     decoder.start_window(
         np.random.default_rng(0).standard_normal((DIMS.n_audio_ctx, 16), np.float32)
     )
