@@ -1,7 +1,6 @@
 """Programs that return the sum of all exponentials: the same texts and probabilities as without it."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -204,7 +203,7 @@ def test_a_wrong_sum_gives_wrong_probabilities_and_no_crash(
 def step(engine: Engine, features: np.ndarray, *, batched: bool) -> None:
     """Decode one token."""
     batch = Batch(engine, fewest=1)
-    decoder = (batch.decoder if batched else partial(engine.decoder))()
+    decoder = batch.decoder() if batched else Decoder(engine)
     assert decoder is not None
     decoder.start_window(features)
     decoder.prefill([GENERATION.start_of_transcript])

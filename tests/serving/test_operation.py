@@ -33,7 +33,7 @@ def test_the_models_are_the_bundle_by_each_of_its_names(serving: Any) -> None:
 
 
 def test_a_server_is_ready_when_it_has_decoded(client: Any) -> None:
-    assert client.service.scheduler.last_decoded is None
+    assert client.service.scheduler.lanes.last_decoded is None
 
     assert client.get("/ready").json()["status"] == "ready"
 

@@ -111,8 +111,8 @@ def test_live_decodings_begin_before_those_of_short_files_and_these_before_long_
         order.append(urgency)
         yield from ()
 
-    scheduler.submit(blocks, Urgency.FILE)
-    futures = [scheduler.submit(partial(records, one), one) for one in reversed(Urgency)]
+    scheduler.lanes.submit(blocks, Urgency.FILE)
+    futures = [scheduler.lanes.submit(partial(records, one), one) for one in reversed(Urgency)]
     go.set()
     for future in futures:
         future.result(TIMEOUT_S)
@@ -122,12 +122,12 @@ def test_live_decodings_begin_before_those_of_short_files_and_these_before_long_
 
 
 def test_a_live_decoding_begins_while_all_rows_are_in_use(scheduler: Scheduler) -> None:
-    begun = [Event() for _ in range(scheduler.rows + 1)]
-    running = [scheduler.submit(partial(endless, each), Urgency.FILE) for each in begun]
+    begun = [Event() for _ in range(scheduler.lanes.rows + 1)]
+    running = [scheduler.lanes.submit(partial(endless, each), Urgency.FILE) for each in begun]
     assert all(each.wait(TIMEOUT_S) for each in begun[:-1])
     live = Event()
 
-    one = scheduler.submit(partial(endless, live), Urgency.LIVE)
+    one = scheduler.lanes.submit(partial(endless, live), Urgency.LIVE)
 
     assert live.wait(TIMEOUT_S)
     assert not begun[-1].is_set()
@@ -140,9 +140,9 @@ def test_a_cancelled_decoding_frees_its_row_at_its_next_step(
     transcriber: Transcriber, batch: bool
 ) -> None:
     scheduler = Scheduler(transcriber, batch=batch)
-    for _ in range(2 * scheduler.rows):
+    for _ in range(2 * scheduler.lanes.rows):
         begun = Event()
-        future = scheduler.submit(partial(endless, begun), Urgency.FILE)
+        future = scheduler.lanes.submit(partial(endless, begun), Urgency.FILE)
         assert begun.wait(TIMEOUT_S)
         assert future.cancel()
         with pytest.raises(CancelledError):

@@ -1,18 +1,15 @@
-"""The transcription of one audio file in chunks of speech, which the scheduler decodes."""
+"""The transcription of one audio file in chunks of speech, which the lanes decode."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from whisperport.audio import AudioStream, MelWindows
 from whisperport.runtime import Decoder, Steps
 from whisperport.serving.job import Job
 from whisperport.transcription import Transcript
 from whisperport.transcription.chunked import ChunkedTranscription
-
-if TYPE_CHECKING:
-    from whisperport.serving.scheduler import Scheduler
 
 T = TypeVar("T")
 
@@ -34,7 +31,7 @@ class ChunksJob(Job):
             self.end(transcript)
 
     def _transcribed(self) -> Transcript:
-        transcriber = self.scheduler.transcriber
+        transcriber = self.lanes.transcriber
         assert self.options.vad is not None
         decoders = _SharedDecoders(self)
         parts = transcriber.engine, transcriber.tokenizer, self.options, self.options.vad, None
@@ -55,16 +52,15 @@ class ChunksJob(Job):
 
 
 class _SharedDecoders:
-    """The scheduler's decoders, as a chunked transcription uses them."""
+    """The decoders of the lanes, as a chunked transcription uses them."""
 
     def __init__(self, job: Job) -> None:
-        self._scheduler: Scheduler = job.scheduler
         self._job, self._submitted = job, set[Future[Any]]()
 
     def submit(self, start: Callable[[Decoder], Steps[T]]) -> Future[T]:
         # Not all chunks that are ahead before those of other files.
         ahead_s = len(self._submitted) * CHUNK_S
-        future = self._scheduler.submit(start, self._job.urgency, yields_s=ahead_s)
+        future = self._job.lanes.submit(start, self._job.urgency, yields_s=ahead_s)
         self._submitted.add(future)
         future.add_done_callback(self._submitted.discard)
         if self._job.is_stopped:

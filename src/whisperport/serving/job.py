@@ -1,17 +1,14 @@
-"""The transcription of one audio file in the scheduler."""
+"""The transcription of one audio file on the lanes of a server."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from whisperport.audio import FRAMES_PER_SECOND, AudioSource, MelWindows
 from whisperport.runtime.decode import check_language
 from whisperport.serving.cancelling import settle
+from whisperport.serving.lanes import Lanes
 from whisperport.serving.urgency import Urgency
 from whisperport.transcription import TranscribeOptions, Transcript
-
-if TYPE_CHECKING:
-    from whisperport.serving.scheduler import Scheduler
 
 LARGEST_KEPT = 4 * 2**20  # bytes of a spectrogram in memory: many files may be waiting
 
@@ -42,18 +39,29 @@ class Job:
 
     def __init__(
         self,
-        scheduler: "Scheduler",
+        lanes: Lanes,
         source: AudioSource,
         options: TranscribeOptions,
         urgency: Urgency | None,
         on_window: OnWindow | None,
         admitted: object,
+        on_end: Callable[["Job"], None],
     ) -> None:
-        self.scheduler, self.source, self.options = scheduler, source, options
+        """
+        Args:
+            lanes: runs its parts.
+            source: the audio.
+            options: transcription options.
+            urgency: None: found from the duration.
+            on_window: called after each window with the transcript so far.
+            admitted: the request that it is a part of; None: it is one of its own.
+            on_end: called when the job uses its audio no more, before its future is done.
+        """
+        self.lanes, self.source, self.options = lanes, source, options
         self.request = self if admitted is None else admitted
         self.urgency = urgency or Urgency.FILE
-        self._is_given, self._on_window = urgency is not None, on_window
-        engine = scheduler.transcriber.engine
+        self._is_given, self._on_window, self._on_end = urgency is not None, on_window, on_end
+        engine = lanes.transcriber.engine
         options.check_for_one()
         check_language(engine.generation, options.decode)
         self.window_s = engine.audio_frames / FRAMES_PER_SECOND
@@ -78,13 +86,13 @@ class Job:
         Raises:
             AudioError: see `MelWindows`.
         """
-        dims = self.scheduler.transcriber.engine.dims
+        dims = self.lanes.transcriber.engine.dims
         mel = MelWindows(
             self.source,
             dims.n_mels,
             dims.n_frames,
             is_stopped=lambda: self.is_stopped or (is_stopped is not None and is_stopped()),
-            longest_s=self.scheduler.longest_s,
+            longest_s=self.lanes.longest_s,
             largest_kept=LARGEST_KEPT,
         )
         duration_s = mel.duration_s or 0.0
@@ -95,7 +103,7 @@ class Job:
 
     def expect(self, left_s: float) -> None:
         """Tell the admission how much audio is not done, in seconds: a window at least."""
-        self.scheduler.admission.expect(self.request, max(left_s, self.window_s))
+        self.lanes.admission.expect(self.request, max(left_s, self.window_s))
 
     def report(self, transcript: Callable[[], Transcript]) -> None:
         """Call `on_window` with the transcript so far."""
@@ -105,6 +113,6 @@ class Job:
     def end(self, transcript: Transcript | None, error: BaseException | None = None) -> None:
         """End the job with its outcome."""
         if error is None:
-            self.scheduler.admission.expect(self.request, 0.0)
-        self.scheduler.ended(self)
+            self.lanes.admission.expect(self.request, 0.0)
+        self._on_end(self)
         settle(self.future, transcript, error)

@@ -29,7 +29,7 @@ class Readiness:
     @property
     def is_fresh(self) -> bool:
         """Whether a window was decoded lately."""
-        last = self._scheduler.last_decoded
+        last = self._scheduler.lanes.last_decoded
         return last is not None and time.monotonic() - last < FRESH_S
 
     def check(self, timeout_s: float) -> bool:
@@ -48,7 +48,7 @@ class Readiness:
             self._checking.release()
 
     def _can_decode(self, timeout_s: float) -> bool:
-        language = next(iter(self._scheduler.transcriber.engine.generation.languages), None)
+        language = next(iter(self._scheduler.lanes.transcriber.engine.generation.languages), None)
         options = TranscribeOptions(
             decode=DecodeOptions(language=language, max_tokens=4), temperatures=(0.0,)
         )

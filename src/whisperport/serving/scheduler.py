@@ -8,32 +8,19 @@ Between two windows, a file holds no decoder, so that an hour-long file does not
 and times equal those of `Transcriber.transcribe`, whatever else is decoded at the same time.
 """
 
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from threading import Lock
-from typing import TypeVar
 
 from whisperport.audio import AudioSource
 from whisperport.errors import QueueFullError
-from whisperport.runtime import BatchExecutor, Decoder, Steps
 from whisperport.serving.admission import CLOSED_RETRY_S, Admission
-from whisperport.serving.cancelling import cancellable, settle
 from whisperport.serving.chunks_job import ChunksJob
 from whisperport.serving.job import Job, OnWindow, Transcription
+from whisperport.serving.lanes import Lanes
 from whisperport.serving.urgency import Urgency
 from whisperport.serving.windows_job import WindowsJob
 from whisperport.transcription import TranscribeOptions, Transcriber
 
-T = TypeVar("T")
-
-READERS = 4  # threads that read windows, each in some 10 ms
-OPENERS = (
-    16  # threads that read files for the first time: a long file must not keep a short one waiting
-)
 LAST_S = 5.0  # for requests that have failed, to end
-SPARE = 1  # decoders beside the batch, for live decodings while all rows are in use
 
 
 class Scheduler:
@@ -50,8 +37,7 @@ class Scheduler:
 
     Attributes:
         admission: what waits, and how fast it is transcribed.
-        rows: number of windows that are decoded together.
-        last_decoded: when a decoding last ended well, in seconds of the monotonic clock; None: not yet.
+        lanes: runs the decodings of the jobs, and those that other protocols submit.
     """
 
     def __init__(
@@ -63,41 +49,11 @@ class Scheduler:
         longest_s: float = 6 * 3600.0,
         batch: bool = True,
     ) -> None:
-        self.transcriber, self.longest_s = transcriber, longest_s
         self.admission = Admission(max_queue_s, max_requests)
-        engine = transcriber.engine
-        self.rows = engine.batch_size if batch else 1
-        self._decoders = BatchExecutor(engine, self.rows, spare=SPARE)
-        self._readers = ThreadPoolExecutor(READERS, "reader")
-        self._openers = ThreadPoolExecutor(OPENERS, "opener")
-        self.last_decoded: float | None = None
+        self.lanes = Lanes(transcriber, self.admission, longest_s, batch=batch)
         self._jobs: set[Job] = set()
-        self._ended = False
+        self._closed = False
         self._lock = Lock()  # of the jobs
-
-    def submit(
-        self, start: Callable[[Decoder], Steps[T]], urgency: Urgency, *, yields_s: float = 0.0
-    ) -> Future[T]:
-        """Schedule one decoding, such as that of a window.
-
-        Args:
-            start: called on a decoder's thread with the decoder to use; returns the decoding. It should not
-                read audio or wait.
-            urgency: a live decoding may begin while all rows of the batch are in use.
-            yields_s: decodings that are submitted within so many seconds after it may begin before it.
-
-        Returns:
-            The future result. `cancel` ends the decoding at its next step, also after it began.
-        """
-        result: Future[T] = Future()
-        inner = self._decoders.submit(
-            partial(cancellable, start, result.cancelled),
-            due=urgency.due() + yields_s,
-            urgent=urgency is Urgency.LIVE,
-        )
-        result.add_done_callback(lambda _: inner.cancel())  # if it has not begun
-        inner.add_done_callback(partial(self._forward, result))
-        return result
 
     def transcribe(
         self,
@@ -128,13 +84,13 @@ class Scheduler:
         """
         options = options or TranscribeOptions()
         kind = WindowsJob if options.vad is None else ChunksJob
-        job = kind(self, source, options, urgency, on_window, admitted)
+        job = kind(self.lanes, source, options, urgency, on_window, admitted, self._ended)
         if admitted is None:
             self.admission.enter(job, waits=urgency is not Urgency.LIVE)
         else:
             self.admission.check_queue()
         with self._lock:
-            is_late = self._ended
+            is_late = self._closed
             if not is_late:
                 self._jobs.add(job)
         if is_late:
@@ -142,23 +98,6 @@ class Scheduler:
             raise QueueFullError(CLOSED_RETRY_S, closing=True)
         job.start()
         return job.future
-
-    def open(self, task: Callable[[], None]) -> None:
-        """Run the first reading of a file on a thread for that. The task handles its exceptions."""
-        self._openers.submit(task)
-
-    def read(self, task: Callable[[], None]) -> None:
-        """Run the reading of a window on a thread for that. The task handles its exceptions."""
-        self._readers.submit(task)
-
-    def ended(self, job: Job) -> None:
-        """Called when a job has ended, and uses its audio no more."""
-        with self._lock:
-            self._jobs.discard(job)
-        if job.request is job:
-            self.admission.leave(job)
-        else:
-            self.admission.expect(job.request, 0.0)
 
     def close(self, drain_s: float) -> bool:
         """Accept no more requests, wait for the others, and end all threads.
@@ -171,26 +110,18 @@ class Scheduler:
         """
         in_time = self.admission.close(drain_s)
         with self._lock:
-            left, self._ended = list(self._jobs), True
+            left, self._closed = list(self._jobs), True
         for job in left:
             job.fail(QueueFullError(CLOSED_RETRY_S, closing=True))
         self.admission.close(LAST_S)
-        self._decoders.shutdown(cancel_futures=True)
-        self._openers.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
+        self.lanes.shutdown()
         return in_time
 
-    @property
-    def waiting(self) -> int:
-        """Number of decodings that have not begun."""
-        return self._decoders.waiting
-
-    def _forward(self, result: Future[T], inner: Future[T]) -> None:
-        """Give the outcome of a decoding to the future that the caller has."""
-        if inner.cancelled():
-            result.cancel()
-            return
-        error = inner.exception()
-        if error is None:
-            self.last_decoded = time.monotonic()
-        settle(result, None if error else inner.result(), error)
+    def _ended(self, job: Job) -> None:
+        """Called when a job has ended, and uses its audio no more."""
+        with self._lock:
+            self._jobs.discard(job)
+        if job.request is job:
+            self.admission.leave(job)
+        else:
+            self.admission.expect(job.request, 0.0)

@@ -90,14 +90,22 @@ class Service:
                 "Requests from the first byte to the last",
                 lambda: admission.requests,
             ),
-            ("requests_waiting", "Windows that wait for a decoder", lambda: self.scheduler.waiting),
+            (
+                "requests_waiting",
+                "Windows that wait for a decoder",
+                lambda: self.scheduler.lanes.waiting,
+            ),
             (
                 "audio_seconds_waiting",
                 "Audio that is not transcribed yet",
                 lambda: admission.audio_s,
             ),
             ("audio_seconds_per_second", "Measured speed", lambda: admission.speed.audio_s_per_s),
-            ("batch_rows", "Windows that can be decoded together", lambda: self.scheduler.rows),
+            (
+                "batch_rows",
+                "Windows that can be decoded together",
+                lambda: self.scheduler.lanes.rows,
+            ),
             ("start_time_seconds", "When the server began", lambda: began),
         ):
             self.metrics.gauge(name, about, value)

@@ -22,12 +22,12 @@ class WindowsJob(Job):
         self.future.add_done_callback(lambda _: self._stop())
 
     def start(self) -> None:
-        self.scheduler.open(partial(self._guarded, self._begin))
+        self.lanes.open(partial(self._guarded, self._begin))
 
     def _begin(self) -> None:
         """Read the file for the first time, and begin with the language or the first window."""
         self._mel = mel = self.open_mel()
-        engine, tokenizer = self.scheduler.transcriber.engine, self.scheduler.transcriber.tokenizer
+        engine, tokenizer = self.lanes.transcriber.engine, self.lanes.transcriber.tokenizer
         parts = clip_frames(self.options.clip_timestamps)
         self._session = session = Session(engine, tokenizer, self.options, mel, None, parts)
         if session.language:
@@ -46,11 +46,11 @@ class WindowsJob(Job):
     def _submit(self, session: Session, window: SessionWindow | None) -> None:
         """Submit a window; None: the detection of the language, which comes before the first window."""
         start = partial(self._decode, session, window, time.monotonic())
-        self._decoding = decoding = self.scheduler.submit(start, self.urgency)
+        self._decoding = decoding = self.lanes.submit(start, self.urgency)
         if self.is_stopped:  # before `_decoding` was set
             decoding.cancel()
         task = partial(self._guarded, partial(self._decoded, session, decoding))
-        decoding.add_done_callback(lambda _: self.scheduler.read(task))
+        decoding.add_done_callback(lambda _: self.lanes.read(task))
 
     def _decode(
         self, session: Session, window: SessionWindow | None, submitted: float, decoder: Decoder

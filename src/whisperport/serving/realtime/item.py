@@ -11,10 +11,10 @@ from whisperport.audio import SAMPLE_RATE
 from whisperport.errors import QueueFullError
 from whisperport.runtime import Decoder, Steps
 from whisperport.serving.admission import CLOSED_RETRY_S
+from whisperport.serving.lanes import Lanes
 from whisperport.serving.realtime.append_only import AppendOnlyText
 from whisperport.serving.realtime.ear import Samples
 from whisperport.serving.realtime.settings import Settings
-from whisperport.serving.scheduler import Scheduler
 from whisperport.serving.urgency import Urgency
 from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
 
@@ -25,7 +25,7 @@ class Item:
     """An utterance. `transcribe` runs on another thread, all else on the event loop's.
 
     Args:
-        scheduler: runs the decodings.
+        lanes: runs the decodings.
         settings: of the session when the utterance began.
 
     Attributes:
@@ -39,13 +39,13 @@ class Item:
         unsent: certain text that the client is sent when the audio is committed.
     """
 
-    def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
+    def __init__(self, lanes: Lanes, settings: Settings) -> None:
         self.id = f"item_{secrets.token_hex(12)}"
         self.settings = settings
         self.is_committed = self.is_dropped = False
         self.received_s = 0.0
         self.text, self.tentative, self.unsent, self.shown = AppendOnlyText(), "", "", ""
-        self._scheduler = scheduler
+        self._lanes = lanes
         self._decoding: Future[Any] | None = None
         self._waiting: list[Samples] = []
         self._live: LiveTranscriber | None = None
@@ -84,7 +84,7 @@ class Item:
                 if not parts:  # nobody spoke
                     return ""
                 options = self.settings.live_options()
-                self._live = LiveTranscriber(self._scheduler.transcriber, options, run=self._run)
+                self._live = LiveTranscriber(self._lanes.transcriber, options, run=self._run)
             update = self._live.feed(_floats(parts))
             new = self._new_text(update)
             return new + self._new_text(self._live.finish(), final=True) if is_last else new
@@ -97,8 +97,8 @@ class Item:
         return new
 
     def _run(self, start: Callable[[Decoder], Steps[T]]) -> T:
-        """Run a decoding in the server's scheduler, before those of files."""
-        decoding = self._scheduler.submit(start, Urgency.LIVE)
+        """Run a decoding on the server's lanes, before those of files."""
+        decoding = self._lanes.submit(start, Urgency.LIVE)
         self._decoding = decoding
         if self.is_dropped:
             decoding.cancel()

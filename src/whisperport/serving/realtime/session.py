@@ -170,7 +170,7 @@ class Session:
     def _take(self, received: Received) -> None:
         has_vad = self._settings.vad is not None
         if isinstance(received, Began):
-            self._item = Item(self._service.scheduler, self._settings)
+            self._item = Item(self._service.scheduler.lanes, self._settings)
             if has_vad:
                 self.outbox.put(
                     "input_audio_buffer.speech_started",
@@ -191,7 +191,7 @@ class Session:
 
     def _commit(self) -> None:
         """End the current utterance; without speech, it has no text."""
-        item = self._item or Item(self._service.scheduler, self._settings)
+        item = self._item or Item(self._service.scheduler.lanes, self._settings)
         if item.settings.vad is None or self._item is None:
             item.received_s = self._ear.received_s - self._from_s
         self._item, self._from_s = None, self._ear.received_s
