@@ -1,6 +1,7 @@
 """Files that belong together are replaced together, at whatever moment the writer is killed."""
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -138,6 +139,47 @@ def test_files_that_cannot_be_moved_back_are_kept(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_the_user_has_put_in_place_of_a_new_one_is_kept(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "counted"
+    for step in range(1, steps_of(folder) + 2):
+        folder = tmp_path / f"killed-{step}"
+        folder.mkdir()
+        staged = prepared(folder)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            kill_at(monkeypatch, step)
+            with suppress(Killed):
+                put(staged)
+        replaced = folder / "by the user"
+        replaced.write_text("the user's")
+        replaced.replace(folder / name)
+
+        next_writer(staged.out)
+
+        assert (folder / name).read_text() == "the user's"
+        kept = {path.read_text() for path in folder.rglob("*") if path.is_file()}
+        others = {text for one, text in OLD.items() if one != name}
+        assert others <= kept or set(NEW.values()) - {NEW[name]} <= kept
+
+
+def test_no_file_is_lost_with_the_folder_of_the_new_ones(tmp_path: Path) -> None:
+    for step in range(1, steps_of(tmp_path / "counted") + 2):
+        folder = tmp_path / f"killed-{step}"
+        folder.mkdir()
+        staged = prepared(folder)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            kill_at(monkeypatch, step)
+            with suppress(Killed):
+                put(staged)
+        shutil.rmtree(staged.partial)
+
+        next_writer(staged.out)
+
+        assert texts(folder) in (OLD | ALONE, NEW | ALONE)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_folder_or_a_pipe_at_one_of_the_places_is_not_replaced(tmp_path: Path, name: str) -> None:
     for make in (Path.mkdir, os.mkfifo):
         staged = prepared(tmp_path)
@@ -157,7 +199,15 @@ def test_a_folder_or_a_pipe_at_one_of_the_places_is_not_replaced(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "names", ["nojson", "[]", "{}", '["victim.txt", "p.onnx"]', '["p.bin"]', "[" * 10**5]
+    "names",
+    [
+        "nojson",
+        "[]",
+        "{}",
+        '{"victim.txt": [24, 0], "p.onnx": [1, 0]}',
+        '{"p.bin": [3]}',
+        "[" * 10**5,
+    ],
 )
 def test_a_list_of_files_that_is_not_ours_moves_and_deletes_nothing(
     tmp_path: Path, names: str, caplog: pytest.LogCaptureFixture

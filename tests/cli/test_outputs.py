@@ -12,6 +12,7 @@ from whisperport.cli.given import Given
 from whisperport.cli.main import cli
 from whisperport.cli.paths import OutputPath, check_paths, input_paths
 from whisperport.errors import UsageError
+from whisperport.exporting.model_bundle import VARIABLE
 
 VERBS: dict[str, click.Command] = dict(cli.commands)
 # Options that name a place to write to. A new one that is not declared as an output fails a test below.
@@ -82,6 +83,25 @@ def test_inputs_are_all_that_exists_and_is_named(
 
     assert input_paths(context) == [Path(name) for name in ("bundle", "talk.wav", "-x", "a=b.npy")]
     assert input_paths(context, "files")[0] == Path("bundle")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_bundle_that_the_environment_names_is_an_input(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("of the bundle")
+    (tmp_path / "link").symlink_to(bundle)
+    (tmp_path / "talk.wav").touch()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "link" if link else bundle))
+    output = str(bundle / "manifest.json")
+
+    ran = run("transcribe", str(tmp_path / "talk.wav"), "-o", output, "--overwrite")
+
+    assert ran.code != 0
+    assert "it is a file of the input" in ran.err
+    assert (bundle / "manifest.json").read_text() == "of the bundle"
 
 
 @pytest.mark.parametrize(

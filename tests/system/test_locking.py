@@ -104,6 +104,16 @@ def test_a_file_that_another_process_has_made_since_is_not_removed(path: Path) -
     assert path.exists()
 
 
+def test_a_file_of_the_users_with_the_name_of_a_lock_is_kept(path: Path) -> None:
+    path.write_text("mine")
+
+    with locked(path) as lock:
+        assert lock is not None
+    assert not is_locked(path)
+
+    assert path.read_text() == "mine"
+
+
 def test_a_link_is_not_opened(path: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     path.symlink_to(tmp_path / "thesis.tex")

@@ -50,7 +50,8 @@ def put_files_in_place(new: Path, aside: Path, out: Path, names: Sequence[str]) 
     else:
         old = aside / OLD
         old.mkdir(parents=True)
-        write_atomic(aside / NAMES, json.dumps(list(names)).encode())
+        marks = {name: _mark(new / name) for name in names}
+        write_atomic(aside / NAMES, json.dumps(marks).encode())
         for place in reversed(places):  # the output first
             if os.path.lexists(place):
                 os.rename(place, old / place.name)
@@ -63,43 +64,54 @@ def put_files_in_place(new: Path, aside: Path, out: Path, names: Sequence[str]) 
 def restore_files(new: Path, aside: Path, out: Path) -> None:
     """End what `put_files_in_place` began: move the older files back, unless all new ones are in place.
 
-    What it does depends only on what is on the disk, so it may be called at any time and repeatedly.
+    What it does depends only on what is on the disk, so it may be called at any time and repeatedly. A file
+    that the user has put at one of the places meanwhile stays there.
 
     Raises:
-        OSError: a file cannot be moved; all files are kept.
+        OSError: a file cannot be moved, or its place is taken; all files are kept.
     """
     if not (aside / NAMES).is_file():
         shutil.rmtree(aside)  # nothing was moved yet, or nothing is left to be moved
         return
-    names = _names(aside / NAMES, out)
-    if (new / names[-1]).exists():  # the output is moved last
-        for name in names:
-            place = out.with_name(name)
-            if not (new / name).exists() and os.path.lexists(place):
-                os.rename(place, new / name)
-        for path in sorted((aside / OLD).iterdir()):
-            if not rename_if_free(path, out.with_name(path.name)):
-                raise FileExistsError(f"{out.with_name(path.name)} exists; see {path.parent}")
+    marks = _marks(aside / NAMES, out)
+    is_complete = new.is_dir() and not (new / out.name).exists()  # the output is moved last
+    if not is_complete and _mark(out) != marks[out.name]:
+        for name, mark in marks.items():
+            if not (new / name).exists() and _mark(out.with_name(name)) == mark:
+                out.with_name(name).unlink()
+        old = sorted((aside / OLD).iterdir())
+        if taken := [path for path in old if not rename_if_free(path, out.with_name(path.name))]:
+            names = ", ".join(path.name for path in taken)
+            raise FileExistsError(f"there are other files of these names: {names}")
     (aside / NAMES).unlink()
     shutil.rmtree(aside)
 
 
-def _names(file: Path, out: Path) -> list[str]:
-    """Read the list of the new files. It may be damaged or somebody else's.
+def _mark(file: Path) -> list[int] | None:
+    """What a file keeps when it is moved, and another file has not; None: there is no file."""
+    try:
+        found = file.lstat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _marks(file: Path, out: Path) -> dict[str, list[int]]:
+    """Read the list of the new files, name -> mark. It may be damaged or somebody else's.
 
     Raises:
         OSError: it has names that no file beside the output has.
     """
     try:
-        names = json.loads(file.read_bytes())
+        marks = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise OSError(f"{file} is damaged: {error}") from error
-    if not isinstance(names, list) or not names or names[-1] != out.name:
-        raise OSError(f"{file} is damaged: it does not end with {out.name}")
-    for name in names[:-1]:
-        if not isinstance(name, str) or not re.fullmatch(rf"{re.escape(out.stem)}\.[^/\0]+", name):
+    if not isinstance(marks, dict) or out.name not in marks:
+        raise OSError(f"{file} is damaged: it does not have {out.name}")
+    for name in marks.keys() - {out.name}:
+        if not re.fullmatch(rf"{re.escape(out.stem)}\.[^/\0]+", name):
             raise OSError(f"{file} is damaged: {name!r} is no file beside {out.name}")
-    return names
+    return marks
 
 
 def _in_the_way(place: Path, why: str) -> WhisperportError:

@@ -2,7 +2,7 @@
 
 An option whose type is `OutputPath` names an output. Every other value that is a path of something that
 exists counts as an input, also a text such as a checkpoint's folder, and what follows the `=` of
-`NAME=PATH`.
+`NAME=PATH`, and the bundle that the environment names where `--bundle` is not given.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from whisperport.exporting.model_bundle import VARIABLE
 from whisperport.system.outputs import Kind, Output, check_outputs
 
 
@@ -49,6 +50,8 @@ def input_paths(context: click.Context, *without: str) -> list[Path]:
     """
     written = {option.name for option in _outputs(context)}
     values = [value for name, value in context.params.items() if name not in {*written, *without}]
+    if "bundle" in context.params and context.params["bundle"] is None:
+        values.append(os.environ.get(VARIABLE))
     return list(dict.fromkeys(_existing(values)))
 
 

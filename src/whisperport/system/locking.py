@@ -48,10 +48,12 @@ class Lock:
             self.file.close()
         if os.name == "nt":  # Windows cannot remove an open file
             with suppress(OSError):
-                self.path.unlink(missing_ok=True)
+                if not self.path.stat().st_size:
+                    self.path.unlink()
 
     def _remove(self) -> None:
-        if _is_current(self.file, self.path):
+        # A file that is not empty is no lock file of whisperport, although it has the name of one.
+        if _is_current(self.file, self.path) and not os.fstat(self.file.fileno()).st_size:
             self.path.unlink(missing_ok=True)
 
 
