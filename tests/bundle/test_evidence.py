@@ -14,6 +14,7 @@ from whisperport.bundle.writing import rewrite_manifest
 from whisperport.errors import BundleError
 from whisperport.program.checks import Check
 from whisperport.program.evidence import KINDS, STATUSES, Evidence, Kind, status_of
+from whisperport.verification import record_evidence
 
 from .conftest import PASSED
 
@@ -208,6 +209,16 @@ def test_a_manifest_is_not_rewritten_while_another_process_writes_the_bundle(
     write(bundle.folder, then=meanwhile)
 
     assert [type(error) for error in failures] == [BundleError]
+
+
+def test_a_bundle_that_is_not_writable_is_an_error_before_it_is_verified(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(record_evidence, "verify", lambda *_, **__: pytest.fail("it was verified"))
+
+    with pytest.raises(BundleError, match="cannot write the manifest"):
+        record_evidence.verify_and_record(bundle)
 
 
 def test_a_manifest_of_other_files_is_refused(bundle: Bundle) -> None:

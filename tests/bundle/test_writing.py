@@ -56,6 +56,19 @@ def test_an_empty_folder_is_used_and_a_link_is_followed(tmp_path: Path, write: W
     assert program_of(tmp_path / "real") == b"program"
 
 
+def test_a_bundle_that_a_link_leads_to_is_not_replaced(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "v1")
+    (tmp_path / "current").symlink_to("v1")
+    before = (tmp_path / "v1" / MANIFEST).stat()
+
+    with pytest.raises(BundleError, match="cannot write a bundle to") as caught:
+        write(tmp_path / "current")
+
+    assert "it is a link to" in caught.value.why
+    assert (tmp_path / "v1" / MANIFEST).stat().st_ino == before.st_ino
+    assert (tmp_path / "current").is_symlink()
+
+
 def test_others_may_read_a_bundle_as_they_may_any_new_folder(tmp_path: Path, write: Write) -> None:
     (tmp_path / "plain").mkdir()
 

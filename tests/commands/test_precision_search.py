@@ -4,12 +4,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import pytest
 
 from whisperport.bundle import MANIFEST, Bundle
+from whisperport.bundle.ownership import delete_listed
 from whisperport.commands import kept_attempts, precision_search
 from whisperport.commands.kept_attempts import KeptAttempts
 from whisperport.commands.precision_search import export_in_fewest_bits
@@ -172,10 +172,10 @@ def test_an_interrupted_deletion_leaves_a_folder_that_the_next_search_deletes(
         if deleted:
             raise KeyboardInterrupt
         deleted.append(path)
-        rmtree(path)
+        delete_listed(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept_attempts.shutil, "rmtree", interrupted)
+        patched.setattr(kept_attempts, "delete_listed", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kept.delete()
     assert len(list(kept.folder.iterdir())) == 3  # two attempts, and the index
@@ -183,6 +183,19 @@ def test_an_interrupted_deletion_leaves_a_folder_that_the_next_search_deletes(
     found = KeptAttempts(tmp_path / "out", "another checkpoint")
 
     assert [path.name for path in found.folder.iterdir()] == [kept_attempts.INDEX]
+
+
+def test_what_the_user_has_put_among_the_attempts_is_kept(tmp_path: Path) -> None:
+    kept = KeptAttempts(tmp_path / "out", "one checkpoint")
+    for name in ("fp32", ".w8.partial-0123456789abcdef", "mine"):
+        (kept.folder / name).mkdir()
+    own = [kept.folder / "notes.txt", kept.folder / "mine" / "notes.txt"]
+    for path in own:
+        path.write_text("mine")
+
+    KeptAttempts(tmp_path / "out", "another checkpoint").delete()
+
+    assert sorted(path for path in kept.folder.rglob("*") if path.is_file()) == sorted(own)
 
 
 def test_a_folder_of_the_user_is_not_deleted(

@@ -119,14 +119,22 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
 
     Raises:
         BundleError: `out` is a file, the root of a mounted disk, the current folder or a parent of it,
-            a folder that is not a bundle, or a bundle that contains other files; another process is
+            a link to a folder that is not empty, a folder that is not a bundle, or a bundle that contains
+            other files; another process is
             writing it; its parent folder is not writable; or fewer than `needed_bytes` are free.
     """
+    given = Path(out)
     try:
         out = Path(os.path.realpath(out))  # an OSError here: the working directory was deleted
     except ValueError as error:  # a NUL in the path
         raise _cannot_write(out, error) from error
     try:
+        if given.is_symlink() and out.is_dir() and os.listdir(out):
+            raise BundleError(
+                f"cannot write a bundle to {given}",
+                why=f"it is a link to {out}, which is not empty",
+                hint="to replace the bundle there, give the path of that folder; or delete the link",
+            )
         _check_existing(out, overwrite)
         ancestor = out.parent
         while not os.path.lexists(ancestor):
@@ -258,6 +266,7 @@ def rewrite_manifest(bundle: Bundle, manifest: Manifest) -> Bundle:
     manifest = Manifest.from_bytes(raw)  # checks that the manifest can be read again
     check_complete(manifest)
     out = Path(os.path.realpath(bundle.folder))
+    check_rewritable(bundle)
     try:
         with staging(out) as folders:
             bundle.check_unchanged()  # no other process replaces it while the lock is held
@@ -266,9 +275,25 @@ def rewrite_manifest(bundle: Bundle, manifest: Manifest) -> Bundle:
             os.replace(folders.partial / MANIFEST, out / MANIFEST)
             flush_folder(out)
     except OSError as error:
-        raise BundleError(
-            f"cannot write the manifest of {bundle.folder}",
-            why=str(error),
-            hint="copy the bundle to a folder that you have permission to write to",
-        ) from error
+        raise _cannot_rewrite(bundle, str(error)) from error
     return replace(bundle, manifest=manifest, raw=raw)
+
+
+def check_rewritable(bundle: Bundle) -> None:
+    """Check that `rewrite_manifest` may write, before minutes of work. Changes nothing on the disk.
+
+    Raises:
+        BundleError: the bundle's folder, or the one that it is in, is not writable.
+    """
+    folder = Path(os.path.realpath(bundle.folder))
+    for needed in (folder, folder.parent):
+        if not os.access(needed, os.W_OK):
+            raise _cannot_rewrite(bundle, f"{needed} is not writable")
+
+
+def _cannot_rewrite(bundle: Bundle, why: str) -> BundleError:
+    return BundleError(
+        f"cannot write the manifest of {bundle.folder}",
+        why=why,
+        hint="copy the bundle to a folder that you have permission to write to",
+    )

@@ -2,16 +2,18 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from whisperport.bundle import Bundle
+from whisperport.bundle.ownership import delete_listed
+from whisperport.bundle.staging import clear_leftovers
 from whisperport.errors import BundleError, UsageError, VerificationError
 from whisperport.exporting.export import BUILD_PACKAGES, ExportOptions
-from whisperport.system.atomic import write_atomic
+from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.verification import versions
 
 SUFFIX = ".attempts"
@@ -21,7 +23,8 @@ INDEX = "attempts.json"
 class KeptAttempts:
     """Verified bundles and rejections of a search, in a folder beside the result.
 
-    Attempts of another checkpoint, or with other options or versions of packages, are deleted.
+    Attempts of another checkpoint, or with other options or versions of packages, are deleted; a file of
+    the user beside them is not.
     """
 
     def __init__(self, out: Path, about: Any) -> None:
@@ -43,7 +46,7 @@ class KeptAttempts:
         else:
             if self.folder.exists():
                 self.delete()
-            self.folder.mkdir(parents=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._write()
 
     def bundle(self, name: str, make: Callable[[Path], Bundle]) -> Bundle:
@@ -66,11 +69,20 @@ class KeptAttempts:
             raise
 
     def delete(self) -> None:
-        """Delete all attempts; the index last, so that an interruption leaves a folder that is known."""
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-        shutil.rmtree(self.folder)
+        """Delete all attempts; the index last, so that an interruption leaves a folder that is known.
+
+        What killed exports left is deleted too. A file that whisperport did not write is kept.
+        """
+        for path in list(self.folder.iterdir()):
+            if path.name.startswith("."):  # of a killed export: .NAME.partial-TOKEN and such
+                clear_leftovers(self.folder / path.name[1:].rpartition(".")[0])
+            elif path.is_dir():
+                with suppress(BundleError, OSError):  # a file of the user is in it
+                    delete_listed(path)
+        clear_temporaries(self.folder)
+        (self.folder / INDEX).unlink(missing_ok=True)
+        with suppress(OSError):  # a file of the user is in it
+            self.folder.rmdir()
 
     def _read(self) -> dict[str, Any]:
         if not self.folder.exists() or not any(self.folder.iterdir()):

@@ -1,5 +1,6 @@
 """Put compiled files into a bundle, which is then replaced completely or not at all."""
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,7 @@ def put_artifacts(
         out: folder of the new bundle. Default: None, the new bundle replaces the old one.
     """
     manifest = opened.manifest
-    with writing_bundle(out or opened.folder) as writer:
+    with writing_bundle(out or Path(os.path.realpath(opened.folder))) as writer:
         opened.check_unchanged()  # no other process can replace it from here on
         for relative in manifest.files:
             (writer.folder / relative).parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ programs. The outputs of an encoder are also decoded with the bundle's decoder, 
 compared.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class BundleSource(Source):
                     why=reason,
                     hint="`--force` compiles it anyway",
                 )
-        check_writable(self.out)
+        check_writable(Path(os.path.realpath(self.out)))  # the bundle itself, also through a link
 
     def quantize(self, work: Path, progress: Progress) -> None:
         """Do nothing: `export` quantized the programs."""

@@ -19,6 +19,7 @@ from whisperport.compilation.options import CompileOptions
 from whisperport.compilation.source import Compiled, Source
 from whisperport.compilation.work_folder import work_folder
 from whisperport.errors import UsageError
+from whisperport.system.outputs import is_inside, is_same
 from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS
 
@@ -59,7 +60,7 @@ def compile(
     source.check(samples=samples)
     for group in groups:
         group.check_sdk()
-    if work.resolve().is_relative_to(source.out.resolve()):
+    if is_same(work, source.out) or is_inside(work, source.out):
         raise UsageError(
             f"the work folder {work} cannot be inside {source.out}",
             why="the complete folder is written in one step",

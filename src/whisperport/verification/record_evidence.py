@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from whisperport.bundle import Bundle
 from whisperport.bundle.origin import is_trusted, record_own
-from whisperport.bundle.writing import rewrite_manifest
+from whisperport.bundle.writing import check_rewritable, rewrite_manifest
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify
@@ -36,6 +36,7 @@ def verify_and_record(
         MissingPackageError: a target's runtime is not installed.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+    check_rewritable(opened)
     report = verify(opened, run=run, clips=clips, progress=progress)
     progress("writing the manifest")
     trusted = is_trusted(opened)  # determined before the manifest changes
