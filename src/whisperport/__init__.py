@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         transcribe_features,
         transcribe_files,
     )
+    from whisperport.transcription.live import live
     from whisperport.transcription.live_options import LiveOptions
     from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
     from whisperport.verification import Report
@@ -149,6 +150,7 @@ __all__ = [
     "fix",
     "import_artifact",
     "inspect",
+    "live",
     "load_checkpoint",
     "lower",
     "plan",
@@ -222,6 +224,7 @@ _MODULES = {
     "fix": "commands.fix",
     "import_artifact": "compilation.importing",
     "inspect": "commands.inspect",
+    "live": "transcription.live",
     "load_checkpoint": "checkpoint",
     "lower": "commands.lower",
     "plan": "commands.plan",

@@ -64,7 +64,7 @@ def test_what_was_recognized_is_printed(run, clip, output, tmp_path):
     ("arguments", "said"),
     [
         (("talk.wav",), "--features and AUDIO exclude each other"),
-        (("--live",), "--features and --live exclude each other"),
+        (("--output-dir", "x"), "--features and --output-dir exclude each other"),
         (("--vad",), "--features and --vad exclude each other"),
     ],
 )

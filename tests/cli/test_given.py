@@ -37,7 +37,7 @@ def nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
         (("transcribe", AUDIO, "--bundle", AUDIO), "not a bundle", "transcribe talk.wav --model"),
         (("transcribe", AUDIO, "--bundle", "tiny"), "name of a model", "--model tiny`"),
         (("transcribe", AUDIO, "--model", BUNDLE), "not a checkpoint", "--bundle words"),
-        (("transcribe", "--live", BUNDLE), "not an audio file", "--bundle words"),
+        (("live", BUNDLE), "not an audio file", "--bundle words"),
         (("export", AUDIO, *OUT), "not a checkpoint", "transcribe talk.wav --model NAME"),
         (("export", BUNDLE, *OUT), "not a checkpoint", "verify words"),
         (("export", PROGRAM, *OUT), "not a checkpoint", "check decoder.onnx --target NAME"),
@@ -80,7 +80,7 @@ def test_swapped_arguments_are_told_what_they_are_and_the_command(run, words, sa
     ("words", "hint"),
     [
         (("transcribe", "https://example.org/a.mp3"), "curl -LO https://example.org/a.mp3"),
-        (("transcribe", "--live", "rtsp://camera/1"), "download it"),
+        (("live", "rtsp://camera/1"), "download it"),
         (("transcribe", "file:///tmp/a.mp3"), "give the path: /tmp/a.mp3"),
         (("export", "https://huggingface.co/openai/whisper-tiny/tree/main", *OUT), "whisper-tiny"),
         (("archive", "s3://bucket/talks", "-o", "out"), "download it"),

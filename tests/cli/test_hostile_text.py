@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import whisperport.cli
-from whisperport.cli import console, live
+from whisperport.cli import console, live_screen
 from whisperport.cli.console import AudioBar, Stages, print_error, print_next, print_table
 from whisperport.errors import WhisperportError
 from whisperport.system.printable import is_printable
@@ -46,7 +46,7 @@ VERBS = [
     ["transcribe", "talk.wav", "--task", HOSTILE],
     ["transcribe", "talk.wav", "--run-option", HOSTILE],
     ["transcribe", "talk.wav", "--suppress-tokens", HOSTILE],
-    ["transcribe", "-", "--live", "--raw", HOSTILE],
+    ["live", "-", "--raw", HOSTILE],
     ["verify", HOSTILE],
     ["bench", HOSTILE],
     ["bench", "--transcript", HOSTILE],
@@ -208,10 +208,10 @@ def test_progress_is_shown_escaped(monkeypatch):
 
 def test_the_live_screen_shows_words_escaped(monkeypatch, capsys):
     terminal, shown = a_terminal()
-    monkeypatch.setattr(live, "stderr", terminal)
+    monkeypatch.setattr(live_screen, "stderr", terminal)
     word = Word(HOSTILE, 0.0, 1.0, 0.5)
 
-    screen = live.Screen(text=True)
+    screen = live_screen.Screen(text=True)
     screen.show(LiveUpdate((word,), (), (word,), HOSTILE, 1.0))
     screen.show(LiveUpdate((), (SEGMENT,), (), HOSTILE, 1.0))
 

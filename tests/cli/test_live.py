@@ -1,4 +1,4 @@
-"""`transcribe --live`: words go to stdout as they are decoded, and no transcript is lost."""
+"""`whisperport live`: words go to stdout as they are decoded, and no transcript is lost."""
 
 import json
 import sys
@@ -30,14 +30,14 @@ def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_raw_standard_input_becomes_lines(run: Any) -> None:
-    ran = run("transcribe", "-", "--live", "--raw", 16000, stdin=raw())
+    ran = run("live", "-", "--raw", 16000, stdin=raw())
 
     assert (ran.code, ran.out) == (0, f"{COMMAND.text}\n")
-    assert ran.lines[-1] == "next: whisperport transcribe - --live --output-format srt"
+    assert ran.lines[-1] == "next: whisperport live - --output-format srt"
 
 
 def test_json_is_written_at_the_end_with_words(run: Any) -> None:
-    ran = run("transcribe", "-", "--live", "--raw", 16000, "--json", stdin=raw())
+    ran = run("live", "-", "--raw", 16000, "--json", stdin=raw())
 
     transcript = json.loads(ran.out)
     assert transcript["text"] == COMMAND.text
@@ -53,7 +53,7 @@ def test_audio_that_fails_leaves_its_transcript_and_exits_1(
 
     monkeypatch.setattr(verb, "live_audio", failing)
 
-    ran = run("transcribe", "-", "--live", "--output-format", "srt")
+    ran = run("live", "-", "--output-format", "srt")
 
     assert ran.code == 1
     assert COMMAND.text in ran.out
@@ -63,16 +63,15 @@ def test_audio_that_fails_leaves_its_transcript_and_exits_1(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "missing argument 'AUDIO'"),
-        (("-", "--raw", "16000"), "--raw requires --live"),
-        (("--live", "--raw", "16000"), "does not apply to the microphone"),
-        (("-", "--live", "--microphone", "usb"), "exclude each other"),
+        (("--raw", "16000"), "does not apply to the microphone"),
+        (("-", "--microphone", "usb"), "exclude each other"),
+        (("talk.mp3", "--vad"), "no such option"),
     ],
 )
 def test_options_that_contradict_each_other_are_wrong_usage(
     run: Any, arguments: tuple[str, ...], words: str
 ) -> None:
-    ran = run("transcribe", *arguments)
+    ran = run("live", *arguments)
 
     assert ran.code == 2
     assert words in ran.err
@@ -83,7 +82,7 @@ def test_without_a_microphone_nothing_says_that_it_listens(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sounddevice", None)  # importing it fails
 
-    ran = run("transcribe", "--live")
+    ran = run("live")
 
     assert ran.code == 1
     assert "cannot use a microphone" in ran.err

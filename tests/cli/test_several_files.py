@@ -89,9 +89,9 @@ def test_a_file_that_fails_is_reported_and_the_others_are_transcribed(
         (("a.mp3", "b.mp3", "--output-dir", "talk.srt"), "give a folder"),
         (("a.mp3", "--output-dir", "talk.srt", "-f", "vtt"), "contradict each other"),
         (("a.mp3", "--overwrite"), "requires --output-dir"),
-        (("a.mp3", "b.mp3", "--live"), "audio files only"),
-        (("--output-dir", "x"), "audio files only"),
-        (("a.mp3", "b.mp3", "--features", "out.bin"), "audio files only"),
+        (("--output-dir", "x"), "missing argument 'AUDIO'"),
+        ((), "`whisperport live` uses the microphone"),
+        (("a.mp3", "b.mp3", "--features", "out.bin"), "--features and AUDIO exclude each other"),
     ],
 )
 def test_contradictions_are_usage_errors(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from whisperport.cli import live
 from whisperport.cli import transcribe as verb
 from whisperport.text import Segment, Word
 from whisperport.transcription import Transcript
@@ -96,9 +97,9 @@ def test_an_option_without_effect_gives_a_warning(spoken, arguments, warning):
 
 def test_live_always_has_word_timestamps(run, monkeypatch):
     transcript = Transcript("Lock the door.", (SEGMENT,), "en", 1.0, ())
-    monkeypatch.setattr(verb, "transcribe_live", lambda *_: transcript)
+    monkeypatch.setattr(live, "_transcribe", lambda *_: transcript)
 
-    ran = run("transcribe", "--live", "-", "--output-format", "srt", "--max-words-per-line", 2)
+    ran = run("live", "-", "--output-format", "srt", "--max-words-per-line", 2)
 
     assert ran.code == 0
     assert ran.out.splitlines()[2] == "Lock the"

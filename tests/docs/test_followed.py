@@ -43,7 +43,7 @@ FIRST = f"{HOW_TO}find-undelegated-nodes.md"  # makes the decoder.pt2 of other p
 # Shell lines that need a network, a device, or a file of the reader's own.
 NOT_RUN = re.compile(
     r"^(make|pip|ray|source|scp|sudo|hailortcli|arecord|ffmpeg|python3? |cd )"
-    r"|^whisperport transcribe --live$|/shared/|openai/|my-audio|tiny-whisper-encoder"
+    r"|^whisperport live$|/shared/|openai/|my-audio|tiny-whisper-encoder"
     r"|talk\.|build/tiny|mine\.pt|(inputs|call)\.npz|encoder\.(onnx|xml)|words-hailo8l talk"
     r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/|--record"
 )

@@ -34,7 +34,7 @@ from whisperport.cli.transcribe_options import (
     punctuation_options,
     transcribe_options,
     vad_options,
-    with_chunks,
+    with_speech_chunks,
 )
 from whisperport.cli.verb import Verb, option
 from whisperport.system.progress import remaining_text
@@ -83,9 +83,6 @@ def archive(
     bundle: Path | None,
     model: str | None,
     ray: str | None,
-    vad: bool,
-    pack: bool,
-    batch: bool,
     threads: int | None,
     run_options: tuple[str, ...],
     trust: bool,
@@ -107,7 +104,7 @@ def archive(
     options = ArchiveOptions(ray=ray, **field_values(ArchiveOptions, chosen))
     run = run_options_of(threads, run_options, trust=trust)
     values = {name: one for name, one in chosen.items() if name != "workers"}
-    transcribe = with_chunks(transcribe_options(values, run), vad, pack, 1, batch)
+    transcribe = with_speech_chunks(transcribe_options(values, run), chosen)
     opened = chosen_bundle(bundle, model)
     with _progress() as progress:
         summary = transcribe_archive(source, out, opened, options, transcribe, progress=progress)

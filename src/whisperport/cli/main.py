@@ -35,19 +35,10 @@ TRACEBACK = "WHISPERPORT_TRACEBACK"  # environment variable: if not empty, defec
 
 
 _VERBS = (
-    *(
-        "fetch",
-        "export",
-        "compile",
-        "import",
-        "lower",
-        "check",
-        "explain",
-        "inspect",
-        "compare",
-        "sensitivity",
-    ),
-    *("verify", "transcribe", "serve", "archive", "bench", "plan", "targets", "doctor", "demo"),
+    *("fetch", "export", "compile", "import"),
+    *("check", "explain", "lower", "inspect", "compare", "sensitivity"),
+    *("verify", "transcribe", "live", "serve", "archive", "bench"),
+    *("plan", "targets", "doctor", "demo"),
 )
 # Module and function of the verbs whose names Python uses itself; all others have their verb's name.
 _OTHER_NAMES = {"compile": ("compile", "compile_verb"), "import": ("import_", "import_verb")}

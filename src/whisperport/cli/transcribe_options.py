@@ -31,15 +31,19 @@ punctuation_options = field_options(
 word_options = together(
     field_options(TranscribeOptions, "word_timestamps", group=WORDS), punctuation_options
 )
-decoding_options = together(
+live_decoding_options = together(  # the others need the complete audio, or fixed windows
     field_options(DecodeOptions, group=DECODING),
     field_options(TranscribeOptions, "temperatures", group=DECODING),
     field_options(
         TranscribeOptions,
-        *("initial_prompt", "carry_initial_prompt", "condition_on_previous_text", "prefix"),
+        *("initial_prompt", "carry_initial_prompt", "condition_on_previous_text"),
         group=PROMPT,
     ),
     field_options(Thresholds, group=FALLBACK),
+)
+decoding_options = together(
+    live_decoding_options,
+    field_options(TranscribeOptions, "prefix", group=PROMPT),
     field_options(TranscribeOptions, "hallucination_silence_threshold", group=FALLBACK),
 )
 
@@ -81,14 +85,13 @@ def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOpt
     )
 
 
-def with_chunks(
-    options: TranscribeOptions, vad: bool, pack: bool, workers: int, batch: bool
-) -> TranscribeOptions:
-    """The options with `--vad`, `--pack`, `--workers` and `--batch` applied.
+def with_speech_chunks(options: TranscribeOptions, chosen: dict[str, Any]) -> TranscribeOptions:
+    """The options with `--vad` and `--pack` applied, among the chosen values.
 
     Raises:
         UsageError: `--pack` without `--vad`, or clips together with `--vad`.
     """
+    vad, pack = chosen["vad"], chosen["pack"]
     if pack and not vad:
         raise UsageError(
             "`--pack` requires `--vad`",
@@ -98,11 +101,10 @@ def with_chunks(
     source = click.get_current_context().get_parameter_source("condition_on_previous_text")
     if vad and source is ParameterSource.COMMANDLINE and options.condition_on_previous_text:
         print_warning("with --vad, the previous text is used as a prompt within its own chunk only")
-    chunks = VadOptions(pack=pack) if vad else None
-    return replace(options, vad=chunks, workers=workers, batch=batch)
+    return replace(options, vad=VadOptions(pack=pack) if vad else None)
 
 
-SUBTITLES = "Subtitles (need --output-format srt or vtt, and also --word-timestamps or --live)"
+SUBTITLES = "Subtitles (need --output-format srt or vtt, and also --word-timestamps)"
 
 subtitle_options = field_options(SubtitleOptions, group=SUBTITLES)
 
@@ -173,21 +175,30 @@ def chosen_features(chosen: dict[str, Any]) -> FeatureOptions:
 
 
 def check_features(
-    files: tuple[Path, ...], stored: FeatureOptions, audio: str | None, *, live: bool, vad: bool
+    features: tuple[Path, ...],
+    stored: FeatureOptions,
+    audio: tuple[str, ...],
+    output: Path | None,
+    *,
+    vad: bool,
 ) -> None:
-    """Check that features and audio are not both given.
+    """Check that either audio or features are given, and that no option contradicts the features.
 
     Raises:
-        click.UsageError: two options exclude each other, or an option about features has no --features.
+        click.UsageError: neither or both are given, or an option needs the other.
     """
-    if not files:
+    if not features:
         if stored != FeatureOptions():
             raise click.UsageError(
                 "an option --features-... requires --features with the file to transcribe"
             )
-        return
-    for given, name in ((audio is not None, "AUDIO"), (live, "--live"), (vad, "--vad")):
-        if given:
+        if not audio:
             raise click.UsageError(
-                f"--features and {name} exclude each other: the features are all that is transcribed"
+                "missing argument 'AUDIO'; `whisperport live` uses the microphone"
             )
+        return
+    excluded = {"AUDIO": bool(audio), "--output-dir": output is not None, "--vad": vad}
+    for name in (name for name, is_given in excluded.items() if is_given):
+        raise click.UsageError(
+            f"--features and {name} exclude each other: the features are all that is transcribed"
+        )

@@ -26,8 +26,8 @@ class LiveOptions:
     step_s: Annotated[
         float,
         Option(
-            "With --live, seconds of new audio between two passes of the model. A shorter step "
-            "shows words earlier and needs more computation",
+            "Seconds of new audio between two passes of the model. A shorter step shows words earlier and "
+            "needs more computation",
             0.1,
             10,
             metavar="SECONDS",

@@ -98,7 +98,7 @@ class TranscribeOptions:
     prepend_punctuations: Annotated[
         str,
         Option(
-            "Punctuation marks that are joined to the next word. Used with `word_timestamps`",
+            "Punctuation marks that are joined to the next word where words have timestamps",
             metavar="MARKS",
             default=f"`{PREPENDED}`",
         ),
@@ -106,7 +106,7 @@ class TranscribeOptions:
     append_punctuations: Annotated[
         str,
         Option(
-            "Punctuation marks that are joined to the previous word. Used with `word_timestamps`",
+            "Punctuation marks that are joined to the previous word where words have timestamps",
             metavar="MARKS",
             default=f"`{APPENDED}`",
         ),
