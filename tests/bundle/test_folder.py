@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import io
 import os
 import zipfile
@@ -21,6 +22,7 @@ from whisperport.bundle import (
     Manifest,
     writing_bundle,
 )
+from whisperport.bundle import folder as folder_module
 from whisperport.bundle.folder import file_sha256
 from whisperport.errors import BundleError
 
@@ -127,6 +129,21 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, path: str) -> None:
 
     with pytest.raises(BundleError):
         Bundle.open(tmp_path / path)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(folder_module, "file_sha256", denied)
+
+    with pytest.raises(BundleError, match="cannot be read") as caught:
+        Bundle.open(bundle.folder)
+
+    assert "readable" in caught.value.hint
+    assert "copy" not in caught.value.hint
 
 
 @pytest.mark.parametrize("relative", [MANIFEST, *FILES])

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -113,3 +114,20 @@ def test_a_file_that_is_not_a_program_is_an_error_and_nothing_is_written(run, tm
     assert ran.code == 1
     assert "error: " in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+
+
+def test_a_file_of_the_hosts_does_not_replace_given_inputs(run, tmp_path):
+    module = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.LayerNorm(8))
+    program = trace("lookup", module, (torch.arange(4)[None],))
+    path, inputs = tmp_path / "lookup.pt2", tmp_path / "fixed.host.json"
+    torch.export.save(program.exported, path)
+    with inputs.open("wb") as file:
+        np.savez(file, **{program.spec.inputs[0].name: np.arange(4)[None]})
+    before = inputs.read_bytes()
+
+    arguments = ("--target", "hailo8l", "--fix", "--out", tmp_path / "fixed.pt2", "--overwrite")
+    ran = run("check", path, *arguments, "--inputs", inputs)
+
+    assert ran.code == 1
+    assert "it is the input" in ran.err
+    assert inputs.read_bytes() == before

@@ -120,3 +120,14 @@ def test_the_page_shows_the_channel_and_contains_no_markup_of_the_file(
     assert re.search(r"<td>0<br>.*channel 3<.*1 × 6 × 8", text)
     assert "whisperport compile" in text
     assert "--target NAME --precision w8a16" in text
+
+
+def test_errors_name_the_file_that_was_given(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "some.pt2"
+    torch.export.save(program.exported, path)
+
+    status, text = run(path)
+
+    assert status != 0
+    assert "some.pt2 reads no spectrogram" in text
+    assert ".onnx" not in text

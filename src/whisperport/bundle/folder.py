@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.bundle.consistency import check_consistent
-from whisperport.bundle.listed_files import DAMAGED, ListedFiles, regular_file
+from whisperport.bundle.listed_files import DAMAGED, PERMISSION, ListedFiles, regular_file
 from whisperport.bundle.manifest import (
     EMBEDDING,
     MANIFEST,
@@ -304,7 +304,7 @@ def _read_file(file: Path, read: Callable[[Path], T]) -> T:
         raise BundleError(
             f"{file.name} in bundle {file.parent} cannot be read",
             why=f"{type(error).__name__}: {error}"[:300],
-            hint=DAMAGED,
+            hint=PERMISSION if isinstance(error, PermissionError) else DAMAGED,
         ) from error
 
 

@@ -7,6 +7,9 @@ from pathlib import Path, PurePosixPath
 from whisperport.errors import BundleError
 
 DAMAGED = "copy the bundle again, or export it again with `whisperport export`"
+PERMISSION = (
+    "make the bundle's folder and files readable for this user, for example with `chmod -R u+rX`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ def regular_file(folder: Path, relative: str) -> Path:
         regular = stat.S_ISREG(real.stat().st_mode)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise BundleError(
-            f"{relative} in bundle {folder} cannot be read", why=str(error), hint=DAMAGED
+            f"{relative} in bundle {folder} cannot be read",
+            why=str(error),
+            hint=PERMISSION if isinstance(error, PermissionError) else DAMAGED,
         ) from error
     if not inside or not regular:
         raise BundleError(

@@ -16,7 +16,7 @@ from whisperport.cli.console import (
 )
 from whisperport.commands.fix import Fixed, RewriteStep, check_free, fix, write_fixed
 from whisperport.program.spec import Rejection
-from whisperport.system.outputs import write_page
+from whisperport.system.outputs import Output, check_outputs, write_page
 from whisperport.targets import get_target
 
 
@@ -37,6 +37,8 @@ def run_fix(
     with stages() as progress:
         fixed = fix(program, target, inputs=inputs, sizes=sizes, trust=trust, progress=progress)
         if fixed.changed:
+            beside = [out.with_name(name) for name in fixed.host.files(out.stem)]
+            check_outputs([Output(path, "--out", "file") for path in beside], [program, *inputs])
             progress(f"writing {out.name}")
             write_fixed(fixed, out, overwrite=overwrite)
     following = _next_command(fixed, out if fixed.changed else program)

@@ -30,8 +30,8 @@ output_options = together(
         "--overwrite",
         group="Output",
         is_flag=True,
-        help="Replace transcripts that exist in --output-dir. Without it, the command stops before it "
-        "transcribes if one exists",
+        help="Replace files in --output-dir that have the name of a transcript to write, such as talk.txt, "
+        "whoever wrote them. Without it, the command stops before it transcribes if there is one",
     ),
 )
 

@@ -85,13 +85,14 @@ def sensitivity_in_child(
     given = None if inputs is None else Path(inputs)
     if Path(path).suffix == ".onnx":
         return _rows_of(Path(path), given, progress)
+    program = Path(path)
     from whisperport.trace.onnx_file import write_onnx_file
     from whisperport.trace.pt2 import read_pt2
 
     with TemporaryDirectory(prefix="whisperport-") as folder:
-        written = Path(folder, "program.onnx")
+        written = Path(folder, f"{program.stem}.onnx")
         write_onnx_file(read_pt2(path), written)
-        return _rows_of(written, given, progress)
+        return _rows_of(written, given, progress, program.name)
 
 
 def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Progress) -> Path:
@@ -109,11 +110,13 @@ def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Prog
     return folder / "encoder.onnx"
 
 
-def _rows_of(path: Path, inputs: Path | None, progress: Progress) -> list[dict[str, Any]]:
+def _rows_of(
+    path: Path, inputs: Path | None, progress: Progress, name: str = ""
+) -> list[dict[str, Any]]:
     spec = read_lowered(path, Placement("onnxruntime", "fp32")).spec
     if inputs is None and mel_shape(spec) is None:
         raise ProgramError(
-            f"{path.name} reads no spectrogram, and no inputs are given",
+            f"{name or path.name} reads no spectrogram, and no inputs are given",
             hint="`--inputs FOLDER` with arrays of all its inputs",
         )
     given = GivenInputs.find(

@@ -54,7 +54,8 @@ def compile(
     """
     options = options or CompileOptions()
     source = _source(Path(path), options)
-    work = options.work or source.out.with_name(f"{source.out.resolve().name}.compile")
+    out = source.out if source.out.name else source.out.resolve()  # `.` has no name
+    work = options.work or out.with_name(f"{out.resolve().name}.compile")
     groups = groups_of(source, options, work)
     samples = any(group.needs_samples(source.dims) for group in groups)
     source.check(samples=samples)

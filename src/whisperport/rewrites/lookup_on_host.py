@@ -79,7 +79,10 @@ def _move(module: GraphModule, embedding: Node, tokens: Node, spec: ProgramSpec)
     rows, positions = _with_positions(module, embedding)
     _, count, width = shape(embedding)
     cut = _cut(rows, [1, width, count, 1])
-    name = _free_name(module, spec, tokens.name)
+    # By position: torch renames an input that has the name of a function of Python, such as `input`.
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    wanted = spec.inputs[inputs.index(tokens)]
+    name = _free_name(module, spec, wanted.name)
     with module.graph.inserting_before(tokens):
         given = module.graph.placeholder(name)
     given.meta["val"] = value(embedding).new_empty((1, width, count, 1))
@@ -93,7 +96,6 @@ def _move(module: GraphModule, embedding: Node, tokens: Node, spec: ProgramSpec)
         rows.replace_all_uses_with(again)
     module.graph.eliminate_dead_code()
     module.graph.erase_node(tokens)
-    wanted = next(tensor for tensor in spec.inputs if tensor.name == tokens.name)
     return Lookup(
         tokens=wanted,
         embeddings=TensorSpec(name, (1, width, count, 1)),
