@@ -415,20 +415,6 @@ def _make_pt2(random: Random, seeds: Path, folder: Path, outside: str) -> None:
     _one_file("pt2/block.pt2", change, random, seeds, folder, outside)
 
 
-def _make_hlo(random: Random, seeds: Path, folder: Path, outside: str) -> None:
-    """Make a damaged HLO module: the one of a step, or one of many kinds of operators."""
-
-    def change(data: bytes, random: Random, outside: str) -> bytes:
-        return (
-            raw.mutated(data, random)
-            if random.random() < 0.3
-            else wire.mutated(data, random, outside)
-        )
-
-    name = random.choice(("hlo/cached_step.pb", "hlo/operators.pb"))
-    _one_file(name, change, random, seeds, folder, outside)
-
-
 _make_tflite = partial(
     _one_file, "tflite/sum.tflite", lambda data, random, _: raw.mutated(data, random)
 )
@@ -639,7 +625,6 @@ FORMATS = (
     Format(".onnx, run", "inspect", ("onnx",), _make_onnx, _inspect, 500),
     Format(".pt2", "check", ("pt2",), _make_pt2, _check, 1000),
     Format(".pt2, loaded", "check --fix", ("pt2",), _make_pt2, _read_pt2, 500),
-    Format("HLO", "check", ("hlo",), _make_hlo, _check, 1000),
     Format(".tflite", "check", ("tflite",), _make_tflite, _check, 1250),
     Format(".tflite, run", "inspect", ("tflite",), _make_tflite, _inspect, 250),
     Format(".pte", "read_pte", ("pte",), _make_pte, _read_pte, 750),

@@ -306,13 +306,6 @@ def xnnpack_pte(module: Any, inputs: tuple[Any, ...]) -> bytes:
         return bytes(edge.to_executorch().buffer)
 
 
-def _hlo(folder: Path) -> None:
-    """Copy modules that the tests keep: jax made them."""
-    kept = Path(__file__).parents[1] / "tests" / "inspection" / "hlo"
-    for name in ("cached_step", "operators"):
-        shutil.copyfile(kept / f"{name}.hlo.pb", folder / f"{name}.pb")
-
-
 def _tflite(folder: Path) -> None:
     (folder / "sum.tflite").write_bytes(product_sum_product(16))
 
@@ -441,7 +434,6 @@ GROUPS: dict[str, Callable[[Path], None]] = {
     "onnx": _onnx,
     "pt2": _pt2,
     "pte": _pte,
-    "hlo": _hlo,
     "tflite": _tflite,
     "openvino": _openvino,
     "hef": _hef,

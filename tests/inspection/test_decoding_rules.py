@@ -1,4 +1,4 @@
-"""Rules WP601 and WP602 on decoders of other projects, as torch graphs, ONNX files and HLO modules."""
+"""Rules WP601 and WP602 on decoders of other projects, as torch graphs and ONNX files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,14 +40,6 @@ def as_torch(program: Any, folder: Path) -> Graph:
     return read_exported("decoder", program)
 
 
-def as_hlo(program: Any, folder: Path, **options: bool) -> Graph:
-    from ..hlo_of_torch import lower
-
-    path = folder / "decoder.hlo.pb"
-    path.write_bytes(lower(program, **options).module)
-    return read_graphs(path)[0]
-
-
 def as_onnx(program: Any, folder: Path) -> Graph:
     torch.onnx.export(program, f=folder / "decoder.onnx", dynamo=True, verbose=False)
     return read_graphs(folder / "decoder.onnx")[0]
@@ -55,10 +47,9 @@ def as_onnx(program: Any, folder: Path) -> Graph:
 
 FORMATS: dict[str, Callable[[Any, Path], Graph]] = {
     "torch": as_torch,
-    "HLO": as_hlo,
     "ONNX": as_onnx,
 }
-every_format = pytest.mark.parametrize("form", core_or_all(["torch", "HLO"], [*FORMATS]))
+every_format = pytest.mark.parametrize("form", core_or_all(["torch"], [*FORMATS]))
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +162,6 @@ def test_a_projection_that_is_overwritten_is_no_longer_in_the_program(
     assert len(used["WP602"]) == 2  # the caches
 
 
-def test_a_tracer_that_begins_at_the_outputs_leaves_nothing_to_find(tmp_path: Path) -> None:
-    graph = as_hlo(step(overwritten=True), tmp_path, keep_unused=False)
-
-    assert found(graph) == {"WP601": [], "WP602": []}
-    assert len(graph.inputs) == 7  # x, two caches, the weights and biases of query and out
-
-
 def test_our_decode_programs_project_no_audio_and_use_every_input(
     micro_programs: tuple[Any, ...], tmp_path: Path
 ) -> None:
@@ -186,7 +170,6 @@ def test_our_decode_programs_project_no_audio_and_use_every_input(
 
     for name in ("step", "prefill_4", "align"):
         assert found(as_torch(programs[name].exported, tmp_path)) == clean
-    assert found(as_hlo(programs["step"].exported, tmp_path)) == clean
     bundle = default_bundle() / "onnxruntime"
     assert found(read_graphs(bundle / "step.onnx")[0]) == clean
 
@@ -198,5 +181,4 @@ def test_the_programs_of_a_window_are_no_decoders(
     programs = {program.name: program for program in micro_programs}
 
     for name in ("encoder", "cross_kv"):
-        for graph in core_or_all([as_torch], [as_torch, as_hlo]):
-            assert found(graph(programs[name].exported, tmp_path))["WP601"] == []
+        assert found(as_torch(programs[name].exported, tmp_path))["WP601"] == []

@@ -44,14 +44,6 @@ def cross_attention(tokens: int, frames: int) -> Graph:
     )
 
 
-def one_row_written() -> Graph:
-    """A step that returns its cache with one row written over."""
-    cache, row = value("cache", 1, 6, 448, 64), value("row", 1, 6, 1, 64)
-    made = value("made", 1, 6, 448, 64)
-    place = value("place", dtype="int32")
-    return graph(node("slice_scatter", [cache, row, place], made), format="hlo")
-
-
 STORED = weight("w", 40, 16)
 TRANSPOSED = value("wt", 16, 40)
 
@@ -286,13 +278,6 @@ CASES: dict[str, tuple[object, Graph, str, Graph]] = {
         graph(node("erf", [X], OUT), inputs=[X, value("xa", 1, 1_500, 1_280)]),
         "input of shape (1, 1500, 1280), 7.68 MB per call: nothing reads it",
         graph(node("erf", [X], OUT), inputs=[X]),
-    ),
-    "WP603": (
-        None,
-        one_row_written(),
-        "input of shape (1, 6, 448, 64), 0.688 MB is returned with a part written over as output 0, which "
-        "is not aliased to it",
-        replace(one_row_written(), aliases={0: "cache"}),
     ),
     "WP604": (
         None,

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.inspection.partitions import Partitions
 
 PROJECTED_AGAIN = "WP601"
-REPEATED_WORK = (PROJECTED_AGAIN, "WP602", "WP603")  # warnings that no lowering solves
+REPEATED_WORK = (PROJECTED_AGAIN, "WP602")  # warnings that no lowering solves
 NAMED_SPLITS = 6  # nodes between two subgraphs that are named; --json has all
 HEADINGS: dict[FindingKind, str] = {
     "rejected": "rejected",
@@ -112,7 +112,7 @@ def check(
 ) -> None:
     """List the nodes of a program that a target rejects, with reasons, cost and the rewrite that helps.
 
-    PROGRAM is a .pt2, .onnx, .tflite or HLO (.pb) file of any model, a bundle, or the folder of a model of
+    PROGRAM is a .pt2, .onnx or .tflite file of any model, a bundle, or the folder of a model of
     any architecture in transformers' format, whose weights are not read. The target's compiler is not
     needed. The cost is the share of the program's operations and bytes. The module and the line of
     Python are those that the exporter stored in the file. The exit status is 1 if a node is rejected or

@@ -129,7 +129,7 @@ def check(
     receive. Where it can be asked on this machine, its answer is a part of the result.
 
     Args:
-        program: a `.pt2`, `.onnx` or `.tflite` file, an HLO module (`.pb`), a bundle, a folder with a
+        program: a `.pt2`, `.onnx` or `.tflite` file, a bundle, a folder with a
             config.json of transformers, a `Program` from `whisperport.trace.program.trace`, what
             `torch.export.export` returned, or a module of torch, which is exported in evaluation mode.
         args: of the module: its positional arguments as a tuple, or its keyword arguments as a mapping.

@@ -17,7 +17,7 @@ KIND_ORDER: tuple[FindingKind, ...] = ("rejected", "not seen", "warning")
 # Warnings about the program itself, whatever its target is.
 _EVERY_TARGET = tuple(
     Limit(rule=rule, source="the program's own graph", kind="warning")
-    for rule in ("WP601", "WP602", "WP603", "WP604")
+    for rule in ("WP601", "WP602", "WP604")
 )
 
 

@@ -145,13 +145,9 @@ def cost_of(graph: Graph) -> Cost:
 
 
 def contracted(node: Node) -> int:
-    """Return K of a matmul: the length of the axes over which it sums.
-
-    A dot of HLO has its axes in any order, and states K.
-    """
+    """Return K of a matmul: the length of the axis over which it sums."""
     left = node.tensors[0].shape or (1,)
-    inner = left[-2 if node.attributes.get("transposed_left") else -1]
-    return int(node.attributes.get("contracted", inner))
+    return int(left[-2 if node.attributes.get("transposed_left") else -1])
 
 
 def _node_cost(node: Node) -> NodeCost:
@@ -199,11 +195,9 @@ def _matmul(node: Node) -> int:
 def _conv(node: Node) -> int:
     """Count a convolution with weight (O, C / groups, *kernel).
 
-    TFLite's weight is (O, *kernel, C), which has the same number of elements. HLO's has its axes in any
-    order.
+    TFLite's weight is (O, *kernel, C), which has the same number of elements.
     """
     kernel = prod(int(axis) for axis in (node.tensors[1].shape or ())[1:])
-    kernel = int(node.attributes.get("contracted", kernel))
     positions = _size(node.tensors[0]) if node.attributes.get("transposed") else _size(node.output)
     return 2 * positions * kernel + _size(node.output) * (len(node.tensors) > 2)
 

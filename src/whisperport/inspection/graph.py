@@ -1,7 +1,7 @@
 """A program's graph without weights: nodes, tensors, shapes, and one set of operator names for all formats.
 
-A graph is read from a torch graph, `.pt2`, `.onnx`, `.tflite` or an HLO module. Nodes also keep the
-format's own names.
+A graph is read from a torch graph, `.pt2`, `.onnx` or `.tflite`. Nodes also keep the format's own
+names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from whisperport.inspection.source_line import SourceLine
 
-Format = Literal["torch", "onnx", "tflite", "hlo"]
+Format = Literal["torch", "onnx", "tflite"]
 
 Shape = tuple[int | str, ...]
 """One entry per axis; a string is the name of a dynamic axis."""
@@ -66,7 +66,7 @@ class Node:
     inputs: tuple[Value | None, ...]  # None: an optional input that is not given
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)  # with aten's names
-    custom: bool = False  # not a standard operator of torch, ONNX, TFLite or HLO
+    custom: bool = False  # not a standard operator of torch, ONNX or TFLite
     module: str = ""  # torch and ONNX: the path of the innermost module, "blocks.0.attn.query"
     module_type: str = ""  # torch only: the class of that module, "torch.nn.modules.linear.Linear"
     source: SourceLine | None = (
@@ -121,8 +121,6 @@ class Graph:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     opset: int | None = None  # ONNX only
-    # HLO only: place of an output -> name of the input whose memory it is written to
-    aliases: Mapping[int, str] = field(default_factory=dict)
     # TFLite only: `nodes`, and those that depend on constants only. Most compilers fold them.
     with_folded: tuple[Node, ...] = ()
     _producers: dict[str, Node] = field(default_factory=dict, repr=False, compare=False)
@@ -151,14 +149,12 @@ def build(
     inputs: Iterable[Value],
     outputs: Iterable[Value],
     opset: int | None = None,
-    aliases: Mapping[int, str] | None = None,
 ) -> Graph:
     """Build a graph without nodes that have no effect, and without nodes whose outputs are not read.
 
     ONNX and TFLite compilers fold nodes that depend on constants only, so such nodes are removed too; of a
     TFLite file they are kept in `with_folded`.
-    torch's compilers do not fold them. XLA does, but an HLO module writes every scalar as a broadcast
-    tensor, which is never stored.
+    torch's compilers do not fold them.
     """
     same: dict[str, Value] = {}
     kept: list[Node] = []
@@ -175,7 +171,7 @@ def build(
             every.append(node)
     returned = tuple(same.get(value.name, value) for value in outputs)
     alive = _without_dead_nodes(kept, returned)
-    graph = Graph(name, format, alive, tuple(inputs), returned, opset, dict(aliases or {}))
+    graph = Graph(name, format, alive, tuple(inputs), returned, opset)
     if format != "tflite":
         return graph
     return replace(graph, with_folded=_without_dead_nodes(every, returned))

@@ -11,12 +11,12 @@ from whisperport.errors import ProgramError
 from whisperport.inspection.profile_onnx import profile_onnx
 from whisperport.inspection.profile_pte import Reasons, profile_pte
 from whisperport.inspection.profile_tflite import profile_tflite
-from whisperport.inspection.read_hlo_proto import HEAD_BYTES, is_hlo
 from whisperport.inspection.tflite_signatures import copy_of_program, read_signatures
 from whisperport.program.profiling import Profile, ProfileOptions, Profiler, readable_formats
 from whisperport.system.progress import Progress
 from whisperport.system.regular_file import other_kind
 
+HEAD_BYTES = 512  # of a file, which tell its format
 EXECUTORCH, TFLITE, ONNX_IR_VERSION, ZIP = b"ET", b"TFL3", b"\x08", b"PK\x03\x04"
 
 
@@ -118,12 +118,6 @@ def _profile_file(
             f"{path.name} is not a compiled program",
             why="the file is a zip archive, such as torch.export.save writes",
             hint=f"check an exported program with: whisperport check {path} --target xnnpack",
-        )
-    if is_hlo(head):
-        raise ProgramError(
-            f"{path.name} is not a compiled program",
-            why="the file is an HLO module, the input of a compiler",
-            hint=f"check it with: whisperport check {path} --target onnxruntime",
         )
     raise ProgramError(
         f"{path.name} is not a compiled program of a known format",

@@ -1,4 +1,4 @@
-"""Read the graphs of a file or bundle: `.pt2`, `.onnx`, `.tflite`, HLO. Detect the format by content."""
+"""Read the graphs of a file or bundle: `.pt2`, `.onnx`, `.tflite`. Detect the format by content."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 from whisperport.bundle import MANIFEST, Bundle
 from whisperport.errors import ProgramError
 from whisperport.inspection.graph import Graph
-from whisperport.inspection.read_hlo import read_hlo
-from whisperport.inspection.read_hlo_proto import HEAD_BYTES, check_not_text, is_hlo
 from whisperport.inspection.read_onnx import read_onnx
 from whisperport.inspection.read_pt2 import read_pt2
 from whisperport.inspection.read_tflite import read_tflite
@@ -15,15 +13,15 @@ from whisperport.program.sizes import NO_SIZES, not_fixable
 from whisperport.system.regular_file import other_kind
 
 ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
-HLO_SUFFIXES = (".hlo", ".pb")
-HINT = "give a .pt2, .onnx, .tflite or HLO (.pb) file, or a bundle"
+HEAD_BYTES = 8  # of a file, which tell its format
+HINT = "give a .pt2, .onnx or .tflite file, or a bundle"
 
 
 def read_graphs(path: Path, sizes: Mapping[str, int] = NO_SIZES) -> list[Graph]:
     """Read the graph of each program in a file or bundle, without weights.
 
     Args:
-        path: a .pt2, .onnx or .tflite file, an HLO module as a protocol buffer, or a bundle.
+        path: a .pt2, .onnx or .tflite file, or a bundle.
         sizes: numbers for the dynamic sizes of a .pt2 file, as it names them.
 
     Raises:
@@ -57,9 +55,6 @@ def read_graphs(path: Path, sizes: Mapping[str, int] = NO_SIZES) -> list[Graph]:
         return read_tflite(path)
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":
         return [read_onnx(path)]
-    check_not_text(path, head)
-    if head and (is_hlo(head) or path.suffix in HLO_SUFFIXES):
-        return [read_hlo(path)]
     raise ProgramError(
         f"{path.name} is not a program of a known format",
         why="the file is empty" if not head else f"the file begins with {head[:8]!r}",

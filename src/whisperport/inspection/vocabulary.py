@@ -1,4 +1,4 @@
-"""Map the operator names of torch, ONNX, TFLite and HLO to one set of names: aten's, without overloads."""
+"""Map the operator names of torch, ONNX and TFLite to one set of names: aten's, without overloads."""
 
 # Keys are other names of aten for the same computation. A name that is in no table does not change.
 TORCH = {
@@ -86,41 +86,3 @@ TFLITE = {
     "SQUARED_DIFFERENCE": "squared_difference",
     "STRIDED_SLICE": "slice",
 }
-
-HLO = {
-    "bitcast": "reshape",
-    "broadcast": "expand",
-    "concatenate": "cat",
-    "convert": "to",
-    "convolution": "conv",
-    "copy": "clone",
-    "cosine": "cos",
-    "divide": "div",
-    "dot": "matmul",
-    "dynamic-slice": "slice",
-    "dynamic-update-slice": "slice_scatter",
-    "exponential": "exp",
-    "exponential-minus-one": "expm1",
-    "get-dimension-size": "shape",
-    "iota": "arange",
-    "log-plus-one": "log1p",
-    "logistic": "sigmoid",
-    "multiply": "mul",
-    "negate": "neg",
-    "pad": "constant_pad_nd",
-    "power": "pow",
-    "reverse": "flip",
-    "select": "where",
-    "sine": "sin",
-    "subtract": "sub",
-}
-# Operators whose name depends on more than the opcode: on the computation of a reduce, or on the dtype.
-HLO_REDUCE = {
-    "add": "sum",
-    "and": "all",
-    "maximum": "amax",
-    "minimum": "amin",
-    "multiply": "prod",
-    "or": "any",
-}
-HLO_LOGICAL = {"and": "logical_and", "not": "logical_not", "or": "logical_or", "xor": "logical_xor"}

@@ -92,7 +92,7 @@ class Limit:
         source: the document or measurement that the limit comes from.
         value: the limit itself, as the rule defines it: a rank, a set of dtypes, …
         operators: operators that the limit applies to; empty: every node.
-        formats: program formats that the limit applies to: "torch", "onnx", "tflite", "hlo"; empty: all.
+        formats: program formats that the limit applies to: "torch", "onnx", "tflite"; empty: all.
         rewrite: the suggested rewrite, which produces a supported form; empty if there is none.
         kind: what is known about a node that exceeds the limit.
         parts: for each part that a rejected node is decomposed into, one after another, whether it is
@@ -189,7 +189,7 @@ class TargetSpec:
             programs that are known to compile.
         max_rank: highest tensor rank that the compiler accepts.
         dtypes: dtypes that inputs and outputs may have.
-        formats: program formats that the compiler reads: "torch", "onnx", "tflite", "hlo".
+        formats: program formats that the compiler reads: "torch", "onnx", "tflite".
         static: True if every axis must have a fixed size.
         domains: domains of custom ONNX operators that the target supports, such as "com.microsoft".
         limits: further limits.

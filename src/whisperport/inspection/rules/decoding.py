@@ -1,14 +1,10 @@
-"""WP6xx: warnings about work that a decoder repeats for every token.
+"""WP6xx: warnings about work that a decoder repeats for every token."""
 
-`weight_inputs` tells which inputs of an HLO module are weights, which the module does not state.
-"""
-
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from whisperport.inspection.cost import contracted
-from whisperport.inspection.graph import Graph, Node, Value
+from whisperport.inspection.graph import Graph, Node
 from whisperport.inspection.rules.base import Finding, format_shape, rule
 from whisperport.inspection.rules.shapes import MATMULS
 from whisperport.inspection.written_views import VIEWS
@@ -17,14 +13,6 @@ from whisperport.program.spec import Limit
 
 Dependencies = Mapping[str, frozenset[str]]
 """Name of a tensor -> names of the inputs that it depends on. Weights depend on none."""
-
-# Operators whose result has the elements of their first input, in another order or dtype.
-LAYOUT_OPS = frozenset({"clone", "expand", "reshape", "squeeze", "to", "transpose", "unsqueeze"})
-
-
-# Operators that write a part of a tensor, or select from two -> which of their inputs is the old tensor.
-WRITES = {"slice_scatter": (0,), "scatter": (0,), "where": (1, 2)}
-MOVES = LAYOUT_OPS | {"gather"}  # their first input; a gather reorders the rows of beams
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +55,6 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     and then overwrites the keys and values with its cache contains no projection after the export: only an
     unused input may remain (WP602).
 
-    An HLO module does not state which parameters are weights: an input counts as one if it is multiplied by
-    a computed tensor without batch axes, or is the second operand of a matmul of two inputs. The
-    body of a `while` or `conditional` is not searched.
-
     What to do: split the decoder. One program computes the keys and values of all layers, once per window.
     The decoder takes them as inputs and has no input for the encoder's output. `whisperport export` writes
     these programs as `cross_kv` and `step`: `whisperport export CHECKPOINT --target TARGET --out DIR`.
@@ -104,36 +88,6 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
             size = f", {value.n_bytes / 1e6:.2f} MB per call" if value.n_bytes else ""
             reason = f"input of shape {format_shape(value.shape)}{size}: nothing reads it"
             yield Finding(value.name, reason)
-
-
-@rule("WP603", "A cache is copied by every call, because it is not aliased", "alias the output")
-def copied_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """The program takes a cache as an input and returns it with a few new rows. An HLO module states in its
-    `input_output_alias` which output is written to the memory of which input. Without an alias, the device
-    keeps two caches, and every call copies the complete cache to write one row. A runtime that returns
-    outputs to the host also transfers the cache to the host and back.
-
-    The check finds an output that is an input of the same shape and dtype, unchanged or with a part
-    written over, without an alias. Only HLO modules state aliases, so other formats are not checked.
-
-    What to do: state the alias when the program is traced: `donate_argnums` of `jax.jit`, or the argument
-    of the vendor's tracer. Do not return a cache that the program does not change, such as the keys and
-    values of the cross-attention.
-    """
-    if graph.format != "hlo":
-        return
-    inputs = {value.name: value for value in graph.inputs}
-    for place, output in enumerate(graph.outputs):
-        state = inputs.get(_state_of(graph, output, inputs))
-        if state is None or graph.aliases.get(place) == state.name:
-            continue
-        size = f", {state.n_bytes / 1e6:.3g} MB" if state.n_bytes else ""
-        how = "unchanged" if output.name == state.name else "with a part written over"
-        reason = (
-            f"input of shape {format_shape(state.shape)}{size} is returned {how} as output {place}, which "
-            "is not aliased to it"
-        )
-        yield Finding(state.name, reason)
 
 
 @rule("WP604", "The program keeps state in a buffer", "cache as an input")
@@ -177,8 +131,7 @@ def is_whisper_decoder(graph: Graph) -> bool:
 
 def _repeated(graph: Graph) -> Iterator[_Projection]:
     """Yield the projections of one input that have more rows than those that read other inputs too."""
-    weights = weight_inputs(graph) if graph.format == "hlo" else frozenset()
-    depends = _dependencies(graph, weights)
+    depends = _dependencies(graph)
     projections = [found for node in graph.nodes if (found := _projection(node, depends))]
     rows_of_tokens: dict[
         str, int
@@ -192,10 +145,8 @@ def _repeated(graph: Graph) -> Iterator[_Projection]:
             yield found
 
 
-def _dependencies(graph: Graph, weights: frozenset[str]) -> Dependencies:
-    depends = {
-        value.name: frozenset({value.name}) for value in graph.inputs if value.name not in weights
-    }
+def _dependencies(graph: Graph) -> Dependencies:
+    depends = {value.name: frozenset({value.name}) for value in graph.inputs}
     for node in graph.nodes:
         given = (depends.get(value.name, frozenset()) for value in node.tensors)
         together: frozenset[str] = frozenset().union(*given)
@@ -224,67 +175,3 @@ def _reason(found: _Projection, name: str, projections: list[_Projection]) -> st
     gflop = sum(one.gflop for one in projections)
     megabytes = sum(one.megabytes for one in projections)
     return f"{text}; all {len(projections)} of `{name}`: {gflop:.3g} GFLOP and {megabytes:.3g} MB"
-
-
-def _state_of(graph: Graph, output: Value, inputs: Mapping[str, Value]) -> str:
-    """Return the input of which an output is a new version; empty if there is none."""
-    if output.name in inputs:
-        return output.name
-    seen: set[tuple[str, bool]] = set()
-    waiting = [(output, False)]  # a tensor, and whether a part of it was written over
-    while waiting:
-        value, written = waiting.pop()
-        if (value.name, written) in seen:
-            continue
-        seen.add((value.name, written))
-        given = inputs.get(value.name)
-        if given and written and (given.shape, given.dtype) == (output.shape, output.dtype):
-            return given.name
-        node = graph.producer(value)
-        if node is None or not node.tensors:
-            continue
-        writes = node.op in WRITES
-        places = WRITES.get(node.op, (0,) if node.op in MOVES else ())
-        old = (node.tensors[place] for place in places if place < len(node.tensors))
-        waiting += [(one, written or writes) for one in old]
-    return ""
-
-
-def weight_inputs(graph: Graph) -> frozenset[str]:
-    """Return the names of the inputs that are used as weights.
-
-    An input is a weight if it is multiplied by a computed tensor in a matmul without batch axes or in a
-    convolution. Cached keys and values are multiplied with the heads as batch axes. If two inputs are
-    multiplied by each other, such as the encoder's output and the weight of its keys, the weight is the one
-    that is a weight elsewhere, or else the one that is multiplied by fewer inputs, or else the second. A
-    floating-point input of rank 1 is a weight too, such as a bias. An input whose memory is reused for an
-    output is not: it is state.
-    """
-    vectors = (v for v in graph.inputs if len(v.shape or ()) == 1 and "float" in v.dtype)
-    found = {value.name for value in vectors}
-    pairs = list(_operands(graph))
-    found.update(left or right for left, right in pairs if not left or not right)
-    partners: dict[str, set[str]] = defaultdict(set)
-    both = [(left, right) for left, right in pairs if left and right]
-    for left, right in both:
-        partners[left].add(right)
-        partners[right].add(left)
-    for left, right in both:
-        if left not in found and right not in found:
-            found.add(left if len(partners[left]) < len(partners[right]) else right)
-    return frozenset(found - {"", *graph.aliases.values()})
-
-
-def _operands(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Yield the operands of each matmul and convolution: the name of the input that one is, or ""."""
-    sources = {value.name: value.name for value in graph.inputs}
-    for node in graph.nodes:
-        given = [sources.get(value.name, "") for value in node.tensors]
-        if node.op in LAYOUT_OPS and given and given[0]:
-            sources[node.output.name] = given[0]
-        if len(given) > 1 and _has_weight(node):
-            yield given[0], given[1]
-
-
-def _has_weight(node: Node) -> bool:
-    return node.op == "conv" or (node.op == "matmul" and not node.attributes.get("lhs_batch"))

@@ -1,6 +1,6 @@
 """Make the HLO modules of this folder again.
 
-    python tests/inspection/hlo/make.py
+    python tests/targets/aws_neuron/hlo/modules/make.py
 
 They were made with jax 0.10.2, which is installed with the extra `dev`. Another version may number the
 instructions in another way.

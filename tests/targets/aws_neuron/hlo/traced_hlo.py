@@ -3,32 +3,30 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whisperport.inspection.cost import contracted, cost_of
-from whisperport.inspection.graph import Graph, Node, Value
-from whisperport.inspection.read import read_graphs
-from whisperport.inspection.rules import RULES
+from whisperport.inspection.graph import Node, Value
 from whisperport.model.whisper import Whisper
 from whisperport.program.dims import Dims
-from whisperport.program.spec import Limit
 from whisperport.targets.aws_neuron import lowering, neuron_modules
 from whisperport.trace.variants import whisper_programs
 from whisperport.trace.whisper import Parts
 
-from ...published_dims import TURBO
-from . import micro_modules
+from ....published_dims import TURBO
+from .. import micro_modules
+from .hlo_checks import broken, copied_caches, projected_again
+from .read_hlo import Hlo, read_hlo
 
 
 @dataclass(frozen=True)
 class Traced:
     """A module as HLO."""
 
-    graph: Graph
+    hlo: Hlo
     names: tuple[str, ...]  # of torch's inputs and parameters, in the order of the HLO parameters
     resident: frozenset[str]  # the names that are parameters: they stay on the device
     audio: int  # T, positions of the encoder
@@ -37,7 +35,7 @@ class Traced:
     @cached_property
     def inputs(self) -> dict[str, Value]:
         """Torch's name -> parameter of the HLO module."""
-        return dict(zip(self.names, self.graph.inputs, strict=True))
+        return dict(zip(self.names, self.hlo.graph.inputs, strict=True))
 
     @property
     def per_token(self) -> dict[str, Value]:
@@ -46,14 +44,13 @@ class Traced:
 
     @property
     def flops(self) -> int:
-        return cost_of(self.graph).flops
+        return cost_of(self.hlo.graph).flops
 
 
-def read(folder: Path, module: bytes, names: Any, resident: Any, dims: Dims) -> Traced:
-    path = folder / "module.hlo.pb"
-    path.write_bytes(module)
-    (graph,) = read_graphs(path)
-    return Traced(graph, tuple(names), frozenset(resident), dims.n_audio_ctx, dims.n_text_state)
+def read(module: bytes, names: Any, resident: Any, dims: Dims) -> Traced:
+    return Traced(
+        read_hlo(module), tuple(names), frozenset(resident), dims.n_audio_ctx, dims.n_text_state
+    )
 
 
 def build(program: str, dims: Dims = TURBO) -> tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]:
@@ -93,37 +90,32 @@ def audio_projections(traced: Traced) -> list[str]:
             return False
         return (contracted(node), node.output.size) == (width, traced.audio * width)
 
-    return [node.name for node in traced.graph.nodes if is_one(node)]
+    return [node.name for node in traced.hlo.graph.nodes if is_one(node)]
 
 
 def caches_without_alias(traced: Traced) -> list[str]:
-    """Self-attention caches that no output is written to, and what rule WP603 finds."""
-    aliased = set(traced.graph.aliases.values())
+    """Self-attention caches that no output is written to, and those that are copied."""
+    aliased = set(traced.hlo.aliases.values())
     caches = {name: one for name, one in traced.inputs.items() if "self_" in name}
     missing = [name for name, one in caches.items() if one.name not in aliased]
-    return [*missing, *_found(traced, "WP603"), *([] if caches else ["there are no caches"])]
+    return [*missing, *copied_caches(traced.hlo), *([] if caches else ["there are no caches"])]
 
 
 def int64(traced: Traced) -> list[str]:
     """Inputs and results of 64 bits; a constant that is converted to 32 bits is none."""
-    values = [value for node in traced.graph.nodes for value in node.outputs]
+    values = [value for node in traced.hlo.graph.nodes for value in node.outputs]
     wide = ("int64", "uint64", "float64")
-    return [one.name for one in (*values, *traced.graph.inputs) if one.dtype in wide]
+    return [one.name for one in (*values, *traced.hlo.graph.inputs) if one.dtype in wide]
 
 
 def dynamic_shapes(traced: Traced) -> list[str]:
     """Shapes that are not static."""
-    return _found(traced, "WP204")
+    return broken(traced.hlo.graph, "WP204")
 
 
 def repeated_work(traced: Traced) -> list[str]:
     """What rules WP601 and WP602 find."""
-    return [*_found(traced, "WP601"), *_found(traced, "WP602")]
-
-
-def _found(traced: Traced, code: str) -> list[str]:
-    limit = Limit(rule=code, source="a test")
-    return [found.reason for found in RULES[code].check(traced.graph, limit)]
+    return [*projected_again(traced.hlo), *broken(traced.hlo.graph, "WP602")]
 
 
 CHECKS: dict[str, Callable[[Traced], list[str]]] = {

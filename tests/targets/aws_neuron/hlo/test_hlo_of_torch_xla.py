@@ -14,10 +14,10 @@ from filelock import FileLock
 
 from whisperport.targets.aws_neuron import neuron_modules
 
-from ...extent import EVERYTHING
-from ...inspection.hlo_file import MODULE
-from . import micro_modules
-from .torch_2_9 import TOOLS, environment
+from ....extent import EVERYTHING
+from .. import micro_modules
+from ..torch_2_9 import TOOLS, environment
+from .hlo_proto import MODULE
 from .traced_hlo import CHECKS, failures, read
 
 HERE = Path(__file__).parent
@@ -59,22 +59,22 @@ def _torch_xla(interpreter: Path) -> Path:
 
 @pytest.mark.parametrize("program", micro_modules.PROGRAMS)
 def test_what_pytorch_xla_traces_has_nothing_that_a_token_must_not_cost(
-    folder: Path, tmp_path: Path, program: str
+    folder: Path, program: str
 ) -> None:
     stated = json.loads((folder / f"{program}.json").read_text())
     names = stated["names"]
     resident = [name for name in names if not name.startswith("input ")]
     module = MODULE.FromString((folder / f"{program}.hlo.pb").read_bytes())
 
-    plain = read(tmp_path, module.SerializeToString(), names, resident, micro_modules.DIMS)
+    plain = read(module.SerializeToString(), names, resident, micro_modules.DIMS)
     for name, output in stated["aliases"].items():  # torch-neuronx states them like this
         entry = module.input_output_alias.entries.add(output_shape_index=[output])
         entry.parameter_number = names.index(name)
-    aliased = read(tmp_path, module.SerializeToString(), names, resident, micro_modules.DIMS)
+    aliased = read(module.SerializeToString(), names, resident, micro_modules.DIMS)
 
     if program in micro_modules.DECODERS:
         assert failures(plain) == {"caches_without_alias"}
-        assert len(aliased.graph.aliases) == 2 * micro_modules.LAYERS
+        assert len(aliased.hlo.aliases) == 2 * micro_modules.LAYERS
         assert failures(aliased) == set()
         assert {name for name in names if "cross_" in name[:6]} == {
             f"cross_{kind}.{layer}" for kind in "kv" for layer in range(micro_modules.LAYERS)
@@ -82,4 +82,4 @@ def test_what_pytorch_xla_traces_has_nothing_that_a_token_must_not_cost(
     else:
         assert CHECKS["int64"](plain) == CHECKS["dynamic_shapes"](plain) == []
         assert CHECKS["repeated_work"](plain) == []
-        assert len(aliased.graph.outputs) == 2 * micro_modules.LAYERS + (program == "encoder")
+        assert len(aliased.hlo.graph.outputs) == 2 * micro_modules.LAYERS + (program == "encoder")

@@ -7,7 +7,6 @@ that of PyTorch/XLA, which torch-neuronx is built on.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 from whisperport.program.dims import Dims
 from whisperport.targets.aws_neuron import neuron_modules
 
-from ...extent import EVERYTHING, core_or_all
-from ...hlo_of_torch import Lowered, lower
-from ...published_dims import TURBO
-from . import micro_modules
+from ....extent import EVERYTHING, core_or_all
+from ....published_dims import TURBO
+from .. import micro_modules
+from .hlo_of_torch import Lowered, lower
 from .traced_hlo import CHECKS, Traced, build, failures, named, read
 
 MICRO = replace(micro_modules.DIMS, n_text_layer=1)
@@ -36,20 +35,19 @@ def lowered(module: nn.Module, inputs: tuple[Tensor, ...], aliases: Mapping[str,
 
 
 def traced(
-    folder: Path,
     module: nn.Module,
     inputs: tuple[Tensor, ...],
     aliases: Mapping[str, int],
     dims: Dims = TURBO,
 ) -> Traced:
     made = lowered(module, inputs, aliases)
-    return read(folder, made.module, made.inputs, made.resident, dims)
+    return read(made.module, made.inputs, made.resident, dims)
 
 
 @pytest.fixture(scope="module")
-def turbo_step(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+def turbo_step() -> Traced:
     """The step of large-v3-turbo."""
-    return traced(tmp_path_factory.mktemp("turbo"), *build("step"))
+    return traced(*build("step"))
 
 
 class Projecting(nn.Module):
@@ -90,10 +88,8 @@ def test_a_token_of_turbo_moves_at_most_64_kb_to_the_device(turbo_step: Traced) 
     assert sum(state) == 2 * 4 * 1500 * 1280 * 4  # 61 MB that stay on the device
 
 
-def test_a_token_of_turbo_costs_39_gflop_less_than_with_projections(
-    turbo_step: Traced, tmp_path: Path
-) -> None:
-    unfixed = traced(tmp_path, *projecting(TURBO))
+def test_a_token_of_turbo_costs_39_gflop_less_than_with_projections(turbo_step: Traced) -> None:
+    unfixed = traced(*projecting(TURBO))
 
     saved = unfixed.flops - turbo_step.flops
 
@@ -109,10 +105,10 @@ def test_a_token_of_turbo_costs_39_gflop_less_than_with_projections(
 @pytest.mark.parametrize(
     "program", core_or_all(["prefill_4"], ["step_8", "step_4", "prefill_4", "align"])
 )
-def test_the_other_decode_programs_have_nothing_of_it_either(tmp_path: Path, program: str) -> None:
+def test_the_other_decode_programs_have_nothing_of_it_either(program: str) -> None:
     dims = TURBO if EVERYTHING else MICRO
 
-    assert failures(traced(tmp_path, *build(program, dims), dims)) == set()
+    assert failures(traced(*build(program, dims), dims)) == set()
 
 
 @pytest.mark.parametrize("program", core_or_all(["step_4"], list(micro_modules.PROGRAMS)))

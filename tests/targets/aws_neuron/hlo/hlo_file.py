@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from whisperport.inspection.read_hlo_proto import SCHEMA
-from whisperport.system.protobuf import message_class
+from .hlo_proto import MODULE
 
-FOLDER = Path(__file__).parent / "hlo"
+FOLDER = Path(__file__).parent / "modules"
 F32, S64, TUPLE = 11, 5, 13
-MODULE = message_class(SCHEMA, "Module")
 
 
 def stored(name: str) -> Any:
