@@ -105,6 +105,30 @@ def test_a_signal_lets_a_request_finish_and_a_half_open_connection_is_closed(
         server.post(CLIP.read_bytes())
 
 
+def test_what_is_not_http_is_answered_in_openais_shape_once(server: Server) -> None:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    head = b"HTTP/1.1\r\nhost: localhost\r\n"
+    answers = []
+
+    for first, next_one in (
+        (b"GET /\xff " + head + b"\r\n", b""),
+        (b"POST /none " + head + b"transfer-encoding: chunked\r\n\r\n", b"not a chunk\r\n"),
+    ):
+        with socket.create_connection(address) as client, client.makefile("rb") as received:
+            client.sendall(first)
+            answer = received.readline()
+            if next_one:
+                client.sendall(next_one)
+            answers.append(answer + received.read())
+
+    status, _, rest = answers[0].partition(b"\r\n")
+    error = json.loads(rest.partition(b"\r\n\r\n")[2])["error"]
+    assert (status, error["type"]) == (b"HTTP/1.1 400 Bad Request", "invalid_request_error")
+    assert answers[1].startswith(b"HTTP/1.1 404")
+    assert answers[1].count(b"HTTP/1.1") == 1
+    assert "warning" not in server.log.read_text()
+
+
 def test_a_second_signal_ends_the_server_at_once(server: Server) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.post, wav_of(300))

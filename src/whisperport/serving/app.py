@@ -8,7 +8,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from whisperport.serving.api_error import ApiError
 from whisperport.serving.guard import Guard
@@ -18,7 +19,7 @@ from whisperport.serving.service import Service
 from whisperport.serving.transcriptions import Endpoint
 from whisperport.serving.web_page import page_routes
 
-MESSAGES = {404: "Unknown URL", 405: "Method not allowed for this URL"}
+NOT_ALLOWED = "Method not allowed for this URL"
 
 
 def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
@@ -50,28 +51,31 @@ def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = MESSAGES.get(error.status_code, error.detail)
-        if error.status_code == 404 and (address := _meant(request.url.path, routes)):
-            message = f"{message}: the address is {address}"
+        message = NOT_ALLOWED if error.status_code == 405 else error.detail
         return ApiError(error.status_code, message, headers=error.headers).response()
+
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+        address = _meant(scope, routes)
+        raise ApiError(404, f"Unknown URL: the address is {address}" if address else "Unknown URL")
 
     handlers = {HTTPException: http_error}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # an unknown URL is a 404
+    app.router.default = not_found  # of a WebSocket too, which starlette closes without a reason
     return app
 
 
-def _meant(path: str, routes: Sequence[BaseRoute]) -> str | None:
+def _meant(scope: Scope, routes: Sequence[BaseRoute]) -> str | None:
     """Return the path that a client meant which has doubled or trailing slashes, or no or several /v1.
 
     It is told, not redirected: many clients repeat a POST that is redirected as a GET.
     """
-    parts = [part for part in path.split("/") if part]
+    parts = [part for part in scope["path"].split("/") if part]
     while parts[:1] == ["v1"]:
         parts.pop(0)
     rest = "/".join(parts)
-    known = [route for route in routes if isinstance(route, Route) and route.path != "/"]
-    for address in (f"/v1/{rest}", f"/{rest}"):
-        if any(route.path_regex.match(address) for route in known):
+    for address in (f"/v1/{rest}", f"/{rest}") if rest else ():
+        found = {**scope, "path": address}
+        if any(route.matches(found)[0] is not Match.NONE for route in routes):
             return address
     return None

@@ -18,6 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from whisperport.audio.decode import DamagedAudioWarning
 from whisperport.bundle import Bundle
 from whisperport.errors import UsageError, needs
+from whisperport.serving.api_error import ApiError
 from whisperport.serving.app import create_app
 from whisperport.serving.notify import notify
 from whisperport.serving.options import ServeOptions
@@ -239,6 +240,15 @@ class _Connection(_Piecewise, H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._first.cancel()  # it is another protocol's connection now
         super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in the shape of the application's errors, unless it has been answered."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = ApiError(400, msg, headers={"connection": "close"}).response()
+            head = h11.Response(status_code=400, headers=answer.raw_headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._first.cancel()

@@ -458,6 +458,32 @@ def test_a_connection_that_is_not_allowed_is_answered_before_it_begins(
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("path", "address"),
+    [
+        ("//v1/realtime", "/v1/realtime"),
+        ("/realtime/", "/v1/realtime"),
+        ("/v1/audio/transcriptions", None),
+    ],
+)
+def test_the_right_address_is_told_of_a_websocket_that_is_nearly_one(
+    path: str, address: str | None, transcriber: Transcriber
+) -> None:
+    async def test() -> None:
+        async with served(transcriber) as server:
+            with pytest.raises(InvalidStatus) as raised:
+                await connect(f"ws://127.0.0.1:{server.port}{path}")
+
+            answer = raised.value.response
+            message = json.loads(answer.body or b"")["error"]["message"]
+            assert answer.status_code == 404
+            assert message == (
+                f"Unknown URL: the address is {address}" if address else "Unknown URL"
+            )
+
+    run(test)
+
+
 def test_a_server_that_ends_sends_the_last_transcripts(transcriber: Transcriber) -> None:
     async def test() -> None:
         async with served(transcriber) as server:
