@@ -45,7 +45,7 @@ NOT_RUN = re.compile(
     r"^(make|pip|ray|source|scp|sudo|hailortcli|arecord|ffmpeg|python3? |cd )"
     r"|^whisperport live$|/shared/|openai/|my-audio|tiny-whisper-encoder"
     r"|talk\.|build/tiny|mine\.pt|(inputs|call)\.npz|encoder\.(onnx|xml)|words-hailo8l talk"
-    r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/|--record"
+    r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/|=sdk/|--record"
 )
 # Python that shows a part: its names are defined elsewhere.
 PARTS = re.compile(r"module\.eval\(\)|^torch\.save|greeting\.wav|trace\(\"decoder\", Logits")
