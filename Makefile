@@ -80,7 +80,7 @@ lock: $(VERSIONS)/uv/bin/uv
 	@$(VERSIONS)/uv/bin/python environments/lock.py
 
 bench: $(VENV)/.installed-dev
-	@$(BIN)/python benchmarks/programs.py
+	@$(BIN)/python -m benchmarks.speed.programs
 
 $(VERSIONS)/uv/bin/uv: | $(BIN)/python
 	@$(BIN)/python -m venv --clear $(VERSIONS)/uv
@@ -95,7 +95,7 @@ $(FAST)/.installed: $(LOCK) | $(BIN)/python
 # The peers have an environment of their own. A short run: make bench-peers OPTIONS=--quick
 PEERS := .venv-peers
 bench-peers: $(VENV)/.installed-dev $(PEERS)/.installed
-	@$(BIN)/python benchmarks/bench_peers.py $(OPTIONS)
+	@$(BIN)/python -m benchmarks.peers $(OPTIONS)
 
 # Another seed gives other inputs: make fuzz SEED=1 COUNT=100000
 COUNT ?= 20000

@@ -2,19 +2,19 @@
 
     python docs/make_readme.py
 
-Statuses follow from the recorded evidence, and times from the newest file of `benchmarks/bench_peers.py`.
+Statuses follow from the recorded evidence, and times from the results of `make bench-peers`.
 """
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from whisperport.targets import TARGETS
 from whisperport.verification.project_evidence import status_words
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+PEERS = ROOT / "benchmarks" / "results" / "peers.json"
 HOW_TO = "docs/how-to/"
 
 # Folder or module of `whisperport.targets` -> what it is, and the page to read.
@@ -80,7 +80,7 @@ def _statuses(folder: str) -> str:
 
 
 def _peers() -> str:
-    path, results = _newest()
+    results = json.loads(PEERS.read_text(encoding="utf-8"))
     measured = {
         (row["contender"], row["model"], row["case"]): row["ratio"] for row in results["rows"]
     }
@@ -91,16 +91,10 @@ def _peers() -> str:
     machine = results["machine"]
     note = (
         f"{machine['cpu']}, {machine['cores']} cores, {results['threads']} threads, "
-        f"{results['measured_on']}, `make bench-peers` ([results]({path.relative_to(ROOT)})).\n"
+        f"{results['measured_on']}, `make bench-peers` ([results]({PEERS.relative_to(ROOT)})).\n"
     )
     heading = f"| Time, relative to the first row | {' | '.join(CASES.values())} |\n"
     return heading + "|---" * (1 + len(CASES)) + "|\n" + "".join(rows) + "\n" + note
-
-
-def _newest() -> tuple[Path, dict[str, Any]]:
-    path = max((ROOT / "benchmarks" / "results").glob("peers_20*.json"))
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return path, found
 
 
 if __name__ == "__main__":

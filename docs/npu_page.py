@@ -1,4 +1,4 @@
-"""Generate the page of what NPU compilers made of the embedded model, from benchmarks/npu.py's results.
+"""Generate the page of what NPU compilers made of the embedded model, measured by benchmarks/chips/npu.py.
 
 python docs/npu_page.py
 """
@@ -11,13 +11,14 @@ from typing import Any
 
 from whisperport.targets import get_target
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "npu.json"
 PAGE = Path(__file__).parent / "reference" / "npu-compilers.md"
 
 HEAD = """\
 # NPU compilers: what they made of the embedded model
 
-For each chip whose compiler was installed on the measuring machine, `python benchmarks/npu.py` exported
+For each chip whose compiler was installed on the measuring machine, `python -m benchmarks.chips.npu`
+exported
 the model `default`, compiled it, and ran it in the vendor's simulator where there is one. No chip was
 used. Chips with equal results share a row.
 
@@ -42,7 +43,7 @@ COLUMNS = (
 
 def npu_page() -> str:
     """Return the page: a table of chips and precisions, and what was rejected with its reason."""
-    rows = sorted(_newest(), key=lambda row: (row["target"], row["precision"]))
+    rows = sorted(_recorded(), key=lambda row: (row["target"], row["precision"]))
     written = [row for row in rows if not row["refused"]]
     refused = [row for row in rows if row["refused"]]
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
@@ -71,9 +72,9 @@ def _joined(pairs: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...
     return {values: ", ".join(dict.fromkeys(names)) for values, names in found.items()}
 
 
-def _newest() -> list[dict[str, Any]]:
-    files = sorted(RESULTS.glob("npu_*.json"))
-    return list(json.loads(files[-1].read_text(encoding="utf-8"))["rows"]) if files else []
+def _recorded() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -150,4 +151,4 @@ def _sdk(target: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(npu_page(), encoding="utf-8")
-    print(PAGE.relative_to(RESULTS.parents[1]))
+    print(PAGE.relative_to(RESULTS.parents[2]))

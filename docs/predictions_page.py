@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "predictions.json"
 PAGE = Path(__file__).parent / "reference" / "predictions.md"
 
 HEAD = """\
@@ -30,7 +30,7 @@ same program. The programs are models of other libraries, small and with random 
 
 def predictions_page() -> str:
     """Return the page: recall and precision of each target, each program, and each wrong prediction."""
-    result = _newest()
+    result = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = [row for row in result["rows"] if "failed" not in row]
     targets = list(dict.fromkeys(row["target"] for row in result["rows"]))
     lines = [
@@ -115,12 +115,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
     predicted = row["predicted_subgraphs"]
     real = f"{row['subgraphs']} ({'-' if predicted is None else predicted})"
     return [" / ".join(map(str, counts)), real]
-
-
-def _newest() -> dict[str, Any]:
-    path = max(RESULTS.glob("third_party_truth_*.json"))
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 if __name__ == "__main__":

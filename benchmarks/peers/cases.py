@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from chunks import GAPS, made
-from peers.contenders import AUDIO, FILES, FORCED, LONG
 
 from whisperport.audio import SAMPLE_RATE, load_audio
 from whisperport.bench.transcribing import default_audio
 from whisperport.verification.clips import shipped_audio
+
+from ..speed.chunks import GAPS, made
+from .contenders import AUDIO, FILES, FORCED, LONG
 
 WINDOW_S = 30
 LONGEST_FILE_S = 12.0

@@ -8,11 +8,11 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from peers.cases import Case
-from peers.contenders import OURS
-from peers.process import FailedError, Process
-
 from whisperport.verification import text_errors
+
+from .cases import Case
+from .contenders import OURS
+from .process import FailedError, Process
 
 SETTLE_S = 0.3  # before each measurement: threads of the previous contender stop waiting actively
 LEAST_ROUNDS = 3
@@ -69,15 +69,12 @@ def row_of(name: str, found: Sequence[Row], base: Sequence[Row] | None, case: Ca
         "peak_mib": peak(found),
         "ratio": base and median_ratio(found, base, "wall_s"),
         "cpu_ratio": base and median_ratio(found, base, "cpu_s"),
-        "rounds": [
-            {key: answer[key] for key in ("wall_s", "cpu_s", "peak_mib")} for answer in found
-        ],
     }
     if case.tokens is not None:
         return row | {"tokens": found[-1]["tokens"]}
     texts = found[-1]["texts"]
     errors = reduce(add, map(text_errors, texts, case.texts))
-    return row | {"wer": errors.rate, "texts": texts}
+    return row | {"wer": errors.rate}
 
 
 def median(found: Sequence[Row], what: str) -> float:
@@ -123,7 +120,7 @@ def measure_start(
     measured = {name: found for name, found in laps.items() if name not in failures}
     rows = []
     for name, found in measured.items():
-        row: Row = {"contender": name, "rounds": found}
+        row: Row = {"contender": name}
         for part in ("import", "load", "first", "total"):
             mine = [lap[part] for lap in found]
             row[part] = {clock: median(mine, clock) for clock in ("wall_s", "cpu_s")}

@@ -10,18 +10,12 @@ This runs in whisperport's own environment, and in a process of its own: its mem
 import argparse
 import json
 import shutil
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import safetensors.torch
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the other benchmarks
-
-from memory import random_checkpoint
-from peers.contenders import ALL_BF16, AUTO, COARSE, ENCODER, IN_BF16, IN_W8
 
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
@@ -32,6 +26,9 @@ from whisperport.exporting.model_bundle import bundle_of
 from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
+
+from ..models import random_checkpoint
+from .contenders import ALL_BF16, AUTO, COARSE, ENCODER, IN_BF16, IN_W8
 
 EMBEDDED = "embedded"
 BATCH = 8

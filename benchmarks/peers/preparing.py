@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.contenders import Contender
+from .contenders import Contender
 
 HERE = Path(__file__).parent
 SHARED = ("huggingface", "openai.pt")  # what every conversion begins with
@@ -28,7 +28,15 @@ def prepare(
     for target in sorted(targets):
         if not (folder / target).exists() or not all((folder / name).exists() for name in SHARED):
             print(f"writing {model} for {target}", file=sys.stderr)
-            command = [sys.executable, HERE / "models.py", model, folder, "--target", target]
+            command = [
+                sys.executable,
+                "-m",
+                f"{__package__}.models",
+                model,
+                folder,
+                "--target",
+                target,
+            ]
             failure = failure_of(command)
             reasons |= {
                 c.name: failure for c in contenders if c.is_ours and c.target == target and failure

@@ -8,7 +8,7 @@ from pathlib import Path
 from select import select
 from typing import Any
 
-from peers.contenders import Contender
+from .contenders import Contender
 
 WORKER = Path(__file__).with_name("worker.py")
 ANSWER_S = 900.0  # longest time to wait for an answer, in seconds

@@ -1,4 +1,4 @@
-"""Print the results of `bench_peers.py` as tables of at most 100 columns."""
+"""Print the results of this comparison as tables of at most 100 columns."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -6,7 +6,7 @@ time with the expected one. Compared is the correlation of the values' deviation
 channels: with the expected output, with what simulated 8-bit encoders compute by several recipes, and with
 the same for other inputs. A file has the error of a simulation if both agree in what the exact output does
 not explain. Outputs for other inputs agree there by less than 0.36, and those of 20 quantizers that round
-what the recipe rounds by 0.44 to 0.95 (benchmarks/coarse_diagnosis.py).
+what the recipe rounds by 0.44 to 0.95 (benchmarks/answers/coarse_diagnosis.py).
 """
 
 import math

@@ -6,8 +6,8 @@ Memory and time are estimates:
     time        = base + seconds per GB · weights
 
 Each target's spec has its constants. They are fitted to exports of complete models with random weights, on
-one thread of an AMD EPYC with torch 2.13 and executorch 1.5.1 (benchmarks/export_cost.py). Memory is the
-peak of the resident memory, and time is CPU time:
+one thread of an AMD EPYC with torch 2.13 and executorch 1.5.1 (benchmarks/memory/export_cost.py). Memory is
+the peak of the resident memory, and time is CPU time:
 
     sizes of   weights   onnxruntime      xnnpack
     tiny        151 MB   1.1 GB   32 s    1.3 GB   69 s

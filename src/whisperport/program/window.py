@@ -9,7 +9,7 @@ from whisperport.system.option import Option
 
 Padding = Literal["none", "features", "keys-and-values", "silence"]
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
-DEFAULT_PADDING: Padding = "silence"  # chosen by benchmarks/short_windows.py
+DEFAULT_PADDING: Padding = "silence"  # chosen by benchmarks/words/short_windows.py
 SHORTEST_S = 1.0  # a shorter window holds hardly a word
 USUAL = 1500  # positions of the window of every checkpoint of OpenAI
 LONGEST = LARGEST["n_audio_ctx"]

@@ -13,7 +13,7 @@ import numpy as np
 
 from whisperport.runtime.cache import Floats
 
-SHORT_WINDOW_PENALTY = 1.1  # measured: no window of 5 s loops; benchmarks/short_windows.py
+SHORT_WINDOW_PENALTY = 1.1  # measured: no window of 5 s loops; benchmarks/words/short_windows.py
 
 
 def penalize_repetition(logits: Floats, text: Sequence[int], penalty: float) -> None:

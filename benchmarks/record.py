@@ -1,0 +1,75 @@
+"""Keep the latest result of a benchmark in `results/NAME.json`; git's history has the older ones."""
+
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from whisperport.verification import machine
+
+RESULTS = Path(__file__).parent / "results"
+DIGITS = 5  # significant ones of a figure; the noise of every measurement is larger
+WIDTH = 400  # characters; a shorter value is one line
+
+
+def record(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write a result, with the date, the command and the machine; return the file."""
+    circumstances = {
+        "measured_on": datetime.date.today().isoformat(),
+        "command": _command(),
+        "machine": machine(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(compact(circumstances | dict(result)) + "\n", encoding="utf-8")
+    return path
+
+
+def recorded(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """Read the latest result; empty if there is none."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return {}
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def compact(result: Any) -> str:
+    """Return JSON with rounded figures, in which a record is one line."""
+    return "\n".join(_lines(_rounded(result)))
+
+
+def _command() -> str:
+    """Return the command that runs this process, as it is typed in the project's folder."""
+    module = sys.modules["__main__"].__spec__
+    name = module.name.removesuffix(".__main__") if module else Path(sys.argv[0]).name
+    return shlex.join(["python", "-m", name, *sys.argv[1:]])
+
+
+def _lines(value: Any) -> Iterator[str]:
+    line = json.dumps(value, ensure_ascii=False)
+    if len(line) <= WIDTH or not isinstance(value, list | dict):
+        yield line
+        return
+    opening, closing = "[]" if isinstance(value, list) else "{}"
+    members = [("", item) for item in value] if isinstance(value, list) else list(value.items())
+    yield opening
+    for number, (key, item) in enumerate(members, 1):
+        rows = list(_lines(item))
+        if opening == "{":
+            rows[0] = f"{json.dumps(key, ensure_ascii=False)}: {rows[0]}"
+        if number < len(members):
+            rows[-1] += ","
+        yield from (f" {row}" for row in rows)
+    yield closing
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,111 @@
+"""Each benchmark is named where a reader looks for it, can be started, and keeps one short result."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from .pages import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+SCRIPTS = sorted(
+    path.relative_to(BENCHMARKS).as_posix()
+    for path in BENCHMARKS.glob("*/*.py")
+    if path.parent.name != "peers" or path.name == "__main__.py"
+)
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in BENCHMARKS.rglob("*.py"))
+LARGEST = 600_000  # bytes of all results
+OURS = {"whisperport": ROOT / "src", "tests": ROOT, "fuzz": ROOT, "benchmarks": ROOT}
+
+
+def imported(path: Path) -> list[tuple[str, str]]:
+    """Return each module of ours that a file imports from, with each name."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            module = ".".join([*above, *(node.module or "").split(".")]).strip(".")
+            if module.split(".")[0] in OURS:
+                found += [(module, alias.name) for alias in node.names]
+    return found
+
+
+def defines(module: str, name: str) -> bool:
+    """Say whether a module has a name, without importing it."""
+    path = OURS[module.split(".")[0]].joinpath(*module.split("."))
+    if (path / f"{name}.py").exists() or (path / name).is_dir():
+        return True
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.exists():
+        return False
+    text = file.read_text(encoding="utf-8")
+    if "def __getattr__" in text:  # names that are loaded when they are used
+        return f'"{name}"' in text or re.search(rf"\b{name}\b", text) is not None
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return name in names
+
+
+def test_the_readme_names_each_script_and_only_those():
+    table = (BENCHMARKS / "README.md").read_text(encoding="utf-8").partition("## The scripts")[2]
+    rows = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| [")]
+
+    named = [link for row in rows for link in re.findall(r"\]\((\w+/\w+\.py)\)", row)]
+
+    assert sorted(named) == SCRIPTS
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_benchmark_imports_exists(module):
+    lost = [pair for pair in imported(ROOT / module) if not defines(*pair)]
+
+    assert lost == []
+
+
+def test_a_name_that_does_not_exist_is_found():
+    assert defines("whisperport.audio.suffixes", "AUDIO_SUFFIXES")
+    assert not defines("whisperport.audio.suffixes", "SUFFIXES")
+    assert not defines("whisperport.audio.no_module", "SUFFIXES")
+
+
+def test_the_results_are_short_and_each_is_cited():
+    pages = [path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")]
+    pages += [
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/README.md")
+    ]
+    files = sorted(RESULTS.iterdir())
+    read = {"npu.json", "predictions.json"}  # by the scripts that generate their pages
+
+    cited = {file.name for file in files if any(f"results/{file.name}" in page for page in pages)}
+
+    assert {file.name for file in files} == cited | read
+    assert sum(file.stat().st_size for file in files) <= LARGEST
+
+
+def test_a_result_has_one_line_per_record_and_its_circumstances(tmp_path):
+    from benchmarks.record import record, recorded
+
+    rows = [
+        {"program": f"program {number}", "ms": 1.23456789, "runs": number} for number in range(20)
+    ]
+
+    path = record("speed", {"rows": rows}, tmp_path)
+
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert sum(line.startswith('  {"program": ') for line in lines) == len(rows)
+    assert recorded("speed", tmp_path)["rows"][3] == {
+        "program": "program 3",
+        "ms": 1.2346,
+        "runs": 3,
+    }
+    assert {"measured_on", "command", "machine"} <= set(recorded("speed", tmp_path))
+    assert recorded("words", tmp_path) == {}
