@@ -14,8 +14,8 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.mediatek import neuronrt
 from whisperport.targets.mediatek.chips import CHIPS
 from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
+from whisperport.targets.mediatek.neuronrt import NeuronrtRunner
 from whisperport.targets.mediatek.options import RunOptions
-from whisperport.targets.mediatek.runtime import load_dlas
 
 from ...processes import has_ended
 
@@ -87,8 +87,7 @@ def runner(command: str, tmp_path: Path, model: str = "small", **options: Any) -
     dla = tmp_path / "encoder.dla"
     dla.write_bytes(HEADER + source.read_bytes())
     chosen = RunOptions(neuronrt=command, **options)
-    loaded = load_dlas(CHIP, [SPEC], {"encoder": dla}, chosen, {"encoder": io_of(source)})
-    return loaded["encoder"]
+    return NeuronrtRunner(CHIP.name, SPEC, dla, io_of(source), chosen)
 
 
 def test_a_float_program_returns_what_the_tflite_returns(command, tmp_path):
@@ -199,7 +198,7 @@ def test_a_missing_command_says_where_to_get_it(tmp_path):
     options = RunOptions(neuronrt=str(tmp_path / "absent"))
 
     with pytest.raises(MissingPackageError, match="is not installed") as caught:
-        load_dlas(CHIP, [SPEC], {"encoder": tmp_path / "x.dla"}, options)
+        NeuronrtRunner(CHIP.name, SPEC, tmp_path / "x.dla", DeviceIo.of_spec(SPEC), options)
     assert f"{CHIP.name}.neuronrt=PATH" in caught.value.hint
 
 

@@ -10,8 +10,8 @@ value. This project has never run it: tests compare calls and files with this he
 
 Every call starts a process, loads the program and copies all inputs through files. One board's users
 measured 195 ms per call where the inference itself takes 134 ms, with another model. This is acceptable for
-programs that run once per window, such as the encoder. For the program that runs once per token, use the
-library.
+programs that run once per window, such as the encoder; a program that runs once per token pays it for
+each token.
 """
 
 import os

@@ -28,38 +28,22 @@ class RunOptions(EmulationOptions):
         UsageError: a number is out of its range.
     """
 
-    api: Annotated[
-        Literal["command", "library"],
-        Option(
-            "command starts neuronrt for every call; library loads each program once through the Neuron "
-            "runtime library, which suits programs that run once per token"
-        ),
-    ] = "command"
-    neuronrt: Annotated[str, Option("Name or path of the neuronrt command, for api=command")] = (
-        "neuronrt"
-    )
-    library: Annotated[
-        Path | None,
-        Option(
-            "Path of the Neuron runtime library, for api=library; the default is the system's "
-            "libneuronusdk_runtime.mtk.so or libneuron_runtime.so"
-        ),
-    ] = None
+    neuronrt: Annotated[str, Option("Name or path of the neuronrt command")] = "neuronrt"
     timeout: Annotated[
         int,
-        Option("Time limit in seconds of one neuronrt call, for api=command", low=1, high=3600),
+        Option("Time limit in seconds of one neuronrt call", low=1, high=3600),
     ] = 60
     files: Annotated[
         Path | None,
         Option(
-            "Folder that keeps the raw input and output files of each program's last call, for api=command "
-            "and `whisperport verify --device-output`"
+            "Folder that keeps the raw input and output files of each program's last call, for "
+            "`whisperport verify --device-output`"
         ),
     ] = None
     boost: Annotated[
         int | None,
         Option(
-            "Boost value of the NPU's clock (neuronrt's -b), for api=command; the default passes none",
+            "Boost value of the NPU's clock (neuronrt's -b); the default passes none",
             low=0,
             high=100,
         ),

@@ -193,14 +193,21 @@ class Genio(CompiledTarget):
     def load_compiled(
         self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
-        from whisperport.targets.mediatek.runtime import load_dlas
+        """Load programs for `neuronrt` on this board, which this project has never run on one."""
+        from whisperport.targets.mediatek.neuronrt import NeuronrtRunner
 
         io = {
             entry.spec.name: DeviceIo.from_json(entry.facts.others[DEVICE_IO], entry.spec)
             for entry in entries
             if DEVICE_IO in entry.facts.others
         }
-        return load_dlas(self.chip, [entry.spec for entry in entries], files, options, io)
+        name = self.spec.name
+        return {
+            spec.name: NeuronrtRunner(
+                name, spec, files[spec.name], io.get(spec.name) or DeviceIo.of_spec(spec), options
+            )
+            for spec in (entry.spec for entry in entries)
+        }
 
     def _checked(self, path: Path, spec: ProgramSpec) -> ProgramFacts:
         """Check the operators of a .tflite file, and describe the file for the program's entry.
