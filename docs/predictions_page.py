@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "predictions.json"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "predictions.json"
 PAGE = Path(__file__).parent / "reference" / "predictions.md"
 
 HEAD = """\
@@ -29,7 +30,7 @@ same program. The programs are models of other libraries, small and with random 
 
 
 def predictions_page() -> str:
-    """Return the page: recall and precision of each target, each program, and each wrong prediction."""
+    """Return the page: recall and precision of each target, and each wrong prediction."""
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = [row for row in result["rows"] if "failed" not in row]
     targets = list(dict.fromkeys(row["target"] for row in result["rows"]))
@@ -54,9 +55,7 @@ def predictions_page() -> str:
         text += "".join(
             f"- `{r['target']}`, {r['program']}: {r['failed']}: {r['why']}\n" for r in failed
         )
-    text += "\n## Each program\n\nThe three numbers are compute nodes: predicted and not delegated, all "
-    text += "that were not delegated, and all that were predicted.\n\n"
-    return text + _programs(rows, targets)
+    return text + f"\nEach program is in the [results](../../{RESULTS.relative_to(ROOT)}).\n"
 
 
 def _total(name: str, rows: list[dict[str, Any]]) -> str:
@@ -95,26 +94,6 @@ def _wrong(rows: list[dict[str, Any]], explained: dict[str, str]) -> str:
     head = "| Target | Program | Nodes | What | Operator | Why |\n|---|---|---|---|---|---|\n"
     cells = ((a, b, str(n), *rest) for (a, b, *rest), n in lines.items())
     return head + "".join(f"| {' | '.join(one)} |\n" for one in cells)
-
-
-def _programs(rows: list[dict[str, Any]], targets: list[str]) -> str:
-    head = "| Program | " + " | ".join(f"`{t}` | subgraphs (predicted)" for t in targets) + " |\n"
-    head += "|---" * (1 + 2 * len(targets)) + "|\n"
-    found = {(row["program"], row["target"]): row for row in rows}
-    for name in dict.fromkeys(row["program"] for row in rows):
-        cells = [name]
-        for target in targets:
-            row = found.get((name, target))
-            cells += _cells(row) if row else ["not compared", ""]
-        head += f"| {' | '.join(cells)} |\n"
-    return head
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    counts = (row["compute"][key] for key in ("right", "undelegated", "predicted"))
-    predicted = row["predicted_subgraphs"]
-    real = f"{row['subgraphs']} ({'-' if predicted is None else predicted})"
-    return [" / ".join(map(str, counts)), real]
 
 
 if __name__ == "__main__":
