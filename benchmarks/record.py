@@ -1,4 +1,4 @@
-"""Keep the latest result of a benchmark in `results/NAME.json`; git's history has the older ones."""
+"""Keep the latest result of each benchmark in `results/QUESTION.json`; git's history has the older ones."""
 
 import datetime
 import json
@@ -15,26 +15,38 @@ DIGITS = 5  # significant ones of a figure; the noise of every measurement is la
 WIDTH = 400  # characters; a shorter value is one line
 
 
-def record(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Write a result, with the date, the command and the machine; return the file."""
+def record(question: str, name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Keep a result beside those that answer the same question; return their file.
+
+    Args:
+        question: folder of the benchmark, and name of the file.
+        name: of the result in the file; an earlier one of this name is replaced.
+        result: what was measured. The date, the command and the machine are added.
+        folder: where the files are.
+    """
     circumstances = {
         "measured_on": datetime.date.today().isoformat(),
         "command": _command(),
         "machine": machine(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(compact(circumstances | dict(result)) + "\n", encoding="utf-8")
+    path = folder / f"{question}.json"
+    results = _read(path) | {name: circumstances | dict(result)}
+    path.write_text(compact(results) + "\n", encoding="utf-8")
     return path
 
 
-def recorded(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """Read the latest result; empty if there is none."""
-    path = folder / f"{name}.json"
+def recorded(question: str, name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """Read the latest result of this name; empty if there is none."""
+    result: dict[str, Any] = _read(folder / f"{question}.json").get(name, {})
+    return result
+
+
+def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return result
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return results
 
 
 def compact(result: Any) -> str:

@@ -80,7 +80,7 @@ def _statuses(folder: str) -> str:
 
 
 def _peers() -> str:
-    results = json.loads(PEERS.read_text(encoding="utf-8"))
+    results = json.loads(PEERS.read_text(encoding="utf-8"))["peers"]
     measured = {
         (row["contender"], row["model"], row["case"]): row["ratio"] for row in results["rows"]
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from whisperport.targets import get_target
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "npu.json"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "chips.json"
 PAGE = Path(__file__).parent / "reference" / "npu-compilers.md"
 
 HEAD = """\
@@ -73,7 +73,7 @@ def _joined(pairs: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...
 
 
 def _recorded() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["npu"]["rows"]
     return rows
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "predictions.json"
+RESULTS = ROOT / "benchmarks" / "results" / "answers.json"
 PAGE = Path(__file__).parent / "reference" / "predictions.md"
 
 HEAD = """\
@@ -31,7 +31,7 @@ same program. The programs are models of other libraries, small and with random 
 
 def predictions_page() -> str:
     """Return the page: recall and precision of each target, and each wrong prediction."""
-    result = json.loads(RESULTS.read_text(encoding="utf-8"))
+    result = json.loads(RESULTS.read_text(encoding="utf-8"))["predictions"]
     rows = [row for row in result["rows"] if "failed" not in row]
     targets = list(dict.fromkeys(row["target"] for row in result["rows"]))
     lines = [

@@ -13,7 +13,7 @@ fourth of the error or more, naming it or not is right. So is `saturated`, if th
 exceeds the range of the right one. `--known` also gives the output of the 8-bit program here to each
 diagnosis, as `--simulated` does.
 
-Outputs are kept in `--work`. Writes `results/coarse_diagnosis.json` and prints tables.
+Outputs are kept in `--work`. Writes `results/answers.json` and prints tables.
 """
 
 import argparse
@@ -317,7 +317,7 @@ def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
         "load": os.getloadavg(),
         "versions": versions(PACKAGES),
     }
-    record("coarse_diagnosis_known" if chosen.known else "coarse_diagnosis", result)
+    record("answers", "coarse_diagnosis_known" if chosen.known else "coarse_diagnosis", result)
     for name in ("all", "own", "held_out"):
         print(name, json.dumps(result[name]))
 

@@ -7,7 +7,7 @@ them, with random weights), a pair of formats, and one fault in one node of one 
 weight, a swapped axis, a wrong epsilon, or a quantized layer. `compare` is right if the layer that it names
 is the module of this node. A fault that changes the outputs by less than 1e-5 of their size is drawn again.
 One of twelve cases has no fault; then no layer may be named. FOLDER keeps the exported programs for another
-run. Writes `results/compare_seed_SEED.json`, and prints every answer.
+run. Writes `results/answers.json`, and prints every answer.
 """
 
 import argparse
@@ -641,7 +641,7 @@ def write(cases: list[Case], chosen: argparse.Namespace) -> None:
         "versions": versions(("torch", "onnx", "onnxruntime", "ai-edge-litert", "transformers")),
         "right_of": counted(cases),
     }
-    record(f"compare_seed_{chosen.seed}", result)
+    record("answers", f"compare_seed_{chosen.seed}", result)
 
 
 if __name__ == "__main__":

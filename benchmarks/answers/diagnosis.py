@@ -4,7 +4,7 @@
 
 The cases are those of `tests/diagnosis_cases`: outputs of the embedded model and of models with random
 weights, in files that a simulated device and script wrote, with no, one or two mistakes. Writes
-`results/diagnosis.json`, and prints precision and recall of every cause, what was confused, and the
+`results/answers.json`, and prints precision and recall of every cause, what was confused, and the
 time of a case. Interrupted with Ctrl-C, it writes the result of the first cases, without a gap.
 """
 
@@ -106,7 +106,7 @@ def write(outcomes: Sequence[Outcome], chosen: argparse.Namespace) -> None:
         "versions": versions(("whisperport", "numpy")),
         "processes": chosen.processes,
     }
-    record("diagnosis", result)
+    record("answers", "diagnosis", result)
     print_tables(score, outcomes, result)
 
 

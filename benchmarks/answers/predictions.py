@@ -10,7 +10,7 @@ operations, lookups, and those whose cost is not known; the others only move dat
     recall       predicted nodes among those that are not delegated
     precision    nodes that are not delegated among those predicted
 
-Needs torchvision and timm beside whisperport's own packages. Writes `results/predictions.json`.
+Needs torchvision and timm beside whisperport's own packages. Writes `results/answers.json`.
 """
 
 import argparse
@@ -291,7 +291,7 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
         "explained": EXPLAINED,
         "versions": versions(packages),
     }
-    record("predictions", result)
+    record("answers", "predictions", result)
 
 
 if __name__ == "__main__":

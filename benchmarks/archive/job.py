@@ -12,7 +12,6 @@ Writes `results/archive.json`, a member per command, and prints it. The model is
 """
 
 import argparse
-import datetime
 import os
 import random
 import shutil
@@ -53,13 +52,13 @@ from whisperport.archive.schema import schema
 from whisperport.archive.worker import Worker
 from whisperport.audio.suffixes import AUDIO_SUFFIXES
 from whisperport.exporting.model_bundle import bundle_of
-from whisperport.verification import machine, text_errors, versions
+from whisperport.verification import text_errors, versions
 
 from ..peers.contenders import Contender
 from ..peers.engines.whisperport_engine import GREEDY
 from ..peers.measuring import in_turn
 from ..peers.process import Process
-from ..record import compact, record, recorded
+from ..record import compact, record
 
 ENGLISH = DecodeOptions(language="en")
 WORKERS = 2
@@ -81,15 +80,13 @@ def main() -> None:
     clips = [path for path in files if path.suffix.lower() in AUDIO_SUFFIXES][: chosen.count]
     with tempfile.TemporaryDirectory() as folder:
         found = COMMANDS[chosen.command](clips, Path(folder))
-    record(chosen.command, {"clips": len(clips), **found})
+    keep(chosen.command, {"clips": len(clips), **found})
 
 
 def keep(command: str, found: dict[str, Any]) -> None:
-    """Keep the result of a command beside those of the others, and print it."""
-    of = versions(["whisperport", "onnxruntime", "pyarrow"])
-    today = datetime.date.today().isoformat()
-    dated = {"measured_on": today, "machine": machine(), "versions": of} | found
-    record("archive", {"commands": recorded("archive").get("commands", {}) | {command: dated}})
+    """Keep the result of a command, and print it."""
+    packages = versions(["whisperport", "onnxruntime", "pyarrow"])
+    record("archive", command, {"versions": packages, **found})
     print(compact(found))
 
 

@@ -4,7 +4,7 @@
 
 Needs the extra `ray`; BUNDLE is a folder. Each node has one core, so on a machine of two cores only the
 second part, two actors or two processes on files of 30 s, measures time. The CPU time is that of all
-processes of Ray too. Writes `results/archive_ray.json`.
+processes of Ray too. Writes `results/archive.json`.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
         if "overhead" in chosen.parts:
             found["overhead"] = overhead(clips, chosen.bundle, Path(folder))
     found["versions"] = versions(["whisperport", "onnxruntime", "ray"])
-    record("archive_ray", recorded("archive_ray") | found)
+    record("archive", "ray_cluster", recorded("archive", "ray_cluster") | found)
     print(compact(found))
 
 

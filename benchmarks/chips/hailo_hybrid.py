@@ -13,7 +13,7 @@ without cache and a CPU with one.
 
 Word errors: the embedded model exported for `hailo8` with the window that is known to compile, compared
 with the window of 30 s, on the speech of `words/short_windows.py`. Writes
-`results/hailo_hybrid.json`.
+`results/chips.json`.
 """
 
 import argparse
@@ -184,7 +184,7 @@ def write(speed: dict[str, Any], words: dict[str, Any], options: argparse.Namesp
         "threads": options.threads,
         "versions": versions(("whisperport", "torch", "onnxruntime", "numpy")),
     }
-    record("hailo_hybrid", result)
+    record("chips", "hailo_hybrid", result)
 
 
 if __name__ == "__main__":

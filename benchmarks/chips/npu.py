@@ -11,7 +11,7 @@ the others are placed on the chip's fallback target. Toolchains in interpreters 
 With `--work`, finished stages are kept in that folder: after an interruption, the same command continues.
 A row of which a stage was already finished has no seconds.
 
-Writes `results/npu.json` after every chip; chips that are not run again keep their rows.
+Writes `results/chips.json` after every chip; chips that are not run again keep their rows.
 `python docs/npu_page.py` makes docs/reference/npu-compilers.md from it.
 Seconds are those of the compiler and the simulator on this machine, never of a chip.
 """
@@ -52,14 +52,14 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     checkpoint = load_checkpoint("default")
-    rows = recorded("npu").get("rows", [])
+    rows = recorded("chips", "npu").get("rows", [])
     with stages() as progress:
         for target, precision in _asked(chosen.target, chosen.precision):
             how = _export_options(target, precision, chosen.program or [])
             kept = chosen.work and chosen.work / f"{target.spec.name}-{precision}"
             row = _measured(checkpoint, target, precision, how, chosen.clips, kept, progress)
             rows = [one for one in rows if _key(one) != _key(row)] + [row]
-            record("npu", {"rows": rows})
+            record("chips", "npu", {"rows": rows})
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str]:

@@ -5,7 +5,7 @@
 Checkpoints with Whisper's sizes and random weights are written to `--work` as folders in float32, as
 transformers saves them. Their values fit float16, as those of the published checkpoints do. Each export
 runs in a separate process. With random weights, decoding runs until the token limit. Memory is Linux's
-resident memory, which includes mapped pages of the checkpoint. Writes `results/export_cost.json` and
+resident memory, which includes mapped pages of the checkpoint. Writes `results/memory.json` and
 prints a table. To measure another version, set PYTHONPATH to its `src`.
 """
 
@@ -190,9 +190,9 @@ def show(row: dict[str, Any]) -> None:
 def save(rows: list[dict[str, Any]]) -> None:
     """Keep the rows beside those of other sizes and targets."""
     measured = {(row["size"], row["target"]) for row in rows}
-    known = recorded("export_cost").get("rows", [])
+    known = recorded("memory", "export_cost").get("rows", [])
     others = [row for row in known if (row["size"], row["target"]) not in measured]
-    print(record("export_cost", {"what": "cost of an export", "rows": others + rows}))
+    print(record("memory", "export_cost", {"what": "cost of an export", "rows": others + rows}))
 
 
 if __name__ == "__main__":

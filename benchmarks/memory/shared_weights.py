@@ -7,7 +7,7 @@ Bundles with Whisper's sizes and random float16 weights are exported to `--work`
 is the resident memory of a new process minus that before loading. A window has 30 s, a prompt of 200
 tokens, 30 steps, and word timestamps. Times of programs are CPU time on one
 thread; separate and shared take turns, so that other load on the machine affects both alike. Writes
-`results/memory_TARGET.json` and prints tables.
+`results/memory.json` and prints tables.
 """
 
 import argparse
@@ -207,7 +207,7 @@ def save(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> None:
             ("whisperport", chosen.target.replace("xnnpack", "executorch"), "numpy")
         ),
     }
-    record(f"memory_{chosen.target}", result)
+    record("memory", f"memory_{chosen.target}", result)
 
 
 if __name__ == "__main__":

@@ -55,14 +55,14 @@ def main() -> None:
         for model in chosen.models:
             for rows in measured(model, chosen):
                 result["rows"] += [{"model": model} | row for row in rows]
-                record(name, result, chosen.out)
+                record("peers", name, result, chosen.out)
         if EMBEDDED in chosen.models:
             result["start_up"] = start_up(chosen)
-            record(name, result, chosen.out)
+            record("peers", name, result, chosen.out)
     except KeyboardInterrupt:
         print("interrupted; the results of the finished cases are kept", file=sys.stderr)
     print_tables(result)
-    print(f"\n{record(name, result, chosen.out)}")
+    print("", record("peers", name, result, chosen.out), sep="\n")
 
 
 def arguments() -> argparse.Namespace:

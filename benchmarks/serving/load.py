@@ -66,7 +66,9 @@ def main() -> None:
         print(f"{part}: {json.dumps(found[part])}", flush=True)
     result = {"model": chosen.model, "serve": chosen.serve, "versions": versions(PACKAGES)} | found
     name = "serving_no_batch" if "--no-batch" in chosen.serve else "serving"
-    record(name, recorded(name) | result)  # keeps the parts that were not measured
+    record(
+        "serving", name, recorded("serving", name) | result
+    )  # keeps the parts that were not measured
     sys.exit(any(part.get("different") for part in found.values()))
 
 

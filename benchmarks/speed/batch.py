@@ -206,7 +206,7 @@ def save(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> None:
         "rows": rows,
         "versions": versions(("whisperport", "onnxruntime", "numpy")),
     }
-    record(f"batch_threads_{chosen.threads}", result)
+    record("speed", f"batch_threads_{chosen.threads}", result)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 The audio consists of the shipped audio files in a fixed random order, with silence between them: pauses of
 0.3 to 2 s, and gaps of up to 30 s. Rounds are interleaved, so that other load on the machine affects all
 alike; figures are medians. Ratios are relative to windows with 1 thread in the same round, for wall-clock
-time and for CPU time, which depends less on other load. Writes `results/chunks.json` and prints a
+time and for CPU time, which depends less on other load. Writes `results/speed.json` and prints a
 table.
 """
 
@@ -113,7 +113,7 @@ def report(rows: list[dict], chosen: argparse.Namespace) -> None:
         "load_average": os.getloadavg(),  # processes that used or waited for a core, including this one
         "versions": versions(("whisperport", "onnxruntime", "numpy")),
     }
-    record("chunks", result)
+    record("speed", "chunks", result)
     print(
         f"\n{'sound':22}{'mode':37}{'s':>8}{'ratio':>8}{'CPU':>8}{'RTF':>8}{'WER':>8}{'windows':>9}"
     )

@@ -4,7 +4,7 @@
 
 Each thread makes `--calls` calls for the short shipped audio files with the embedded model; every runtime
 uses one thread. Every transcript is compared with that of a single call. Throughput is compared with one
-thread that makes calls one after another. Writes `results/concurrency.json`, prints a table, and exits
+thread that makes calls one after another. Writes `results/speed.json`, prints a table, and exits
 with 1 if a transcript differs.
 """
 
@@ -109,7 +109,7 @@ def write(rows: Sequence[dict], chosen: argparse.Namespace) -> None:
         "load": os.getloadavg(),
         "versions": versions(("whisperport", "onnxruntime", "executorch", "numpy")),
     }
-    record("concurrency", result)
+    record("speed", "concurrency", result)
     print("| Target | Threads | Calls | Wrong | Time | Calls per second | Relative to one thread |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:

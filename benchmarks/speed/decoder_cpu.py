@@ -11,7 +11,7 @@ tokens, and must decode the same tokens.
 
 Each side is a process of its own. The sides take turns in every round, so that other load on the machine
 affects all alike. CPU time is user and system time of all threads of the process. Figures are medians of
-rounds; a ratio is the median of the rounds' ratios. Writes `results/decoder_cpu.json` after every
+rounds; a ratio is the median of the rounds' ratios. Writes `results/speed.json` after every
 size, and prints tables.
 """
 
@@ -323,7 +323,7 @@ def save(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> None:
             ("whisperport", "onnxruntime", "torch", "openai-whisper", "transformers", "numpy")
         ),
     }
-    record("decoder_cpu", result)
+    record("speed", "decoder_cpu", result)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Plays every shipped audio file in real time, and eight of them one after another with gaps, through
 `LiveTranscriber` with the embedded model. The delay of a word is the wall-clock time from the end of the
-word in the audio, by the shipped alignments, until the word is committed. Writes `results/live.json`.
+word in the audio, by the shipped alignments, until the word is committed. Writes `results/speed.json`.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def main() -> None:
             transcriber = Transcriber(bundle, RunOptions(threads=chosen.threads))
             result["targets"][target] = measured(transcriber, LiveOptions(step_s=chosen.step))
     result["load_after"] = os.getloadavg()[0]
-    print(record("live", result))
+    print(record("speed", "live", result))
 
 
 def measured(transcriber: Transcriber, options: LiveOptions) -> dict[str, Any]:

@@ -7,7 +7,7 @@ thread per program. *In turn* is the same with a lock around all programs, so th
 Speech detection and spectrograms are computed concurrently in both cases. Rounds are interleaved, so that
 other load on the machine affects all alike; the ratio is the median of the rounds' ratios. Models: the
 embedded model; and Whisper tiny's sizes with random weights and 30 tokens per chunk, with its encoder on
-each target. Writes `results/overlap.json` and prints a table.
+each target. Writes `results/speed.json` and prints a table.
 """
 
 import argparse
@@ -183,7 +183,7 @@ def report(rounds: list[dict], audio_s: float, chosen: argparse.Namespace) -> No
         "threads": 1,
         "versions": versions(("whisperport", "onnxruntime", "executorch", "numpy")),
     }
-    record("overlap", result)
+    record("speed", "overlap", result)
     print(
         f"\n{'pair':30}{'encoder s':>10}{'decoder s':>10}{'in turn s':>10}{'overlap s':>10}{'ratio':>7}"
     )

@@ -4,7 +4,7 @@
 
 The sizes are those of Whisper tiny, the weights are random. Rounds are interleaved, so that other load on
 the machine affects all alike; the figure is the median of rounds, and the ratio the median of the rounds'
-ratios. Writes `results/programs.json` and prints a table.
+ratios. Writes `results/speed.json` and prints a table.
 """
 
 import argparse
@@ -170,7 +170,7 @@ def report(
         "rounds": options.rounds,
         "versions": versions(("whisperport", "torch", "onnxruntime", "executorch", "numpy")),
     }
-    record("programs", result)
+    record("speed", "programs", result)
     print(f"\n{'program':9}{'on':13}{'median ms':>10}{'/ eager':>10}{'of the limit':>14}  goal")
     for row in rows:
         goal = f"≤ {row['goal']:.2f}" if row["goal"] else ""

@@ -8,7 +8,7 @@ multiplications of the fixed program alone would take, at the speed of plain lin
 rewrites that keep them cannot be faster. Rounds are interleaved, so that other load on the machine
 affects all alike. A ratio is the median of the rounds' ratios; the ratio of the best times is given
 beside it, which is more accurate on a loaded machine. Takes about five minutes. Writes
-`results/third_party.json` and prints a table.
+`results/speed.json` and prints a table.
 """
 
 import argparse
@@ -203,7 +203,7 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
         "rounds": options.rounds,
         "versions": versions(("whisperport", "torch", "executorch", "transformers")),
     }
-    record("third_party", result)
+    record("speed", "third_party", result)
     print(
         f"\n{'program':26}{'eager':>8}{'naive':>8}{'fixed':>8}{'naive/fixed':>16}{'fixed/eager':>16}"
         f"{'matmul/fixed':>17}{'outside':>10}{'error':>10}"

@@ -11,7 +11,7 @@ stop is a text with less than half of float32's words.
 
 The bound is one-sided, with 95 %, from a paired bootstrap over utterances. Its honesty is checked with 40
 samples of a tenth of the utterances each: how many bounds are at least the increase over all utterances.
-Bundles and texts are kept in `--work` and used again. Writes `results/eight_bits.json` and prints a
+Bundles and texts are kept in `--work` and used again. Writes `results/words.json` and prints a
 table. The share of multiplications with 8-bit activations is computed from the operators that the encoder's
 notes name as float32, for the sizes of the checkpoint and for those of Whisper tiny.
 """
@@ -170,7 +170,7 @@ def main() -> None:
                 f"{100 * made['increase']:+6.2f} points, at most {100 * made['increase_at_most']:+6.2f}",
                 flush=True,
             )
-            record("eight_bits", results)
+            record("words", "eight_bits", results)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ the channel of the largest value, and the frames in which it has at least a quar
 outlier if `sensitivities` reports that channel and that number of frames for the output of this module.
 Repaired is an encoder whose static 8 bits have at least 20 dB with exceptions and equalization, in ONNX
 Runtime, in clips that were not in the calibration; without them it has less. Writes
-`results/moved_outliers.json`.
+`results/words.json`.
 """
 
 import argparse
@@ -207,7 +207,7 @@ def main() -> None:
             flush=True,
         )
     result = {"versions": versions(packages), "checkpoints": rows}
-    record("moved_outliers", result)
+    record("words", "moved_outliers", result)
 
 
 if __name__ == "__main__":

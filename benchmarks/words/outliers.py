@@ -4,7 +4,7 @@
 
 Each checkpoint gets one ONNX Runtime bundle with `coarse_projection`. No times are taken. Windows of 5 and
 10 s have a benchmark of their own (`short_windows.py --checkpoint DIR --paddings 10 5`). Writes
-`results/outliers.json`, after each checkpoint.
+`results/words.json`, after each checkpoint.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # the cases are cached by model
             result[name] = pool.submit(measured, name, chosen).result()
         print(name, json.dumps(result[name]), flush=True)
-        record("outliers", result)
+        record("words", "outliers", result)
 
 
 def measured(name: str, chosen: argparse.Namespace) -> dict[str, Any]:

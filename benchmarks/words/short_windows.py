@@ -9,7 +9,7 @@ package, and with `--eval` also single utterances and long audio files made of t
 
 A window loops if it reaches the token limit, or if its text in the transcript has a compression ratio above
 2.4 or repeats four words three times in a row. Bundles are kept in `--work` and used again. Writes
-`results/short_windows.json` and prints a table.
+`results/words.json` and prints a table.
 """
 
 import argparse
@@ -266,7 +266,7 @@ def write(
     which = "_defaults" if options.defaults else "_paddings" if options.paddings else ""
     if options.checkpoint != "default":
         which += f"_{Path(options.checkpoint).name}"
-    record(f"short_windows{which}", result)
+    record("words", f"short_windows{which}", result)
 
 
 if __name__ == "__main__":

@@ -79,33 +79,28 @@ def test_a_name_that_does_not_exist_is_found():
 
 def test_the_results_are_short_and_each_is_cited():
     pages = [path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")]
-    pages += [
-        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/README.md")
-    ]
-    files = sorted(RESULTS.iterdir())
-    read = {"npu.json", "predictions.json"}  # by the scripts that generate their pages
+    pages += [(BENCHMARKS / "README.md").read_text(encoding="utf-8")]
+    questions = {Path(script).parent.name for script in SCRIPTS}
+    files = list(RESULTS.iterdir())
 
     cited = {file.name for file in files if any(f"results/{file.name}" in page for page in pages)}
 
-    assert {file.name for file in files} == cited | read
+    assert {file.name for file in files} == cited == {f"{question}.json" for question in questions}
     assert sum(file.stat().st_size for file in files) <= LARGEST
 
 
 def test_a_result_has_one_line_per_record_and_its_circumstances(tmp_path):
     from benchmarks.record import record, recorded
 
-    rows = [
-        {"program": f"program {number}", "ms": 1.23456789, "runs": number} for number in range(20)
-    ]
+    rows = [{"program": f"program {n}", "ms": 1.23456789, "runs": n} for n in range(20)]
 
-    path = record("speed", {"rows": rows}, tmp_path)
+    record("speed", "batch", {"rows": rows[:1]}, tmp_path)
+    record("speed", "batch", {"rows": rows}, tmp_path)
+    path = record("speed", "chunks", {"wer": 0.0123456789}, tmp_path)
 
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert sum(line.startswith('  {"program": ') for line in lines) == len(rows)
-    assert recorded("speed", tmp_path)["rows"][3] == {
-        "program": "program 3",
-        "ms": 1.2346,
-        "runs": 3,
-    }
-    assert {"measured_on", "command", "machine"} <= set(recorded("speed", tmp_path))
-    assert recorded("words", tmp_path) == {}
+    assert sum(line.startswith('   {"program": ') for line in lines) == len(rows)
+    assert recorded("speed", "batch", tmp_path)["rows"][3] == {**rows[3], "ms": 1.2346}
+    assert recorded("speed", "chunks", tmp_path)["wer"] == 0.012346
+    assert {"measured_on", "command", "machine"} <= set(recorded("speed", "batch", tmp_path))
+    assert recorded("words", "batch", tmp_path) == {}
