@@ -19,7 +19,7 @@ import torch
 
 from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.checkpoint.names import to_huggingface
-from whisperport.commands.fastest import export_fastest
+from whisperport.commands.search import export_best
 from whisperport.data.embedded_model import unpack_model
 from whisperport.exporting.export import ExportOptions, export
 from whisperport.exporting.model_bundle import bundle_of
@@ -57,7 +57,7 @@ def main() -> None:
             (chosen.folder / target).symlink_to(bundle_of("default").folder)
         elif target == AUTO:
             how = replace(options(chosen.name), run=RunOptions(threads=THREADS))
-            export_fastest(checkpoint, chosen.folder / target, how)
+            export_best(checkpoint, AUTO, chosen.folder / target, how)
         else:
             name = target.partition("+")[0]
             placement = {COARSE_PROJECTION: name} if COARSE in target else {}

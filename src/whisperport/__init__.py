@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     )
     from whisperport.bundle import Bundle
     from whisperport.checkpoint import Checkpoint, load_checkpoint
+    from whisperport.commands.attempts import Searched
     from whisperport.commands.check import Checked, check
     from whisperport.commands.compare import CompareOptions, compare
-    from whisperport.commands.fastest import Fastest, export_fastest
     from whisperport.commands.fetch import fetch
     from whisperport.commands.fix import Fixed, fix, write_fixed
     from whisperport.commands.inspect import InspectOptions, inspect
     from whisperport.commands.lower import Lowered, LowerOptions, lower
     from whisperport.commands.plan import Plan, PlanOptions, plan
-    from whisperport.commands.precision_search import Searched, export_in_fewest_bits
+    from whisperport.commands.search import export_best
     from whisperport.commands.sensitivity import sensitivity
     from whisperport.compilation.compile import compile
     from whisperport.compilation.importing import ImportOptions, import_artifact
@@ -103,7 +103,6 @@ __all__ = [
     "DiagnoseOptions",
     "Diagnosis",
     "ExportOptions",
-    "Fastest",
     "FeatureOptions",
     "FeatureStorage",
     "Fixed",
@@ -144,8 +143,7 @@ __all__ = [
     "diagnose",
     "expected_outputs",
     "export",
-    "export_fastest",
-    "export_in_fewest_bits",
+    "export_best",
     "fetch",
     "fix",
     "import_artifact",
@@ -190,7 +188,6 @@ _MODULES = {
     "DiagnoseOptions": "diagnosis.diagnosing",
     "Diagnosis": "diagnosis.result",
     "ExportOptions": "exporting.export",
-    "Fastest": "commands.fastest",
     "FeatureOptions": "transcription",
     "FeatureStorage": "transcription",
     "Fixed": "commands.fix",
@@ -206,7 +203,7 @@ _MODULES = {
     "ProviderReport": "providers",
     "Report": "verification",
     "RunOptions": "targets",
-    "Searched": "commands.precision_search",
+    "Searched": "commands.attempts",
     "ServeOptions": "serving.options",
     "Thresholds": "runtime",
     "TranscribeOptions": "transcription",
@@ -218,8 +215,7 @@ _MODULES = {
     "diagnose": "diagnosis.diagnosing",
     "expected_outputs": "diagnosis.expected_outputs",
     "export": "exporting.export",
-    "export_fastest": "commands.fastest",
-    "export_in_fewest_bits": "commands.precision_search",
+    "export_best": "commands.search",
     "fetch": "commands.fetch",
     "fix": "commands.fix",
     "import_artifact": "compilation.importing",

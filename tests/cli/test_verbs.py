@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -82,10 +81,11 @@ def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
 def test_export_shows_where_each_program_went(run, tiny_checkpoint_folder, tmp_path, bundle):
     # given: the export itself takes half a minute, and has tests of its own
     import whisperport.cli.export
-    from whisperport import Bundle
+    from whisperport import Bundle, Searched
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whisperport.cli.export, "run_export", lambda *_, **__: Bundle.open(bundle))
+        searched = Searched(bundle=Bundle.open(bundle))
+        patch.setattr(whisperport.cli.export, "export_best", lambda *_, **__: searched)
 
         ran = run("export", tiny_checkpoint_folder, "-t", "onnxruntime", "-o", tmp_path)
         in_json = run("export", tiny_checkpoint_folder, "-t", "x", "-o", tmp_path, "--json")
@@ -101,7 +101,7 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
 ):
     # given: a bundle whose programs are all for such a chip
     import whisperport.cli.export
-    from whisperport import Bundle
+    from whisperport import Bundle, Searched
 
     manifest = Bundle.open(bundle).manifest
     programs = tuple(
@@ -112,8 +112,9 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
         )
         for entry in manifest.programs
     )
-    made = SimpleNamespace(manifest=replace(manifest, programs=programs))
-    monkeypatch.setattr(whisperport.cli.export, "run_export", lambda *_, **__: made)
+    made = replace(Bundle.open(bundle), manifest=replace(manifest, programs=programs))
+    searched = Searched(bundle=made)
+    monkeypatch.setattr(whisperport.cli.export, "export_best", lambda *_, **__: searched)
 
     ran = run("export", "default", "--target", "hailo8", "--out", tmp_path / "out")
 

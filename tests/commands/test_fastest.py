@@ -1,4 +1,4 @@
-"""`export_fastest`: which targets are tried, what is chosen, and what is left behind."""
+"""`export_best` with the target "auto": what is tried, what is chosen, and what is left behind."""
 
 import json
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from whisperport import targets
 from whisperport.bundle import Bundle
 from whisperport.cli.export import _print_timed, _timed_json
 from whisperport.commands import fastest, timing
-from whisperport.commands.fastest import candidates, choose, export_fastest
-from whisperport.commands.timing import Candidate, Timed
+from whisperport.commands.attempts import Candidate, Searched, Timed
+from whisperport.commands.fastest import candidates, choose
+from whisperport.commands.search import export_best
 from whisperport.errors import LoweringError, UsageError, VerificationError, WhisperportError
 from whisperport.exporting import preflight
 from whisperport.exporting.export import ExportOptions
@@ -205,7 +206,7 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if "partial" in path.name]
 
 
-def placed(found: fastest.Fastest) -> dict[str, str]:
+def placed(found: Searched) -> dict[str, str]:
     return {entry.spec.name: entry.target for entry in found.bundle.manifest.programs}
 
 
@@ -217,7 +218,7 @@ def test_every_group_is_on_the_target_that_is_fastest(
 ) -> None:
     stages: list[str] = []
 
-    found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS, progress=stages.append)
+    found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS, progress=stages.append)
 
     on = placed(found)
     assert on.pop("encoder") == "second"
@@ -246,11 +247,14 @@ def test_times_are_measured_once_for_models_of_the_same_sizes(
     micro_checkpoint: Any, rivals: Any, tmp_path: Path
 ) -> None:
     stages: list[str] = []
-    first = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+    first = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
-    second = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS, progress=stages.append)
-    export_fastest(
+    second = export_best(
+        micro_checkpoint, "auto", tmp_path / "out", OPTIONS, progress=stages.append
+    )
+    export_best(
         micro_checkpoint,
+        "auto",
         tmp_path / "out",
         replace(OPTIONS, run=RunOptions(threads=2)),
         progress=stages.append,
@@ -266,12 +270,13 @@ def test_a_choice_that_is_not_verified_is_replaced_by_the_next_one(
 ) -> None:
     rivals[1].wrong["encoder"] = {"features": lambda rows: rows + 1}
 
-    found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+    found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     assert set(placed(found).values()) == {"first"}
     assert found.bundle.manifest.verified
-    assert list(found.rejected) == ["second fp32, first fp32"]
-    assert "encoder" in found.rejected["second fp32, first fp32"]
+    assert [one.name for one in found.attempts] == ["second fp32, first fp32", "first fp32"]
+    assert "encoder" in found.attempts[0].rejected
+    assert found.attempts[1].rejected == ""
 
 
 def test_where_no_candidate_is_verified_the_last_rejection_is_raised(
@@ -281,7 +286,7 @@ def test_where_no_candidate_is_verified_the_last_rejection_is_raised(
         target.wrong["encoder"] = {"features": lambda rows: rows + 1}
 
     with pytest.raises(VerificationError, match="does not agree"):
-        export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+        export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     assert not (tmp_path / "out").exists()
 
@@ -291,7 +296,7 @@ def test_a_program_that_the_user_places_stays_there(
 ) -> None:
     options = replace(OPTIONS, placement={"encoder": "first"})
 
-    found = export_fastest(micro_checkpoint, tmp_path / "out", options)
+    found = export_best(micro_checkpoint, "auto", tmp_path / "out", options)
 
     assert placed(found)["encoder"] == "first"
     assert {one.program for one in found.timed} == {"cross_kv", "step"}
@@ -302,9 +307,9 @@ def test_a_target_that_cannot_lower_is_named_with_its_reason(
 ) -> None:
     rivals[1].failure = LoweringError("the compiler is broken", why="of a reason")
 
-    found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+    found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
-    assert found.rejected == {"second fp32": "the compiler is broken: of a reason"}
+    assert _timed_json(found)["not_used"] == {"second fp32": "the compiler is broken: of a reason"}
     assert {entry.target for entry in found.bundle.manifest.programs} == {"first"}
 
 
@@ -314,7 +319,7 @@ def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
     rivals[0].spec = replace(rivals[0].spec, precisions=("fp32", "fp16"))
     options = replace(OPTIONS, precisions={"encoder": "fp16"})
 
-    found = export_fastest(micro_checkpoint, tmp_path / "out", options)
+    found = export_best(micro_checkpoint, "auto", tmp_path / "out", options)
 
     encoder = found.bundle.manifest.program("encoder")
     assert (encoder.target, encoder.precision) == ("first", "fp16")
@@ -322,7 +327,7 @@ def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
     measured = {(one.program, str(one.candidate)) for one in found.timed}
     assert {name for program, name in measured if program == "encoder"} == {"first fp16"}
     assert {n for program, n in measured if program == "step"} == {"first fp32", "second fp32"}
-    assert not found.rejected
+    assert not any(one.rejected for one in found.attempts)
 
 
 def test_too_little_memory_is_an_error_before_anything_is_measured(
@@ -331,7 +336,7 @@ def test_too_little_memory_is_an_error_before_anything_is_measured(
     monkeypatch.setattr(preflight, "available_memory", lambda: 1000)
 
     with pytest.raises(WhisperportError, match="memory"):
-        export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+        export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -342,7 +347,7 @@ def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(
     rivals[1].failure = KeyboardInterrupt()
 
     with pytest.raises(KeyboardInterrupt):
-        export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+        export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     assert not (tmp_path / "out").exists()
     assert hidden(tmp_path) == []
@@ -367,7 +372,7 @@ def test_what_no_target_that_may_be_used_has_is_rejected_before_any_work(
     rivals[0].spec = replace(rivals[0].spec, precisions=("fp32", "w8a8"))
 
     with pytest.raises(UsageError, match=message):
-        export_fastest(micro_checkpoint, tmp_path / "out", replace(OPTIONS, **changes))
+        export_best(micro_checkpoint, "auto", tmp_path / "out", replace(OPTIONS, **changes))
 
     assert list(tmp_path.iterdir()) == []
 
@@ -377,7 +382,7 @@ def test_what_no_target_that_may_be_used_has_is_rejected_before_any_work(
 def test_the_targets_of_this_machine_give_a_verified_mix(
     micro_checkpoint: Any, tmp_path: Path
 ) -> None:
-    found = export_fastest(micro_checkpoint, tmp_path / "out", OPTIONS)
+    found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     assert found.bundle.manifest.verified
     assert {one.candidate.target for one in found.timed} >= {"onnxruntime", "litert", "openvino"}

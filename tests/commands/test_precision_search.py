@@ -1,4 +1,4 @@
-"""`export_in_fewest_bits`: which precisions are tried, which is chosen, and why not the others."""
+"""`export_best` with the precision "auto": what is tried, what is chosen, and why not the others."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,14 +12,15 @@ from whisperport.bundle import MANIFEST, Bundle
 from whisperport.bundle.ownership import delete_listed
 from whisperport.commands import kept_attempts, precision_search
 from whisperport.commands.kept_attempts import KeptAttempts
-from whisperport.commands.precision_search import export_in_fewest_bits
+from whisperport.commands.search import export_best
 from whisperport.errors import UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions
 from whisperport.targets import RunOptions, get_target
 
 from ..conftest import micro_clips, noise_clips
 
-OPTIONS = ExportOptions(clips=noise_clips(), batch=1, run=RunOptions(threads=1))
+AUTO = {"encoder": "auto"}
+OPTIONS = ExportOptions(clips=noise_clips(), batch=1, run=RunOptions(threads=1), precisions=AUTO)
 WORDS = 700
 
 
@@ -58,7 +59,7 @@ class Exports:
         return replace(made, manifest=manifest)
 
     def times(self, bundles: list[Bundle], _: RunOptions) -> Any:
-        return iter([self.ms.get(bundle.folder.name, 10.0) for bundle in bundles])
+        return [self.ms.get(bundle.folder.name, 10.0) for bundle in bundles]
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def exports(
 
 
 def search(tiny_checkpoint: Any, out: Path, limit: float = 0.005) -> Any:
-    return export_in_fewest_bits(tiny_checkpoint, "litert", out, OPTIONS, max_increase=limit)
+    return export_best(tiny_checkpoint, "litert", out, OPTIONS, max_increase=limit)
 
 
 def test_the_least_exact_precision_within_the_limit_is_chosen_and_each_attempt_is_kept(
@@ -91,7 +92,7 @@ def test_the_least_exact_precision_within_the_limit_is_chosen_and_each_attempt_i
 
     notes = found.bundle.manifest.program("encoder").facts.notes
     assert made.tried == ["fp32", "w8a8", "w8", "w8a16"]
-    assert [attempt.precision for attempt in found.attempts] == ["w8a8", "w8", "w8a16"]
+    assert [attempt.name for attempt in found.attempts] == ["w8a8", "w8", "w8a16"]
     assert notes[0] == "w8a8: not verified: encoder: the SQNR is 4 dB"
     assert (
         notes[1] == "w8: the word error rate may be 1.20 points higher, with 95%; the limit is 0.5"
@@ -108,7 +109,7 @@ def test_a_precision_that_is_neither_smaller_nor_faster_is_not_chosen(
 
     found = search(tiny_checkpoint, tmp_path / "out")
 
-    assert [attempt.precision for attempt in found.attempts] == ["w8a8", "w8"]
+    assert [attempt.name for attempt in found.attempts] == ["w8a8", "w8"]
     assert found.attempts[0].rejected.startswith("neither smaller nor faster than fp32: ")
     assert found.attempts[1].rejected == ""
 
@@ -121,7 +122,7 @@ def test_without_a_precision_within_the_limit_the_bundle_is_float32s(
     found = search(tiny_checkpoint, tmp_path / "out")
 
     assert sorted(made.tried) == sorted(get_target("litert").spec.precisions)
-    assert found.attempts[-1].precision == "fp32"
+    assert found.attempts[-1].name == "fp32"
     assert found.bundle.manifest.program("encoder").facts.notes[-1].startswith("fp32: chosen; ")
 
 
@@ -139,7 +140,7 @@ def test_the_same_call_continues_an_interrupted_search(
 
     assert before == ["fp32", "w8a8", "w8", "w8a16"]
     assert made.tried == ["w8a16"]
-    assert [attempt.precision for attempt in found.attempts] == ["w8a8", "w8", "w8a16"]
+    assert [attempt.name for attempt in found.attempts] == ["w8a8", "w8", "w8a16"]
     assert found.attempts[0].rejected == "not verified: encoder: the SQNR is 4 dB"
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
 
@@ -154,8 +155,8 @@ def test_attempts_of_other_options_are_not_used(
     made.interrupted_in = ""
     made.tried.clear()
 
-    other = replace(OPTIONS, precisions={"step": "w8"})
-    export_in_fewest_bits(tiny_checkpoint, "litert", tmp_path / "out", other)
+    other = replace(OPTIONS, precisions={"step": "w8", **AUTO})
+    export_best(tiny_checkpoint, "litert", tmp_path / "out", other)
 
     assert made.tried[0] == "fp32"
 
@@ -231,7 +232,7 @@ def test_the_shipped_clips_are_counted_before_any_work(
     made = exports({})
 
     with pytest.raises(UsageError, match="55 words cannot show"):
-        export_in_fewest_bits(tiny_checkpoint, "litert", tmp_path / "out")
+        export_best(tiny_checkpoint, "litert", tmp_path / "out", ExportOptions(precisions=AUTO))
 
     assert made.tried == []
 
@@ -240,7 +241,7 @@ def test_a_target_that_only_emulates_in_float32_is_refused(
     tiny_checkpoint: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="`rk3588` has no precision to search"):
-        export_in_fewest_bits(tiny_checkpoint, "rk3588", tmp_path / "out")
+        export_best(tiny_checkpoint, "rk3588", tmp_path / "out", OPTIONS)
 
 
 def test_a_real_export_leaves_only_the_chosen_bundle(
@@ -252,13 +253,20 @@ def test_a_real_export_leaves_only_the_chosen_bundle(
     """The transcripts are float32's own. Few words exclude little, so the limit is the largest there is."""
     target = fake_targets["fake"]
     target.spec = replace(target.spec, precisions=("fp32", "w8"))
-    monkeypatch.setattr(precision_search, "_times", lambda *_: iter([10.0, 9.0]))
+    monkeypatch.setattr(precision_search, "_times", lambda *_: [10.0, 9.0])
     how = replace(OPTIONS, clips=[replace(clip, text="") for clip in micro_clips()])
 
-    found = export_in_fewest_bits(micro_checkpoint, "fake", tmp_path / "out", how, max_increase=1.0)
+    found = export_best(micro_checkpoint, "fake", tmp_path / "out", how, max_increase=1.0)
 
     assert [attempt.rejected for attempt in found.attempts] == [""]
     assert found.bundle.manifest.program("encoder").precision == "w8"
     assert found.bundle.manifest.verified
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
     Bundle.open(tmp_path / "out")
+
+
+def test_the_target_and_the_precision_are_not_both_searched(
+    tiny_checkpoint: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="cannot both be `auto`"):
+        export_best(tiny_checkpoint, "auto", tmp_path / "out", OPTIONS)

@@ -1,13 +1,13 @@
 """`whisperport export`"""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from whisperport.bundle import Bundle, Manifest, ProgramEntry, check_writable
+from whisperport.bundle import Manifest, ProgramEntry, check_writable
 from whisperport.cli.console import (
     Argument,
     command_line,
@@ -35,13 +35,11 @@ from whisperport.cli.options import (
 )
 from whisperport.cli.verb import FloatRange, Verb, option
 from whisperport.cli.verify_page import verify_page
-from whisperport.commands.fastest import AUTO, Fastest, export_fastest
-from whisperport.commands.precision_search import export_in_fewest_bits
+from whisperport.commands.attempts import Searched
+from whisperport.commands.search import export_best
 from whisperport.commands.watchdog import run_watched
 from whisperport.exporting.export import ExportOptions
-from whisperport.exporting.export import export as run_export
 from whisperport.program.dims import published_dims
-from whisperport.program.program_kind import ENCODER
 from whisperport.program.window import WindowOptions
 from whisperport.system.outputs import write_page
 from whisperport.targets import TARGETS, RunOptions, get_target
@@ -147,23 +145,15 @@ def export(
     )
     options.window.check(published_dims(checkpoint))  # here too: the child imports torch first
     check_writable(out)
-    automatic = target == AUTO
-    searched = options.precisions.get(ENCODER) == AUTO
-    if automatic and searched:
-        raise click.UsageError("--target auto and --precision encoder=auto exclude each other")
-    job: tuple[Any, ...] = (run_export, checkpoint, target)
-    if automatic:
-        job = (export_fastest, checkpoint)
-    elif searched:
-        others = {name: one for name, one in options.precisions.items() if name != ENCODER}
-        options = replace(options, precisions=others)
-        search = partial(export_in_fewest_bits, max_increase=max_wer_increase / 100)
-        job = (search, checkpoint, target)
     with stages() as progress:
-        found = run_watched(
-            *job, out, options, out=out, progress=progress, stall_s=60 * stall_after
+        searched: Searched = run_watched(
+            partial(export_best, max_increase=max_wer_increase / 100),
+            *(checkpoint, target, out, options),
+            out=out,
+            progress=progress,
+            stall_s=60 * stall_after,
         )
-    bundle: Bundle = found.bundle if automatic or searched else found
+    bundle = searched.bundle
     manifest = bundle.manifest
     if html is not None:
         report, reference = (
@@ -173,11 +163,11 @@ def export(
         following = command_line(*_next_command(out, manifest))
         write_page(html, verify_page(report, reference, following))
     if as_json:
-        timed = {"timed": _timed_json(found)} if automatic else {}
+        timed = {"timed": _timed_json(searched)} if searched.timed else {}
         print_json({**manifest_json(manifest), **timed})
     else:
-        if automatic:
-            _print_timed(found)
+        if searched.timed:
+            _print_timed(searched)
         print_table(
             ("program", "target", "delegated nodes", "not delegated", "status"),
             [
@@ -226,10 +216,10 @@ def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
     return compiler.calibration(entry.spec, manifest.dims, compiler.options()) is not None
 
 
-def _print_timed(fastest: Fastest) -> None:
+def _print_timed(searched: Searched) -> None:
     """Print a row per candidate with the times of its programs, and what is not used, with the reason."""
-    programs = list(dict.fromkeys(one.program for one in fastest.timed))
-    ms = {(one.candidate, one.program): f"{one.ms:.2f} ms" for one in fastest.timed}
+    programs = list(dict.fromkeys(one.program for one in searched.timed))
+    ms = {(one.candidate, one.program): f"{one.ms:.2f} ms" for one in searched.timed}
     print_table(
         ("target", "precision", *programs, "chosen for"),
         [
@@ -237,19 +227,25 @@ def _print_timed(fastest: Fastest) -> None:
                 one.target,
                 one.precision,
                 *(ms.get((one, program), "") for program in programs),
-                ", ".join(group for group, chosen in fastest.choice.of.items() if chosen == one),
+                ", ".join(group for group, chosen in searched.choice.items() if chosen == one),
             )
-            for one in dict.fromkeys(one.candidate for one in fastest.timed)
+            for one in dict.fromkeys(one.candidate for one in searched.timed)
         ],
     )
-    print_lines("", *(f"not used: {name}: {why}" for name, why in fastest.rejected.items()))
+    print_lines("", *(f"not used: {name}: {why}" for name, why in _rejected(searched).items()))
 
 
-def _timed_json(fastest: Fastest) -> dict[str, Any]:
+def _timed_json(searched: Searched) -> dict[str, Any]:
     """Return the times, and what is not used, as a JSON object."""
     return {
         "programs": [
-            {"program": one.program, **asdict(one.candidate), "ms": one.ms} for one in fastest.timed
+            {"program": one.program, **asdict(one.candidate), "ms": one.ms}
+            for one in searched.timed
         ],
-        "not_used": dict(fastest.rejected),
+        "not_used": _rejected(searched),
     }
+
+
+def _rejected(searched: Searched) -> dict[str, str]:
+    """Return candidates and mixes that are not used -> the reason."""
+    return {attempt.name: attempt.rejected for attempt in searched.attempts if attempt.rejected}

@@ -1,4 +1,4 @@
-"""Export a checkpoint to the fastest verified mix of runtimes and precisions on this machine.
+"""The target "auto": the fastest verified mix of runtimes and precisions on this machine.
 
     candidates ─► lower encoder, cross_kv and step ─► time them, in turn ─► choose ─► export and verify
                                                                               ▲                  │
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport import targets
-from whisperport.bundle import Bundle, check_writable
+from whisperport.bundle import check_writable
 from whisperport.bundle.staging import TOKEN_BYTES, Staging
+from whisperport.commands.attempts import Attempt, Candidate, Searched, Timed
 from whisperport.commands.doctor import is_installed
-from whisperport.commands.timing import Candidate, Timed, known_times, race, remember
+from whisperport.commands.timing import known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions, build_packages, export, loaded
 from whisperport.exporting.lowering import STATIC, lower_programs
@@ -47,7 +48,6 @@ from whisperport.verification import machine, versions
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
 
-AUTO = "auto"  # the name of no target; `--target auto` calls `export_fastest`
 FLOAT = "fp32"
 TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
 STEPS = 8  # that are measured together
@@ -70,52 +70,13 @@ class Choice:
         return ", ".join(dict.fromkeys(map(str, self.of.values())))
 
 
-@dataclass(frozen=True, slots=True)
-class Fastest:
-    """The fastest bundle, and what it was chosen from.
-
-    Attributes:
-        bundle: the bundle that was written.
-        choice: where its programs are.
-        timed: every program of every candidate that was measured.
-        rejected: a candidate or a choice -> why it is not used.
-    """
-
-    bundle: Bundle
-    choice: Choice
-    timed: tuple[Timed, ...]
-    rejected: Mapping[str, str]
-
-
 def export_fastest(
     checkpoint: "Checkpoint | str | os.PathLike[str]",
-    out: str | os.PathLike[str],
-    options: ExportOptions | None = None,
-    *,
-    progress: Progress = lambda _: None,
-) -> Fastest:
-    """Measure every installed target that runs here in its precisions, and write the fastest verified mix.
-
-    Measure on an idle machine. The times are kept in the user's cache, and used again for a model of the
-    same sizes on the same machine, with the same packages.
-
-    Args:
-        checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
-        out: folder of the bundle. A bundle that already exists there is replaced when the new one is
-            complete.
-        options: see `ExportOptions`. Programs in `options.placement` stay on the target that it names.
-            With `options.precision`, only this precision is measured: with "fp32", the bundle has the
-            text of the checkpoint. A program in `options.precisions` is measured in this precision only.
-            Default: None, all defaults.
-        progress: called with the name of each stage, a few words.
-
-    Raises:
-        UsageError: an option does not exist, or no target has the precision of a program.
-        LoweringError: no target could be exported.
-        VerificationError: no candidate is verified.
-        CheckpointError, MissingPackageError, BundleError, WhisperportError: see `export`.
-    """
-    options, out = options or ExportOptions(), Path(out)
+    out: Path,
+    options: ExportOptions,
+    progress: Progress,
+) -> Searched:
+    """Measure every candidate, and write the fastest verified mix; see `export_best`."""
     found = candidates(options)
     check_writable(out)
     checkpoint = loaded(checkpoint, progress)
@@ -137,7 +98,9 @@ def export_fastest(
         try:
             target, chosen = _export_of(choice, checkpoint.dims, options)
             bundle = export(checkpoint, target, out, chosen, progress=progress)
-            return Fastest(bundle, choice, timed, rejected)
+            attempts = [Attempt(name=name, rejected=why) for name, why in rejected.items()]
+            attempts.append(Attempt(name=str(choice)))
+            return Searched(bundle=bundle, attempts=tuple(attempts), timed=timed, choice=choice.of)
         except VerificationError as error:
             rejected[str(choice)] = error.why
             ban = _failed(choice, error)

@@ -1,4 +1,4 @@
-"""Export a checkpoint with its encoder in the fewest bits whose words are as good as float32's.
+"""The precision "auto" of the encoder: the fewest bits whose words are as good as float32's.
 
     float32 ─► precisions, the least exact first ─► export, verify ─► bound of the increase in WER ─► choose
 
@@ -10,18 +10,17 @@ kept beside the result until it is complete: the same call continues a search th
 
 import os
 import shutil
-import statistics
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.bundle import MANIFEST, Bundle, Manifest, check_writable
 from whisperport.bundle.writing import writing_bundle
+from whisperport.commands.attempts import POINTS, Attempt, Candidate, Searched
 from whisperport.commands.kept_attempts import KeptAttempts, dependencies
-from whisperport.commands.timing import noise_call
+from whisperport.commands.timing import race
 from whisperport.errors import UsageError, VerificationError
 from whisperport.exporting.export import ExportOptions, export, loaded
 from whisperport.program.checks import Check
@@ -35,76 +34,18 @@ from whisperport.verification.tolerances import GATES
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.checkpoint import Checkpoint
 
-AUTO = "auto"  # `--precision encoder=auto`
 FLOAT = "fp32"
-ROUNDS = 5  # runs of each encoder, in turn, after one that is not measured
-POINTS = 100  # in 1.0 of a rate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One precision of the encoder.
-
-    Attributes:
-        precision: its name.
-        bound: upper bound of the increase in WER over float32's, with 95%; None: the bundle was rejected.
-        size: bytes of the bundle.
-        encoder_ms: median time of a run of the encoder, in milliseconds.
-        rejected: why it was not chosen; empty: it was.
-    """
-
-    precision: str
-    bound: float | None = None
-    size: int = 0
-    encoder_ms: float = 0.0
-    rejected: str = ""
-
-    def __str__(self) -> str:
-        bound = "" if self.bound is None else f"WER at most {POINTS * self.bound:+.2f} points; "
-        measured = f"{bound}{self.size / 1e6:.1f} MB, encoder {self.encoder_ms:.0f} ms"
-        return f"{self.precision}: " + (
-            f"chosen; {measured}" if not self.rejected else self.rejected.split("\n")[0]
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """The bundle in the chosen precision, and all attempts, in the order in which they were made."""
-
-    bundle: Bundle
-    attempts: tuple[Attempt, ...]
 
 
 def export_in_fewest_bits(
     checkpoint: "Checkpoint | str | os.PathLike[str]",
     target: str,
-    out: str | os.PathLike[str],
-    options: ExportOptions | None = None,
-    *,
-    max_increase: float = 0.005,
-    progress: Progress = lambda _: None,
+    out: Path,
+    options: ExportOptions,
+    max_increase: float,
+    progress: Progress,
 ) -> Searched:
-    """Export with the encoder in the least exact precision whose words are within the limit.
-
-    The attempts are exported to the folder `OUT.attempts`, one after the other. After an interruption, the
-    same call continues with the attempts of that folder.
-
-    Args:
-        checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
-        target: name of the target that runs the encoder.
-        out: folder of the bundle. A bundle that already exists there is replaced when the new one is
-            complete.
-        options: see `ExportOptions`; `precisions` must not name the encoder. Default: None, all defaults.
-        max_increase: largest allowed bound of the increase in WER, such as 0.005 for half a point.
-        progress: called with the name of each stage, a few words.
-
-    Raises:
-        UsageError: the target computes no precision of the encoder on this machine but float32, or the
-            clips have too few words to show that an increase is within the limit.
-        VerificationError: float32 itself is not verified.
-        WhisperportError: see `export`.
-    """
-    options, out = options or ExportOptions(), Path(out)
+    """Export with the encoder in the least exact precision within the limit; see `export_best`."""
     precisions = _precisions(target)
     check_writable(out)
     if options.clips is None and options.verify_with is None:  # the words are known before the work
@@ -133,21 +74,21 @@ def export_in_fewest_bits(
             try:
                 bundle = in_precision(name)
             except VerificationError as error:
-                attempts.append(Attempt(precision=name, rejected=f"not verified: {error.why}"))
+                attempts.append(Attempt(name=name, rejected=f"not verified: {error.why}"))
                 continue
             attempts.append(_judged(name, bundle, exact, max_increase, options.run))
             if not attempts[-1].rejected:
                 chosen = bundle
                 break
         if chosen is exact:
-            size, ms = _size(exact), next(_times([exact], options.run))
-            attempts.append(Attempt(precision=FLOAT, size=size, encoder_ms=ms))
+            size, ms = _size(exact), _times([exact], options.run)[0]
+            attempts.append(Attempt(name=FLOAT, size=size, encoder_ms=ms))
         progress("copying the bundle to its folder")
         others = shutil.ignore_patterns(MANIFEST)
         shutil.copytree(chosen.folder, writer.folder, ignore=others, dirs_exist_ok=True)
         bundle = writer.commit(_with_notes(chosen, attempts))
         kept.delete()
-        return Searched(bundle, tuple(attempts))
+        return Searched(bundle=bundle, attempts=tuple(attempts))
 
 
 def _precisions(target: str) -> list[str]:
@@ -214,7 +155,7 @@ def _judged(
             f"neither smaller nor faster than {FLOAT}: {size / 1e6:.1f} and {_size(exact) / 1e6:.1f} MB, "
             f"{ms:.0f} and {exact_ms:.0f} ms"
         )
-    return Attempt(precision=precision, bound=bound, size=size, encoder_ms=ms, rejected=rejected)
+    return Attempt(name=precision, bound=bound, size=size, encoder_ms=ms, rejected=rejected)
 
 
 def _size(bundle: Bundle) -> int:
@@ -223,21 +164,15 @@ def _size(bundle: Bundle) -> int:
     return sum((bundle.folder / name).stat().st_size for name in files)
 
 
-def _times(bundles: Sequence[Bundle], run: RunOptions) -> Iterator[float]:
-    """Yield the median time of each bundle's encoder, in milliseconds; they run in turn."""
-    calls = []
+def _times(bundles: Sequence[Bundle], run: RunOptions) -> list[float]:
+    """Return the median time of each bundle's encoder, in milliseconds; they run in turn."""
+    rivals = {}
     for bundle in bundles:
         entry = bundle.manifest.program(ENCODER)
         target = get_target(entry.target)
         runners = target.load(bundle.folder, [entry], run.with_emulation([target]))
-        calls.append(noise_call(runners[ENCODER]))
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(1 + ROUNDS):
-        for call, own in zip(calls, times, strict=True):
-            started = time.perf_counter()
-            call()
-            own.append(time.perf_counter() - started)
-    yield from (1e3 * statistics.median(own[1:]) for own in times)
+        rivals[Candidate(entry.target, entry.precision)] = [runners[ENCODER]]
+    return [timed.ms for timed in race(rivals)]
 
 
 def _with_notes(bundle: Bundle, attempts: Sequence[Attempt]) -> Manifest:

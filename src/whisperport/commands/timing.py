@@ -5,13 +5,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from whisperport.commands.attempts import Candidate, Timed
 from whisperport.errors import WhisperportError
 from whisperport.exporting.model_bundle import cache_folder
 from whisperport.program.runner import Array, Runner
@@ -21,32 +22,6 @@ from whisperport.system.atomic import write_atomic
 ROUNDS = 9  # runs of each program of the fastest candidates, after one that is not measured
 HEATS = 3  # rounds after which a candidate leaves that cannot win
 HOPELESS = 1.3  # times the fastest: such a candidate leaves
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A target, and the precision of programs on it."""
-
-    target: str
-    precision: str
-
-    def __str__(self) -> str:
-        return f"{self.target} {self.precision}"
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One program of one candidate.
-
-    Attributes:
-        program: name of the program.
-        candidate: where it ran.
-        ms: median time of a run, in milliseconds.
-    """
-
-    program: str
-    candidate: Candidate
-    ms: float
 
 
 def race(rivals: Mapping[Candidate, Sequence[Runner]], runs: int = 1) -> list[Timed]:
