@@ -31,7 +31,7 @@ REWRITES_HEAD = """\
 # Rewrites
 
 A rewrite changes a graph into an equivalent one that a target supports better. The page of a target lists
-its rewrites in order. The manifest of a bundle and the report of `whisperport check --fix` state what each
+its rewrites in order. The manifest of a bundle and the report of `whisperport fix` state what each
 rewrite changed, and what it did not change and why. All are *exact*, unless noted: they compute the same
 function in real arithmetic. Rewrites read programs as `torch.export` writes them from openai-whisper and
 transformers, and copy no weights in memory. The [glossary](glossary.md) explains the letters of shapes.
@@ -90,7 +90,7 @@ def rewrites_page() -> str:
             notes.append(f"`{name}=NUMBER` sets the number, {rewrite.number} by default.")
         parts.append(_rewrite(name, " ".join(notes), rewrite.apply.__module__))
     for name, move in sorted(HOST_REWRITES.items()):
-        note = "Moves steps to the host; applied by `check --fix` and `lower` only."
+        note = "Moves steps to the host; applied by `fix` and `lower` only."
         parts.append(_rewrite(name, note, move.__module__))
     return "\n".join(parts)
 
@@ -236,7 +236,7 @@ def _list_of_rewrites(spec: TargetSpec) -> str:
         return "None."
     text = f"In this order: {links(spec.rewrites)}."
     if spec.host_rewrites:
-        text += f" Then, by `check --fix` and `lower` only: {links(spec.host_rewrites)}."
+        text += f" Then, by `fix` and `lower` only: {links(spec.host_rewrites)}."
     return text
 
 

@@ -456,7 +456,7 @@ def _inspect(folder: Path) -> None:
 
 
 def _read_pt2(folder: Path) -> None:
-    """Load the program with torch, as `check --fix` and `lower` do first."""
+    """Load the program with torch, as `fix` and `lower` do first."""
     from whisperport.trace.pt2 import read_pt2
 
     read_pt2(_program(folder))
@@ -624,7 +624,7 @@ FORMATS = (
     Format(".onnx", "check", ("onnx",), _make_onnx, _check, 1500),
     Format(".onnx, run", "inspect", ("onnx",), _make_onnx, _inspect, 500),
     Format(".pt2", "check", ("pt2",), _make_pt2, _check, 1000),
-    Format(".pt2, loaded", "check --fix", ("pt2",), _make_pt2, _read_pt2, 500),
+    Format(".pt2, loaded", "fix", ("pt2",), _make_pt2, _read_pt2, 500),
     Format(".tflite", "check", ("tflite",), _make_tflite, _check, 1250),
     Format(".tflite, run", "inspect", ("tflite",), _make_tflite, _inspect, 250),
     Format(".pte", "read_pte", ("pte",), _make_pte, _read_pte, 750),

@@ -1,4 +1,4 @@
-"""Compare third-party Whisper programs on XNNPACK as exported, fixed by `check --fix`, and torch eager.
+"""Compare third-party Whisper programs on XNNPACK as exported, fixed by `fix`, and torch eager.
 
     python -m benchmarks.speed.third_party [--threads 2] [--rounds 9]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from whisperport.commands.check import Checked, check
     from whisperport.commands.compare import CompareOptions, compare
     from whisperport.commands.fetch import fetch
-    from whisperport.commands.fix import Fixed, fix, write_fixed
+    from whisperport.commands.fix import Fixed, fix
     from whisperport.commands.inspect import InspectOptions, inspect
     from whisperport.commands.lower import Lowered, LowerOptions, lower
     from whisperport.commands.plan import Plan, PlanOptions, plan
@@ -162,7 +162,6 @@ __all__ = [
     "verify_and_record",
     "verify_each_program",
     "write_device_inputs",
-    "write_fixed",
 ]
 
 
@@ -234,7 +233,6 @@ _MODULES = {
     "verify_and_record": "verification.record_evidence",
     "verify_each_program": "providers",
     "write_device_inputs": "diagnosis.device_inputs",
-    "write_fixed": "commands.fix",
 }
 
 

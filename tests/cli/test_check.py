@@ -188,7 +188,7 @@ def test_what_a_rewrite_helps_with_is_followed_by_the_command_that_fixes_it(run,
     ran = run("check", tied, "--target", "xnnpack")
 
     fixed = tied.with_suffix(".fixed.pt2")
-    assert ran.lines[-1] == f"next: whisperport check {tied} --target xnnpack --fix --out {fixed}"
+    assert ran.lines[-1] == f"next: whisperport fix {tied} --target xnnpack --out {fixed}"
 
 
 class Masked(nn.Module):
@@ -239,7 +239,7 @@ def test_dynamic_sizes_are_asked_for_and_kept_in_what_to_do_next(run, tmp_path):
     wrong = run(*check, "--size", f"{symbol}=nine")
 
     assert asked.err.splitlines()[-1].endswith(f"--target xnnpack --size {symbol}=NUMBER")
-    assert f"--size {symbol}=9 --fix --out" in fixed.err.splitlines()[-1]
+    assert f"--size {symbol}=9 --out" in fixed.err.splitlines()[-1]
     assert wrong.code == 2
     assert f"expected a whole number for `{symbol}`, got 'nine'" in wrong.err
 

@@ -132,4 +132,4 @@ def test_nan_is_an_error_that_names_the_next_command(run, clip, tmp_path):
 
     assert ran.code == 1
     assert "128 values that are not finite" in ran.err
-    assert "--device-output" in ran.err
+    assert "whisperport diagnose BUNDLE FILE" in ran.err

@@ -1,4 +1,4 @@
-"""`whisperport check --fix`: what it prints, what it writes, and what it does not change."""
+"""`whisperport fix`: what it prints, what it writes, and what it does not change."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def head(tmp_path_factory):
 def test_what_was_fixed_is_written_and_checked(run, head, tmp_path):
     out = tmp_path / "fixed.pt2"
 
-    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", out)
+    ran = run("fix", head, "--target", "xnnpack", "--out", out)
 
     assert ran.code == 0
     assert ran.out.splitlines()[-1] == f"{out}: 2 nodes replaced; xnnpack rejects no node"
@@ -42,7 +42,7 @@ def test_what_was_fixed_is_written_and_checked(run, head, tmp_path):
 def test_what_a_rewrite_did_not_replace_is_no_remaining_problem_of_a_fixed_program(
     run, head, tmp_path
 ):
-    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", tmp_path / "fixed.pt2")
+    ran = run("fix", head, "--target", "xnnpack", "--out", tmp_path / "fixed.pt2")
 
     assert "remaining problem" not in ran.out
     (row,) = [line for line in ran.out.splitlines() if line.startswith("fold-constants  t ")]
@@ -55,7 +55,7 @@ def test_a_remaining_problem_names_module_and_line(run, tmp_path):
     path = tmp_path / "lookup.pt2"
     torch.export.save(trace("lookup", module, (torch.arange(4)[None],)).exported, path)
 
-    ran = run("check", path, "--target", "xnnpack", "--fix", "--out", tmp_path / "fixed.pt2")
+    ran = run("fix", path, "--target", "xnnpack", "--out", tmp_path / "fixed.pt2")
 
     assert ran.code == 0  # a lookup computes nothing
     assert re.search(r"also stored for the host \(0,\s+torch/nn/", ran.out)
@@ -64,9 +64,7 @@ def test_a_remaining_problem_names_module_and_line(run, tmp_path):
 def test_json_says_what_was_done(run, head, tmp_path):
     out = tmp_path / "fixed.pt2"
 
-    report = json.loads(
-        run("check", head, "--target", "xnnpack", "--fix", "--out", out, "--json").out
-    )
+    report = json.loads(run("fix", head, "--target", "xnnpack", "--out", out, "--json").out)
 
     assert report["written"] == str(out)
     assert report["changed_nodes"] == 2
@@ -79,7 +77,7 @@ def test_json_says_what_was_done(run, head, tmp_path):
 def test_the_program_itself_is_not_overwritten(run, head, overwrite):
     before = head.read_bytes()
 
-    ran = run("check", head, "--target", "xnnpack", "--fix", "--out", head, *overwrite)
+    ran = run("fix", head, "--target", "xnnpack", "--out", head, *overwrite)
 
     assert ran.code == 1
     assert "it is the input" in ran.err
@@ -88,28 +86,27 @@ def test_the_program_itself_is_not_overwritten(run, head, overwrite):
 
 def test_a_fixed_program_has_nothing_to_fix(run, head, tmp_path):
     once, twice = tmp_path / "once.pt2", tmp_path / "twice.pt2"
-    run("check", head, "--target", "xnnpack", "--fix", "--out", once)
+    run("fix", head, "--target", "xnnpack", "--out", once)
 
-    ran = run("check", once, "--target", "xnnpack", "--fix", "--out", twice)
+    ran = run("fix", once, "--target", "xnnpack", "--out", twice)
 
     assert ran.code == 0
     assert "nothing to fix" in ran.out
     assert not twice.exists()
 
 
-@pytest.mark.parametrize("given", [["--fix"], ["--out", "m.pt2"]])
-def test_fix_and_out_go_together(run, head, given):
-    ran = run("check", head, "--target", "xnnpack", *given)
+def test_without_a_file_to_write_nothing_is_fixed(run, head):
+    ran = run("fix", head, "--target", "xnnpack")
 
     assert ran.code == 2
-    assert "require each other" in ran.err
+    assert "--out" in ran.err
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and nothing", b"\x08\x07onnx"])
 def test_a_file_that_is_not_a_program_is_an_error_and_nothing_is_written(run, tmp_path, content):
     (tmp_path / "a.pt2").write_bytes(content)
 
-    ran = run("check", tmp_path / "a.pt2", "--target", "xnnpack", "--fix", "--out", tmp_path / "b")
+    ran = run("fix", tmp_path / "a.pt2", "--target", "xnnpack", "--out", tmp_path / "b")
 
     assert ran.code == 1
     assert "error: " in ran.err

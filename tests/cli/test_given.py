@@ -133,12 +133,11 @@ def test_without_a_readable_file_no_model_is_exported(run):
         ("compile", BUNDLE, "--calibration", "no"),
         ("compile", PROGRAM, "--target", "rk3588", "--inputs", "no"),
         ("lower", "a.pt2", *OUT, "--inputs", "no"),
-        ("check", "a.pt2", *OUT, "--fix", "--inputs", "no"),
+        ("fix", "a.pt2", *OUT, "--inputs", "no"),
         ("inspect", PROGRAM, "--inputs", "no"),
         ("compare", PROGRAM, PROGRAM, "--inputs", "no"),
         ("sensitivity", "default", "--inputs", "no"),
-        ("verify", BUNDLE, "--quantization", "no"),
-        ("verify", BUNDLE, "--device-layers", "no", "--reference-layers", "no"),
+        ("diagnose", BUNDLE, "a.bin", "--quantization", "no"),
     ],
 )
 def test_a_missing_input_is_found_before_any_work(run, words):

@@ -16,7 +16,7 @@ from whisperport.exporting.model_bundle import VARIABLE
 
 VERBS: dict[str, click.Command] = dict(cli.commands)
 # Options that name a place to write to. A new one that is not declared as an output fails a test below.
-WRITES = {"out", "html", "output", "work", "device_inputs"}
+WRITES = {"out", "html", "output", "work", "write_inputs"}
 
 
 def outputs_of(verb: click.Command) -> list[click.Parameter]:
@@ -114,8 +114,8 @@ def test_the_bundle_that_the_environment_names_is_an_input(
         ("verify", "bundle", "--html", "bundle/manifest.json"),
         ("inspect", "model.onnx", "--html", "weights.bin"),
         ("check", "model.onnx", "--target", "xnnpack", "--html", "weights.bin"),
-        ("check", "p.pt2", "-t", "xnnpack", "--fix", "-o", "new.pt2", "--html", "new.pt2"),
-        ("check", "p.pt2", "-t", "xnnpack", "--fix", "-o", "in/0.npz", "--inputs", "in/0.npz"),
+        ("fix", "p.pt2", "-t", "xnnpack", "-o", "new.pt2", "--html", "new.pt2"),
+        ("fix", "p.pt2", "-t", "xnnpack", "-o", "in/0.npz", "--inputs", "in/0.npz"),
         ("export", "model.pt", "--target", "onnxruntime", "-o", "new", "--html", "model.pt"),
         ("export", "model.pt", "--target", "onnxruntime", "-o", "new", "--html", "new/page.html"),
         ("export", "bundle/x.pt", "--target", "onnxruntime", "-o", "bundle"),
@@ -123,7 +123,7 @@ def test_the_bundle_that_the_environment_names_is_an_input(
         ("lower", "p.pt2", "--target", "onnxruntime", "-o", "pipe.onnx"),
         ("lower", "p.pt2", "--target", "onnxruntime", "--inputs", "in/0.npz", "-o", "in/0.npz"),
         ("compile", "model.onnx", "--target", "rk3588", "--inputs", "in", "--work", "in"),
-        ("verify", "bundle", "--device-inputs", "bundle"),
+        ("diagnose", "bundle", "--write-inputs", "bundle"),
         ("demo", "-o", "talk.wav"),
         ("archive", "in", "--model", "default", "-o", "in"),
     ],

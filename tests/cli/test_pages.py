@@ -96,9 +96,9 @@ def test_the_page_of_a_fix_shows_the_program_before_and_after(
     run: Any, tied: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    fixed = ("--fix", "--out", tmp_path / "fixed.pt2")
+    fixed = ("--out", tmp_path / "fixed.pt2")
 
-    ran = run("check", tied, "--target", "xnnpack", *fixed, "--html", page)
+    ran = run("fix", tied, "--target", "xnnpack", *fixed, "--html", page)
 
     found = page.read_text()
     before, _, after = found.partition("<b>After</b>")
@@ -336,4 +336,4 @@ def test_a_page_of_another_verification_is_refused(run: Any, bundle: Path, tmp_p
     ran = run("verify", bundle, "--each-program", "--html", tmp_path / "page.html")
 
     assert ran.code == 2
-    assert "--html has no page about this" in ran.err
+    assert "--each-program cannot be used with --record or --html" in ran.err

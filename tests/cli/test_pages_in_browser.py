@@ -44,7 +44,7 @@ def pages(folder: Path, run: Callable[..., Any], exported: Callable[..., Any]) -
     xnnpack_of(decoder, lowered)
     target = ("--target", "xnnpack")
     run("check", decoder, *target, "--html", folder / "check.html")
-    run("check", decoder, *target, "--fix", "-o", folder / "f.pt2", "--html", folder / "fix.html")
+    run("fix", decoder, *target, "-o", folder / "f.pt2", "--html", folder / "fix.html")
     run("inspect", lowered, "--html", folder / "inspect.html")
     bundle: Bundle = exported("onnxruntime")
     report = Report.from_json(bundle.manifest.verification)

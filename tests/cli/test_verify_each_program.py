@@ -49,4 +49,4 @@ def test_it_records_no_evidence(run):
     ran = run("verify", default_bundle(), "--each-program", "--record", "--run-option", AZURE)
 
     assert ran.code == 2
-    assert "exclude each other" in ran.err
+    assert "--each-program cannot be used with --record" in ran.err

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whisperport.commands import fix as fixing
 from whisperport.commands.check import check
-from whisperport.commands.fix import Fixed, fix, write_fixed
+from whisperport.commands.fix import Fixed, fix
 from whisperport.errors import ProgramError, UsageError
 from whisperport.inspection.read_exported import read_exported
 from whisperport.rewrites import REWRITES, Rewrite
@@ -193,7 +193,7 @@ def test_what_is_written_is_read_again_and_computes_the_same(
     from whisperport.trace.pt2 import read_pt2, weight_bytes
     from whisperport.trace.trial import eager_outputs, random_inputs
 
-    out = write_fixed(fixed, tmp_path / "fixed.pt2")
+    out = fixed.write(tmp_path / "fixed.pt2")
     again = read_pt2(out)
     inputs = random_inputs(again, 7)
 
@@ -208,10 +208,10 @@ def test_a_file_that_is_there_is_left_alone_unless_asked(fixed: Fixed, tmp_path:
     out.write_text("theirs")
 
     with pytest.raises(ProgramError, match="exists already"):
-        write_fixed(fixed, out)
+        fixed.write(out)
     assert out.read_text() == "theirs"
 
-    write_fixed(fixed, out, overwrite=True)
+    fixed.write(out, overwrite=True)
     assert out.read_bytes()[:2] == b"PK"
     assert [path.name for path in tmp_path.iterdir()] == ["precious.pt2"]
 

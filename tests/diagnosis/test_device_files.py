@@ -32,7 +32,7 @@ def test_the_inputs_are_written_with_a_manifest_and_the_expected_output_passes(
     # when
     out = tmp_path / "inputs"
     written = CliRunner().invoke(
-        cli, ["verify", str(default_bundle()), "--device-inputs", str(out)]
+        cli, ["diagnose", str(default_bundle()), "--write-inputs", str(out)]
     )
 
     # then
@@ -43,9 +43,7 @@ def test_the_inputs_are_written_with_a_manifest_and_the_expected_output_passes(
         assert len(data) == entry["bytes"] == 4 * np.prod(entry["shape"])
         assert hashlib.sha256(data).hexdigest() == entry["sha256"]
     output = out / clip["expected"][0]["file"]
-    done = CliRunner().invoke(
-        cli, ["verify", str(default_bundle()), "--device-output", str(output), "--json"]
-    )
+    done = CliRunner().invoke(cli, ["diagnose", str(default_bundle()), str(output), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["passed"] is True
     assert [path.name for path in tmp_path.iterdir()] == ["inputs"]  # nothing temporary is left
@@ -57,7 +55,7 @@ def test_a_wrong_file_has_exit_status_1_and_its_cause_is_printed(tmp_path: Path)
     path.write_bytes(bytes(4 * 1500 * 128))
 
     # when
-    done = CliRunner().invoke(cli, ["verify", str(default_bundle()), "--device-output", str(path)])
+    done = CliRunner().invoke(cli, ["diagnose", str(default_bundle()), str(path)])
 
     # then
     assert done.exit_code == 1
@@ -158,6 +156,47 @@ def test_the_layer_where_the_error_begins_is_named(tmp_path: Path) -> None:
         compare_layers(tmp_path / "missing", reference)
 
 
+def test_folders_of_layers_are_diagnosed_in_place_of_a_bundle(tmp_path: Path) -> None:
+    # given the layers in float32, and those of a device
+    right = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
+    for name, values in (("reference", right), ("device", -right)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "block_1.npy", values)
+    folders = [str(tmp_path / "reference"), str(tmp_path / "device")]
+
+    # when
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(cli, ["diagnose", *folders, "--html", str(page)])
+
+    # then
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("block_1: SQNR ")
+    assert "Layers of a device" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either OUTPUT, to diagnose it, or --write-inputs"),
+        (
+            ["a.bin", "--write-inputs", "new"],
+            "give either OUTPUT, to diagnose it, or --write-inputs",
+        ),
+        (["a.bin", "--html", "page.html"], "--html shows LAYERS only"),
+        (["a.bin", "b.bin"], "expected NAME=PATH with a new name"),
+    ],
+)
+def test_what_contradicts_is_wrong_usage(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    done = CliRunner().invoke(cli, ["diagnose", str(default_bundle()), *arguments])
+
+    assert done.exit_code == 2
+    assert message in done.output
+
+
 def _file_with(folder: Path, sqnr_db: float) -> Path:
     """Write the expected features with noise."""
     reference = Reference.from_arrays(Bundle.open(default_bundle()).reference())
@@ -172,7 +211,7 @@ def test_text_json_and_exit_status_of_a_file_state_one_verdict_with_its_limit(
 ) -> None:
     # given features with 11.7 dB
     path = _file_with(tmp_path, 11.7)
-    command = ["verify", str(default_bundle()), "--device-output", str(path)]
+    command = ["diagnose", str(default_bundle()), str(path)]
     verified = limit_of("w8a8", None, encoder=True)
 
     # when the device computes in 8 bits
@@ -207,7 +246,7 @@ def test_an_output_that_is_a_frame_late_does_not_pass_in_8_bits() -> None:
 def test_simulated_and_printed_limit_are_one(tmp_path: Path) -> None:
     # given a device that computes what its 8-bit simulation computes, with 12 dB
     path = _file_with(tmp_path, 12)
-    command = ["verify", str(default_bundle()), "--device-output", str(path)]
+    command = ["diagnose", str(default_bundle()), str(path)]
 
     # when
     done = CliRunner().invoke(cli, [*command, "--simulated", str(path)])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.cli.device_output import print_diagnosis
+from whisperport.cli.diagnosis_words import print_diagnosis
 from whisperport.diagnosis.causes import CauseCode
 from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization

@@ -137,8 +137,8 @@ def test_the_command_line_explains_the_small_file(
     path = tmp_path / "output.bin"
     values, _ = _in_int8(_features(small))
     values.tofile(path)
-    # when `whisperport verify` is called with it
-    code, printed = _verify(capsys, small.folder, "--device-output", path)
+    # when `whisperport diagnose` is called with it
+    code, printed = _diagnose(capsys, small.folder, path)
     # then the exit status is 1, and dtype, size and scale are printed
     assert code == 1
     assert "1,152,000 bytes; expected 4,608,000" in printed
@@ -153,8 +153,8 @@ def test_the_command_line_passes_the_large_file(
     # given a file of 4.6 MB with the features in float32
     path = tmp_path / "output.bin"
     _features(small).tofile(path)
-    # when `whisperport verify` is called with it
-    code, printed = _verify(capsys, small.folder, "--device-output", path)
+    # when `whisperport diagnose` is called with it
+    code, printed = _diagnose(capsys, small.folder, path)
     # then it passes
     assert code == 0
     assert "encoder, clip 01-espeak.wav: pass" in printed
@@ -169,20 +169,20 @@ def test_the_command_line_passes_the_small_file_if_its_quantization_is_stated(
     values.tofile(path)
     stated.write_text(json.dumps({"features": {"dtype": "int8", "scale": scale, "zero_point": 0}}))
     options = ("--quantization", stated, "--device-precision", "w8a8")
-    # when `whisperport verify` is called with both
-    code, printed = _verify(capsys, small.folder, "--device-output", path, *options)
+    # when `whisperport diagnose` is called with both
+    code, printed = _diagnose(capsys, small.folder, path, *options)
     # then it passes
     assert code == 0, printed
 
 
-def _verify(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """Call `whisperport verify`; return its exit status and what it printed."""
+def _diagnose(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Call `whisperport diagnose`; return its exit status and what it printed."""
     from whisperport.cli.main import cli
 
     capsys.readouterr()
     code = 0
     try:
-        cli(["verify", *map(str, arguments)], prog_name="whisperport", standalone_mode=False)
+        cli(["diagnose", *map(str, arguments)], prog_name="whisperport", standalone_mode=False)
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     captured = capsys.readouterr()

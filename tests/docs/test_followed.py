@@ -60,7 +60,7 @@ FIGURE = re.compile(r"[≈<]?(?P<value>[\d,.]+(e[+-]?\d+)?)(?P<unit>.*)")
 # equal; so is every other figure: shares, sizes, operations, limits.
 OF_THE_MACHINE = ("ms", "s", "MiB", "GB")  # times and memory: any
 # Torch adds in another order on another CPU. Between its kernels with AVX2 and without, which the variable
-# ATEN_CPU_CAPABILITY chooses, `check --fix` of a decoder of one layer, width 128, differed by 0.2 dB and by
+# ATEN_CPU_CAPABILITY chooses, `fix` of a decoder of one layer, width 128, differed by 0.2 dB and by
 # a factor of 1.1 in the largest error, which is that of one value. The limits leave room for larger ones.
 MOST_DB = 1.0
 MOST_FACTOR = 2.0  # of a number with an exponent, which is the largest error of an output

@@ -25,11 +25,9 @@ from whisperport.cli.console import (
     shown_path,
     stages,
 )
-from whisperport.cli.fix import run_fix
-from whisperport.cli.given import Given, InputPath
+from whisperport.cli.given import Given
 from whisperport.cli.inspect import border_text
-from whisperport.cli.options import as_json, html_option, sizes_option, target_name, trusting
-from whisperport.cli.paths import OutputPath
+from whisperport.cli.options import as_json, html_option, sizes_option, target_name
 from whisperport.cli.verb import Verb, option
 from whisperport.commands.check import Checked, Partitioned
 from whisperport.commands.check import check as check_program
@@ -61,34 +59,6 @@ HEADINGS: dict[FindingKind, str] = {
 @target_name("Target to check the program for")
 @sizes_option
 @option(
-    "--fix",
-    group="Fix",
-    is_flag=True,
-    help="Apply the rewrites that the target needs, verify each numerically, and write the fixed "
-    "program to --out. A rewrite that fails its verification is not applied",
-)
-@option(
-    "--out",
-    "-o",
-    group="Fix",
-    type=OutputPath("file"),
-    metavar="FILE.pt2",
-    help="File that --fix writes the fixed program to; required with --fix",
-)
-@option(
-    "--overwrite", group="Fix", is_flag=True, help="Let --fix replace the file if it already exists"
-)
-@option(
-    "--inputs",
-    group="Fix",
-    multiple=True,
-    type=InputPath(),
-    metavar="FILE.npz",
-    help="Additional inputs on which --fix verifies the rewrites, as one array per input name; may "
-    "be repeated",
-)
-@trusting("Let --fix load and run PROGRAM without a limit on memory", group="Fix")
-@option(
     "--all",
     "every_node",
     group="Output",
@@ -103,11 +73,6 @@ def check(
     html: Path | None,
     every_node: bool,
     sizes: dict[str, int],
-    fix: bool,
-    out: Path | None,
-    inputs: tuple[Path, ...],
-    overwrite: bool,
-    trust: bool,
     as_json: bool,
 ) -> None:
     """List the nodes of a program that a target rejects, with reasons, cost and the rewrite that helps.
@@ -121,32 +86,11 @@ def check(
     separately: they may compile, and do not change the exit status. Where a vendor has a partitioner for
     .tflite files, its answer is printed too.
 
-    With --fix, the target's rewrites are applied to a .pt2 file. Each rewrite is verified: the program
-    runs in PyTorch before and after it, on random inputs, and on speech if an input is a mel spectrogram.
-    Parts that move to the host, such as the token embedding lookup, are written to files beside
-    FILE.pt2. The exit status is then 1 only if a rewrite fails its verification, or a rejected node that
-    computes something remains.
-
     \b
     Examples:
       $ whisperport check decoder.pt2 --target xnnpack
-      $ whisperport check decoder.pt2 --target xnnpack --fix --out fixed.pt2
+      $ whisperport check decoder.onnx --target hailo8l --all --html check.html
     """
-    if fix != (out is not None):
-        raise click.UsageError("--fix and --out FILE.pt2 require each other")
-    if out is not None:
-        run_fix(
-            program,
-            target,
-            out,
-            inputs,
-            sizes=sizes,
-            overwrite=overwrite,
-            trust=trust,
-            as_json=as_json,
-            html=html,
-        )
-        return
     with stages() as progress:
         checked = check_program(program, target, sizes=sizes, progress=progress)
     following = _next_command(program, checked, sizes)
@@ -342,8 +286,8 @@ def _next_command(
         return ("check", program, "--target", target, *numbers) if numbers else ("explain", "WP204")
     fixed_sizes = _size_options(sizes)
     if one_graph and any(kind.rewrite for kind in rejected):
-        fixed = program.with_suffix(".fixed.pt2")
-        return "check", program, "--target", target, *fixed_sizes, "--fix", "--out", fixed
+        out = program.with_suffix(".fixed.pt2")
+        return "fix", program, "--target", target, *fixed_sizes, "--out", out
     if rejected:
         return "explain", rejected[0].rule
     suffix = get_target(target).spec.lowered_suffix

@@ -1,4 +1,4 @@
-"""HTML pages of `check`: what a target rejects in a program, and what `check --fix` changed."""
+"""HTML pages of `check`: what a target rejects in a program, and what `fix` changed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

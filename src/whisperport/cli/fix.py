@@ -1,8 +1,9 @@
-"""`whisperport check --fix`: fix a program, write it, and print what was changed."""
+"""`whisperport fix`"""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+
+import click
 
 from whisperport.cli.check_page import fix_page
 from whisperport.cli.console import (
@@ -14,33 +15,77 @@ from whisperport.cli.console import (
     print_table,
     stages,
 )
-from whisperport.commands.fix import Fixed, RewriteStep, check_free, fix, write_fixed
+from whisperport.cli.given import Given, InputPath
+from whisperport.cli.options import (
+    as_json,
+    html_option,
+    output_option,
+    sizes_option,
+    target_name,
+    trusting,
+)
+from whisperport.cli.verb import Verb, option
+from whisperport.commands.fix import Fixed, RewriteStep, check_free
+from whisperport.commands.fix import fix as fix_program
 from whisperport.program.spec import Rejection
 from whisperport.system.outputs import Output, check_outputs, write_page
 from whisperport.targets import get_target
 
 
-def run_fix(
+@click.command(
+    cls=Verb,
+    short_help="Rewrite the nodes of a program that a target rejects, and verify each rewrite.",
+)
+@click.argument("program", type=Given("program"))
+@target_name("Target to fix the program for")
+@sizes_option
+@option(
+    "--inputs",
+    group="Input",
+    multiple=True,
+    type=InputPath(),
+    metavar="FILE.npz",
+    help="Additional inputs on which the rewrites are verified, as one array per input name; may be "
+    "repeated",
+)
+@trusting("Load and run PROGRAM without a limit on memory")
+@output_option("FILE.pt2", "file", "File to write the fixed program to")
+@option("--overwrite", group="Output", is_flag=True, help="Replace the file if it already exists")
+@html_option("a picture of the program's graph before and after")
+@as_json
+def fix(
     program: Path,
     target: str,
-    out: Path,
+    sizes: dict[str, int],
     inputs: tuple[Path, ...],
-    *,
-    sizes: Mapping[str, int],
-    overwrite: bool,
     trust: bool,
-    as_json: bool,
+    out: Path,
+    overwrite: bool,
     html: Path | None,
+    as_json: bool,
 ) -> None:
-    """Run the verb; exit with status 1 if a rewrite failed its verification or a rejected node remains."""
+    """Apply the rewrites that a target needs to a program, verify each, and write the fixed program.
+
+    PROGRAM is a .pt2 file of any model. Each rewrite is verified: the program runs in PyTorch before and
+    after it, on random inputs, and on speech if an input is a mel spectrogram. A rewrite that fails its
+    verification is not applied. Parts that move to the host, such as the token embedding lookup, are
+    written to files beside FILE.pt2. The exit status is 1 if a rewrite fails its verification, or a
+    rejected node that computes something remains.
+
+    \b
+    Examples:
+      $ whisperport fix decoder.pt2 --target xnnpack --out fixed.pt2
+    """
     check_free(out, overwrite=overwrite)
     with stages() as progress:
-        fixed = fix(program, target, inputs=inputs, sizes=sizes, trust=trust, progress=progress)
+        fixed = fix_program(
+            program, target, inputs=inputs, sizes=sizes, trust=trust, progress=progress
+        )
         if fixed.changed:
             beside = [out.with_name(name) for name in fixed.host.files(out.stem)]
             check_outputs([Output(path, "--out", "file") for path in beside], [program, *inputs])
             progress(f"writing {out.name}")
-            write_fixed(fixed, out, overwrite=overwrite)
+            fixed.write(out, overwrite=overwrite)
     following = _next_command(fixed, out if fixed.changed else program)
     if html is not None:
         write_page(html, fix_page(fixed, command_line(*following)))

@@ -36,8 +36,8 @@ TRACEBACK = "WHISPERPORT_TRACEBACK"  # environment variable: if not empty, defec
 
 _VERBS = (
     *("fetch", "export", "compile", "import"),
-    *("check", "explain", "lower", "inspect", "compare", "sensitivity"),
-    *("verify", "transcribe", "live", "serve", "archive", "bench"),
+    *("check", "explain", "fix", "lower", "inspect", "compare", "sensitivity"),
+    *("verify", "diagnose", "transcribe", "live", "serve", "archive", "bench"),
     *("plan", "targets", "doctor", "demo"),
 )
 # Module and function of the verbs whose names Python uses itself; all others have their verb's name.

@@ -137,7 +137,7 @@ def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> Com
     if all(dumps):
         raise UsageError(
             "two folders of arrays hold no program to compare",
-            hint=f"whisperport verify BUNDLE --device-layers {b} --reference-layers {a}",
+            hint=f"whisperport diagnose {a} {b}",
         )
     if any(dumps):
         program, folder = (b, a) if dumps[0] else (a, b)

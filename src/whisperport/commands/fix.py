@@ -144,6 +144,39 @@ class Fixed:
             "not_seen": [asdict(rejection) for rejection in self.unseen],
         }
 
+    def write(self, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the fixed program as a `.pt2` file, and the host's steps as files beside it.
+
+        Args:
+            out: path of the `.pt2` file. The host's steps are written as `NAME.host.json` and `.npy` files.
+            overwrite: replace existing files. Default: False.
+
+        Returns:
+            The path of the `.pt2` file.
+
+        Raises:
+            ProgramError: a file exists already, and `overwrite` is False.
+            WhisperportError: a file cannot be written.
+        """
+        from torch.export import save
+
+        from whisperport.inspection.quiet import quiet
+
+        out = Path(out)
+        beside = self.host.files(out.stem)
+        for name in (*beside, out.name):
+            check_free(out.with_name(name), overwrite=overwrite)
+        buffer = io.BytesIO()  # torch's own errors do not name a full disk
+        with (
+            quiet()
+        ):  # torch warns about weights that share memory, although it stores them correctly
+            save(self.program.exported, buffer)
+        with staged_beside(out) as staged:
+            for name, content in (*beside.items(), (out.name, buffer.getvalue())):
+                (staged.partial / name).write_bytes(content)
+            put_files_in_place(staged.partial, staged.files, out, (*beside, out.name))
+        return out
+
 
 def fix(
     program: "Program | str | os.PathLike[str]",
@@ -204,39 +237,6 @@ def fix(
         before=done.found[0],
         after=done.found[-1],
     )
-
-
-def write_fixed(fixed: Fixed, out: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write the fixed program as a `.pt2` file, and the host's steps as files beside it.
-
-    Args:
-        fixed: the result of `fix`.
-        out: path of the `.pt2` file. The host's steps are written as `NAME.host.json` and `.npy` files.
-        overwrite: replace existing files. Default: False.
-
-    Returns:
-        The path of the `.pt2` file.
-
-    Raises:
-        ProgramError: a file exists already, and `overwrite` is False.
-        WhisperportError: a file cannot be written.
-    """
-    from torch.export import save
-
-    from whisperport.inspection.quiet import quiet
-
-    out = Path(out)
-    beside = fixed.host.files(out.stem)
-    for name in (*beside, out.name):
-        check_free(out.with_name(name), overwrite=overwrite)
-    buffer = io.BytesIO()  # torch's own errors do not name a full disk
-    with quiet():  # torch warns about weights that share memory, although it stores them correctly
-        save(fixed.program.exported, buffer)
-    with staged_beside(out) as staged:
-        for name, content in (*beside.items(), (out.name, buffer.getvalue())):
-            (staged.partial / name).write_bytes(content)
-        put_files_in_place(staged.partial, staged.files, out, (*beside, out.name))
-    return out
 
 
 def check_free(out: str | os.PathLike[str], *, overwrite: bool) -> None:

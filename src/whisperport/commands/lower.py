@@ -314,15 +314,15 @@ def _check_supported(program: "Program", target: Target, given: str) -> None:
     """Raise an error if the target's compiler would reject the program because of an unsupported node."""
     rejected = target.check(program) if target.spec.rejects_programs else []
     if rejected:
-        check = f"whisperport check {shlex.quote(given)} --target {target.spec.name}"
+        what = f"{shlex.quote(given)} --target {target.spec.name}"
         fixed = shlex.quote(os.fspath(Path(given).with_suffix(".fixed.pt2")))
         place = f", in {rejected[0].place}" if rejected[0].place else ""
         raise LoweringError(
             f"`{target.spec.name}` does not support the program `{program.name}`",
             why=f"`{rejected[0].node}`{place}: {rejected[0].reason} "
             f"(rejections in total: {len(rejected)})",
-            hint=f"`{check}` lists every rejection of the original program; "
-            f"`{check} --fix --out {fixed}` applies the rewrites one by one, and lists what remains",
+            hint=f"`whisperport check {what}` lists every rejection of the original program; "
+            f"`whisperport fix {what} --out {fixed}` applies the rewrites, and lists what remains",
         )
 
 

@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 Order = Literal["frames-channels", "channels-frames"]
 
 DTYPES = tuple(dict.fromkeys(form.name for form in FORMATS))
-DIAGNOSE = "`whisperport verify BUNDLE --device-output FILE` finds out how a file stores its values"
+DIAGNOSE = "`whisperport diagnose BUNDLE FILE` finds out how a file stores its values"
 BY_EXAMPLE = "give the device's output for a reference clip with --features-like, or state it"
 # Causes that concern every file of the device alike, so that they can be undone in another file.
 SAME_IN_EVERY_FILE = frozenset(
@@ -208,7 +208,7 @@ def storage_by_example(
             f"{example} does not show how the device stores features",
             why=" ".join(f.sentence for f in others)
             or f"it is not the encoder's output for the clip `{expected.clip}`, in any known form",
-            hint=f"`whisperport verify {bundle.folder} --device-output {example}` says what to change",
+            hint=f"`whisperport diagnose {bundle.folder} {example}` says what to change",
         )
     if found.passed:
         return FeatureStorage(), sentences

@@ -173,7 +173,7 @@ class HostPart:
             raise ProgramError(
                 f"cannot read the host part {path}",
                 why=f"{type(error).__name__}: {error}"[:200],
-                hint="create it again with `whisperport check --fix` or `whisperport lower`",
+                hint="create it again with `whisperport fix` or `whisperport lower`",
             ) from error
         return cls(lookups, joins)
 

@@ -1,6 +1,6 @@
 """Define, register and run host rewrites: they move the first or last steps of a program to the host.
 
-A host rewrite changes the program's signature. `whisperport check --fix` and `whisperport lower` apply the
+A host rewrite changes the program's signature. `whisperport fix` and `whisperport lower` apply the
 host rewrites that a target names. `whisperport export` does not apply them, because the runtime depends on
 the signatures of its programs.
 """

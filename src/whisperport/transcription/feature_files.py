@@ -177,6 +177,6 @@ def _implausible(source: str, why: str) -> UsageError:
     return UsageError(
         f"the features in {source} are not as this bundle's encoder computes them",
         why=why,
-        hint="`whisperport verify BUNDLE --device-output FILE` finds the cause with the device's output "
+        hint="`whisperport diagnose BUNDLE FILE` finds the cause with the device's output "
         "for a reference clip",
     )

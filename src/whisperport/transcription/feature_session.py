@@ -144,6 +144,6 @@ def checked_features(engine: Engine, features: Floats | Sequence[Floats]) -> lis
                 f"{which} contain {bad:,} values that are not finite",
                 "encoder",
                 why="the encoder's output has a NaN or an infinity, or was read in another dtype",
-                hint="`whisperport verify BUNDLE --device-output FILE` finds the cause",
+                hint="`whisperport diagnose BUNDLE FILE` finds the cause",
             )
     return [np.ascontiguousarray(window, np.float32) for window in windows]

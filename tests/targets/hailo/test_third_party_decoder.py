@@ -1,4 +1,4 @@
-"""A third-party [1, 32] decoder for a chip without embedding lookup: `check`, `--fix` and `lower`."""
+"""A third-party [1, 32] decoder for a chip without embedding lookup: `check`, `fix` and `lower`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from whisperport.commands.check import check
-from whisperport.commands.fix import Fixed, fix, write_fixed
+from whisperport.commands.fix import Fixed, fix
 from whisperport.commands.lower import Lowered, lower
 from whisperport.errors import ProgramError
 from whisperport.program.host_part import HostPart
@@ -99,7 +99,7 @@ def test_every_step_was_verified_through_the_host(fixed: Fixed) -> None:
 def test_what_is_written_computes_the_logits_with_what_lies_beside_it(
     fixed: Fixed, inputs: dict[str, Array], logits: Array, tmp_path: Path
 ) -> None:
-    out = write_fixed(fixed, tmp_path / "fixed.pt2")
+    out = fixed.write(tmp_path / "fixed.pt2")
 
     again, host = read_pt2(out), HostPart.read(tmp_path / "fixed.host.json")
     given = host.inputs(inputs)

@@ -94,7 +94,7 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
 def kept_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The program writes to a tensor that it stores, such as the static cache of a decoder: the next call
     depends on this one. Most compilers drop such a write without an error, or store the tensor as a
-    constant. `whisperport lower` and `check --fix` reject the program, because a comparison of one call
+    constant. `whisperport lower` and `fix` reject the program, because a comparison of one call
     does not show it.
 
     The check finds an operator of torch that writes to a stored tensor in place, also through a view, and a

@@ -7,9 +7,7 @@ from whisperport.inspection.rules.base import Finding, format_shape, node_rule, 
 from whisperport.program.spec import Limit
 
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
-LOWERED = (
-    "the target runs it, but `lower` and `check --fix` need a number for each symbol: `--size`"
-)
+LOWERED = "the target runs it, but `lower` and `fix` need a number for each symbol: `--size`"
 STATIC = "every axis must be a fixed number; export again with static shapes"
 
 
@@ -69,7 +67,7 @@ def dynamic(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """A compiler for an accelerator plans memory and tiling in advance, so the length of every axis must be
     a fixed number. One dynamic input makes every tensor that depends on it dynamic.
 
-    What to do: give `check`, `check --fix` and `lower` a number for each symbol of a `.pt2` file, such as
+    What to do: give `check`, `fix` and `lower` a number for each symbol of a `.pt2` file, such as
     `--size s27=128`. Or export again with static shapes: from torch without `dynamic_shapes`, to ONNX
     without `dynamic_axes`. One program for each length that is needed.
     """

@@ -175,7 +175,7 @@ def _notes(options: CompileOptions, extra: Sequence[str], chip: Chip) -> Sequenc
     if options.suppress_output or "--suppress-output" in extra:
         notes.append(
             "--suppress-output leaves the outputs as the NPU writes them: int8, channels before height and "
-            "width, and the width padded to a multiple of 16; `whisperport verify BUNDLE --device-output "
+            "width, and the width padded to a multiple of 16; `whisperport diagnose BUNDLE "
             "FILE` recognizes this layout, and the compiled file does not run with whisperport"
         )
     if "--suppress-input" in extra:
@@ -186,7 +186,7 @@ def _notes(options: CompileOptions, extra: Sequence[str], chip: Chip) -> Sequenc
     if options.opt_aggressive:
         notes.append(
             "--opt-aggressive may lose accuracy: compare the outputs of the board with the reference, "
-            "with `whisperport verify BUNDLE --device-output FILE`"
+            "with `whisperport diagnose BUNDLE FILE`"
         )
     if not options.relax_fp32:
         notes.append(

@@ -217,7 +217,7 @@ class NeuronrtRunner(Runner):
             raise BundleError(
                 f"neuronrt wrote {len(data)} bytes for the output `{tensor.name}` of {self._what}",
                 why=f"expected {tensor.nbytes} bytes: {list(tensor.shape)} of {tensor.dtype}; the option "
-                "`files` keeps the file, and `verify --device-output` explains its size",
+                "`files` keeps the file, and `whisperport diagnose` explains its size",
                 hint="compile the .dla again from the .tflite of this bundle",
             )
         kind = np.dtype(tensor.dtype).newbyteorder("<")

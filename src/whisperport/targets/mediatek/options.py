@@ -37,7 +37,7 @@ class RunOptions(EmulationOptions):
         Path | None,
         Option(
             "Folder that keeps the raw input and output files of each program's last call, for "
-            "`whisperport verify --device-output`"
+            "`whisperport diagnose`"
         ),
     ] = None
     boost: Annotated[
