@@ -122,8 +122,8 @@ def test_a_file_of_the_hosts_does_not_replace_given_inputs(run, tmp_path):
         np.savez(file, **{program.spec.inputs[0].name: np.arange(4)[None]})
     before = inputs.read_bytes()
 
-    arguments = ("--target", "hailo8l", "--fix", "--out", tmp_path / "fixed.pt2", "--overwrite")
-    ran = run("check", path, *arguments, "--inputs", inputs)
+    arguments = ("--target", "hailo8l", "--out", tmp_path / "fixed.pt2", "--overwrite")
+    ran = run("fix", path, *arguments, "--inputs", inputs)
 
     assert ran.code == 1
     assert "it is the input" in ran.err

@@ -89,7 +89,7 @@ def check(
     \b
     Examples:
       $ whisperport check decoder.pt2 --target xnnpack
-      $ whisperport check decoder.onnx --target hailo8l --all --html check.html
+      $ whisperport check decoder.onnx --target litert --all --html check.html
     """
     with stages() as progress:
         checked = check_program(program, target, sizes=sizes, progress=progress)
