@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from whisperport.program.dims import Dims
 
 if TYPE_CHECKING:  # measured processes do not import torch
-    from whisperport.checkpoint.checkpoint import Checkpoint
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 SIZES = {  # width, heads, layers
     "tiny": (384, 6, 4),
@@ -37,9 +37,9 @@ def random_checkpoint(size: str) -> "Checkpoint":
     """Return a checkpoint of Whisper's sizes with random float16 weights, the same in every process."""
     import torch
 
-    from whisperport.checkpoint.checkpoint import Checkpoint, Source
-    from whisperport.model.whisper import Whisper
-    from whisperport.text.vocabulary import openai_generation, openai_tokenizer
+    from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
+    from whisperport.model.network.whisper import Whisper
+    from whisperport.speech.text.vocabulary import openai_generation, openai_tokenizer
 
     width, heads, layers = SIZES[size]
     last = DECODER_LAYERS.get(size, layers) - 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from whisperport.cli.main import cli
+from whisperport.apps.cli.main import cli
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 

@@ -10,12 +10,12 @@ installed. This takes minutes. Run it when a target, a program or a runtime's ve
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import load_checkpoint
-from whisperport.cli.console import stages
-from whisperport.compilation.compile import CompileOptions
-from whisperport.compilation.compile import compile as compile_bundle
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.apps.cli.console import stages
+from whisperport.build.compile.compile import CompileOptions
+from whisperport.build.compile.compile import compile as compile_bundle
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.program.bundle import Bundle
 from whisperport.program.evidence import Evidence
 from whisperport.targets import TARGETS, Target
 from whisperport.verification.project_evidence import by_target, evidence_file, to_bytes

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from whisperport.inspection.rules import RULES
-from whisperport.inspection.rules.page import limit_text, rule_index, rule_section
+from whisperport.model.inspection.rules import RULES
+from whisperport.model.inspection.rules.page import limit_text, rule_index, rule_section
+from whisperport.model.rewrites import HOST_REWRITES, REWRITES
 from whisperport.program.spec import TargetSpec
-from whisperport.rewrites import HOST_REWRITES, REWRITES
 from whisperport.targets import TARGETS, Target
 from whisperport.targets.options import NoOptions, describe
 from whisperport.verification.project_evidence import evidence_rows, status_words

@@ -19,7 +19,7 @@ from pathlib import Path
 from fuzz.campaign import Campaign, replay
 from fuzz.formats import all_formats
 from fuzz.results import save, table
-from whisperport.bundle.manifest import FORMAT_VERSION
+from whisperport.program.bundle.manifest import FORMAT_VERSION
 
 BUILD = Path("build/fuzz")
 # Kept between campaigns; made again when the bundle's format version changes.

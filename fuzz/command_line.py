@@ -28,7 +28,7 @@ def whisperport(*arguments: str) -> None:
         click.ClickException, WhisperportError: the error of the verb.
         UnsafeOutputError: the verb printed control characters, a NaN or an infinity.
     """
-    from whisperport.cli.main import cli
+    from whisperport.apps.cli.main import cli
 
     stdout, stderr = io.StringIO(), io.StringIO()
     error: WhisperportError | click.ClickException | None = None
@@ -50,7 +50,7 @@ def whisperport(*arguments: str) -> None:
 
 def printed(error: WhisperportError) -> str:
     """Return an error as the command line prints it."""
-    from whisperport.cli.console import print_error
+    from whisperport.apps.cli.console import print_error
 
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr):

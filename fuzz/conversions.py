@@ -116,8 +116,8 @@ def write_ctranslate2(
 
 def ggml_head(dims: Dims, *, sizes: Mapping[str, int] | None = None) -> bytes:
     """Return a ggml file up to its tensors, with OpenAI's vocabulary; `sizes` are stated instead."""
-    from whisperport.audio.mel import mel_filters
-    from whisperport.text.vocabulary import openai_text_tokens
+    from whisperport.speech.audio.mel import mel_filters
+    from whisperport.speech.text.vocabulary import openai_text_tokens
 
     names = "n_vocab n_audio_ctx n_audio_state n_audio_head n_audio_layer n_text_ctx n_text_state"
     names += " n_text_head n_text_layer n_mels"

@@ -52,7 +52,7 @@ def _listed(bundle: Path) -> list[str]:
 
 def _with_checksum(data: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with a correct checksum, so that the reader continues after checking it."""
-    from whisperport.bundle.manifest import _checksum
+    from whisperport.program.bundle.manifest import _checksum
 
     data = {name: value for name, value in data.items() if name != "checksum"}
     try:
@@ -63,7 +63,7 @@ def _with_checksum(data: dict[str, Any]) -> dict[str, Any]:
 
 def _rehashed(bundle: Path, names: list[str]) -> None:
     """Update hash and size of the files `names` in the manifest."""
-    from whisperport.bundle.folder import file_sha256
+    from whisperport.program.bundle.folder import file_sha256
 
     data = json.loads((bundle / "manifest.json").read_text())
     for name in names:
@@ -182,10 +182,10 @@ def _pickled_table(random: Random, outside: str) -> bytes:
 
 def _read_tables(folder: Path) -> None:
     """Call every reader, also after an error of another reader."""
-    from whisperport.bundle import Bundle
     from whisperport.errors import WhisperportError
-    from whisperport.inspection.inputs import read_inputs
-    from whisperport.targets.hailo.importer import _table
+    from whisperport.model.inspection.inputs import read_inputs
+    from whisperport.program.bundle import Bundle
+    from whisperport.targets.vendors.hailo.importer import _table
 
     error: WhisperportError | None = None
     bundle = Bundle.open(folder / BUNDLE)
@@ -263,8 +263,8 @@ def _make_safetensors(random: Random, seeds: Path, folder: Path, outside: str) -
 
 def _load_folder(folder: Path) -> None:
     """Load the checkpoint, and use its tokenizer as a transcription does."""
-    from whisperport.checkpoint import load_checkpoint
-    from whisperport.text import Tokenizer
+    from whisperport.model.checkpoint import load_checkpoint
+    from whisperport.speech.text import Tokenizer
 
     checkpoint = load_checkpoint(folder / "checkpoint")
     tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json, checkpoint.generation)
@@ -319,7 +319,7 @@ def _hostile_state(path: Path, seeds: Path, random: Random, outside: str) -> byt
 
 
 def _load_pt(folder: Path) -> None:
-    from whisperport.checkpoint import load_checkpoint
+    from whisperport.model.checkpoint import load_checkpoint
 
     path = folder / "model.pt"
     load_checkpoint(path if path.exists() else folder / "checkpoint")
@@ -348,7 +348,7 @@ def _make_ggml(random: Random, seeds: Path, folder: Path, outside: str) -> None:
 
 
 def _load_ggml(folder: Path) -> None:
-    from whisperport.checkpoint import load_checkpoint
+    from whisperport.model.checkpoint import load_checkpoint
 
     load_checkpoint(folder / "ggml.bin")
 
@@ -457,15 +457,15 @@ def _inspect(folder: Path) -> None:
 
 def _read_pt2(folder: Path) -> None:
     """Load the program with torch, as `fix` and `lower` do first."""
-    from whisperport.trace.pt2 import read_pt2
+    from whisperport.model.trace.pt2 import read_pt2
 
     read_pt2(_program(folder))
 
 
 def _read_pte(folder: Path) -> None:
     """Read the program as `inspect` does first, before any part of it runs."""
-    from whisperport.inspection.quiet import quiet
-    from whisperport.inspection.read_pte import read_pte
+    from whisperport.model.inspection.quiet import quiet
+    from whisperport.model.inspection.read_pte import read_pte
 
     path = Path(_program(folder))
     if path.is_file() and not path.is_symlink():
@@ -492,7 +492,7 @@ def _make_hef(random: Random, seeds: Path, folder: Path, outside: str) -> None:
 
 def _read_hef(folder: Path) -> None:
     """Read the file as `whisperport import` does first."""
-    from whisperport.targets.hailo.hef import read_hef
+    from whisperport.targets.vendors.hailo.hef import read_hef
 
     read_hef(_program(folder))
 
@@ -520,7 +520,7 @@ def _addresses(outside: str) -> tuple[str, ...]:
 def _load_audio(folder: Path) -> None:
     import numpy as np
 
-    from whisperport.audio import load_audio
+    from whisperport.speech.audio import load_audio
 
     samples = load_audio(_program(folder))
     if not np.isfinite(samples).all() or np.abs(samples).max() > 1:
@@ -540,8 +540,8 @@ def _device_output(quantization: Any) -> Any:
     """
     import numpy as np
 
-    from whisperport.diagnosis.causes import CauseCode
-    from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
+    from whisperport.verification.diagnosis.causes import CauseCode
+    from whisperport.verification.diagnosis.expected import Alternative, Expected, ExpectedTensor
 
     random = np.random.default_rng(0)
     arrays = {
@@ -587,8 +587,8 @@ def _make_device_outputs(random: Random, seeds: Path, folder: Path, outside: str
 def _diagnose(folder: Path) -> None:
     """Diagnose the files, and check every text that would be printed."""
     from fuzz.command_line import check_printed
-    from whisperport.diagnosis.diagnosing import diagnose
-    from whisperport.diagnosis.raw_files import read_quantization
+    from whisperport.verification.diagnosis.diagnosing import diagnose
+    from whisperport.verification.diagnosis.raw_files import read_quantization
 
     is_stated = _one_of(("stated", "not stated"), folder / "quantization.json") == "stated"
     stated = read_quantization(folder / "quantization.json") if is_stated else {}

@@ -35,8 +35,8 @@ from pathlib import Path
 
 from fuzz import processes
 from fuzz.killed_jobs import LAST_STAGES, Job, fork, make_jobs
-from whisperport.bundle import MANIFEST, Bundle, writing_bundle
 from whisperport.errors import BundleError
+from whisperport.program.bundle import MANIFEST, Bundle, writing_bundle
 
 RESULT = Path("build/fuzz/kill.json")
 OURS = re.compile(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from whisperport.bundle import Bundle, ProgramEntry, writing_bundle
+from whisperport.program.bundle import Bundle, ProgramEntry, writing_bundle
 from whisperport.system.progress import Progress
 
 LAST_STAGES = ("moving the bundle to its folder", "writing the bundle", "writing nano")
@@ -54,8 +54,8 @@ def _checkpoint() -> Any:
     import torch
     from tests.micro import DIMS, GENERATION, tokenizer_json
 
-    from whisperport.checkpoint.checkpoint import Checkpoint, Source
-    from whisperport.model.whisper import Whisper
+    from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
+    from whisperport.model.network.whisper import Whisper
 
     dims = replace(DIMS, n_audio_ctx=50)  # 1 s, the shortest window that may be exported
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def _checkpoint() -> Any:
 
 
 def _trace_once() -> None:
-    from whisperport.trace import variants as programs
+    from whisperport.model.trace import variants as programs
 
     real, traced = programs.whisper_programs, {}
 
@@ -89,7 +89,7 @@ def _trace_once() -> None:
 
 
 def _export(checkpoint: Any, target: str, out: Path, progress: Progress = lambda _: None) -> Bundle:
-    from whisperport.exporting.export import ExportOptions, export
+    from whisperport.build.export.export import ExportOptions, export
     from whisperport.targets import RunOptions
 
     return export(
@@ -98,7 +98,7 @@ def _export(checkpoint: Any, target: str, out: Path, progress: Progress = lambda
 
 
 def _lower_by_copying(made: dict[str, Bundle]) -> None:
-    from whisperport.targets.onnxruntime import OnnxRuntime
+    from whisperport.targets.cpu.onnxruntime import OnnxRuntime
 
     bundle = made["onnxruntime"]
 
@@ -125,7 +125,7 @@ def _compiled_encoder(bundle: Bundle) -> bytes:
 
 def _import(checkpoint: Any, bundle: Bundle, hef: Path) -> Callable[[Path, Progress], object]:
     """Return a function that imports an encoder, which a vendor published."""
-    from whisperport.compilation.importing import ImportOptions, import_artifact
+    from whisperport.build.compile.importing import ImportOptions, import_artifact
     from whisperport.targets import RunOptions
 
     hef.write_bytes(_compiled_encoder(bundle))
@@ -137,7 +137,7 @@ def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object
     """Return a function that compiles a copy of a bundle with the dummy compiler's interpreter."""
     from tests.targets.hailo.fake_sdk import InstalledSdk
 
-    from whisperport.compilation.compile import CompileOptions, compile
+    from whisperport.build.compile.compile import CompileOptions, compile
 
     options = CompileOptions(
         force=True,

@@ -14,7 +14,7 @@ from typing import Any
 
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
-from whisperport.text.byte_level import to_byte_characters
+from whisperport.speech.text.byte_level import to_byte_characters
 
 DIMS = Dims(
     n_mels=8,
@@ -103,7 +103,7 @@ def _weights(dims: Dims) -> dict[str, Any]:
     """Return random tensors with a gain of about 1, with openai-whisper's names."""
     import torch
 
-    from whisperport.checkpoint.tensor_check import expected_shapes
+    from whisperport.model.checkpoint.tensor_check import expected_shapes
 
     generator = torch.Generator().manual_seed(0)
     found = {}
@@ -119,8 +119,8 @@ def _weights(dims: Dims) -> dict[str, Any]:
 def _bundle(folder: Path, target: str) -> None:
     import numpy as np
 
-    from whisperport.checkpoint.checkpoint import Checkpoint, Source
-    from whisperport.exporting.export import ExportOptions, export
+    from whisperport.build.export.export import ExportOptions, export
+    from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
     from whisperport.targets import RunOptions
     from whisperport.verification.clips import Clip
 
@@ -144,8 +144,8 @@ def _checkpoint(folder: Path) -> None:
     """Make a checkpoint folder in Hugging Face's format."""
     from safetensors.torch import save_file
 
-    from whisperport.checkpoint.huggingface import _CONFIG_KEYS
-    from whisperport.checkpoint.names import to_huggingface
+    from whisperport.model.checkpoint.huggingface import _CONFIG_KEYS
+    from whisperport.model.checkpoint.names import to_huggingface
 
     weights = {to_huggingface(name): tensor for name, tensor in _weights(DIMS).items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -182,7 +182,7 @@ def _pt(folder: Path) -> None:
     """Make a `.pt` file as openai-whisper saves it, and a Hugging Face folder without safetensors."""
     import torch
 
-    from whisperport.checkpoint.names import to_huggingface
+    from whisperport.model.checkpoint.names import to_huggingface
 
     sizes = DIMS.to_json() | {"n_vocab": OPENAI_VOCABULARY}
     weights = {name: tensor.half() for name, tensor in _weights(Dims(**sizes)).items()}
@@ -298,7 +298,7 @@ def xnnpack_pte(module: Any, inputs: tuple[Any, ...]) -> bytes:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    from whisperport.inspection.quiet import quiet
+    from whisperport.model.inspection.quiet import quiet
 
     with quiet():
         exported = torch.export.export(module, inputs, strict=False)

@@ -119,7 +119,7 @@ def random_hf_whisper() -> Make:
     """`random_hf_whisper(seed=0, **config)`: a transformers WhisperForConditionalGeneration."""
     from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
-    from whisperport.text.vocabulary import openai_generation
+    from whisperport.speech.text.vocabulary import openai_generation
 
     def make(*, seed: int = 0, **overrides: Any) -> Any:
         sizes: dict[str, Any] = {
@@ -194,7 +194,7 @@ def tiny_checkpoint_folder(
     random_hf_whisper: Make, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A Hugging Face folder with a tokenizer.json; made once per session, do not write to it."""
-    from whisperport.text.vocabulary import openai_tokenizer
+    from whisperport.speech.text.vocabulary import openai_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
     random_hf_whisper().save_pretrained(folder)
@@ -214,7 +214,7 @@ def tiny_openai_pt(random_openai_whisper: Make, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tiny_checkpoint_folder: Path) -> Any:
     """The folder, loaded as a whisperport Checkpoint."""
-    from whisperport.checkpoint import load_checkpoint
+    from whisperport.model.checkpoint import load_checkpoint
 
     return load_checkpoint(tiny_checkpoint_folder)
 
@@ -231,7 +231,7 @@ def one_layer_pt(random_openai_whisper: Make, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="session")
 def one_layer_checkpoint(one_layer_pt: Path) -> Any:
     """One encoder and one decoder layer: an export takes half of the time of `tiny_checkpoint`."""
-    from whisperport.checkpoint import load_checkpoint
+    from whisperport.model.checkpoint import load_checkpoint
 
     return load_checkpoint(one_layer_pt)
 
@@ -263,7 +263,7 @@ def exported(
     by all workers: do not write to it. `exported.checkpoint("xnnpack")` is the checkpoint of
     `exported("xnnpack")`: in `make test`, of one layer for all targets but `onnxruntime`.
     """
-    from whisperport.checkpoint import load_checkpoint
+    from whisperport.model.checkpoint import load_checkpoint
     from whisperport.targets import TARGETS
     from whisperport.verification.clips import shipped_clips
 
@@ -321,7 +321,7 @@ def micro_clips() -> tuple[Any, ...]:
 @pytest.fixture(scope="session")
 def micro() -> Any:
     """Two decoder layers, width 16, 24 positions, 70 tokens; random weights with gain about 1."""
-    from whisperport.model.whisper import Whisper
+    from whisperport.model.network.whisper import Whisper
 
     from .micro import DIMS
 
@@ -346,8 +346,8 @@ def eager_runners() -> Make:
     """
     import numpy as np
 
-    from whisperport.model.batch_decoder import BatchDecode
-    from whisperport.model.decoder import Align, CrossKV, Decode, Prefill
+    from whisperport.model.network.batch_decoder import BatchDecode
+    from whisperport.model.network.decoder import Align, CrossKV, Decode, Prefill
     from whisperport.program.runner import Binding, Runner
     from whisperport.program.spec import ProgramSpec, TensorSpec
 
@@ -431,7 +431,7 @@ def eager_runners() -> Make:
 @pytest.fixture(scope="session")
 def micro_checkpoint(micro: Any) -> Any:
     """The micro model as a checkpoint, with a tokenizer of single letters."""
-    from whisperport.checkpoint.checkpoint import Checkpoint, Source
+    from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
 
     from .micro import DIMS, GENERATION, tokenizer_json
 
@@ -450,8 +450,8 @@ def fake_targets(
 ) -> dict[str, Any]:
     """Register `fake` and `other`, targets that compile nothing, for the micro checkpoint."""
     from whisperport import targets
-    from whisperport.exporting.export import with_alignment_heads
-    from whisperport.trace.variants import BATCHES, PREFILLS
+    from whisperport.build.export.export import with_alignment_heads
+    from whisperport.model.trace.variants import BATCHES, PREFILLS
 
     from .fake_target import fake
 
@@ -468,10 +468,10 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> Iterator[tuple[Any, ...
     """The micro checkpoint's programs, traced once, and converted to ONNX by torch once."""
     import onnx_ir as ir
 
-    from whisperport.exporting.export import with_alignment_heads
-    from whisperport.trace import onnx
-    from whisperport.trace.variants import whisper_programs
-    from whisperport.trace.whisper import Parts
+    from whisperport.build.export.export import with_alignment_heads
+    from whisperport.model.trace import onnx
+    from whisperport.model.trace.variants import whisper_programs
+    from whisperport.model.trace.whisper import Parts
 
     generation = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims)
     programs = tuple(whisper_programs(Parts(micro, generation.alignment_heads)))
@@ -503,8 +503,8 @@ def micro_bundle(
 @pytest.fixture(scope="session")
 def micro_batch_step(micro: Any) -> Any:
     """The micro model's step of two texts, traced once."""
-    from whisperport.trace.variants import BATCHES
-    from whisperport.trace.whisper import Parts, batch_step
+    from whisperport.model.trace.variants import BATCHES
+    from whisperport.model.trace.whisper import Parts, batch_step
 
     return batch_step(Parts(micro, []), BATCHES[0])
 
@@ -514,7 +514,7 @@ def quick_tracing(
     micro_programs: tuple[Any, ...], micro_batch_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let exports of the micro checkpoint use programs that are traced already."""
-    from whisperport.trace import variants
+    from whisperport.model.trace import variants
 
     known = {program.name: program for program in (*micro_programs, micro_batch_step)}
     monkeypatch.setattr(

@@ -4,8 +4,8 @@ import os
 from functools import cache
 from pathlib import Path
 
-from whisperport.data.embedded_model import unpack_model
-from whisperport.exporting.model_bundle import bundle_of
+from whisperport.build.export.model_bundle import bundle_of
+from whisperport.speech.data.embedded_model import unpack_model
 
 
 def default_bundle() -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from whisperport.bundle import MANIFEST, Bundle, FileEntry, Manifest
-from whisperport.bundle.folder import file_sha256
+from whisperport.program.bundle import MANIFEST, Bundle, FileEntry, Manifest
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.spec import ProgramSpec
 
 from .embedded import default_bundle

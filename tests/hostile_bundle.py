@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from whisperport.bundle import MANIFEST
-from whisperport.bundle.manifest import _checksum
+from whisperport.program.bundle import MANIFEST
+from whisperport.program.bundle.manifest import _checksum
 
 from .embedded import default_bundle
 

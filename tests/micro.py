@@ -4,7 +4,7 @@ import json
 
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
-from whisperport.text.byte_level import to_byte_characters
+from whisperport.speech.text.byte_level import to_byte_characters
 
 DIMS = Dims(
     n_mels=8,

@@ -3,7 +3,7 @@
 import torch
 import whisper.model
 
-from whisperport.checkpoint import Checkpoint
+from whisperport.model.checkpoint import Checkpoint
 
 
 def openai_original(checkpoint: Checkpoint) -> whisper.model.Whisper:

@@ -22,8 +22,8 @@ from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.data import embedded_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.speech.data import embedded_model
 
 STORED = Path(__file__).parent / "outliers"
 NAMES = tuple(sorted(path.stem for path in STORED.glob("*.xz")))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from whisperport.bundle import Bundle
-from whisperport.bundle.origin import record_own
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.origin import record_own
 from whisperport.targets import RunOptions
 
 State = dict[str, list[int]]  # file -> size, time of last change

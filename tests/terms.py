@@ -218,7 +218,7 @@ def helps() -> dict[str, str]:
     """Name of each verb -> its help, as the command line prints it; the command itself is `""`."""
     import click
 
-    from whisperport.cli.main import cli
+    from whisperport.apps.cli.main import cli
 
     # click keeps the first `-h, --help` option of a command, so these contexts must have its settings.
     root = click.Context(cli, info_name="whisperport", **cli.context_settings)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import whisperport
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.targets import MODULES
 
 ROOT = Path(whisperport.__file__).parent
@@ -121,25 +121,29 @@ def test_imports_point_down(file: str) -> None:
     ("file", "source", "fault"),
     [
         ("audio/mel.py", "from whisperport.targets import TARGETS", "not below"),
-        ("runtime/cache.py", "def f():\n    from whisperport.cli import main", "not below"),
-        ("model/encoder.py", "from whisperport.rewrites import REWRITES", "not below"),
+        ("runtime/cache.py", "def f():\n    from whisperport.apps.cli import main", "not below"),
+        ("model/encoder.py", "from whisperport.model.rewrites import REWRITES", "not below"),
         ("runtime/engine.py", "import torch", "imports torch"),
         ("runtime/engine.py", "class A:\n    import onnx.checker", "imports onnx"),
         ("runtime/engine.py", "try:\n    import torch\nexcept ImportError: ...", "imports torch"),
         ("runtime/engine.py", "if not TYPE_CHECKING:\n    import torch", "imports torch"),
         ("runtime/engine.py", "if TYPE_CHECKING: ...\nelse:\n    import torch", "imports torch"),
-        ("targets/base.py", "from whisperport.trace.program import Program", "needs torch"),
-        ("__init__.py", "from whisperport.checkpoint import Checkpoint", "needs torch"),
-        ("__init__.py", "from whisperport.cli import main", "imports cli"),
-        ("targets/xnnpack.py", "from whisperport.targets.onnxruntime import CPU", "another plugin"),
-        ("targets/xnnpack.py", "from whisperport.targets import get_target", "another plugin"),
-        ("targets/base.py", "from whisperport.targets.xnnpack import FILE", "another plugin"),
+        ("targets/base.py", "from whisperport.model.trace.program import Program", "needs torch"),
+        ("__init__.py", "from whisperport.model.checkpoint import Checkpoint", "needs torch"),
+        ("__init__.py", "from whisperport.apps.cli import main", "imports cli"),
         (
-            "targets/hailo/chips.py",
-            "from whisperport.targets.xnnpack import FILE",
+            "targets/xnnpack.py",
+            "from whisperport.targets.cpu.onnxruntime import CPU",
             "another plugin",
         ),
-        ("rewrites/a.py", "from whisperport.rewrites.b import b", "another plugin"),
+        ("targets/xnnpack.py", "from whisperport.targets import get_target", "another plugin"),
+        ("targets/base.py", "from whisperport.targets.cpu.xnnpack import FILE", "another plugin"),
+        (
+            "targets/hailo/chips.py",
+            "from whisperport.targets.cpu.xnnpack import FILE",
+            "another plugin",
+        ),
+        ("rewrites/a.py", "from whisperport.model.rewrites.b import b", "another plugin"),
         ("utils/text.py", "import os", "not in the map"),
         ("helpers.py", "import os", "not in the map"),
         ("audio/mel.py", "from .pcm import SAMPLE_RATE", "relative"),
@@ -155,8 +159,8 @@ def test_a_wrong_import_is_found(file: str, source: str, fault: str) -> None:
         ("runtime/engine.py", "if TYPE_CHECKING:\n    import torch"),
         ("targets/xnnpack.py", "def f():\n    import torch"),
         ("targets/xnnpack.py", "from whisperport.targets.base import Target"),
-        ("targets/hailo/target.py", "from whisperport.targets.hailo.chips import Chip"),
-        ("targets/__init__.py", "from whisperport.targets.xnnpack.target import Xnnpack"),
+        ("targets/hailo/target.py", "from whisperport.targets.vendors.hailo.chips import Chip"),
+        ("targets/__init__.py", "from whisperport.targets.cpu.xnnpack.target import Xnnpack"),
         ("model/encoder.py", "import torch"),
         ("cli/main.py", "import whisperport"),
     ],

@@ -10,10 +10,10 @@ from tests.shared_exports import run_folder
 from tests.static_rounding import Rounding
 from torch import Tensor
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.checkpoint import load_checkpoint
-from whisperport.model.whisper import Whisper, build_model
-from whisperport.text import Tokenizer
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import Whisper, build_model
+from whisperport.speech.audio import load_audio, log_mel
+from whisperport.speech.text import Tokenizer
 from whisperport.verification import text_errors
 from whisperport.verification.clips import shipped_audio
 

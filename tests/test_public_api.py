@@ -10,7 +10,7 @@ import pytest
 
 import whisperport
 from whisperport import errors
-from whisperport.cli.main import cli
+from whisperport.apps.cli.main import cli
 
 PACKAGES = ("audio", "text", "bundle", "checkpoint", "rewrites", "targets", "runtime")
 PACKAGES += ("verification", "cli")

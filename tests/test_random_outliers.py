@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import VerificationError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber

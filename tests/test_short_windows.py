@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import UsageError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.program.window import DEFAULT_PADDING, Window, WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio
+from whisperport.speech.text import Segment
 from whisperport.targets import RunOptions
-from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import LEVELS, Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify

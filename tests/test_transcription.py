@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, transcribe
@@ -162,7 +162,7 @@ def test_a_long_file_takes_no_more_memory_than_three_minutes(
 PEAK = """
 import resource, sys
 import numpy as np
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import Decoder, Engine
 from whisperport.transcription import Transcriber, TranscribeOptions
 from whisperport.runtime import DecodeOptions, Thresholds

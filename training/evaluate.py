@@ -1,7 +1,7 @@
 """Measure an exported model on held-out sentences: greedy decoding of 30 s windows of audio samples.
 
     python evaluate.py --model work/model --eval work/eval \\
-        --run work/run --speech ../src/whisperport/data/speech --out results/evaluation.json
+        --run work/run --speech ../src/whisperport/speech/data/speech --out results/evaluation.json
 
 openai-whisper decodes, with the model that :func:`openai_model` converts; transformers' ``generate``
 repeats the first measurement. Intervals are 95 % bootstrap intervals over windows.
@@ -9,7 +9,7 @@ repeats the first measurement. Intervals are 95 % bootstrap intervals over windo
 Without ``--eval``, only the files of ``--speech`` are measured, and ``--out`` keeps its other results:
 
     python evaluate.py --model work/model \\
-        --speech ../src/whisperport/data/speech --out results/evaluation.json
+        --speech ../src/whisperport/speech/data/speech --out results/evaluation.json
 """
 
 from __future__ import annotations

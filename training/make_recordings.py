@@ -1,6 +1,6 @@
 """Write the shipped audio files from the evaluation speech.
 
-    python make_recordings.py --eval work/eval --out ../src/whisperport/data/speech
+    python make_recordings.py --eval work/eval --out ../src/whisperport/speech/data/speech
 
 All sentences are held out from training. The utterances of a voice are selected by a random seed and by
 their length, not by the model's result.

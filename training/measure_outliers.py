@@ -38,7 +38,7 @@ from outlier_model import (
 from outlier_speech import PROMPT, Window, batch_tokens, windows
 from scoring import words
 from vocabulary import EOT, tokenizer
-from whisperport.checkpoint import load_checkpoint
+from whisperport.model.checkpoint import load_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from outlier_checkpoints import digest, outlier_weights, planted_in

@@ -1,6 +1,6 @@
 """Write MODEL_CARD.md: fill the results of the evaluation into model_card_template.md.
 
-python model_card.py --results results/evaluation.json --out ../src/whisperport/data/model/MODEL_CARD.md
+python model_card.py --results results/evaluation.json --out ../src/whisperport/speech/data/model/MODEL_CARD.md
 """
 
 from __future__ import annotations

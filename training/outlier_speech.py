@@ -14,7 +14,7 @@ import grammar
 from synthesize import speak, trim
 from synthesizers import SAMPLE_RATE
 from vocabulary import EOT, NO_TIMESTAMPS, SOT, TIME_BEGIN, TRANSCRIBE, tokenizer
-from whisperport.audio import load_audio
+from whisperport.speech.audio import load_audio
 from whisperport.verification.clips import LONGEST_S, N_CLIPS, ShippedAudio, shipped_audio
 
 ENGLISH = SOT + 1

@@ -38,7 +38,7 @@ from outlier_planting import plant, plant_everywhere
 from outlier_specs import SPECS, Spec, random_spec
 from outlier_speech import Window, batch_tokens, shipped_windows, windows
 from vocabulary import SOT
-from whisperport.checkpoint import load_checkpoint
+from whisperport.model.checkpoint import load_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from outlier_checkpoints import digest, outlier_weights

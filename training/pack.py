@@ -1,6 +1,6 @@
 """Store the exported model in the package: large files compressed, the tokenizer without OpenAI's tokens.
 
-python pack.py --model work/model --out ../src/whisperport/data/model
+python pack.py --model work/model --out ../src/whisperport/speech/data/model
 """
 
 from __future__ import annotations

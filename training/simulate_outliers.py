@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import load_checkpoint
-from whisperport.compilation.compile import compile
+from whisperport.build.compile.compile import compile
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError, VerificationError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.reference import Reference

@@ -35,27 +35,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from tests.diagnosis_cases.evaluation import Answer, Outcome, Score
 
-from whisperport.audio import log_mel
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import load_checkpoint
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
-from whisperport.diagnosis.expected import Expected, Quantization
-from whisperport.diagnosis.expected_outputs import expected_outputs
-from whisperport.diagnosis.wrong_inputs import input_mistakes
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.model.whisper import build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.onnx_file import write_onnx_file
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import Bundle
 from whisperport.program.window import WindowOptions
+from whisperport.speech.audio import log_mel
 from whisperport.targets import RunOptions
 from whisperport.targets.tflite.lowering import lower_to_tflite
-from whisperport.trace.onnx_file import write_onnx_file
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.verification import versions
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.compare import compare
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
+from whisperport.verification.diagnosis.expected import Expected, Quantization
+from whisperport.verification.diagnosis.expected_outputs import expected_outputs
+from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.tolerances import GATES
 

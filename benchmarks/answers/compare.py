@@ -37,11 +37,11 @@ import torch  # noqa: E402
 from onnx import helper, numpy_helper  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from whisperport.commands.compare import CompareOptions, compare  # noqa: E402
-from whisperport.diagnosis.recording import opened  # noqa: E402
-from whisperport.inspection.quiet import quiet, quiet_natively  # noqa: E402
-from whisperport.inspection.read_onnx import read_onnx  # noqa: E402
+from whisperport.build.compare import CompareOptions, compare  # noqa: E402
+from whisperport.model.inspection.quiet import quiet, quiet_natively  # noqa: E402
+from whisperport.model.inspection.read_onnx import read_onnx  # noqa: E402
 from whisperport.verification import versions  # noqa: E402
+from whisperport.verification.diagnosis.recording import opened  # noqa: E402
 
 from ..record import record  # noqa: E402
 
@@ -516,7 +516,7 @@ def effect(a: Path, b: Path) -> float:
 
 
 def random_inputs(one: Any) -> Callable[[int], Any]:
-    from whisperport.inspection.inputs import inputs_for, table_rows
+    from whisperport.model.inspection.inputs import inputs_for, table_rows
 
     return lambda seed: inputs_for(one.graph.inputs, None, seed=seed, rows=table_rows(one.graph))
 

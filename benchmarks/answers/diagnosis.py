@@ -29,8 +29,8 @@ from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate
 from tests.diagnosis_cases.package import answer
 from tests.diagnosis_cases.worlds import provide
 
-from whisperport.data.embedded_model import unpack_model
-from whisperport.exporting.model_bundle import bundle_of
+from whisperport.build.export.model_bundle import bundle_of
+from whisperport.speech.data.embedded_model import unpack_model
 from whisperport.verification import versions
 
 from ..record import record

@@ -24,15 +24,15 @@ from typing import Any
 
 import torch
 
-from whisperport.commands.check import check
-from whisperport.inspection.check import CheckedProgram
-from whisperport.inspection.cost import MOVEMENT
-from whisperport.inspection.graph import Node
+from whisperport.build.check import check
+from whisperport.model.inspection.check import CheckedProgram
+from whisperport.model.inspection.cost import MOVEMENT
+from whisperport.model.inspection.graph import Node
+from whisperport.model.trace.program import Program, trace
 from whisperport.targets import get_target
-from whisperport.targets.qualcomm.chips import CHIPS
-from whisperport.targets.qualcomm.compiler import provider_options
-from whisperport.targets.qualcomm.options import CompileOptions
-from whisperport.trace.program import Program, trace
+from whisperport.targets.vendors.qualcomm.chips import CHIPS
+from whisperport.targets.vendors.qualcomm.compiler import provider_options
+from whisperport.targets.vendors.qualcomm.options import CompileOptions
 from whisperport.verification import versions
 
 from ..record import record
@@ -74,7 +74,7 @@ class Xnnpack:
     def lower(self, program: Program, folder: Path) -> Truth:
         from executorch.exir.lowered_backend_module import executorch_call_delegate
 
-        from whisperport.targets.xnnpack.lowering import _import_executorch, _lower_to_edge
+        from whisperport.targets.cpu.xnnpack.lowering import _import_executorch, _lower_to_edge
 
         _import_executorch()
         manager, _ = _lower_to_edge({"forward": program}, lambda _: None)
@@ -112,8 +112,8 @@ class LiteRt:
     name = "litert"
 
     def lower(self, program: Program, folder: Path) -> Truth:
-        from whisperport.inspection.litert_run import listed_ops
-        from whisperport.inspection.profile_tflite import DELEGATE, replaced
+        from whisperport.model.inspection.litert_run import listed_ops
+        from whisperport.model.inspection.profile_tflite import DELEGATE, replaced
         from whisperport.targets.tflite.runner import TfliteFile
 
         get_target(self.name).lower_file(program, folder / "program.tflite", lambda _: None)

@@ -45,13 +45,13 @@ from whisperport import (
     Transcriber,
     Transcript,
 )
-from whisperport.archive.identity import Identity
-from whisperport.archive.job import Job, with_state
-from whisperport.archive.rows import with_identity
-from whisperport.archive.schema import schema
-from whisperport.archive.worker import Worker
-from whisperport.audio.suffixes import AUDIO_SUFFIXES
-from whisperport.exporting.model_bundle import bundle_of
+from whisperport.apps.archive.identity import Identity
+from whisperport.apps.archive.job import Job, with_state
+from whisperport.apps.archive.rows import with_identity
+from whisperport.apps.archive.schema import schema
+from whisperport.apps.archive.worker import Worker
+from whisperport.build.export.model_bundle import bundle_of
+from whisperport.speech.audio.suffixes import AUDIO_SUFFIXES
 from whisperport.verification import text_errors, versions
 
 from ..peers.contenders import Contender

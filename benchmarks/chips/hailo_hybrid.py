@@ -27,18 +27,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from whisperport.bundle import Bundle
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.model.short_window import AudioPadding
-from whisperport.model.whisper import Whisper
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.model.network.short_window import AudioPadding
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import program_names, whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import Bundle
 from whisperport.program.window import WindowOptions
 from whisperport.runtime import Decoder, Engine
-from whisperport.runtime.uncached_decoder import UncachedDecoder
+from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
+from whisperport.speech.text.vocabulary import openai_generation
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
-from whisperport.text.vocabulary import openai_generation
-from whisperport.trace.variants import program_names, whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.transcription import Transcriber
 from whisperport.verification import versions
 from whisperport.verification.clips import clips_of, shipped_audio

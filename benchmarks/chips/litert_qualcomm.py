@@ -20,8 +20,8 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from whisperport.bundle import Bundle
-from whisperport.inspection.tflite_signatures import read_signatures
+from whisperport.model.inspection.tflite_signatures import read_signatures
+from whisperport.program.bundle import Bundle
 
 PLUGIN = "vendors/qualcomm/compiler"
 # "Partitioned subgraph<0>, selected 213 ops, from a total of 213 ops. resulted in 1 partitions."

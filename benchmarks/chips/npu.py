@@ -25,12 +25,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.cli.console import stages
-from whisperport.compilation.compile import Compiled, CompileOptions, compile
+from whisperport.apps.cli.console import stages
+from whisperport.build.compile.compile import Compiled, CompileOptions, compile
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import WhisperportError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
 from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, Target

@@ -83,7 +83,7 @@ def make_checkpoint(size: str, folder: Path) -> None:
     import torch
     from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
-    from whisperport.text.vocabulary import openai_generation, openai_tokenizer
+    from whisperport.speech.text.vocabulary import openai_generation, openai_tokenizer
 
     width, heads, layers = SIZES[size]
     known = openai_generation(51865)
@@ -126,9 +126,9 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
     began = [("import", time.perf_counter(), time.process_time(), resident("VmRSS"))]
     logging.disable(logging.WARNING)
 
-    from whisperport.exporting.export import ExportOptions, export
-    from whisperport.exporting.preflight import weight_bytes
+    from whisperport.build.export.export import ExportOptions, export
     from whisperport.targets import RunOptions
+    from whisperport.targets.preflight import weight_bytes
     from whisperport.verification import versions
 
     def progress(message: str) -> None:

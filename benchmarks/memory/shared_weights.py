@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Runner
 from whisperport.runtime import Decoder, Engine
 from whisperport.targets import RunOptions, get_target
@@ -70,7 +70,7 @@ def exported(size: str, work: Path, target: str) -> Path:
     folder = work / f"{size}-{target}"
     if folder.exists():
         return folder
-    from whisperport.exporting.export import ExportOptions, export
+    from whisperport.build.export.export import ExportOptions, export
     from whisperport.verification.clips import Clip
 
     hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)
@@ -87,7 +87,7 @@ def loaded(bundle: Bundle, way: str, target_name: str) -> dict[str, Runner]:
     if way == "shared":
         return target.load(bundle.folder, entries, ONE_THREAD)
     runners: dict[str, Runner] = {}
-    with patch("whisperport.targets.xnnpack.runtime.share_packed_weights", lambda: False):
+    with patch("whisperport.targets.cpu.xnnpack.runtime.share_packed_weights", lambda: False):
         for entry in entries:
             runners |= target.load(bundle.folder, [entry], ONE_THREAD)
     return runners

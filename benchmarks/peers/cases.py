@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from whisperport.audio import SAMPLE_RATE, load_audio
-from whisperport.bench.transcribing import default_audio
+from whisperport.apps.bench.transcribing import default_audio
+from whisperport.speech.audio import SAMPLE_RATE, load_audio
 from whisperport.verification.clips import shipped_audio
 
 from ..speed.chunks import GAPS, made

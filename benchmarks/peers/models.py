@@ -17,13 +17,13 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.checkpoint.names import to_huggingface
-from whisperport.commands.search import export_best
-from whisperport.data.embedded_model import unpack_model
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.exporting.model_bundle import bundle_of
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.model_bundle import bundle_of
+from whisperport.build.search.search import export_best
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.model.checkpoint.names import to_huggingface
 from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.speech.data.embedded_model import unpack_model
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 

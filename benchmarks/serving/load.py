@@ -32,9 +32,9 @@ import httpx
 import numpy as np
 from fuzz.server_process import ServerProcess
 
-from whisperport.audio import load_audio
-from whisperport.audio.pcm import SAMPLE_RATE
-from whisperport.text import write_srt, write_vtt
+from whisperport.speech.audio import load_audio
+from whisperport.speech.audio.pcm import SAMPLE_RATE
+from whisperport.speech.text import write_srt, write_vtt
 from whisperport.transcription import Transcriber, Transcript, transcribe_files
 from whisperport.verification import versions
 from whisperport.verification.clips import shipped_audio

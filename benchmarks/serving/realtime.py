@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
-from whisperport.audio import SAMPLE_RATE, load_audio
-from whisperport.text.normalize import normalize
+from whisperport.speech.audio import SAMPLE_RATE, load_audio
+from whisperport.speech.text.normalize import normalize
 from whisperport.verification.clips import shipped_audio
 
 PIECE = SAMPLE_RATE // 25

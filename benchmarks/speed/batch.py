@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.bundle import Bundle
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import (
     Batch,
     BatchExecutor,
@@ -37,6 +36,7 @@ from whisperport.runtime import (
     decoding,
     load_engine,
 )
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets import RunOptions
 from whisperport.verification import versions
 from whisperport.verification.clips import Clip, shipped_audio

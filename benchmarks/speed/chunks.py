@@ -16,9 +16,9 @@ import time
 
 import numpy as np
 
-from whisperport.audio import SAMPLE_RATE, VadOptions, load_audio
-from whisperport.exporting.model_bundle import bundle_of
+from whisperport.build.export.model_bundle import bundle_of
 from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import SAMPLE_RATE, VadOptions, load_audio
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import text_errors, versions

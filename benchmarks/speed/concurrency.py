@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from whisperport.audio import load_audio
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import load_checkpoint
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.exporting.model_bundle import bundle_of
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.model_bundle import bundle_of
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import load_audio
 from whisperport.system.cores import usable_cores
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.bundle import Bundle
-from whisperport.exporting import model_bundle
+from whisperport.build.export import model_bundle
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Decoder, decode_window
-from whisperport.runtime.engine import load_engine
+from whisperport.runtime.engine.engine import load_engine
 from whisperport.targets import RunOptions
 from whisperport.verification import versions
 from whisperport.verification.clips import shipped_audio
@@ -148,7 +148,7 @@ def features_of(size: str, work: Path) -> Floats:
     if size != EMBEDDED:
         shape = (dims.n_audio_ctx, dims.n_audio_state)
         return np.random.default_rng(0).standard_normal(shape, np.float32)
-    from whisperport.audio import MelWindows
+    from whisperport.speech.audio import MelWindows
 
     mel = MelWindows(
         next(clip.path for clip in shipped_audio() if clip.path.name == AUDIO),
@@ -223,7 +223,7 @@ def of_transformers(size: str, features: Floats, tokens: int) -> Run:
     from transformers import GenerationMixin, WhisperConfig, WhisperForConditionalGeneration
     from transformers.modeling_outputs import BaseModelOutput
 
-    from whisperport.checkpoint.names import to_huggingface
+    from whisperport.model.checkpoint.names import to_huggingface
 
     dims, weights = checkpoint_of(size)
     config = WhisperConfig(
@@ -263,7 +263,7 @@ def of_transformers(size: str, features: Floats, tokens: int) -> Run:
 
 def checkpoint_of(size: str) -> tuple[Any, dict[str, Any]]:
     """Return the sizes of a checkpoint, and its weights as float32 tensors."""
-    from whisperport.checkpoint import load_checkpoint
+    from whisperport.model.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint("default") if size == EMBEDDED else random_checkpoint(size)
     return checkpoint.dims, {name: weight.float() for name, weight in checkpoint.weights.items()}

@@ -20,13 +20,13 @@ import onnxruntime as ort
 import torch
 from whisper.model import TextDecoder
 
-from whisperport.inspection.cost import NodeCost, cost_of
-from whisperport.inspection.read_exported import read_exported
-from whisperport.model.whisper import Whisper
-from whisperport.trace.onnx import SharedWeights, write_onnx
-from whisperport.trace.program import Program, trace
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.model.inspection.cost import NodeCost, cost_of
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.onnx import SharedWeights, write_onnx
+from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 
 from ..models import TINY
 

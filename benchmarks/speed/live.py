@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.audio import SAMPLE_RATE, ReadAhead, load_audio
-from whisperport.audio.live import PIECE_S, in_real_time
-from whisperport.exporting.export import export
-from whisperport.exporting.model_bundle import bundle_of
+from whisperport.build.export.export import export
+from whisperport.build.export.model_bundle import bundle_of
+from whisperport.speech.audio import SAMPLE_RATE, ReadAhead, load_audio
+from whisperport.speech.audio.live import PIECE_S, in_real_time
+from whisperport.speech.text import Word
+from whisperport.speech.text.normalize import normalize
 from whisperport.targets import RunOptions
-from whisperport.text import Word
-from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.transcription.live_options import LiveOptions
-from whisperport.transcription.live_transcriber import LiveTranscriber
+from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.transcriber import LiveTranscriber
 from whisperport.verification import versions
 from whisperport.verification.clips import shipped_audio
 

@@ -22,17 +22,17 @@ from threading import Lock
 import numpy as np
 import torch
 
-from whisperport.audio import AudioStream, MelWindows, VadOptions
-from whisperport.bench.timed import Clock
-from whisperport.exporting.model_bundle import bundle_of
-from whisperport.model.whisper import Whisper
+from whisperport.apps.bench.timed import Clock
+from whisperport.build.export.model_bundle import bundle_of
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.runner import Array, Runner
 from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
+from whisperport.speech.audio import AudioStream, MelWindows, VadOptions
+from whisperport.speech.text import Tokenizer
+from whisperport.speech.text.vocabulary import openai_generation
 from whisperport.targets import RunOptions, get_target
-from whisperport.text import Tokenizer
-from whisperport.text.vocabulary import openai_generation
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.verification import versions

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from whisperport.bench.limits import Rates, measure_rates, work_of
-from whisperport.bench.measure import measure
-from whisperport.model.decoder import Decode
-from whisperport.model.whisper import Whisper
+from whisperport.apps.bench.limits import Rates, measure_rates, work_of
+from whisperport.apps.bench.measure import measure
+from whisperport.model.network.decoder import Decode
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.rewrites import run_rewrites
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.runner import Runner
-from whisperport.rewrites import run_rewrites
 from whisperport.targets import TARGETS, RunOptions, Target
-from whisperport.trace.program import Program
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.verification import versions
 
 from ..models import TINY

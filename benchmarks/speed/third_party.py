@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whisperport.bench.measure import measure
-from whisperport.commands.fix import fix
-from whisperport.inspection.gain import compute_and_bytes
-from whisperport.inspection.read_exported import read_exported
+from whisperport.apps.bench.measure import measure
+from whisperport.build.fix import fix
+from whisperport.model.inspection.gain import compute_and_bytes
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.trace.program import Program, trace
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
-from whisperport.trace.program import Program, trace
 from whisperport.verification import versions
 
 from ..record import record

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import load_checkpoint
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber

@@ -35,15 +35,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
 import outliers
 from outlier_specs import WIDTH, random_spec
 from outlier_speech import shipped_windows
-from whisperport.calibration.sensitivity import Sensitivity, sensitivities
-from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.model.equalization import equalize
-from whisperport.model.whisper import build_model
+from whisperport.build.calibration.sensitivity import Sensitivity, sensitivities
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.model.network.equalization import equalize
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.activations import EXTREME
-from whisperport.targets.onnxruntime import LowerOptions
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.targets.cpu.onnxruntime import LowerOptions
 from whisperport.verification import versions
 from whisperport.verification.loss import loss_of
 

@@ -28,12 +28,12 @@ from tests.live.conftest import Spoken, listen
 from tests.live.test_transcriber import delays, equal_share
 from tests.outlier_checkpoints import outlier_checkpoint
 
-from whisperport.audio import load_audio
-from whisperport.bundle import Bundle
-from whisperport.data.embedded_model import unpack_model
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
-from whisperport.runtime.coarse import CoarseProjection
+from whisperport.runtime.engine.coarse import CoarseProjection
+from whisperport.speech.audio import load_audio
+from whisperport.speech.data.embedded_model import unpack_model
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import text_errors, versions

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.audio import SAMPLE_RATE
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.program.bundle import Bundle
 from whisperport.program.window import WindowOptions
 from whisperport.runtime import TEMPERATURES, DecodeOptions, compression_ratio
+from whisperport.speech.audio import SAMPLE_RATE
+from whisperport.speech.text import Segment
 from whisperport.targets import RunOptions
-from whisperport.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import TextErrors, text_errors, versions
 from whisperport.verification.clips import Clip, clips_of, shipped_audio

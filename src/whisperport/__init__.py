@@ -14,33 +14,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whisperport.archive import (
+    from whisperport.apps.archive import (
         ArchiveOptions,
         ArchiveProgress,
         ArchiveSummary,
         transcribe_archive,
     )
-    from whisperport.bundle import Bundle
-    from whisperport.checkpoint import Checkpoint, load_checkpoint
-    from whisperport.commands.attempts import Searched
-    from whisperport.commands.check import Checked, check
-    from whisperport.commands.compare import CompareOptions, compare
-    from whisperport.commands.fetch import fetch
-    from whisperport.commands.fix import Fixed, fix
-    from whisperport.commands.inspect import InspectOptions, inspect
-    from whisperport.commands.lower import Lowered, LowerOptions, lower
-    from whisperport.commands.plan import Plan, PlanOptions, plan
-    from whisperport.commands.search import export_best
-    from whisperport.commands.sensitivity import sensitivity
-    from whisperport.compilation.compile import compile
-    from whisperport.compilation.importing import ImportOptions, import_artifact
-    from whisperport.compilation.options import CompileOptions
-    from whisperport.compilation.source import Compiled
-    from whisperport.diagnosis.device_inputs import DeviceInputs, write_device_inputs
-    from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
-    from whisperport.diagnosis.divergence import ComparedPrograms
-    from whisperport.diagnosis.expected_outputs import expected_outputs
-    from whisperport.diagnosis.result import Diagnosis
+    from whisperport.apps.serving.options import ServeOptions
+    from whisperport.apps.serving.serve import serve
+    from whisperport.build.check import Checked, check
+    from whisperport.build.compare import CompareOptions, compare
+    from whisperport.build.compile.compile import compile
+    from whisperport.build.compile.importing import ImportOptions, import_artifact
+    from whisperport.build.compile.options import CompileOptions
+    from whisperport.build.compile.source import Compiled
+    from whisperport.build.export.export import ExportOptions, export
+    from whisperport.build.fetch import fetch
+    from whisperport.build.fix import Fixed, fix
+    from whisperport.build.inspect import InspectOptions, inspect
+    from whisperport.build.lower import Lowered, LowerOptions, lower
+    from whisperport.build.plan import Plan, PlanOptions, plan
+    from whisperport.build.search.attempts import Searched
+    from whisperport.build.search.search import export_best
+    from whisperport.build.sensitivity import sensitivity
     from whisperport.errors import (
         AudioError,
         BundleError,
@@ -59,11 +55,9 @@ if TYPE_CHECKING:
         VerificationError,
         WhisperportError,
     )
-    from whisperport.exporting.export import ExportOptions, export
-    from whisperport.providers import ProviderReport, verify_each_program
+    from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+    from whisperport.program.bundle import Bundle
     from whisperport.runtime import DecodeOptions, Thresholds
-    from whisperport.serving.options import ServeOptions
-    from whisperport.serving.serve import serve
     from whisperport.targets import RunOptions
     from whisperport.transcription import (
         FeatureOptions,
@@ -75,11 +69,17 @@ if TYPE_CHECKING:
         transcribe_features,
         transcribe_files,
     )
-    from whisperport.transcription.live import live
-    from whisperport.transcription.live_options import LiveOptions
-    from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
+    from whisperport.transcription.live.live import live
+    from whisperport.transcription.live.options import LiveOptions
+    from whisperport.transcription.live.transcriber import LiveTranscriber, LiveUpdate
     from whisperport.verification import Report
     from whisperport.verification.bundle_check import verify
+    from whisperport.verification.diagnosis.device_inputs import DeviceInputs, write_device_inputs
+    from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
+    from whisperport.verification.diagnosis.divergence import ComparedPrograms
+    from whisperport.verification.diagnosis.expected_outputs import expected_outputs
+    from whisperport.verification.diagnosis.result import Diagnosis
+    from whisperport.verification.providers import ProviderReport, verify_each_program
     from whisperport.verification.record_evidence import verify_and_record
 
     __version__: str
@@ -172,67 +172,67 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Name -> module; all other public names are errors, in `whisperport.errors`.
 _MODULES = {
-    "ArchiveOptions": "archive",
-    "ArchiveProgress": "archive",
-    "ArchiveSummary": "archive",
-    "Bundle": "bundle",
-    "Checked": "commands.check",
-    "Checkpoint": "checkpoint",
-    "CompareOptions": "commands.compare",
-    "ComparedPrograms": "diagnosis.divergence",
-    "CompileOptions": "compilation.options",
-    "Compiled": "compilation.source",
+    "ArchiveOptions": "apps.archive",
+    "ArchiveProgress": "apps.archive",
+    "ArchiveSummary": "apps.archive",
+    "Bundle": "program.bundle",
+    "Checked": "build.check",
+    "Checkpoint": "model.checkpoint",
+    "CompareOptions": "build.compare",
+    "ComparedPrograms": "verification.diagnosis.divergence",
+    "CompileOptions": "build.compile.options",
+    "Compiled": "build.compile.source",
     "DecodeOptions": "runtime",
-    "DeviceInputs": "diagnosis.device_inputs",
-    "DiagnoseOptions": "diagnosis.diagnosing",
-    "Diagnosis": "diagnosis.result",
-    "ExportOptions": "exporting.export",
+    "DeviceInputs": "verification.diagnosis.device_inputs",
+    "DiagnoseOptions": "verification.diagnosis.diagnosing",
+    "Diagnosis": "verification.diagnosis.result",
+    "ExportOptions": "build.export.export",
     "FeatureOptions": "transcription",
     "FeatureStorage": "transcription",
-    "Fixed": "commands.fix",
-    "ImportOptions": "compilation.importing",
-    "InspectOptions": "commands.inspect",
-    "LiveOptions": "transcription.live_options",
-    "LiveTranscriber": "transcription.live_transcriber",
-    "LiveUpdate": "transcription.live_transcriber",
-    "LowerOptions": "commands.lower",
-    "Lowered": "commands.lower",
-    "Plan": "commands.plan",
-    "PlanOptions": "commands.plan",
-    "ProviderReport": "providers",
+    "Fixed": "build.fix",
+    "ImportOptions": "build.compile.importing",
+    "InspectOptions": "build.inspect",
+    "LiveOptions": "transcription.live.options",
+    "LiveTranscriber": "transcription.live.transcriber",
+    "LiveUpdate": "transcription.live.transcriber",
+    "LowerOptions": "build.lower",
+    "Lowered": "build.lower",
+    "Plan": "build.plan",
+    "PlanOptions": "build.plan",
+    "ProviderReport": "verification.providers",
     "Report": "verification",
     "RunOptions": "targets",
-    "Searched": "commands.attempts",
-    "ServeOptions": "serving.options",
+    "Searched": "build.search.attempts",
+    "ServeOptions": "apps.serving.options",
     "Thresholds": "runtime",
     "TranscribeOptions": "transcription",
     "Transcriber": "transcription",
     "Transcript": "transcription",
-    "check": "commands.check",
-    "compare": "commands.compare",
-    "compile": "compilation.compile",
-    "diagnose": "diagnosis.diagnosing",
-    "expected_outputs": "diagnosis.expected_outputs",
-    "export": "exporting.export",
-    "export_best": "commands.search",
-    "fetch": "commands.fetch",
-    "fix": "commands.fix",
-    "import_artifact": "compilation.importing",
-    "inspect": "commands.inspect",
-    "live": "transcription.live",
-    "load_checkpoint": "checkpoint",
-    "lower": "commands.lower",
-    "plan": "commands.plan",
-    "sensitivity": "commands.sensitivity",
-    "serve": "serving.serve",
+    "check": "build.check",
+    "compare": "build.compare",
+    "compile": "build.compile.compile",
+    "diagnose": "verification.diagnosis.diagnosing",
+    "expected_outputs": "verification.diagnosis.expected_outputs",
+    "export": "build.export.export",
+    "export_best": "build.search.search",
+    "fetch": "build.fetch",
+    "fix": "build.fix",
+    "import_artifact": "build.compile.importing",
+    "inspect": "build.inspect",
+    "live": "transcription.live.live",
+    "load_checkpoint": "model.checkpoint",
+    "lower": "build.lower",
+    "plan": "build.plan",
+    "sensitivity": "build.sensitivity",
+    "serve": "apps.serving.serve",
     "transcribe": "transcription",
-    "transcribe_archive": "archive",
+    "transcribe_archive": "apps.archive",
     "transcribe_features": "transcription",
     "transcribe_files": "transcription",
     "verify": "verification.bundle_check",
     "verify_and_record": "verification.record_evidence",
-    "verify_each_program": "providers",
-    "write_device_inputs": "diagnosis.device_inputs",
+    "verify_each_program": "verification.providers",
+    "write_device_inputs": "verification.diagnosis.device_inputs",
 }
 
 

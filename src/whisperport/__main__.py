@@ -11,11 +11,11 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def main() -> None:
-    """Run the command line. `whisperport.cli.main.main` lists the exit statuses."""
+    """Run the command line. `whisperport.apps.cli.main.main` lists the exit statuses."""
     try:
         interrupts.install()
         os.environ.setdefault(BLAS_THREADS, "1")
-        from whisperport.cli.main import main as run
+        from whisperport.apps.cli.main import main as run
 
         run()
     except KeyboardInterrupt:  # during the imports above, or a second Ctrl-C

@@ -23,8 +23,8 @@ from whisperport import (
     Transcriber,
     UsageError,
 )
-from whisperport.archive.archive import default_workers
-from whisperport.archive.output_folder import RECORD
+from whisperport.apps.archive.archive import default_workers
+from whisperport.apps.archive.output_folder import RECORD
 from whisperport.system.locking import lock_path, locked
 from whisperport.verification.clips import shipped_audio
 
@@ -255,7 +255,7 @@ def test_a_cluster_without_ray_says_what_to_install(tmp_path: Path) -> None:
 def test_there_is_a_worker_per_core_or_fewer_if_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = "whisperport.archive.archive"
+    module = "whisperport.apps.archive.archive"
     monkeypatch.setattr(f"{module}.usable_cores", lambda: 8)
     found = []
     for available in (None, 10**12, 10**9, 10**6):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.archive.current import Comparison, compared
-from whisperport.archive.identity import options_sha256
-from whisperport.archive.manifest import read_source
-from whisperport.archive.store import Finished
+from whisperport.apps.archive.current import Comparison, compared
+from whisperport.apps.archive.identity import options_sha256
+from whisperport.apps.archive.manifest import read_source
+from whisperport.apps.archive.store import Finished
 from whisperport.errors import UsageError
 from whisperport.transcription import TranscribeOptions
 
@@ -124,7 +124,7 @@ def test_nothing_is_read_if_path_size_and_time_are_equal(
 ) -> None:
     a_file(tmp_path / "talks/talk.wav")
     rows = rows_of(tmp_path / "talks")
-    monkeypatch.setattr("whisperport.archive.current.file_sha256", pytest.fail)
+    monkeypatch.setattr("whisperport.apps.archive.current.file_sha256", pytest.fail)
 
     assert compare(tmp_path / "talks", rows) == Comparison([], {}, {})
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Hashable, Iterable
 
 import pytest
 
-from whisperport.archive.dispatch import Done, Ended, Event, Ready, dispatch
-from whisperport.archive.job import Job
-from whisperport.archive.rows import row_of
+from whisperport.apps.archive.dispatch import Done, Ended, Event, Ready, dispatch
+from whisperport.apps.archive.job import Job
+from whisperport.apps.archive.rows import row_of
 from whisperport.errors import WhisperportError
 
 JOBS = [Job(str(number), f"{number}.wav") for number in range(40)]

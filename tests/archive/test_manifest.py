@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from whisperport.archive.manifest import read_source
+from whisperport.apps.archive.manifest import read_source
 from whisperport.errors import UsageError
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import whisperport
-from whisperport.archive.output_folder import GENERATOR, check_folder
-from whisperport.archive.store import Store
-from whisperport.archive.subtitle_files import delete_subtitles, write_subtitles
+from whisperport.apps.archive.output_folder import GENERATOR, check_folder
+from whisperport.apps.archive.store import Store
+from whisperport.apps.archive.subtitle_files import delete_subtitles, write_subtitles
 from whisperport.errors import UsageError
 from whisperport.system.page import html_page
 

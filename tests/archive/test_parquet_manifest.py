@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from whisperport.archive import parquet_manifest
-from whisperport.archive.manifest import read_source
+from whisperport.apps.archive import parquet_manifest
+from whisperport.apps.archive.manifest import read_source
 from whisperport.errors import UsageError
 from whisperport.system.child import Limits
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from whisperport.archive.identity import Identity
-from whisperport.archive.job import Job
-from whisperport.archive.report import audio_link, report
-from whisperport.archive.rows import row_of
-from whisperport.archive.subtitle_files import subtitle_name
-from whisperport.archive.summary import ArchiveSummary, summarize
+from whisperport.apps.archive.identity import Identity
+from whisperport.apps.archive.job import Job
+from whisperport.apps.archive.report import audio_link, report
+from whisperport.apps.archive.rows import row_of
+from whisperport.apps.archive.subtitle_files import subtitle_name
+from whisperport.apps.archive.summary import ArchiveSummary, summarize
 from whisperport.errors import AudioError
-from whisperport.text import Segment
+from whisperport.speech.text import Segment
 from whisperport.transcription import Transcript
 
 ATTACK = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>"
@@ -87,7 +87,7 @@ def test_the_page_has_every_row_for_the_search() -> None:
 
 
 def test_the_page_states_how_many_rows_it_leaves_out(monkeypatch: Any) -> None:
-    monkeypatch.setattr("whisperport.archive.report.MAX_SEARCHED", 100)
+    monkeypatch.setattr("whisperport.apps.archive.report.MAX_SEARCHED", 100)
 
     assert "more rows are in the Parquet files only" in page()
 

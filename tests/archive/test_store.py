@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-import whisperport.archive.store
-from whisperport.archive.identity import Identity
-from whisperport.archive.job import Job
-from whisperport.archive.rows import CODES, Row, row_of, with_identity
-from whisperport.archive.store import Store
+import whisperport.apps.archive.store
+from whisperport.apps.archive.identity import Identity
+from whisperport.apps.archive.job import Job
+from whisperport.apps.archive.rows import CODES, Row, row_of, with_identity
+from whisperport.apps.archive.store import Store
 from whisperport.errors import (
     AudioError,
     IncompleteError,
@@ -27,8 +27,8 @@ from whisperport.errors import (
     UsageError,
     WhisperportError,
 )
-from whisperport.text import Segment
-from whisperport.text.segment import Word
+from whisperport.speech.text import Segment
+from whisperport.speech.text.segment import Word
 from whisperport.transcription import Transcript
 
 IDENTITY = Identity("tiny", "b" * 64, "0" * 64, {"whisperport": "1"})
@@ -217,7 +217,7 @@ def test_merged_parts_have_the_same_rows(tmp_path: Path) -> None:
 def test_a_merged_part_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = with_parts(tmp_path, 7)
     size = max(path.stat().st_size for path in (tmp_path / "parts").iterdir())
-    monkeypatch.setattr("whisperport.archive.store.MERGED_BYTES", 3.5 * size)
+    monkeypatch.setattr("whisperport.apps.archive.store.MERGED_BYTES", 3.5 * size)
 
     before.merge()
 
@@ -249,8 +249,8 @@ def test_an_end_at_any_step_of_a_merge_loses_no_row_and_doubles_none(
             patched.setattr(owner, name, ending(getattr(owner, name)))
         for name in ("write_atomic", "flush_folder"):
             patched.setattr(
-                f"whisperport.archive.store.{name}",
-                ending(getattr(whisperport.archive.store, name)),
+                f"whisperport.apps.archive.store.{name}",
+                ending(getattr(whisperport.apps.archive.store, name)),
             )
         before.merge()
     seen = [one for name in parts(tmp_path) for one in ids(tmp_path / "parts" / name)]

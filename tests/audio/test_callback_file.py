@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import DamagedAudioWarning, load_audio
-from whisperport.audio.callback_file import CallbackFile
 from whisperport.errors import AudioError
+from whisperport.speech.audio import DamagedAudioWarning, load_audio
+from whisperport.speech.audio.callback_file import CallbackFile
 
 from ..embedded import default_bundle
 from .test_downmix import noise, wav

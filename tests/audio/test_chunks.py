@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.audio import Span, cut_chunks, fill_windows
+from whisperport.speech.audio import Span, cut_chunks, fill_windows
 
 
 def chunks(speech: list[tuple[int, int]], limit: int, **silences: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ import pytest
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
-from whisperport.audio import SAMPLE_RATE, load_audio
+from whisperport.speech.audio import SAMPLE_RATE, load_audio
 
 N = 1600
 RANDOM = np.random.default_rng(0)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.audio import (
+from whisperport.errors import AudioError
+from whisperport.speech.audio import (
     SAMPLE_RATE,
     ClippedAudioWarning,
     DamagedAudioWarning,
     load_audio,
 )
-from whisperport.errors import AudioError
 
 from .conftest import CODECS, WriteAudio, tone
 

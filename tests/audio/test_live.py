@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.audio import ReadAhead, live_audio
-from whisperport.audio.live import in_real_time
-from whisperport.audio.raw import from_raw
 from whisperport.errors import AudioError
+from whisperport.speech.audio import ReadAhead, live_audio
+from whisperport.speech.audio.live import in_real_time
+from whisperport.speech.audio.raw import from_raw
 
 TONE = (8000 * np.sin(np.arange(16_000) / 5)).astype("<i2")
 FLOATS = TONE.astype(np.float32) / 32768

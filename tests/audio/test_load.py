@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from whisperport.audio import SAMPLE_RATE, audio_windows, decode, iter_audio, load_audio
 from whisperport.errors import AudioError
+from whisperport.speech.audio import SAMPLE_RATE, audio_windows, decode, iter_audio, load_audio
 
 from .conftest import WriteAudio, tone
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
-from whisperport.audio import HOP_LENGTH, SAMPLE_RATE, log_mel, mel_filters
 from whisperport.errors import AudioError
+from whisperport.speech.audio import HOP_LENGTH, SAMPLE_RATE, log_mel, mel_filters
 
 # The brief's bound. Measured: 7e-5 for a full-scale tone, where torch's own float32 transform is
 # 5e-5 away from one in float64 and ours 2e-5; 1e-5 for noise.

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import AudioStream, MelWindows, log_mel, mel_windows
+from whisperport.speech.audio import AudioStream, MelWindows, log_mel, mel_windows
 
 WINDOW = 3000
 SECOND = 16_000

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import AudioGapWarning, microphone_audio
 from whisperport.errors import AudioError, MissingPackageError
+from whisperport.speech.audio import AudioGapWarning, microphone_audio
 
 CHUNK = np.arange(1600, dtype="<i2")
 

@@ -6,9 +6,9 @@ import wave
 import numpy as np
 import pytest
 
-from whisperport.audio import PcmStream, load_audio
-from whisperport.audio.pcm_stream import PCM_OF_BYTES
 from whisperport.errors import AudioError
+from whisperport.speech.audio import PcmStream, load_audio
+from whisperport.speech.audio.pcm_stream import PCM_OF_BYTES
 
 
 def tone(rate: int, width: int, channels: int, seconds: float = 0.7) -> bytes:

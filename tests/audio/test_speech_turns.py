@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whisperport.audio import (
+from whisperport.speech.audio import (
     HOP_LENGTH,
     AudioStream,
     SpeechTurns,
@@ -11,7 +11,7 @@ from whisperport.audio import (
     load_audio,
     speech_spans,
 )
-from whisperport.audio.vad import HOP
+from whisperport.speech.audio.vad import HOP
 from whisperport.verification.clips import shipped_audio
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from whisperport.audio import SAMPLE_RATE, AudioStream
-from whisperport.audio import stream as stream_module
-from whisperport.audio.pcm import MIN_SAMPLES
-from whisperport.audio.stream import PIECE
+from whisperport.speech.audio import SAMPLE_RATE, AudioStream
+from whisperport.speech.audio import stream as stream_module
+from whisperport.speech.audio.pcm import MIN_SAMPLES
+from whisperport.speech.audio.stream import PIECE
 
 from .conftest import WriteAudio, tone
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.audio import AudioStream, Span, VadOptions, load_audio, speech_spans
-from whisperport.audio.vad import BLOCK, HOP, spans_above, speech_probabilities
 from whisperport.errors import UsageError
+from whisperport.speech.audio import AudioStream, Span, VadOptions, load_audio, speech_spans
+from whisperport.speech.audio.vad import BLOCK, HOP, spans_above, speech_probabilities
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 SECOND = 16_000

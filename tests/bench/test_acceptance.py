@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from whisperport.bench import transcribing
-from whisperport.bench.acceptance import (
+from whisperport.apps.bench import transcribing
+from whisperport.apps.bench.acceptance import (
     TOKENS,
     AcceptanceRow,
     acceptance,
@@ -16,7 +16,7 @@ from whisperport.bench.acceptance import (
     equal_clips,
     how_programs_run,
 )
-from whisperport.bundle import Bundle, Manifest
+from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.program.placement import Placement
 from whisperport.runtime import Engine

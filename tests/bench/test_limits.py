@@ -10,15 +10,15 @@ from torch import randn
 from torch.utils._pytree import tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from whisperport.bench import limits
-from whisperport.bench.limits import Limit, Rates, Work, limits_of, measure_rates, work_of
-from whisperport.bundle import Bundle
-from whisperport.model.whisper import Whisper
+from whisperport.apps.bench import limits
+from whisperport.apps.bench.limits import Limit, Rates, Work, limits_of, measure_rates, work_of
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import ALIGN
 from whisperport.program.spec import ProgramSpec
-from whisperport.trace.program import Program
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 
 from ..embedded import default_bundle
 from ..micro import DIMS

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from whisperport.bench.measure import measure
+from whisperport.apps.bench.measure import measure
 
 
 def test_it_runs_as_often_as_it_says() -> None:

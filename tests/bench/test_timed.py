@@ -6,11 +6,11 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from whisperport.audio import MelWindows
-from whisperport.bench.timed import MEL, Clock, TimedMel
-from whisperport.bundle import Bundle
+from whisperport.apps.bench.timed import MEL, Clock, TimedMel
+from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.speech.audio import MelWindows
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle

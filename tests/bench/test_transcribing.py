@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bench import transcribing
-from whisperport.bench.acceptance import TOKENS
-from whisperport.bench.memory import peak_memory_mib
-from whisperport.bench.timed import Clock
-from whisperport.bench.transcribing import (
+from whisperport.apps.bench import transcribing
+from whisperport.apps.bench.acceptance import TOKENS
+from whisperport.apps.bench.memory import peak_memory_mib
+from whisperport.apps.bench.timed import Clock
+from whisperport.apps.bench.transcribing import (
     UNCACHED_CALLS,
     BenchOptions,
     BenchResult,
     run_bench,
     time_uncached,
 )
-from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.program.runner import Binding, Runner
 from whisperport.program.spec import UncachedForm

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.bundle import (
+from whisperport.program.bundle import (
     EMBEDDING,
     POSITIONS,
     REFERENCE,
@@ -19,7 +19,7 @@ from whisperport.bundle import (
     renaming,
     writing_bundle,
 )
-from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.checks import Check
 from whisperport.program.evidence import Evidence
 from whisperport.program.generation import Generation

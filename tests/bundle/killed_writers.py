@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from whisperport.bundle import Bundle, renaming, writing_bundle
 from whisperport.errors import BundleError
+from whisperport.program.bundle import Bundle, renaming, writing_bundle
 
 STEPS: tuple[tuple[Any, str], ...] = (
     (os, "mkdir"),

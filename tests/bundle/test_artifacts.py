@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.bundle.writing import rewrite_manifest
-from whisperport.compilation.artifacts import Artifact, put_artifacts
+from whisperport.build.compile.artifacts import Artifact, put_artifacts
+from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.writing import rewrite_manifest
 from whisperport.program.evidence import Evidence
 from whisperport.verification.evidence import today
 

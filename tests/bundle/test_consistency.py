@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import load_engine, start_tokens
-from whisperport.runtime.decode import suppressed_ids
-from whisperport.runtime.rules import Rules
-from whisperport.runtime.scores import Scores
+from whisperport.runtime.decoding.decode import suppressed_ids
+from whisperport.runtime.decoding.rules import Rules
+from whisperport.runtime.engine.scores import Scores
 from whisperport.targets import RunOptions
 
 from ..embedded import default_bundle

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import MANIFEST, Bundle, FileEntry, Manifest
-from whisperport.bundle.writing import rewrite_manifest
 from whisperport.errors import BundleError
+from whisperport.program.bundle import MANIFEST, Bundle, FileEntry, Manifest
+from whisperport.program.bundle.writing import rewrite_manifest
 from whisperport.program.checks import Check
 from whisperport.program.evidence import KINDS, STATUSES, Evidence, Kind, status_of
 from whisperport.verification import record_evidence

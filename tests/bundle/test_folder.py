@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import (
+from whisperport.errors import BundleError
+from whisperport.program.bundle import (
     EMBEDDING,
     MANIFEST,
     POSITIONS,
@@ -22,9 +23,8 @@ from whisperport.bundle import (
     Manifest,
     writing_bundle,
 )
-from whisperport.bundle import folder as folder_module
-from whisperport.bundle.folder import file_sha256
-from whisperport.errors import BundleError
+from whisperport.program.bundle import folder as folder_module
+from whisperport.program.bundle.folder import file_sha256
 
 FILES = [TOKENIZER, EMBEDDING, POSITIONS, REFERENCE, "programs/encoder.bin"]
 
@@ -313,7 +313,7 @@ def while_hashing(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None], 
             left.pop()()
         return file_sha256(file)
 
-    monkeypatch.setattr("whisperport.bundle.folder.file_sha256", sha256)
+    monkeypatch.setattr("whisperport.program.bundle.folder.file_sha256", sha256)
 
 
 def test_a_bundle_that_is_replaced_while_it_is_opened_is_read_again(

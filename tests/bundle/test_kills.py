@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import FORMAT_VERSION, FileEntry, Manifest, strict_json
 from whisperport.errors import BundleError
+from whisperport.program.bundle import FORMAT_VERSION, FileEntry, Manifest, strict_json
 
 SCALARS = st.one_of(
     st.none(),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle, Manifest
 from whisperport.errors import BundleError
+from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.masks import MASKED
 from whisperport.program.placement import Placement
 

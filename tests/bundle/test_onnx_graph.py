@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
-from whisperport.inspection.lowered import inspect_lowered
+from whisperport.model.inspection.lowered import inspect_lowered
+from whisperport.program.bundle import Bundle, ProgramEntry
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.placement import Placement
 from whisperport.program.profiling import ProfileOptions
 from whisperport.program.spec import ProgramSpec, TensorSpec

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import origin
-from whisperport.bundle.origin import is_recorded, record
+from whisperport.program.bundle import origin
+from whisperport.program.bundle.origin import is_recorded, record
 
 FIRST, SECOND = "a" * 64, "b" * 64
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import replacing_files
-from whisperport.bundle.replacing_files import put_files_in_place
-from whisperport.bundle.staging import Staging, staging
 from whisperport.errors import WhisperportError
+from whisperport.program.bundle import replacing_files
+from whisperport.program.bundle.replacing_files import put_files_in_place
+from whisperport.program.bundle.staging import Staging, staging
 
 NAMES = ("p.bin", "p.host.json", "p.onnx")  # the output is the last
 OLD = {"p.bin": "old weights", "p.onnx": "old program"}

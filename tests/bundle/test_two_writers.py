@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle, check_writable, writing_bundle
-from whisperport.bundle.staging import clear_leftovers, staging
 from whisperport.errors import BundleError
+from whisperport.program.bundle import Bundle, check_writable, writing_bundle
+from whisperport.program.bundle.staging import clear_leftovers, staging
 from whisperport.system import locking
 
 Write = Callable[..., Bundle]
@@ -100,7 +100,7 @@ def test_of_writers_at_the_same_time_each_writes_or_is_told(tmp_path: Path, writ
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from whisperport.bundle import Bundle, writing_bundle
+from whisperport.program.bundle import Bundle, writing_bundle
 
 out = Path(sys.argv[1])
 old = Bundle.open(out)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle, check_writable, renaming, replacing, writing_bundle
-from whisperport.bundle.ownership import delete_listed
+from whisperport.build.export.export import export
 from whisperport.errors import BundleError
-from whisperport.exporting.export import export
+from whisperport.program.bundle import Bundle, check_writable, renaming, replacing, writing_bundle
+from whisperport.program.bundle.ownership import delete_listed
 
 from .conftest import program_of
 

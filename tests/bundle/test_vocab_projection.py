@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
+from whisperport.program.bundle import Bundle
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions

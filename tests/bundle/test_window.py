@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Manifest
 from whisperport.errors import BundleError
+from whisperport.program.bundle import Manifest
 from whisperport.program.window import Window
 
 WINDOW = Window(positions=6, audio_positions=5, context_positions=9, padding="features")

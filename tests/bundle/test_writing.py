@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import (
+from whisperport.errors import BundleError
+from whisperport.program.bundle import (
     MANIFEST,
     TOKENIZER,
     Bundle,
@@ -20,7 +21,6 @@ from whisperport.bundle import (
     replacing,
     writing_bundle,
 )
-from whisperport.errors import BundleError
 
 from .conftest import program_of
 

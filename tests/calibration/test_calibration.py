@@ -7,20 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.calibration import arrays
-from whisperport.calibration.arrays import ArrayWriter, array_files
-from whisperport.calibration.audio_files import CalibrationAudio, audio_files, fingerprint
-from whisperport.calibration.calibration_set import check_enough
-from whisperport.calibration.spectrograms import (
+from whisperport.build.calibration import arrays
+from whisperport.build.calibration.arrays import ArrayWriter, array_files
+from whisperport.build.calibration.calibration_set import check_enough
+from whisperport.build.calibration.spectrograms import (
     check_spectrograms,
     spectrograms_of,
     stored_spectrograms,
 )
 from whisperport.errors import AudioError
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.verification.clips import shipped_audio
+from whisperport.verification.recording.audio_files import (
+    CalibrationAudio,
+    audio_files,
+    fingerprint,
+)
 
 ENCODER = ProgramSpec(
     "encoder", (TensorSpec("mel", (1, 80, 1, 200)),), (TensorSpec("features", (1, 100, 64)),)

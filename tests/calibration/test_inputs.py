@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.bundle import Bundle
-from whisperport.calibration import BundleSession
-from whisperport.calibration.inputs import CALLS
-from whisperport.calibration.spectrograms import _opened
+from whisperport.build.calibration import BundleSession
+from whisperport.build.calibration.spectrograms import _opened
 from whisperport.errors import AudioError
+from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
+from whisperport.verification.recording.inputs import CALLS
 
 from ..embedded import default_bundle
 

@@ -11,17 +11,17 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.calibration.sensitivity import Sensitivity, sensitivities
-from whisperport.checkpoint import load_checkpoint
+from whisperport.build.calibration.sensitivity import Sensitivity, sensitivities
 from whisperport.errors import ProgramError
-from whisperport.model.whisper import build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.onnx_file import write_onnx_file
+from whisperport.model.trace.program import trace
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.runner import Array
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets.onnx import activations
-from whisperport.trace.onnx_file import write_onnx_file
-from whisperport.trace.program import trace
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.loss import loss_of
 

@@ -18,9 +18,9 @@ from tests.checkpoint.weights_server import Server
 from tests.extent import core_or_all
 
 from whisperport import fetch
-from whisperport.checkpoint import by_name, download, load_checkpoint
-from whisperport.checkpoint.openai_releases import ALIASES, RELEASES, Release
 from whisperport.errors import CheckpointError
+from whisperport.model.checkpoint import by_name, download, load_checkpoint
+from whisperport.model.checkpoint.openai_releases import ALIASES, RELEASES, Release
 from whisperport.system.locking import lock_path
 
 DATA = random.Random(0).randbytes(1_000_000)
@@ -172,7 +172,7 @@ def test_openais_file_in_the_cache_is_loaded(server, tmp_path, tiny_openai_pt, m
     monkeypatch.setitem(RELEASES, "large-v3", Release("large-v3", digest, 1, ""))
     stored(tmp_path).parent.mkdir(parents=True)
     shutil.copy(tiny_openai_pt, stored(tmp_path).with_name("large-v3.pt"))
-    monkeypatch.setattr("whisperport.checkpoint.openai.alignment_heads", lambda *_, **__: ())
+    monkeypatch.setattr("whisperport.model.checkpoint.openai.alignment_heads", lambda *_, **__: ())
 
     assert load_checkpoint("large").source.sha256["large-v3.pt"] == digest
     assert server.asked == []
@@ -206,8 +206,8 @@ def test_a_proxy_of_the_environment_is_used(variable, server, monkeypatch):
 ELSEWHERE = f"""
 import sys
 from whisperport import fetch
-from whisperport.checkpoint import by_name
-from whisperport.checkpoint.openai_releases import RELEASES, Release
+from whisperport.model.checkpoint import by_name
+from whisperport.model.checkpoint.openai_releases import RELEASES, Release
 by_name.SERVER = sys.argv[1]
 RELEASES["tiny.en"] = Release("tiny.en", "{SHA}", 2_000_000, "")
 print(fetch("tiny.en"))

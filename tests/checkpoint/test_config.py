@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.huggingface import read_config
 from whisperport.errors import CheckpointError
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.huggingface import read_config
 from whisperport.program.dims import Dims
 
 GOOD = {

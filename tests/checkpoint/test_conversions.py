@@ -16,10 +16,10 @@ from fuzz.conversions import (
     write_ctranslate2,
 )
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.ggml import BLOCK_TYPES, dequantize
-from whisperport.checkpoint.openai_releases import alignment_heads_of_size
 from whisperport.errors import CheckpointError, TokenizerError, WhisperportError
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.ggml import BLOCK_TYPES, dequantize
+from whisperport.model.checkpoint.openai_releases import alignment_heads_of_size
 
 
 @pytest.fixture(scope="module")

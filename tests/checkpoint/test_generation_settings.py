@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.checkpoint.generation_settings import read_generation
 from whisperport.errors import CheckpointError
-from whisperport.text.vocabulary import openai_generation, openai_tokenizer
+from whisperport.model.checkpoint.generation_settings import read_generation
+from whisperport.speech.text.vocabulary import openai_generation, openai_tokenizer
 
 from ..published_dims import whisper_dims
 

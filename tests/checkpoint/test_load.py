@@ -10,11 +10,11 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub import errors
 
-import whisperport.checkpoint.load as load_module
-from whisperport.checkpoint import by_name, download, load_checkpoint
-from whisperport.checkpoint.names import HUB_IDS
-from whisperport.data import embedded_model
+import whisperport.model.checkpoint.load as load_module
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
+from whisperport.model.checkpoint import by_name, download, load_checkpoint
+from whisperport.model.checkpoint.names import HUB_IDS
+from whisperport.speech.data import embedded_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

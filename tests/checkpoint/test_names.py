@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whisperport.checkpoint.names import from_huggingface, to_huggingface
-from whisperport.checkpoint.tensor_check import expected_shapes
+from whisperport.model.checkpoint.names import from_huggingface, to_huggingface
+from whisperport.model.checkpoint.tensor_check import expected_shapes
 
 from ..published_dims import whisper_dims
 

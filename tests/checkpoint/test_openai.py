@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.pickled_file import read_pickled
 from whisperport.errors import CheckpointError, TokenizerError
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.pickled_file import read_pickled
 
 
 class Trap:

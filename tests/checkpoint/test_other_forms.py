@@ -2,8 +2,8 @@
 
 import pytest
 
-from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import CheckpointError
+from whisperport.model.checkpoint import load_checkpoint
 
 
 def rejection(path):

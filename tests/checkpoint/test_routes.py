@@ -8,10 +8,10 @@ import torch
 import whisper
 from safetensors.torch import load_file, save_file
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.names import to_huggingface
-from whisperport.checkpoint.openai_releases import RELEASES, alignment_heads
-from whisperport.text.vocabulary import openai_tokenizer
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.names import to_huggingface
+from whisperport.model.checkpoint.openai_releases import RELEASES, alignment_heads
+from whisperport.speech.text.vocabulary import openai_tokenizer
 
 
 def equal(left, right):

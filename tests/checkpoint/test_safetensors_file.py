@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.weight_files import read_safetensors
 from whisperport.errors import CheckpointError
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.weight_files import read_safetensors
 
 TENSORS = {"one": torch.arange(6.0).reshape(2, 3), "two": torch.ones(4, dtype=torch.bfloat16)}
 GOOD = save(TENSORS, {"format": "pt"})

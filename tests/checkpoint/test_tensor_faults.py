@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import CheckpointError
+from whisperport.model.checkpoint import load_checkpoint
 
 Q_PROJ = "model.decoder.layers.1.self_attn.q_proj.weight"
 

@@ -7,10 +7,10 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.checkpoint.tokenizer_files import read_tokenizer
 from whisperport.errors import TokenizerError
-from whisperport.text.vocabulary import openai_tokenizer
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.tokenizer_files import read_tokenizer
+from whisperport.speech.text.vocabulary import openai_tokenizer
 
 TEXT = " The naïve café, 12 o'clock: 日本語 \U0001f600!"
 # Two merges over four bytes; <|endoftext|> is in vocab.json, as in OpenAI's English-only checkpoints.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.cli import main
+from whisperport.apps.cli import main
 
 from ..wav import write_wav
 
@@ -76,7 +76,7 @@ def any_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model never emits the end token: stop it early, and use one temperature only."""
-    import whisperport.cli.transcribe_options as options
+    import whisperport.apps.cli.transcribe_options as options
     from whisperport.runtime import TEMPERATURES
 
     values_of = options.field_values
@@ -93,15 +93,15 @@ def four_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own takes seconds to start; watching has tests of its own."""
-    import whisperport.cli.compile
-    import whisperport.cli.export
-    import whisperport.cli.import_
-    import whisperport.cli.lower
+    import whisperport.apps.cli.compile
+    import whisperport.apps.cli.export
+    import whisperport.apps.cli.import_
+    import whisperport.apps.cli.lower
 
     def run_here(job: Callable[..., Any], *arguments: Any, progress: Any, **_: Any) -> Any:
         return job(*arguments, progress=progress)
 
-    cli = whisperport.cli
+    cli = whisperport.apps.cli
     for verb in (cli.compile, cli.export, cli.import_, cli.lower):
         monkeypatch.setattr(verb, "run_watched", run_here)
 

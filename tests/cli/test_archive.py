@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from whisperport import ArchiveOptions, ArchiveProgress, ArchiveSummary, UsageError
-from whisperport.cli import archive as verb
+from whisperport.apps.cli import archive as verb
 
 pytestmark = pytest.mark.usefixtures("any_bundle", "talk")
 

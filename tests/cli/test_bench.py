@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from whisperport.bench import transcribing
-from whisperport.bench.acceptance import AcceptanceRow, check_accuracy
-from whisperport.bench.limits import Rates
-from whisperport.bench.transcribing import BenchResult, Part
-from whisperport.bundle import Bundle
+from whisperport.apps.bench import transcribing
+from whisperport.apps.bench.acceptance import AcceptanceRow, check_accuracy
+from whisperport.apps.bench.limits import Rates
+from whisperport.apps.bench.transcribing import BenchResult, Part
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 from whisperport.verification import TextErrors
@@ -33,7 +33,7 @@ def known(monkeypatch):
     """Measure neither memory nor the machine, and the accuracy once; tests/bench does all of it."""
     monkeypatch.setattr(transcribing, "peak_memory_mib", lambda *_, **__: None)
     monkeypatch.setattr(transcribing, "check_accuracy", lambda *_: accuracy())
-    monkeypatch.setattr("whisperport.cli.bench.measure_rates", lambda _: Rates(20, 100, 400))
+    monkeypatch.setattr("whisperport.apps.cli.bench.measure_rates", lambda _: Rates(20, 100, 400))
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_times_of_an_emulation_are_named_and_not_in_the_acceptance_table(run, mo
         ),
         how={"encoder": "emulated on the CPU", "step": "run here"},
     )
-    monkeypatch.setattr("whisperport.cli.bench.run_bench", lambda *_, **__: [result])
+    monkeypatch.setattr("whisperport.apps.cli.bench.run_bench", lambda *_, **__: [result])
 
     ran = run("bench", "--model", "default")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.inspection.rules import RULES
+from whisperport.model.inspection.rules import RULES
 
 
 class Tied(nn.Module):

@@ -83,7 +83,7 @@ def test_the_readme_has_a_line_for_each_shell() -> None:
 )
 def test_completion_imports_no_package_for_export(words: list[str], some: list[str]) -> None:
     script = (
-        "import sys; from whisperport.cli import main\n"
+        "import sys; from whisperport.apps.cli import main\n"
         "try: main()\n"
         "finally: print({'torch', 'onnx', 'onnxruntime'} & set(sys.modules), file=sys.stderr)"
     )

@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from whisperport.cli import transcribe as verb
+from whisperport.apps.cli import transcribe as verb
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.runtime import DecodeOptions, Thresholds
-from whisperport.text import Segment
+from whisperport.speech.text import Segment
 from whisperport.transcription import TranscribeOptions, Transcript
 
 pytestmark = pytest.mark.usefixtures("any_bundle", "talk")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.targets import TARGETS
 
 from ..embedded import default_bundle
@@ -29,7 +29,7 @@ def replace(file: Path, data: bytes) -> None:
 
 def edited(manifest: Path, change) -> None:
     """Change a manifest, and make its checksum fit, as a careful forger would."""
-    from whisperport.bundle.manifest import _checksum
+    from whisperport.program.bundle.manifest import _checksum
 
     data = json.loads(manifest.read_bytes())
     del data["checksum"]

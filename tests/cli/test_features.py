@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.verification.reference import Reference
 
 from ..embedded import default_bundle

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.trace.program import trace
+from whisperport.model.trace.program import trace
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.cli import model_option
+from whisperport.apps.cli import model_option
 
 AUDIO, BUNDLE, CHECKPOINT, PROGRAM = "talk.wav", "words", "tuned", "decoder.onnx"
 OUT = ("--target", "onnxruntime", "--out", "out")

@@ -74,7 +74,7 @@ def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):
     ]
     made = SimpleNamespace(manifest=replace(manifest, programs=tuple(not_run)))
     monkeypatch.setattr(
-        "whisperport.cli.import_.run_import",
+        "whisperport.apps.cli.import_.run_import",
         lambda *arguments, progress: given.append(arguments) or made,
     )
     out = tmp_path / "bundle"
@@ -100,7 +100,7 @@ def test_an_import_that_is_killed_leaves_no_hidden_bundle_beside_its_output(
         child.process.kill()
         raise LoweringError("the system killed the exporter")
 
-    monkeypatch.setattr("whisperport.cli.import_.run_watched", watchdog.run_watched)
+    monkeypatch.setattr("whisperport.apps.cli.import_.run_watched", watchdog.run_watched)
     monkeypatch.setattr(watchdog, "_result", killed)
     ran = run(
         *("import", str(tmp_path / "encoder.hef"), "--checkpoint", "tiny"),

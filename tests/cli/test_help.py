@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from whisperport.cli import given
-from whisperport.cli.main import cli
+from whisperport.apps.cli import given
+from whisperport.apps.cli.main import cli
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 VERBS = list(cli.commands)
@@ -97,7 +97,7 @@ def test_help_is_100_columns_wide_wherever_it_is_not_a_terminal(run, monkeypatch
 def test_help_loads_no_torch_and_no_runtime():
     # given: an interpreter of its own, since other tests have loaded torch into this one
     code = (
-        "import sys; from whisperport.cli.main import cli; cli(['--help'], standalone_mode=False);"
+        "import sys; from whisperport.apps.cli.main import cli; cli(['--help'], standalone_mode=False);"
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
 

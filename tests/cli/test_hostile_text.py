@@ -17,14 +17,14 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-import whisperport.cli
-from whisperport.cli import console, live_screen
-from whisperport.cli.console import AudioBar, Stages, print_error, print_next, print_table
+import whisperport.apps.cli
+from whisperport.apps.cli import console, live_screen
+from whisperport.apps.cli.console import AudioBar, Stages, print_error, print_next, print_table
 from whisperport.errors import WhisperportError
+from whisperport.speech.text import Segment, Word
 from whisperport.system.printable import is_printable
-from whisperport.text import Segment, Word
 from whisperport.transcription import Transcript
-from whisperport.transcription.live_transcriber import LiveUpdate
+from whisperport.transcription.live.transcriber import LiveUpdate
 
 pytestmark = pytest.mark.usefixtures("any_bundle")
 
@@ -117,7 +117,7 @@ def test_what_packages_say_is_shown_escaped(run, monkeypatch):
         logging.getLogger("some.library").warning(HOSTILE)
         raise RuntimeError(HOSTILE)
 
-    monkeypatch.setattr("whisperport.cli.targets.is_installed", hostile)
+    monkeypatch.setattr("whisperport.apps.cli.targets.is_installed", hostile)
     monkeypatch.setenv("WHISPERPORT_TRACEBACK", "1")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
 
@@ -169,7 +169,7 @@ SEGMENT = Segment(0.0, 1.0, f" {HOSTILE}\n\n9\n00:00:09,000 ---> 00:00:10,000\nf
 @pytest.mark.parametrize("form", ["txt", "srt", "vtt", "tsv", "json"])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_transcript_is_shown_escaped(run, monkeypatch, form, as_json):
-    from whisperport.cli import transcribe as verb
+    from whisperport.apps.cli import transcribe as verb
 
     transcript = Transcript(SEGMENT.text.strip(), (SEGMENT,), "en", 1.0, ())
     monkeypatch.setattr(verb, "run_transcribe", lambda *_, **__: transcript)
@@ -244,7 +244,7 @@ def test_a_next_command_with_any_name_can_be_copied_to_bash(capsysbinary):
 
 def test_everything_is_printed_by_the_console():
     """`print` and click's `echo` would go around the one place that escapes."""
-    folder = Path(whisperport.cli.__file__).parent
+    folder = Path(whisperport.apps.cli.__file__).parent
     for file in folder.glob("*.py"):
         if file.name == "console.py":
             continue
@@ -288,7 +288,7 @@ def test_an_interrupt_during_imports_has_no_traceback(number, status):
 
 TWICE = """
 import atexit, os, signal, sys
-import whisperport.cli.doctor
+import whisperport.apps.cli.doctor
 from whisperport.__main__ import main
 
 def interrupt():
@@ -300,7 +300,7 @@ def examine():
     finally:
         interrupt()
 
-whisperport.cli.doctor.examine = examine
+whisperport.apps.cli.doctor.examine = examine
 atexit.register(interrupt)
 sys.argv = ["whisperport", "doctor"]
 main()

@@ -110,8 +110,8 @@ def fixed_profile(monkeypatch):
 
 
 def _stand_in(monkeypatch, *, ms_outside):
-    from whisperport.inspection import lowered
-    from whisperport.inspection.lowered import Inspected
+    from whisperport.model.inspection import lowered
+    from whisperport.model.inspection.lowered import Inspected
     from whisperport.program.profiling import NodeProfile, Profile
 
     mm = NodeProfile(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import whisperport.cli.live as verb
+import whisperport.apps.cli.live as verb
 from whisperport.errors import AudioError
 from whisperport.verification.clips import shipped_audio
 
@@ -18,7 +18,7 @@ COMMAND = next(r for r in shipped_audio() if r.path.name.startswith("16"))
 
 
 def raw() -> bytes:
-    from whisperport.audio import load_audio
+    from whisperport.speech.audio import load_audio
 
     return np.round(load_audio(COMMAND.path) * 32767).astype("<i2").tobytes()
 

@@ -94,7 +94,7 @@ def test_hugging_faces_decoder_at_opset_13_with_nothing_on_screen_but_progress(
 
     # when: as the shell calls it, in processes of their own
     done = subprocess.run(
-        [sys.executable, "-c", "from whisperport.cli import main; main()", *command],
+        [sys.executable, "-c", "from whisperport.apps.cli import main; main()", *command],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -126,7 +126,7 @@ def test_a_failure_in_the_child_is_three_lines_and_a_log(tmp_path):
     command = ["lower", "odd.pt2", "-t", "onnxruntime", "-o", "odd.onnx"]
 
     done = subprocess.run(
-        [sys.executable, "-c", "from whisperport.cli import main; main()", *command],
+        [sys.executable, "-c", "from whisperport.apps.cli import main; main()", *command],
         cwd=tmp_path,
         capture_output=True,
         text=True,

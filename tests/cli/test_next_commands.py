@@ -25,7 +25,7 @@ def test_targets_with_a_device_are_not_said_to_run(run):
 
 def test_an_occupied_folder_is_rejected_before_a_process_starts(run, tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("mine")
-    monkeypatch.setattr("whisperport.cli.export.run_watched", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("whisperport.apps.cli.export.run_watched", lambda *_, **__: 1 / 0)
 
     ran = run("export", "default", "--target", "onnxruntime", "--out", tmp_path)
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from whisperport.audio import VadOptions
-from whisperport.bench.transcribing import BenchOptions
-from whisperport.commands.watchdog import run_watched
+from whisperport.apps.bench.transcribing import BenchOptions
+from whisperport.apps.cli.watchdog import run_watched
 from whisperport.errors import UsageError
 from whisperport.program.profiling import ProfileOptions
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.speech.audio import VadOptions
 from whisperport.targets import RunOptions
-from whisperport.targets.hailo.model_script import ScriptOptions
+from whisperport.targets.vendors.hailo.model_script import ScriptOptions
 from whisperport.transcription import TranscribeOptions
-from whisperport.transcription.live_options import LiveOptions
+from whisperport.transcription.live.options import LiveOptions
 
 NUMBERS = [float("nan"), float("inf"), float("-inf"), 1e308, 2**63, -(2**63), -1e-9]
 OPTIONS: list[tuple[Callable[..., Any], list[str]]] = [

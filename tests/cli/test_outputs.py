@@ -8,11 +8,11 @@ from typing import Any
 import click
 import pytest
 
-from whisperport.cli.given import Given
-from whisperport.cli.main import cli
-from whisperport.cli.paths import OutputPath, check_paths, input_paths
+from whisperport.apps.cli.given import Given
+from whisperport.apps.cli.main import cli
+from whisperport.apps.cli.paths import OutputPath, check_paths, input_paths
+from whisperport.build.export.model_bundle import VARIABLE
 from whisperport.errors import UsageError
-from whisperport.exporting.model_bundle import VARIABLE
 
 VERBS: dict[str, click.Command] = dict(cli.commands)
 # Options that name a place to write to. A new one that is not declared as an output fails a test below.

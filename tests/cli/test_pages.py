@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.bundle import Bundle
-from whisperport.cli.check_page import check_page
-from whisperport.cli.graph_page import MAX_GRAPH, Drawn, graph, run_strip
-from whisperport.cli.inspect_page import inspect_page
-from whisperport.cli.verify_page import MAX_AUDIO, layers_page, verify_page
-from whisperport.commands.check import Checked
-from whisperport.diagnosis.layers import LayerComparison
-from whisperport.inspection.check import check_graph
-from whisperport.inspection.graph import Graph, Node, Value
-from whisperport.inspection.lowered import Inspected, Plan
-from whisperport.inspection.source_line import SourceLine
+from whisperport.apps.cli.check_page import check_page
+from whisperport.apps.cli.graph_page import MAX_GRAPH, Drawn, graph, run_strip
+from whisperport.apps.cli.inspect_page import inspect_page
+from whisperport.apps.cli.verify_page import MAX_AUDIO, layers_page, verify_page
+from whisperport.build.check import Checked
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.graph import Graph, Node, Value
+from whisperport.model.inspection.lowered import Inspected, Plan
+from whisperport.model.inspection.source_line import SourceLine
+from whisperport.program.bundle import Bundle
 from whisperport.program.checks import LEVELS, Check
 from whisperport.program.profiling import NodeProfile, Profile, by_time
 from whisperport.system.page import text
 from whisperport.targets import get_target
 from whisperport.verification import Report
+from whisperport.verification.diagnosis.layers import LayerComparison
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import ClipText
 

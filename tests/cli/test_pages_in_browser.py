@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from whisperport.bundle import Bundle
-from whisperport.cli.bench_page import bench_page
-from whisperport.cli.compare_page import compare_page
-from whisperport.cli.inspect_page import inspect_page
-from whisperport.cli.sensitivity_page import sensitivity_page
-from whisperport.cli.verify_page import layers_page, verify_page
-from whisperport.diagnosis.layers import LayerComparison
-from whisperport.inspection.lowered import Inspected
+from whisperport.apps.cli.bench_page import bench_page
+from whisperport.apps.cli.compare_page import compare_page
+from whisperport.apps.cli.inspect_page import inspect_page
+from whisperport.apps.cli.sensitivity_page import sensitivity_page
+from whisperport.apps.cli.verify_page import layers_page, verify_page
+from whisperport.model.inspection.lowered import Inspected
+from whisperport.program.bundle import Bundle
 from whisperport.verification import Report
+from whisperport.verification.diagnosis.layers import LayerComparison
 from whisperport.verification.reference import Reference
 
 from ..browser import CHROMIUM, IN_BROWSER, axe_of, sync_api

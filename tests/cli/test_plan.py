@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from whisperport.commands.plan import PlanOptions, plan
+from whisperport.build.plan import PlanOptions, plan
 
 
 def test_the_table_has_every_machine_and_says_that_it_is_an_estimate(run, bundle):

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from whisperport.cli.main import cli
-from whisperport.cli.serve import _Log
+from whisperport.apps.cli.main import cli
+from whisperport.apps.cli.serve import _Log
 
 from .conftest import Ran
 from .test_shell import in_a_terminal

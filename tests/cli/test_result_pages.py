@@ -10,23 +10,27 @@ from typing import Any
 
 import pytest
 
-from whisperport.bench.acceptance import AcceptanceRow
-from whisperport.bench.limits import Limit, Rates, Work
-from whisperport.bench.transcribing import BenchResult, Part
-from whisperport.cli.bench_page import bench_page
-from whisperport.cli.compare_page import compare_page
-from whisperport.cli.inspect_page import inspect_page
-from whisperport.cli.log_plot import Line, Tag, log_plot, short_number
-from whisperport.cli.sensitivity_page import sensitivity_page
-from whisperport.cli.verify_page import layers_page, verify_page
-from whisperport.diagnosis.divergence import ComparedPrograms, ComparedValue, divergence
-from whisperport.diagnosis.layers import LayerComparison
-from whisperport.inspection.lowered import Inspected
+from whisperport.apps.bench.acceptance import AcceptanceRow
+from whisperport.apps.bench.limits import Limit, Rates, Work
+from whisperport.apps.bench.transcribing import BenchResult, Part
+from whisperport.apps.cli.bench_page import bench_page
+from whisperport.apps.cli.compare_page import compare_page
+from whisperport.apps.cli.inspect_page import inspect_page
+from whisperport.apps.cli.log_plot import Line, Tag, log_plot, short_number
+from whisperport.apps.cli.sensitivity_page import sensitivity_page
+from whisperport.apps.cli.verify_page import layers_page, verify_page
+from whisperport.model.inspection.lowered import Inspected
 from whisperport.program.checks import Check
 from whisperport.program.profiling import NodeProfile, Profile, by_time
 from whisperport.system.page import text
 from whisperport.verification import Report, TextErrors
 from whisperport.verification.compare import Comparison, Gate, min_sqnr_of
+from whisperport.verification.diagnosis.divergence import (
+    ComparedPrograms,
+    ComparedValue,
+    divergence,
+)
+from whisperport.verification.diagnosis.layers import LayerComparison
 from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import GATES, LOWERED, REWRITTEN
 

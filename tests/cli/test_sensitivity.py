@@ -10,9 +10,9 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from whisperport.cli.main import cli
-from whisperport.trace.onnx_file import write_onnx_file
-from whisperport.trace.program import Program, trace
+from whisperport.apps.cli.main import cli
+from whisperport.model.trace.onnx_file import write_onnx_file
+from whisperport.model.trace.program import Program, trace
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from whisperport.cli import several_files
+from whisperport.apps.cli import several_files
 from whisperport.errors import AudioError
-from whisperport.text import Segment
+from whisperport.speech.text import Segment
 from whisperport.transcription import Transcript
 
 pytestmark = pytest.mark.usefixtures("any_bundle")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 
 WHISPERPORT = [sys.executable, "-m", "whisperport"]
 
@@ -56,7 +56,7 @@ def in_a_terminal(*arguments: str, **environment: str) -> str:
 
 CHINESE = """
 import sys
-from whisperport.cli import main, transcribe
+from whisperport.apps.cli import main, transcribe
 from whisperport.transcription import Transcript
 transcribe.run_transcribe = lambda *_, **__: Transcript("右转", (), "zh", 1.0, ())
 sys.argv = ["whisperport", "transcribe", "talk.wav", "--bundle", "."]

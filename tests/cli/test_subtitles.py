@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from whisperport.cli import live
-from whisperport.cli import transcribe as verb
-from whisperport.text import Segment, Word
+from whisperport.apps.cli import live
+from whisperport.apps.cli import transcribe as verb
+from whisperport.speech.text import Segment, Word
 from whisperport.transcription import Transcript
 
 pytestmark = pytest.mark.usefixtures("any_bundle", "talk")

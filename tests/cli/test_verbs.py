@@ -80,12 +80,12 @@ def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
 
 def test_export_shows_where_each_program_went(run, tiny_checkpoint_folder, tmp_path, bundle):
     # given: the export itself takes half a minute, and has tests of its own
-    import whisperport.cli.export
+    import whisperport.apps.cli.export
     from whisperport import Bundle, Searched
 
     with pytest.MonkeyPatch.context() as patch:
         searched = Searched(bundle=Bundle.open(bundle))
-        patch.setattr(whisperport.cli.export, "export_best", lambda *_, **__: searched)
+        patch.setattr(whisperport.apps.cli.export, "export_best", lambda *_, **__: searched)
 
         ran = run("export", tiny_checkpoint_folder, "-t", "onnxruntime", "-o", tmp_path)
         in_json = run("export", tiny_checkpoint_folder, "-t", "x", "-o", tmp_path, "--json")
@@ -100,7 +100,7 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
     run, bundle, tmp_path, monkeypatch
 ):
     # given: a bundle whose programs are all for such a chip
-    import whisperport.cli.export
+    import whisperport.apps.cli.export
     from whisperport import Bundle, Searched
 
     manifest = Bundle.open(bundle).manifest
@@ -114,7 +114,7 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
     )
     made = replace(Bundle.open(bundle), manifest=replace(manifest, programs=programs))
     searched = Searched(bundle=made)
-    monkeypatch.setattr(whisperport.cli.export, "export_best", lambda *_, **__: searched)
+    monkeypatch.setattr(whisperport.apps.cli.export, "export_best", lambda *_, **__: searched)
 
     ran = run("export", "default", "--target", "hailo8", "--out", tmp_path / "out")
 
@@ -205,7 +205,7 @@ def test_doctor_says_which_interpreter_has_a_vendors_compiler_or_how_to_name_it(
 
 
 def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkeypatch):
-    from whisperport.data import embedded_model
+    from whisperport.speech.data import embedded_model
 
     damaged = shutil.copytree(embedded_model.model_folder(), tmp_path / "model")
     weights = damaged / "model.safetensors.xz"
@@ -222,7 +222,7 @@ def test_doctor_exits_1_when_the_embedded_model_is_damaged(run, tmp_path, monkey
 def demo_row(bundle):
     from pathlib import Path
 
-    from whisperport.commands.demo import DemoRow, Transcribed
+    from whisperport.apps.demo import DemoRow, Transcribed
     from whisperport.verification import TextErrors
     from whisperport.verification.clips import ShippedAudio
 
@@ -250,11 +250,11 @@ def demo_row(bundle):
 
 def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
     # given: the demo itself takes minutes, and `make demo` runs it
-    import whisperport.cli.demo
+    import whisperport.apps.cli.demo
 
-    monkeypatch.setattr(whisperport.cli.demo, "run_demo", lambda *_, **__: [demo_row(bundle)])
+    monkeypatch.setattr(whisperport.apps.cli.demo, "run_demo", lambda *_, **__: [demo_row(bundle)])
     chosen = ("default", "model: the embedded one, because")
-    monkeypatch.setattr(whisperport.cli.demo, "choose_checkpoint", lambda _: chosen)
+    monkeypatch.setattr(whisperport.apps.cli.demo, "choose_checkpoint", lambda _: chosen)
 
     ran = run("demo")
 
@@ -283,12 +283,12 @@ def test_a_file_gets_no_colour_codes(run, verb):
 
 
 def test_an_interrupt_exits_130_and_says_that_nothing_was_lost(run, monkeypatch):
-    import whisperport.cli.doctor
+    import whisperport.apps.cli.doctor
 
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(whisperport.cli.doctor, "examine", interrupt)
+    monkeypatch.setattr(whisperport.apps.cli.doctor, "examine", interrupt)
 
     ran = run("doctor")
 
@@ -299,12 +299,12 @@ def test_an_interrupt_exits_130_and_says_that_nothing_was_lost(run, monkeypatch)
 
 def test_an_error_is_shown_as_what_why_and_hint(run, monkeypatch):
     # given: text that rich would read as markup, and a line longer than any terminal
-    import whisperport.cli.doctor
+    import whisperport.apps.cli.doctor
 
     def fail():
         raise WhisperportError("[red]what", why="why " * 60 + "[0]", hint='pip install "x[y]"')
 
-    monkeypatch.setattr(whisperport.cli.doctor, "examine", fail)
+    monkeypatch.setattr(whisperport.apps.cli.doctor, "examine", fail)
 
     ran = run("doctor")
 
@@ -317,9 +317,9 @@ def test_an_error_is_shown_as_what_why_and_hint(run, monkeypatch):
 
 
 def test_a_mistake_of_ours_is_not_dressed_as_the_user_s(run, monkeypatch):
-    import whisperport.cli.doctor
+    import whisperport.apps.cli.doctor
 
-    monkeypatch.setattr(whisperport.cli.doctor, "examine", lambda: 1 / 0)
+    monkeypatch.setattr(whisperport.apps.cli.doctor, "examine", lambda: 1 / 0)
 
     ran = run("doctor")
     monkeypatch.setenv("WHISPERPORT_TRACEBACK", "1")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import whisperport
-from whisperport.commands.check import Checked
+from whisperport.build.check import Checked
 from whisperport.errors import LoweringError, UsageError
-from whisperport.trace.program import trace
+from whisperport.model.trace.program import trace
 
 
 class Head(nn.Module):

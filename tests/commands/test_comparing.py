@@ -150,7 +150,7 @@ def test_the_arrays_of_a_device_are_compared_by_name(original, tmp_path, device_
 
 
 def faulty_run(folder, x):
-    from whisperport.diagnosis.recording import opened
+    from whisperport.verification.diagnosis.recording import opened
 
     with opened(str(net(folder / "faulty.onnx", "weight"))) as program:
         run = program.record([x])
@@ -190,8 +190,8 @@ def test_a_file_of_another_kind_is_rejected(original, tmp_path):
 def test_a_torch_program_is_compared_with_its_onnx_form(tmp_path):
     import torch
 
-    from whisperport.trace.onnx_file import write_onnx_file
-    from whisperport.trace.pt2 import read_pt2
+    from whisperport.model.trace.onnx_file import write_onnx_file
+    from whisperport.model.trace.pt2 import read_pt2
 
     class Layers(torch.nn.Module):
         def __init__(self):

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from whisperport import targets
-from whisperport.bundle import Bundle
-from whisperport.cli.export import _print_timed, _timed_json
+from whisperport.apps.cli.export import _print_timed, _timed_json
+from whisperport.build.export import preflight
+from whisperport.build.export.export import ExportOptions
+from whisperport.build.search.attempts import Candidate, Searched, Timed
+from whisperport.build.search.fastest import candidates, choose
+from whisperport.build.search.search import export_best
 from whisperport.commands import fastest, timing
-from whisperport.commands.attempts import Candidate, Searched, Timed
-from whisperport.commands.fastest import candidates, choose
-from whisperport.commands.search import export_best
 from whisperport.errors import LoweringError, UsageError, VerificationError, WhisperportError
-from whisperport.exporting import preflight
-from whisperport.exporting.export import ExportOptions
+from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array, Runner
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip

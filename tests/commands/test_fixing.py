@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from whisperport.build.check import check
+from whisperport.build.fix import Fixed, fix
 from whisperport.commands import fix as fixing
-from whisperport.commands.check import check
-from whisperport.commands.fix import Fixed, fix
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection.read_exported import read_exported
-from whisperport.rewrites import REWRITES, Rewrite
-from whisperport.rewrites.graph import aten, calls, store
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.rewrites import REWRITES, Rewrite
+from whisperport.model.rewrites.graph import aten, calls, store
+from whisperport.model.trace.program import Program, trace
 from whisperport.targets import TARGETS
-from whisperport.trace.program import Program, trace
 
 from ..extent import EVERYTHING
 from ..rewrites.third_party import FEATURES, MEL, TOKENS, small_openai, third_party_programs
@@ -190,8 +190,8 @@ def test_a_target_that_is_not_there_is_rejected(decoder: Program) -> None:
 def test_what_is_written_is_read_again_and_computes_the_same(
     fixed: Fixed, decoder: Program, tmp_path: Path
 ) -> None:
-    from whisperport.trace.pt2 import read_pt2, weight_bytes
-    from whisperport.trace.trial import eager_outputs, random_inputs
+    from whisperport.model.trace.pt2 import read_pt2, weight_bytes
+    from whisperport.model.trace.trial import eager_outputs, random_inputs
 
     out = fixed.write(tmp_path / "fixed.pt2")
     again = read_pt2(out)

@@ -7,10 +7,10 @@ from typing import Any
 import onnx
 import pytest
 
-from whisperport.bundle.origin import record_own
+from whisperport.build.inspect import InspectOptions, inspect
 from whisperport.commands import inspect as inspecting
-from whisperport.commands.inspect import InspectOptions, inspect
 from whisperport.errors import ProgramError, UsageError
+from whisperport.program.bundle.origin import record_own
 
 from ..embedded import default_bundle
 from ..foreign_bundle import constant_of, endless_step, foreign_bundle

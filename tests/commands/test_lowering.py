@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.bundle import replacing_files
-from whisperport.bundle.renaming import rename_if_free
+from whisperport.build.export import preflight
+from whisperport.build.lower import Lowered, LowerOptions, lower
 from whisperport.commands import lower as lowering
-from whisperport.commands.lower import Lowered, LowerOptions, lower
 from whisperport.errors import (
     LoweringError,
     ProgramError,
@@ -24,11 +23,12 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
-from whisperport.exporting import preflight
+from whisperport.model.trace.program import Program, as_program, trace
+from whisperport.program.bundle import replacing_files
+from whisperport.program.bundle.renaming import rename_if_free
 from whisperport.program.runner import Runner
 from whisperport.system.locking import lock_path, locked
 from whisperport.targets import TARGETS, RunOptions, get_target
-from whisperport.trace.program import Program, as_program, trace
 from whisperport.verification.tolerances import LOWERED
 
 from ..extent import core_or_all
@@ -405,7 +405,7 @@ def test_a_full_disk_and_an_interrupt_leave_nothing(
         path.write_bytes(b"half")
         raise interrupt
 
-    monkeypatch.setattr("whisperport.trace.onnx_file.write_onnx_file", write)
+    monkeypatch.setattr("whisperport.model.trace.onnx_file.write_onnx_file", write)
 
     with pytest.raises((WhisperportError, KeyboardInterrupt)) as failed:
         lower(program, "onnxruntime", out)

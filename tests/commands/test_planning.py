@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.commands.plan import (
+from whisperport.build.plan import (
     DECODE,
     PlanOptions,
     cross_kv_weights,
@@ -20,13 +20,13 @@ from whisperport.commands.plan import (
     token_operations,
 )
 from whisperport.errors import UsageError
-from whisperport.inspection.cost import MATMULS, NodeCost, cost_of
-from whisperport.inspection.read_exported import read_exported
-from whisperport.model.whisper import build_model
+from whisperport.model.inspection.cost import MATMULS, NodeCost, cost_of
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.dims import published_dims
 from whisperport.targets import TARGETS
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 
 from ..published_dims import TURBO
 
@@ -190,7 +190,7 @@ def test_a_target_without_known_machines_or_a_wrong_precision_is_an_error(export
 
 
 def test_a_published_name_is_planned_without_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whisperport.checkpoint.load_checkpoint", lambda *_: 1 / 0)
+    monkeypatch.setattr("whisperport.model.checkpoint.load_checkpoint", lambda *_: 1 / 0)
 
     assert published_dims("turbo") == TURBO
     assert published_dims("turbo.en") is None

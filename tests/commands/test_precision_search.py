@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import MANIFEST, Bundle
-from whisperport.bundle.ownership import delete_listed
+from whisperport.build.export.export import ExportOptions
+from whisperport.build.search.kept_attempts import KeptAttempts
+from whisperport.build.search.search import export_best
 from whisperport.commands import kept_attempts, precision_search
-from whisperport.commands.kept_attempts import KeptAttempts
-from whisperport.commands.search import export_best
 from whisperport.errors import UsageError, VerificationError
-from whisperport.exporting.export import ExportOptions
+from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.program.bundle.ownership import delete_listed
 from whisperport.targets import RunOptions, get_target
 
 from ..conftest import micro_clips, noise_clips

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from whisperport.apps.cli.watchdog import run_watched
 from whisperport.commands import watchdog
-from whisperport.commands.watchdog import run_watched
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, WhisperportError
 
 from . import watched_jobs as jobs
@@ -165,7 +165,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the t
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import watched_jobs
-from whisperport.commands.watchdog import run_watched
+from whisperport.apps.cli.watchdog import run_watched
 
 if __name__ == "__main__":
     run_watched(watched_jobs.waits, sys.argv[2], out=Path(sys.argv[2]))
@@ -212,7 +212,7 @@ IMPATIENT = """
 import signal
 from pathlib import Path
 import slow
-from whisperport.commands.watchdog import run_watched
+from whisperport.apps.cli.watchdog import run_watched
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)

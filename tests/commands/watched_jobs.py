@@ -9,8 +9,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from whisperport.bundle import writing_bundle
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
+from whisperport.program.bundle import writing_bundle
 
 
 def floods(number, progress):

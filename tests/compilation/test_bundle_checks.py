@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from whisperport.compilation.bundle_source import _output_checks, tokens_of
-from whisperport.compilation.source import Emulation, Examples
+from whisperport.build.compile.bundle_source import _output_checks, tokens_of
+from whisperport.build.compile.source import Emulation, Examples
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import EmulationNeed
 from whisperport.verification import GATES

@@ -19,11 +19,11 @@ import pytest
 from onnx import helper
 
 from whisperport import targets
-from whisperport.audio import load_audio, log_mel
-from whisperport.compilation.compile import CompileOptions, compile
-from whisperport.compilation.file_source import FileSource, _worst
-from whisperport.compilation.lowered_file import read_lowered
-from whisperport.compilation.source import Compiled
+from whisperport.build.compile.compile import CompileOptions, compile
+from whisperport.build.compile.file_source import FileSource, _worst
+from whisperport.build.compile.lowered_file import read_lowered
+from whisperport.build.compile.source import Compiled
+from whisperport.build.export import preflight
 from whisperport.errors import (
     AudioError,
     BundleError,
@@ -33,10 +33,10 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
-from whisperport.exporting import preflight
 from whisperport.program.host_part import HostPart, Lookup
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.verification import GATES
 from whisperport.verification.clips import shipped_audio
 

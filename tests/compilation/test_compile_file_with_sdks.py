@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.targets import get_target
 
 from .third_party_onnx import POSITIONS, TOKENS, WIDTH, decoder_file, write_calls

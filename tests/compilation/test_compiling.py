@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio
-from whisperport.bundle import MANIFEST, Bundle, writing_bundle
-from whisperport.bundle.origin import is_trusted
-from whisperport.compilation.compile import CompileOptions, compile
-from whisperport.compilation.work_folder import MARK
+from whisperport.build.compile.compile import CompileOptions, compile
+from whisperport.build.compile.work_folder import MARK
 from whisperport.errors import (
     AudioError,
     BundleError,
@@ -27,10 +24,13 @@ from whisperport.errors import (
     MissingPackageError,
     UsageError,
 )
+from whisperport.program.bundle import MANIFEST, Bundle, writing_bundle
+from whisperport.program.bundle.origin import is_trusted
 from whisperport.runtime import load_engine, start_tokens
+from whisperport.speech.audio import load_audio
 from whisperport.system.locking import lock_path, locked
 from whisperport.targets import RunOptions
-from whisperport.targets.hailo.target import Hailo
+from whisperport.targets.vendors.hailo.target import Hailo
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import shipped_audio
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import whisperport.exporting.export
-from whisperport.bundle import Bundle
-from whisperport.bundle.origin import is_trusted
-from whisperport.compilation.importing import ImportOptions, import_artifact
+import whisperport.build.export.export
+from whisperport.build.compile.importing import ImportOptions, import_artifact
 from whisperport.errors import BundleError, UsageError
+from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.origin import is_trusted
 from whisperport.runtime import load_engine
 from whisperport.targets import TARGETS, RunOptions, get_target
 
@@ -49,7 +49,7 @@ def _assets(folder: Path, checkpoint: Any, change: float = 0.0) -> Path:
 def test_published_files_become_a_bundle_whose_rest_is_verified(
     one_layer_checkpoint, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(whisperport.exporting.export, "shipped_clips", noise_clips)
+    monkeypatch.setattr(whisperport.build.export.export, "shipped_clips", noise_clips)
     encoder = _file(tmp_path, encoder_hef(3))
     (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()  # of an import that was killed
     options = ImportOptions(

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.expected import Alternative, Expected, ExpectedTensor
 
 Array = Any
 FRAMES, CHANNELS = 180, 64

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from whisperport.bundle import Bundle
-from whisperport.cli.main import cli
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.device_inputs import write_device_inputs
-from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
-from whisperport.diagnosis.expected import Quantization
-from whisperport.diagnosis.expected_outputs import expected_outputs
-from whisperport.diagnosis.layers import compare_layers, layer_sentences
-from whisperport.diagnosis.layouts import explain_size
-from whisperport.diagnosis.raw_files import read_quantization
+from whisperport.apps.cli.main import cli
 from whisperport.errors import UsageError
+from whisperport.program.bundle import Bundle
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.device_inputs import write_device_inputs
+from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
+from whisperport.verification.diagnosis.expected import Quantization
+from whisperport.verification.diagnosis.expected_outputs import expected_outputs
+from whisperport.verification.diagnosis.layers import compare_layers, layer_sentences
+from whisperport.verification.diagnosis.layouts import explain_size
+from whisperport.verification.diagnosis.raw_files import read_quantization
 from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import limit_of
 

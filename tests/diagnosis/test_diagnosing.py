@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.cli.diagnosis_words import print_diagnosis
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
-from whisperport.diagnosis.expected import Expected, ExpectedTensor, Quantization
-from whisperport.diagnosis.verdict import verdict_of
+from whisperport.apps.cli.diagnosis_words import print_diagnosis
 from whisperport.errors import UsageError
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
+from whisperport.verification.diagnosis.expected import Expected, ExpectedTensor, Quantization
+from whisperport.verification.diagnosis.verdict import verdict_of
 from whisperport.verification.tolerances import GATES
 
 from ..extent import core_or_all

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from whisperport.audio import log_mel
-from whisperport.diagnosis.wrong_inputs import input_mistakes
+from whisperport.speech.audio import log_mel
+from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
 
 from ..micro import DIMS
 

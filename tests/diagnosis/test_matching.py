@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from whisperport.diagnosis.matching import NamedValue, aligned, error_of, matched
+from whisperport.verification.diagnosis.matching import NamedValue, aligned, error_of, matched
 
 RANDOM = np.random.default_rng(0)
 

@@ -5,12 +5,17 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import diagnose
-from whisperport.diagnosis.expected import Alternative, Expected, ExpectedTensor, Quantization
-from whisperport.diagnosis.result import Diagnosis
-from whisperport.diagnosis.wrong_inputs import input_mistakes
 from whisperport.program.dims import Dims
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.diagnosing import diagnose
+from whisperport.verification.diagnosis.expected import (
+    Alternative,
+    Expected,
+    ExpectedTensor,
+    Quantization,
+)
+from whisperport.verification.diagnosis.result import Diagnosis
+from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
 
 from .cases import Case
 from .evaluation import Answer

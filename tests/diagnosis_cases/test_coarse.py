@@ -17,24 +17,24 @@ import torch
 from onnxruntime import InferenceSession
 from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import DiagnoseOptions, diagnose
-from whisperport.diagnosis.expected import (
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.model.network.static_int8 import RECIPES, StaticInt8Encoder
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.onnx_file import write_onnx_file
+from whisperport.model.trace.program import trace
+from whisperport.speech.audio import load_audio, log_mel
+from whisperport.verification.clips import shipped_audio
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
+from whisperport.verification.diagnosis.expected import (
     Alternative,
     Expected,
     ExpectedTensor,
     Quantization,
     Simulations,
 )
-from whisperport.diagnosis.expected_outputs import expected_outputs
-from whisperport.diagnosis.result import Diagnosis
-from whisperport.model.static_int8 import RECIPES, StaticInt8Encoder
-from whisperport.model.whisper import build_model
-from whisperport.trace.onnx_file import write_onnx_file
-from whisperport.trace.program import trace
-from whisperport.verification.clips import shipped_audio
+from whisperport.verification.diagnosis.expected_outputs import expected_outputs
+from whisperport.verification.diagnosis.result import Diagnosis
 
 from ..embedded import default_bundle
 from ..extent import core_or_all

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from whisperport.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.causes import CauseCode
 
 from ..extent import core_or_all
 from .cases import Case, draw, one

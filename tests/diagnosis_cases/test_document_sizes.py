@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.bundle import MANIFEST, Bundle, FileEntry
-from whisperport.bundle.folder import file_sha256
-from whisperport.diagnosis.causes import CauseCode
-from whisperport.diagnosis.diagnosing import diagnose
-from whisperport.diagnosis.result import Diagnosis
+from whisperport.program.bundle import MANIFEST, Bundle, FileEntry
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.signatures import expected_signature
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.diagnosing import diagnose
+from whisperport.verification.diagnosis.result import Diagnosis
 
 from ..embedded import default_bundle
 
@@ -177,7 +177,7 @@ def test_the_command_line_passes_the_small_file_if_its_quantization_is_stated(
 
 def _diagnose(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """Call `whisperport diagnose`; return its exit status and what it printed."""
-    from whisperport.cli.main import cli
+    from whisperport.apps.cli.main import cli
 
     capsys.readouterr()
     code = 0

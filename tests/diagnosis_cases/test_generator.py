@@ -70,7 +70,7 @@ def test_the_numpy_model_computes_the_logits_of_the_embedded_model() -> None:
 @pytest.mark.parametrize("bins", [80, 128])
 def test_the_spectrogram_without_mistakes_is_that_of_the_package(bins: int) -> None:
     # given a clip
-    from whisperport.audio import log_mel
+    from whisperport.speech.audio import log_mel
 
     samples = world("embedded").clips[2]
     # when both compute its spectrogram

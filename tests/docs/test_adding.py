@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from whisperport.inspection.rules import RULES
+from whisperport.model.inspection.rules import RULES
+from whisperport.model.rewrites import REWRITES
 from whisperport.program.spec import Limit
-from whisperport.rewrites import REWRITES
 
 from ..inspection import test_rules
 from .pages import ROOT, code_blocks

@@ -72,9 +72,9 @@ def test_what_a_benchmark_imports_exists(module):
 
 
 def test_a_name_that_does_not_exist_is_found():
-    assert defines("whisperport.audio.suffixes", "AUDIO_SUFFIXES")
-    assert not defines("whisperport.audio.suffixes", "SUFFIXES")
-    assert not defines("whisperport.audio.no_module", "SUFFIXES")
+    assert defines("whisperport.speech.audio.suffixes", "AUDIO_SUFFIXES")
+    assert not defines("whisperport.speech.audio.suffixes", "SUFFIXES")
+    assert not defines("whisperport.speech.audio.no_module", "SUFFIXES")
 
 
 def test_the_results_are_short_and_each_is_cited():

@@ -8,8 +8,8 @@ import click
 import pytest
 
 import whisperport
-from whisperport.cli import given
-from whisperport.cli.main import cli
+from whisperport.apps.cli import given
+from whisperport.apps.cli.main import cli
 from whisperport.errors import WhisperportError
 
 from ..dummy_vendor import listed  # noqa: F401  # the how-to shows the dummy vendor's code

@@ -10,15 +10,15 @@ import pytest
 
 import whisperport
 from whisperport import errors
-from whisperport.bundle import FORMAT_VERSION, MANIFEST, REFERENCE, Manifest, ProgramEntry
-from whisperport.bundle.program_facts import ProgramFacts
-from whisperport.cli.main import cli
-from whisperport.inspection.check import limits_of
+from whisperport.apps.cli.main import cli
+from whisperport.model.inspection.check import limits_of
+from whisperport.model.trace.variants import program_names
+from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, REFERENCE, Manifest, ProgramEntry
+from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.checks import Check
 from whisperport.program.evidence import KINDS, STATUSES, Evidence
 from whisperport.program.placement import Placement
 from whisperport.targets import MODULES, TARGETS
-from whisperport.trace.variants import program_names
 from whisperport.verification.project_evidence import status_words
 
 from .pages import ROOT, name_of, pages

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from whisperport import targets
-from whisperport.bundle import Bundle
-from whisperport.compilation.bundle_source import BundleSource
-from whisperport.compilation.compile import CompileOptions, compile
-from whisperport.compilation.emulating import prepare_emulation
-from whisperport.compilation.importing import ImportOptions, import_artifact
-from whisperport.compilation.source import Compiled
-from whisperport.compilation.work_folder import MARK
+from whisperport.build.compile.bundle_source import BundleSource
+from whisperport.build.compile.compile import CompileOptions, compile
+from whisperport.build.compile.emulating import prepare_emulation
+from whisperport.build.compile.importing import ImportOptions, import_artifact
+from whisperport.build.compile.source import Compiled
+from whisperport.build.compile.work_folder import MARK
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -27,7 +27,7 @@ from whisperport.errors import (
     UsageError,
     VerificationError,
 )
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, engine, load_engine
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CompileRequest
@@ -65,7 +65,7 @@ def exported_once(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
     """Export a bundle with the encoder on one chip, the step on the other, and the rest on the CPU."""
-    from whisperport.trace import variants
+    from whisperport.model.trace import variants
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets, "TARGETS", WITH_DUMMY)

@@ -7,8 +7,8 @@ import torch
 import transformers
 import whisper.model
 
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import Checkpoint, load_checkpoint
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.program.bundle import Bundle
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.options import with_target
 from whisperport.transcription import Transcriber

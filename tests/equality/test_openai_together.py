@@ -17,14 +17,14 @@ import torch
 import whisper
 import whisper.audio
 
-from whisperport.audio import FRAMES_PER_SECOND, VadOptions
-from whisperport.bench.timed import Clock
-from whisperport.bundle import Bundle
+from whisperport.apps.bench.timed import Clock
+from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import kind_of
 from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import FRAMES_PER_SECOND, VadOptions
+from whisperport.speech.text import Segment
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
-from whisperport.text import Segment
 from whisperport.transcription import (
     TranscribeOptions,
     Transcriber,

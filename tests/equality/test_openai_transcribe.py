@@ -12,8 +12,8 @@ import torch
 import whisper
 from numpy.typing import NDArray
 
-from whisperport.audio import load_audio
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.speech.audio import load_audio
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from whisperport.audio import load_audio, log_mel
 from whisperport.runtime import DecodeOptions, Decoder, decode_window
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 

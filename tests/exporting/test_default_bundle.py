@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import Bundle
 from whisperport.errors import UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
-from whisperport.runtime.decode import start_tokens
+from whisperport.runtime.decoding.decode import start_tokens
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import TextErrors, text_errors
 from whisperport.verification.bundle_check import verify

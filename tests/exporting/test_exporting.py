@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.build.export import export as exporting
+from whisperport.build.export.export import ExportOptions, export, with_alignment_heads
 from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
-from whisperport.exporting import export as exporting
-from whisperport.exporting.export import ExportOptions, export, with_alignment_heads
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import load_engine
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.verification import LEVELS, Report

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.bundle import Bundle
-from whisperport.exporting.masking import choose_masks, needed_mask
-from whisperport.exporting.placing import Placed
-from whisperport.model.score_spread import score_spread
-from whisperport.model.whisper import Whisper
+from whisperport.build.export.masking import choose_masks, needed_mask
+from whisperport.build.export.placing import Placed
+from whisperport.model.network.score_spread import score_spread
+from whisperport.model.network.whisper import Whisper
+from whisperport.program.bundle import Bundle
 from whisperport.program.masks import BOUNDED_MASK, MASKED
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.commands.fix import fix
-from whisperport.commands.lower import LowerOptions, lower
+from whisperport.build.fix import fix
+from whisperport.build.lower import LowerOptions, lower
 from whisperport.errors import ProgramError
 from whisperport.system.child import memory_within
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.cli.model_option import bundle_of_model
-from whisperport.data import embedded_model
-from whisperport.errors import CheckpointError, MissingPackageError, UsageError, WhisperportError
-from whisperport.exporting import export as exporting
-from whisperport.exporting.model_bundle import (
+from whisperport.apps.cli.model_option import bundle_of_model
+from whisperport.build.export import export as exporting
+from whisperport.build.export.model_bundle import (
     EmbeddedModelWarning,
     bundle_of,
     cached_bundle,
     open_bundle,
 )
+from whisperport.errors import CheckpointError, MissingPackageError, UsageError, WhisperportError
+from whisperport.program.bundle import Bundle
+from whisperport.speech.data import embedded_model
 from whisperport.transcription import Transcriber, transcribe, transcribe_features, transcribe_files
 from whisperport.verification.clips import shipped_audio
 
@@ -104,7 +104,7 @@ def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with
     default_bundle()
     script = (
         "import sys; sys.modules['torch'] = None\n"
-        "from whisperport.exporting.model_bundle import bundle_of\n"
+        "from whisperport.build.export.model_bundle import bundle_of\n"
         "print(bundle_of('default').folder)\n"
         "bundle_of('tiny.en')\n"
     )
@@ -144,8 +144,8 @@ def test_a_bundle_of_the_embedded_model_that_is_given_by_its_folder_needs_no_war
 def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -> None:
     script = (
         "import sys\n"
-        "from whisperport.exporting import export as exporting\n"
-        "from whisperport.exporting import model_bundle\n"
+        "from whisperport.build.export import export as exporting\n"
+        "from whisperport.build.export import model_bundle\n"
         "def export(checkpoint, target, out, *_, **__):\n"
         "    import shutil, time\n"
         "    time.sleep(1)\n"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from whisperport.build.export import not_verified as module
+from whisperport.build.export.not_verified import not_verified
 from whisperport.errors import CheckpointError
-from whisperport.exporting import not_verified as module
-from whisperport.exporting.not_verified import not_verified
 from whisperport.program.checks import Check
 from whisperport.targets import RunOptions
 from whisperport.verification import Report

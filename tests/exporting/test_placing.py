@@ -2,8 +2,8 @@
 
 import pytest
 
+from whisperport.build.export.placing import Placed, PlacementRequest, place
 from whisperport.errors import UsageError
-from whisperport.exporting.placing import Placed, PlacementRequest, place
 from whisperport.program.placement import Placement
 
 NAMES = ("encoder", "cross_kv", "prefill_4", "step", "align")

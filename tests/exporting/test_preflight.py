@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from whisperport.build.export import preflight
 from whisperport.errors import WhisperportError
-from whisperport.exporting import preflight
-from whisperport.exporting.preflight import (
+from whisperport.targets.preflight import (
     Estimate,
     available_memory,
     check_fits,
@@ -147,7 +147,7 @@ def test_too_small_a_disk_is_rejected_though_the_folder_is_not_made_yet(
 def test_an_export_asks_first_unless_told_not_to(
     fake_targets, micro_checkpoint, quick_tracing, root, tmp_path, preflight_on
 ):
-    from whisperport.exporting.export import ExportOptions, export
+    from whisperport.build.export.export import ExportOptions, export
 
     from ..conftest import noise_clips
 

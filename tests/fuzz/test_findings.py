@@ -18,12 +18,12 @@ from fuzz.seeds import GENERATION, _checkpoint
 from onnx import TensorProto, helper
 from tokenizers.models import BPE
 
-from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import BundleError, CheckpointError, ProgramError, TokenizerError
-from whisperport.inspection.inputs import read_inputs
-from whisperport.inspection.read import read_graphs
-from whisperport.targets.hailo.hef import read_hef
-from whisperport.text import Tokenizer
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.inspection.inputs import read_inputs
+from whisperport.model.inspection.read import read_graphs
+from whisperport.speech.text import Tokenizer
+from whisperport.targets.vendors.hailo.hef import read_hef
 
 MANY = 10**11
 
@@ -145,7 +145,7 @@ def test_a_tensor_larger_than_what_is_stored_is_rejected(
 
 
 def test_example_inputs_that_unpack_to_gigabytes_are_not_unpacked(tmp_path: Path) -> None:
-    from whisperport.trace.pt2 import read_pt2
+    from whisperport.model.trace.pt2 import read_pt2
 
     data = [("x/models/model.json", b"{}"), ("x/data/sample_inputs/model.pt", b"1")]
     path = tmp_path / "program.pt2"
@@ -181,9 +181,9 @@ def test_a_pipe_in_place_of_a_file_is_rejected(pipe: Path, reader: str) -> None:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_a_pipe_in_place_of_a_program_is_not_loaded(pipe: Path) -> None:
-    from whisperport.inspection.lowered import inspect_lowered
+    from whisperport.model.inspection.lowered import inspect_lowered
+    from whisperport.model.trace.pt2 import read_pt2
     from whisperport.program.profiling import ProfileOptions
-    from whisperport.trace.pt2 import read_pt2
 
     with pytest.raises(ProgramError, match="is a pipe"):
         inspect_lowered(pipe, ProfileOptions(), lambda _: [])
@@ -247,14 +247,14 @@ def test_a_name_that_takes_hours_to_hash_is_rejected(tmp_path: Path, archived: b
 
 
 def test_example_inputs_with_such_a_name_are_rejected() -> None:
-    from whisperport.trace.pt2 import _check_plain
+    from whisperport.model.trace.pt2 import _check_plain
 
     with pytest.raises(ProgramError, match="contains code"):
         _check_plain(Path("program.pt2"), hours_to_hash())
 
 
 def test_a_table_that_states_a_shape_of_terabytes_is_an_error_of_import_hef(tmp_path: Path) -> None:
-    from whisperport.targets.hailo.importer import _table
+    from whisperport.targets.vendors.hailo.importer import _table
 
     header = np.lib.format.header_data_from_array_1_0(np.zeros((2, 16), np.float32))
     with (tmp_path / "table.npy").open("wb") as file:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from whisperport.inspection.graph import Format, Graph, Node, Quantization, Value, build
+from whisperport.model.inspection.graph import Format, Graph, Node, Quantization, Value, build
 from whisperport.program.spec import Limit, TargetSpec
 
 NPU = TargetSpec(

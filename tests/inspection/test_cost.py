@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whisperport.inspection.cost import Cost, cost_of
-from whisperport.inspection.graph import Value
-from whisperport.inspection.read_exported import read_exported
+from whisperport.model.inspection.cost import Cost, cost_of
+from whisperport.model.inspection.graph import Value
+from whisperport.model.inspection.read_exported import read_exported
 
 
 class Calls(nn.Module):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.inspection.graph import Graph
-from whisperport.inspection.read import read_graphs
-from whisperport.inspection.read_exported import read_exported
-from whisperport.inspection.rules import RULES
+from whisperport.model.inspection.graph import Graph
+from whisperport.model.inspection.read import read_graphs
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.inspection.rules import RULES
 from whisperport.program.spec import Limit
 
 from ..embedded import default_bundle

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
-from whisperport.targets.xnnpack.lowering import Delegation, read_delegation
+from whisperport.program.bundle import Bundle
+from whisperport.targets.cpu.xnnpack.lowering import Delegation, read_delegation
 
 NOISE = random.Random(0).randbytes(10_000)
 

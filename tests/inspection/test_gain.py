@@ -2,8 +2,8 @@
 
 import pytest
 
-from whisperport.inspection.gain import compute_and_bytes, rates
-from whisperport.inspection.graph import Node, Value
+from whisperport.model.inspection.gain import compute_and_bytes, rates
+from whisperport.model.inspection.graph import Node, Value
 
 
 def node(op: str, *shapes: tuple[int, ...]) -> Node:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.graph import Value
-from whisperport.inspection.inputs import hint_for, inputs_for, read_inputs
+from whisperport.model.inspection.graph import Value
+from whisperport.model.inspection.inputs import hint_for, inputs_for, read_inputs
 
 DTYPES = ["float32", "float16", "float64", "int64", "int32", "uint8", "int8", "bool"]
 

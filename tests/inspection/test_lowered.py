@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
 from whisperport.errors import BundleError, ProgramError, UsageError
-from whisperport.inspection.lowered import inspect_lowered
+from whisperport.model.inspection.lowered import inspect_lowered
+from whisperport.program.bundle import Bundle
 from whisperport.program.profiling import ProfileOptions
 from whisperport.targets import PROFILERS
 

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from whisperport.errors import ProgramError
-from whisperport.inspection.check import check_graph
-from whisperport.inspection.graph import Graph
-from whisperport.inspection.onnx_shapes import with_shapes
-from whisperport.inspection.read_onnx import read_onnx
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.graph import Graph
+from whisperport.model.inspection.onnx_shapes import with_shapes
+from whisperport.model.inspection.read_onnx import read_onnx
 from whisperport.targets import get_target
 
 ORT = get_target("onnxruntime").spec
@@ -339,7 +339,7 @@ def test_arithmetic_on_small_tensors_that_makes_a_large_one_is_not_done(
     def evaluate(*_: Any) -> None:
         raise AssertionError(f"{operator} was computed")
 
-    monkeypatch.setattr("whisperport.inspection.onnx_shapes._ShapePass._evaluated", evaluate)
+    monkeypatch.setattr("whisperport.model.inspection.onnx_shapes._ShapePass._evaluated", evaluate)
     stored = [
         helper.make_tensor(f"s{i}", TensorProto.FLOAT, shape, np.zeros(shape, np.float32))
         for i, shape in enumerate(shapes)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whisperport.inspection.check import check_graph
-from whisperport.inspection.read_exported import read_exported
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.trace.program import Program, as_program, trace
 from whisperport.targets import get_target
-from whisperport.trace.program import Program, as_program, trace
 
 from ..extent import core_or_all
 from ..rewrites.third_party import third_party_programs

@@ -2,9 +2,9 @@
 
 import pytest
 
-from whisperport.inspection.check import check_graph
-from whisperport.inspection.graph import Format
-from whisperport.inspection.partitions import partitions_of
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.graph import Format
+from whisperport.model.inspection.partitions import partitions_of
 from whisperport.program.profiling import Subgraph, border_bytes
 from whisperport.program.spec import Limit, TargetSpec
 

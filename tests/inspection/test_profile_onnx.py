@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection.node_modules import module_of, onnx_modules
-from whisperport.inspection.profile_onnx import CPU, _subgraphs, _trace, profile_onnx
+from whisperport.model.inspection.node_modules import module_of, onnx_modules
+from whisperport.model.inspection.profile_onnx import CPU, _subgraphs, _trace, profile_onnx
 from whisperport.program.profiling import VOCABULARY, ProfileOptions, block_of
 
 from ..embedded import default_bundle

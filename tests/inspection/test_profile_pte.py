@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
 from whisperport.errors import ProgramError
-from whisperport.inspection import profile_pte as module
-from whisperport.inspection.check import rejections
-from whisperport.inspection.cost import cost_of
-from whisperport.inspection.profile_pte import profile_pte
-from whisperport.inspection.read_pte import Instruction, Method, read_pte
+from whisperport.model.inspection import profile_pte as module
+from whisperport.model.inspection.check import rejections
+from whisperport.model.inspection.cost import cost_of
+from whisperport.model.inspection.profile_pte import profile_pte
+from whisperport.model.inspection.read_pte import Instruction, Method, read_pte
+from whisperport.program.bundle import Bundle
 from whisperport.program.profiling import Profile, ProfileOptions
 from whisperport.targets import get_target
-from whisperport.targets.xnnpack.lowering import read_delegation
+from whisperport.targets.cpu.xnnpack.lowering import read_delegation
 
 ONCE = ProfileOptions(repeat=2, threads=1)
 REASONS = partial(rejections, spec=get_target("xnnpack").spec)
@@ -235,7 +235,7 @@ def test_a_method_that_is_a_constant_is_no_program(tmp_path: Path) -> None:
     import torch
     from executorch.exir import to_edge
 
-    from whisperport.inspection.quiet import quiet
+    from whisperport.model.inspection.quiet import quiet
 
     exported = torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 3),))
     with quiet():

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from whisperport.errors import ProgramError, UsageError
-from whisperport.inspection import litert_run, profile_tflite
-from whisperport.inspection.litert_profiler import (
+from whisperport.model.inspection import litert_run, profile_tflite
+from whisperport.model.inspection.litert_profiler import (
     Event,
     ProfilerUnavailableError,
     Run,
     _Library,
     profiled_runs,
 )
-from whisperport.inspection.litert_run import CRASHED, Measured, Op, run_litert
+from whisperport.model.inspection.litert_run import CRASHED, Measured, Op, run_litert
 from whisperport.program.profiling import Profile, ProfileOptions
 
 ONCE = ProfileOptions(repeat=2, threads=1)

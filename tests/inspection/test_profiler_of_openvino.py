@@ -9,7 +9,7 @@ import pytest
 
 from whisperport.errors import MissingPackageError, ProgramError
 from whisperport.program.profiling import ProfileOptions
-from whisperport.targets.openvino.profiler import OpenVinoProfiler, _node
+from whisperport.targets.cpu.openvino.profiler import OpenVinoProfiler, _node
 
 PROFILER = OpenVinoProfiler()
 ONCE = ProfileOptions(repeat=2, threads=1)

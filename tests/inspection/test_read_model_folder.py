@@ -11,8 +11,8 @@ import transformers
 
 import whisperport
 from whisperport.errors import LoweringError, ProgramError
-from whisperport.inspection import read_model_folder as reading
-from whisperport.inspection.read_model_folder import read_model_folder
+from whisperport.model.inspection import read_model_folder as reading
+from whisperport.model.inspection.read_model_folder import read_model_folder
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 64, "vocab_size": 120}

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from whisperport.inspection.check import check_graph, limits_of, rejections
-from whisperport.inspection.graph import Graph, Node, Value
-from whisperport.inspection.rules import RULES
-from whisperport.inspection.rules.page import rule_index, rule_section
+from whisperport.model.inspection.check import check_graph, limits_of, rejections
+from whisperport.model.inspection.graph import Graph, Node, Value
+from whisperport.model.inspection.rules import RULES
+from whisperport.model.inspection.rules.page import rule_index, rule_section
+from whisperport.model.rewrites import HOST_REWRITES, REWRITES
 from whisperport.program.spec import Limit
-from whisperport.rewrites import HOST_REWRITES, REWRITES
 from whisperport.targets import TARGETS
 
 from .graphs import NPU, graph, node, quantized, value, weight

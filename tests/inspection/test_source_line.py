@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.inspection.read_exported import read_exported
-from whisperport.inspection.read_onnx import read_onnx
-from whisperport.inspection.read_pt2 import read_pt2
-from whisperport.inspection.source_line import SourceLine, innermost_line
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.inspection.read_onnx import read_onnx
+from whisperport.model.inspection.read_pt2 import read_pt2
+from whisperport.model.inspection.source_line import SourceLine, innermost_line
 
 PACKAGES = "/venv/lib/python3.11/site-packages"
 TRACE = f"""File "/home/me/model.py", line 12, in forward

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from whisperport.inspection.check import check_graph
-from whisperport.inspection.graph import Graph
-from whisperport.inspection.read import read_graphs
-from whisperport.inspection.read_exported import read_exported
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.graph import Graph
+from whisperport.model.inspection.read import read_graphs
+from whisperport.model.inspection.read_exported import read_exported
 from whisperport.targets import get_target
 
 from ..drawn_writes import Calls, Step, drawn_writes, function_of

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from whisperport.audio import SAMPLE_RATE, load_audio
+from whisperport.speech.audio import SAMPLE_RATE, load_audio
+from whisperport.speech.text import Word
 from whisperport.targets import RunOptions
-from whisperport.text import Word
 from whisperport.transcription import Transcriber
-from whisperport.transcription.live_options import LiveOptions
-from whisperport.transcription.live_transcriber import LiveTranscriber, LiveUpdate
+from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.transcriber import LiveTranscriber, LiveUpdate
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle

@@ -9,7 +9,7 @@ import pytest
 import whisperport
 from whisperport.errors import AudioError, IncompleteError, Interrupted, MissingPackageError
 from whisperport.transcription import Transcriber
-from whisperport.transcription.live_transcriber import LiveUpdate
+from whisperport.transcription.live.transcriber import LiveUpdate
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.speech.text.normalize import normalize
 from whisperport.targets import RunOptions
-from whisperport.text.normalize import normalize
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.transcription.live_options import LiveOptions
-from whisperport.transcription.live_transcriber import LiveTranscriber
+from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.transcriber import LiveTranscriber
 from whisperport.transcription.session import TruncatedPromptWarning
 
 from .conftest import Listened, Spoken, in_a_row, listen, silence

@@ -2,9 +2,9 @@
 
 import torch
 
-from whisperport.model.batch_decoder import BatchDecode
-from whisperport.model.decoder import Decode
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.batch_decoder import BatchDecode
+from whisperport.model.network.decoder import Decode
+from whisperport.model.network.whisper import Whisper
 
 ROWS = 3
 ATOL = 1e-5  # float32 sums in another order

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.model.cached_decoder import CachedDecoder
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.cached_decoder import CachedDecoder
+from whisperport.model.network.whisper import Whisper
 
 from ..micro import DIMS
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.model.encoder import Encoder, EncoderBlock
-from whisperport.model.equalization import equalize
+from whisperport.model.network.encoder import Encoder, EncoderBlock
+from whisperport.model.network.equalization import equalize
 
 from ..published_dims import whisper_dims
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.model.whisper import Whisper, build_model
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.program.dims import Dims
 from whisperport.runtime import Decoder, Engine
-from whisperport.text.vocabulary import openai_tokenizer
+from whisperport.speech.text.vocabulary import openai_tokenizer
 
 from ..extent import core_or_all
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.checkpoint import load_checkpoint
-from whisperport.model.decoder import CrossKV, Decode, Prefill
-from whisperport.model.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
-from whisperport.model.short_window import PaddedCrossKV
-from whisperport.model.whisper import Whisper, build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.decoder import CrossKV, Decode, Prefill
+from whisperport.model.network.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
+from whisperport.model.network.short_window import PaddedCrossKV
+from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.program.window import Window
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import LOWERED

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.model.short_window import PaddedCrossKV
-from whisperport.model.whisper import build_model
+from whisperport.model.network.short_window import PaddedCrossKV
+from whisperport.model.network.whisper import build_model
 from whisperport.program.window import PADDINGS, Window
 
 # Float32 sums of some ten terms, in another order. Measured: 6e-7 at most.

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.model.encoder import NchwEncoder
-from whisperport.model.uncached_decoder import UncachedDecoder
-from whisperport.model.whisper import Whisper, build_model
+from whisperport.model.network.encoder import NchwEncoder
+from whisperport.model.network.uncached_decoder import UncachedDecoder
+from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.program.spec import UncachedForm
 from whisperport.program.window import Window
 
@@ -111,7 +111,7 @@ def test_the_decoder_without_a_cache_attends_to_no_padding(
     ],
 )
 def test_pieces_of_the_vocabulary_differ_by_one_column(n_vocab: int, columns: list[int]) -> None:
-    from whisperport.model.vocab_projection import vocabulary_pieces
+    from whisperport.model.network.vocab_projection import vocabulary_pieces
 
     table = torch.arange(n_vocab, dtype=torch.float32)[:, None]
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from whisperport.audio import load_audio
-from whisperport.checkpoint import Checkpoint, load_checkpoint
 from whisperport.errors import CheckpointError, MissingPackageError
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.speech.audio import load_audio
 from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.machine import machine, versions
 

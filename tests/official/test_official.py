@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import whisper
 
-from whisperport.bundle import Bundle
-from whisperport.compilation.compile import compile as compile_bundle
+from whisperport.build.compile.compile import compile as compile_bundle
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import VerificationError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target

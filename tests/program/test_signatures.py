@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from whisperport.model.short_window import AudioPadding
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.short_window import AudioPadding
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts, prefill, uncached_decoder, vocab_projection
 from whisperport.program.signatures import (
     CacheForm,
     KvLayout,
@@ -18,9 +21,6 @@ from whisperport.program.signatures import (
 )
 from whisperport.program.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.program.window import Window
-from whisperport.trace.program import Program
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts, prefill, uncached_decoder, vocab_projection
 
 from ..extent import core_or_all
 from ..micro import DIMS

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.providers.session import CREATING, run_session
 from whisperport.targets.onnx.runner import CPU
+from whisperport.verification.providers.session import CREATING, run_session
 
 
 def run(**arguments: Any) -> dict[str, Any]:
-    """The job; see `whisperport.providers.session.run_session`."""
+    """The job; see `whisperport.verification.providers.session.run_session`."""
     provider = arguments["provider"]
     if provider == CPU:
         return run_session(**arguments)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import whisperport
-from whisperport.bundle import Bundle
 from whisperport.errors import LoweringError, UsageError
-from whisperport.providers import ProviderReport, Trial, each_program
-from whisperport.providers.each_program import record_inputs
-from whisperport.providers.session import _message, _repeated
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions
 from whisperport.targets.execution_provider import ExecutionProvider
-from whisperport.targets.mediatek.target import NEURON
+from whisperport.targets.vendors.mediatek.target import NEURON
 from whisperport.verification.compare import Comparison
+from whisperport.verification.providers import ProviderReport, Trial, each_program
+from whisperport.verification.providers.each_program import record_inputs
+from whisperport.verification.providers.session import _message, _repeated
 
 from ..embedded import default_bundle
 from ..extent import core_or_all

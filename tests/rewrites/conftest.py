@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.trace.program import Program, as_program
-from whisperport.trace.trial import eager_outputs, random_inputs
+from whisperport.model.trace.program import Program, as_program
+from whisperport.model.trace.trial import eager_outputs, random_inputs
 
 from ..extent import core_or_all
 from .third_party import third_party_programs
@@ -25,9 +25,9 @@ def programs(
 
     The built-in ones have one layer in `make test`, as the third-party ones do.
     """
-    from whisperport.model.whisper import build_model
-    from whisperport.trace.variants import whisper_programs
-    from whisperport.trace.whisper import Parts
+    from whisperport.model.network.whisper import build_model
+    from whisperport.model.trace.variants import whisper_programs
+    from whisperport.model.trace.whisper import Parts
 
     names = ("encoder", "cross_kv", "prefill_4", "step", "align")
     checkpoint = request.getfixturevalue(core_or_all("one_layer_checkpoint", "tiny_checkpoint"))

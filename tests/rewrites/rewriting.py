@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from whisperport.rewrites import Outcome, run_rewrites
-from whisperport.trace.program import Program, trace
+from whisperport.model.rewrites import Outcome, run_rewrites
+from whisperport.model.trace.program import Program, trace
 
 EXACT = 1e-6  # see test_every_rewrite.py
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import whisperport.rewrites
+import whisperport.model.rewrites
 from whisperport.errors import LoweringError
-from whisperport.rewrites import HOST_REWRITES, REWRITES, Outcome, Rewrite, run_rewrites
-from whisperport.rewrites.base import rewrite
-from whisperport.trace.program import Program, trace
+from whisperport.model.rewrites import HOST_REWRITES, REWRITES, Outcome, Rewrite, run_rewrites
+from whisperport.model.rewrites.base import rewrite
+from whisperport.model.trace.program import Program, trace
 
 from ..extent import core_or_all
 
@@ -159,7 +159,7 @@ def test_a_program_without_its_pattern_is_given_back(chosen: Rewrite) -> None:
 
 
 def test_every_file_registers_one_rewrite_of_its_name(chosen: Rewrite) -> None:
-    folder = Path(whisperport.rewrites.__file__).parent
+    folder = Path(whisperport.model.rewrites.__file__).parent
     shared = {"__init__", "base", "graph", "host", "in_place"}
     files = {path.stem for path in folder.glob("*.py")} - shared
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from whisperport.trace.program import Program
-from whisperport.trace.trial import eager_outputs, random_inputs
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.trial import eager_outputs, random_inputs
 
 from ..extent import core_or_all
 from .rewriting import EXACT, operators, random_tensor, reasons, rewritten

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.rewrites import fold_constants
+from whisperport.model.rewrites import fold_constants
 
 from .rewriting import operators, reasons, rewritten
 

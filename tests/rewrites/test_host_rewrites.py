@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.errors import LoweringError
+from whisperport.model.rewrites import HOST_REWRITES, Outcome, run_host_rewrite, run_rewrites
+from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.trial import random_inputs
 from whisperport.program.host_part import HostPart
-from whisperport.rewrites import HOST_REWRITES, Outcome, run_host_rewrite, run_rewrites
-from whisperport.trace.program import Program, trace
-from whisperport.trace.trial import random_inputs
 from whisperport.verification import REWRITTEN
 from whisperport.verification.equality import compare_sample, eager_arrays
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from whisperport.rewrites import REWRITES, run_rewrites
-from whisperport.trace.program import Program, trace
-from whisperport.trace.trial import eager_outputs
+from whisperport.model.rewrites import REWRITES, run_rewrites
+from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.trial import eager_outputs
 
 from ..drawn_writes import Calls, Step, drawn_writes, function_of
 from ..extent import core_or_all

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.rewrites import Outcome, run_rewrites
-from whisperport.trace.program import Program, as_program, trace
+from whisperport.model.rewrites import Outcome, run_rewrites
+from whisperport.model.trace.program import Program, as_program, trace
 
 NAME = "layer-norm-by-linear"
 EXACT = 1e-6  # see test_every_rewrite.py

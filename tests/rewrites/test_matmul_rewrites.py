@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.rewrites import run_rewrites
-from whisperport.trace.program import Program, trace
-from whisperport.trace.pt2 import read_pt2
+from whisperport.model.rewrites import run_rewrites
+from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.pt2 import read_pt2
 
 from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from whisperport.rewrites import run_rewrites
-from whisperport.rewrites.merge_permutes import PERMUTES
+from whisperport.model.rewrites import run_rewrites
+from whisperport.model.rewrites.merge_permutes import PERMUTES
+from whisperport.model.trace.program import Program
 from whisperport.targets import get_target
-from whisperport.trace.program import Program
 
 from ..extent import core_or_all
 from .rewriting import operators, reasons, rewritten

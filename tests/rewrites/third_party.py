@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whisperport.trace.program import Program, trace
+from whisperport.model.trace.program import Program, trace
 
 TOKENS = torch.arange(1, 12)[None]
 FEATURES = torch.zeros(1, 50, 48)

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.generation import Generation
 from whisperport.program.program_kind import VOCAB_PROJECTION
 from whisperport.runtime import Decoder, Engine
-from whisperport.trace.program import Program
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 
 from ..micro import DIMS, GENERATION
 

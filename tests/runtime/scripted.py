@@ -7,7 +7,7 @@ import numpy as np
 
 from whisperport.program.generation import Generation
 from whisperport.runtime import Cache
-from whisperport.runtime.scores import Scores
+from whisperport.runtime.engine.scores import Scores
 
 from ..micro import DIMS, GENERATION
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.runtime.agreement import Agreement, HypothesisWord, count_committed
-from whisperport.text import Word
+from whisperport.speech.text import Word
+from whisperport.transcription.live.agreement import Agreement, HypothesisWord, count_committed
 
 
 def hypothesis_of(text: str, *, each_s: float = 0.5) -> list[HypothesisWord]:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from whisperport.runtime.alignment import align_words
-from whisperport.text import Tokenizer
+from whisperport.runtime.decoding.alignment import align_words
+from whisperport.speech.text import Tokenizer
 
 from ..micro import DIMS, GENERATION, tokenizer_json
 

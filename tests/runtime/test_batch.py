@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from whisperport.errors import NumericalError, UsageError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.runner import Binding
 from whisperport.runtime import (
     Batch,
@@ -28,10 +31,7 @@ from whisperport.runtime import (
     decoding,
     decoding_with_fallback,
 )
-from whisperport.runtime.stepping import Step
-from whisperport.trace.program import Program
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.runtime.engine.stepping import Step
 
 from ..extent import core_or_all
 from ..micro import DIMS, GENERATION

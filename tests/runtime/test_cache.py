@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
 from whisperport.program.masks import MASKED
 from whisperport.program.runner import Binding
 from whisperport.program.signatures import CacheForm, KvLayout

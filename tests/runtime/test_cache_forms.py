@@ -13,8 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.program.signatures import CacheForm, KvLayout
 from whisperport.runtime import (
     DecodeOptions,
@@ -24,6 +23,7 @@ from whisperport.runtime import (
     decode_window,
     load_engine,
 )
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
 

@@ -11,24 +11,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import Bundle
+from whisperport.build.export.export import ExportOptions, _placed, export
 from whisperport.errors import LoweringError, NumericalError, UsageError
-from whisperport.exporting.export import ExportOptions, _placed, export
-from whisperport.model.coarse_projection import CoarseProjection as Module
-from whisperport.model.coarse_projection import block_of
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.coarse_projection import CoarseProjection as Module
+from whisperport.model.network.coarse_projection import block_of
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.onnx import SharedWeights, write_onnx
+from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import COARSE_PROJECTION, VOCAB_PROJECTION
 from whisperport.program.runner import Array, Runner
 from whisperport.program.signatures import expected_signature
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, decode_together, decode_window, load_engine
-from whisperport.runtime.coarse import TOLERANCE, CoarseLogits, CoarseProjection
-from whisperport.runtime.scores import log_sum_exp
+from whisperport.runtime.engine.coarse import TOLERANCE, CoarseLogits, CoarseProjection
+from whisperport.runtime.engine.scores import log_sum_exp
 from whisperport.targets import RunOptions, get_target
-from whisperport.trace.onnx import SharedWeights, write_onnx
-from whisperport.trace.program import Program, trace
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.verification.batch_check import bound_check
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference
@@ -251,7 +251,7 @@ def test_only_greedy_steps_use_it(
 @pytest.mark.parametrize("width", [16, 384])
 def test_onnx_runtime_keeps_the_bound(width: int, tmp_path: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    from whisperport.trace.program import trace
+    from whisperport.model.trace.program import trace
 
     torch.manual_seed(0)
     table = 0.05 * torch.randn(1000, width)

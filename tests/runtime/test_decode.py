@@ -9,9 +9,9 @@ import whisper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.checkpoint import load_checkpoint
 from whisperport.errors import UsageError
-from whisperport.model.whisper import build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import build_model
 from whisperport.program.generation import Generation
 from whisperport.runtime import (
     DecodeOptions,
@@ -22,7 +22,7 @@ from whisperport.runtime import (
     detect_language,
     start_tokens,
 )
-from whisperport.runtime.decode import check_language
+from whisperport.runtime.decoding.decode import check_language
 
 from ..micro import DIMS, GENERATION
 from .scripted import FEATURES, Scripted

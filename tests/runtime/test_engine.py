@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whisperport.errors import BundleError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
 from whisperport.runtime import Decoder, Engine
 
 from ..micro import DIMS, GENERATION

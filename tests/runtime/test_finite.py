@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from whisperport.errors import NumericalError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
 from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 

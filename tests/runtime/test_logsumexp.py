@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from whisperport.errors import NumericalError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.signatures import LOGSUMEXP, expected_signature
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import (
@@ -21,9 +23,7 @@ from whisperport.runtime import (
     decode_together,
     decode_window,
 )
-from whisperport.runtime.scores import Scores
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.runtime.engine.scores import Scores
 
 from ..extent import core_or_all
 from ..micro import DIMS, GENERATION
@@ -109,9 +109,9 @@ def test_the_sum_of_the_program_is_used(
     engine, _ = engines(True)
     added: list[int] = []
     monkeypatch.setattr(
-        "whisperport.runtime.scores.log_sum_exp", lambda row, peak: added.append(1) or 0.0
+        "whisperport.runtime.engine.scores.log_sum_exp", lambda row, peak: added.append(1) or 0.0
     )
-    monkeypatch.setattr("whisperport.runtime.scores.LEAST_PART", 1e-9)
+    monkeypatch.setattr("whisperport.runtime.engine.scores.LEAST_PART", 1e-9)
 
     decoded = decode_window(
         Decoder(engine), audio(0), DecodeOptions(language="en", without_timestamps=True)

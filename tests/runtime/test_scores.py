@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.runtime.rules import Rules
-from whisperport.runtime.scores import MOST_FORBIDDEN, Scores, log_sum_exp
+from whisperport.runtime.decoding.rules import Rules
+from whisperport.runtime.engine.scores import MOST_FORBIDDEN, Scores, log_sum_exp
 
 from ..micro import GENERATION
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whisperport.runtime.scores import Scores
-from whisperport.runtime.search import Beams, Candidate, Sampling, numpy_sampler, top
+from whisperport.runtime.decoding.search import Beams, Candidate, Sampling, numpy_sampler, top
+from whisperport.runtime.engine.scores import Scores
 
 V = 51_865  # multilingual Whisper's vocabulary
 ROW = 4 * V  # bytes

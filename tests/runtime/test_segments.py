@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.runtime.segments import split_segments
+from whisperport.runtime.decoding.segments import split_segments
 
 BEGIN = 100
 

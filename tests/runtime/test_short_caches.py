@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.runtime import Batch, Decoder, Engine, Step, cache
-from whisperport.runtime.cache import room_for
-from whisperport.runtime.scores import Scores
+from whisperport.runtime.engine.cache import room_for
+from whisperport.runtime.engine.scores import Scores
 from whisperport.targets import RunOptions, get_target
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 
 from ..extent import core_or_all
 from ..micro import DIMS, GENERATION

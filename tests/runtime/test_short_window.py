@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions, decode_window
-from whisperport.runtime.rules import Rules
-from whisperport.runtime.scores import Scores
+from whisperport.runtime.decoding.rules import Rules
+from whisperport.runtime.engine.scores import Scores
 
 from ..micro import DIMS, GENERATION
 from .scripted import FEATURES, Scripted

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
 from whisperport.program.runner import Array, Binding
 from whisperport.runtime import DecodeOptions, Decoder, decode_window
-from whisperport.runtime.engine import in_standard_form
+from whisperport.runtime.engine.engine import in_standard_form
 
 from ..micro import DIMS
 from .traced_runners import TorchRunner, engine_of

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import MANIFEST, Bundle
-from whisperport.bundle.origin import record_own
 from whisperport.errors import BundleError
+from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.program.bundle.origin import record_own
 from whisperport.program.placement import Placement
 from whisperport.runtime import load_engine, trial
-from whisperport.runtime.trial import limits_of
+from whisperport.runtime.engine.trial import limits_of
 from whisperport.system.child import START_S
 from whisperport.targets import RunOptions
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.model.uncached_decoder import UncachedDecoder as UncachedModule
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.uncached_decoder import UncachedDecoder as UncachedModule
+from whisperport.model.network.whisper import Whisper
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.runtime import Decoder, Engine
-from whisperport.runtime.uncached_decoder import UncachedDecoder
+from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 
 from ..micro import GENERATION
 
@@ -105,7 +105,7 @@ def test_what_the_rows_after_the_tokens_hold_changes_no_logits(
     """Bundles that were exported with rows of zeros verify as before."""
     decoder.start_window(features)
     logits = decoder.prefill(TOKENS[:4])[0]
-    monkeypatch.setattr("whisperport.runtime.uncached_decoder.PADDING", 33)
+    monkeypatch.setattr("whisperport.runtime.engine.uncached_decoder.PADDING", 33)
     decoder.start_window(features)
 
     np.testing.assert_array_equal(decoder.prefill(TOKENS[:4])[0], logits)

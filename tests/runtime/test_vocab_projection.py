@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.calibration import BundleSession
+from whisperport.build.calibration import BundleSession
+from whisperport.build.export.export import ExportOptions, _placed
 from whisperport.errors import BundleError, NumericalError
-from whisperport.exporting.export import ExportOptions, _placed
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import PIECES
+from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import VOCAB_PROJECTION
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
-from whisperport.runtime.trial import limits_of, try_bundle
+from whisperport.runtime.engine.trial import limits_of, try_bundle
 from whisperport.targets import RunOptions
-from whisperport.trace.program import Program
-from whisperport.trace.variants import PIECES
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.reference import Reference
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.runtime.segments import MIN_ADVANCE, drop_unreliable_end, split_segments
+from whisperport.runtime.decoding.segments import MIN_ADVANCE, drop_unreliable_end, split_segments
 
 BEGIN = 50364
 WINDOW = 1000  # frames: 10 s

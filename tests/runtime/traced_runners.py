@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.runtime import Engine
-from whisperport.trace.program import Program
 
 from ..micro import DIMS, GENERATION
 from ..overwriting import OverwritingBinding

@@ -21,9 +21,9 @@ def serving(transcriber: Transcriber) -> Iterator[Callable[..., Any]]:
     """`serving(**options)`: a client of an application; `client.service` is what is served."""
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("python_multipart")
-    from whisperport.serving.app import create_app
-    from whisperport.serving.options import ServeOptions
-    from whisperport.serving.service import Service
+    from whisperport.apps.serving.app import create_app
+    from whisperport.apps.serving.options import ServeOptions
+    from whisperport.apps.serving.service import Service
 
     made: list[Service] = []
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from whisperport.apps.serving.keys import Keys
+from whisperport.apps.serving.options import ServeOptions
+from whisperport.apps.serving.origins import is_allowed_origin, is_known_host, is_local
 from whisperport.errors import UsageError
-from whisperport.serving.keys import Keys
-from whisperport.serving.options import ServeOptions
-from whisperport.serving.origins import is_allowed_origin, is_known_host, is_local
 
 KEY, OTHER = "correct-key", "another-key"
 

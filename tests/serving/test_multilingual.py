@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from whisperport.audio import load_audio
 from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import load_audio
+from whisperport.speech.text import LANGUAGES
 from whisperport.targets import RunOptions
-from whisperport.text import LANGUAGES
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification.clips import shipped_audio
 

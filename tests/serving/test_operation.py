@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from whisperport.apps.serving.admission import Admission
+from whisperport.apps.serving.metrics import Metrics
+from whisperport.apps.serving.speed import Speed
 from whisperport.errors import QueueFullError
-from whisperport.serving.admission import Admission
-from whisperport.serving.metrics import Metrics
-from whisperport.serving.speed import Speed
 from whisperport.verification.clips import shipped_audio
 
 CLIP = shipped_audio()[0].path.read_bytes()
@@ -64,7 +64,7 @@ def test_a_server_that_cannot_decode_is_not_ready(
     def broken(*_: Any) -> None:
         raise OSError("the device was unplugged")
 
-    monkeypatch.setattr("whisperport.runtime.engine.Engine.encode", broken)
+    monkeypatch.setattr("whisperport.runtime.engine.engine.Engine.encode", broken)
 
     answer = client.get("/ready")
 
@@ -92,7 +92,7 @@ def test_metrics_count_requests_and_audio(client: Any) -> None:
 
 
 def test_the_log_has_one_line_without_text(client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "whisperport.serving")
+    caplog.set_level(logging.INFO, "whisperport.apps.serving")
 
     text = post(client).json()["text"]
 

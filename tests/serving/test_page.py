@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from whisperport.serving.keys import Keys
+from whisperport.apps.serving.keys import Keys
 
 from ..terms import uses
 
 FILES = {
-    file.name: file.read_text("utf-8") for file in (files("whisperport.serving") / "page").iterdir()
+    file.name: file.read_text("utf-8")
+    for file in (files("whisperport.apps.serving") / "page").iterdir()
 }
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 STATIC = sorted(FILES.keys() - {"index.html"})

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio
-from whisperport.text import write_srt, write_txt, write_vtt
+from whisperport.speech.audio import load_audio
+from whisperport.speech.text import write_srt, write_txt, write_vtt
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
 

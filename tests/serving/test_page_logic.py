@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.text import write_srt
+from whisperport.speech.text import write_srt
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(not NODE, reason="node is not installed")
@@ -28,7 +28,7 @@ DOCUMENT: dict[str, Any] = {
 
 def evaluated(expression: str, document: dict[str, Any] = DOCUMENT) -> Any:
     """The value of an expression, in which `d` is a document and `page` is the module."""
-    with as_file(files("whisperport.serving") / "page" / "formats.js") as path:
+    with as_file(files("whisperport.apps.serving") / "page" / "formats.js") as path:
         script = (
             f"import * as page from {json.dumps(path.as_uri())};\n"
             f"const d = {json.dumps(document)}; console.log(JSON.stringify({expression}))"

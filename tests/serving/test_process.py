@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio
+from whisperport.apps.serving.options import ServeOptions
+from whisperport.apps.serving.serve import serve
 from whisperport.errors import UsageError
-from whisperport.serving.options import ServeOptions
-from whisperport.serving.serve import serve
+from whisperport.speech.audio import load_audio
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
 

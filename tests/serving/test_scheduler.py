@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from whisperport.audio import VadOptions, load_audio
+from whisperport.apps.serving.scheduler import Scheduler
+from whisperport.apps.serving.urgency import Urgency
 from whisperport.errors import AudioError, LongAudioError, QueueFullError, UsageError
 from whisperport.runtime import DecodeOptions, Decoder, Steps
-from whisperport.runtime.stepping import Step
-from whisperport.serving.scheduler import Scheduler
-from whisperport.serving.urgency import Urgency
+from whisperport.runtime.engine.stepping import Step
+from whisperport.speech.audio import VadOptions, load_audio
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio
 

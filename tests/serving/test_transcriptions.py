@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.text import write_srt, write_vtt
+from whisperport.speech.text import write_srt, write_vtt
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.serving.json_text import MAX_STRUCTURE, parsed
-from whisperport.serving.turns import LARGEST, SMALLEST, Connections, Pace, Turns
+from whisperport.apps.serving.json_text import MAX_STRUCTURE, parsed
+from whisperport.apps.serving.turns import LARGEST, SMALLEST, Connections, Pace, Turns
 
 JSON = st.recursive(
     st.none()

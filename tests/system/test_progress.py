@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from whisperport import verify
-from whisperport.cli.console import AudioBar, RemainingColumn, Stages
+from whisperport.apps.cli.console import AudioBar, RemainingColumn, Stages
 from whisperport.system.progress import LEAST_MEASURED_S, Counted, Remaining, remaining_text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from onnx import ModelProto, TensorProto, helper
 
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets.qualcomm.context import COMPATIBILITY
+from whisperport.targets.vendors.qualcomm.context import COMPATIBILITY
 
 from .hailo.hef_file import hef_bytes
 from .rockchip.rknn_bytes import description, rknn_bytes

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.model.trace.program import Program
 from whisperport.targets import RunOptions
-from whisperport.trace.program import Program
 from whisperport.verification.clips import Clip
 
 from ..extent import core_or_all
@@ -19,10 +19,10 @@ from ..extent import core_or_all
 @pytest.fixture(scope="session")
 def rewritten(request: pytest.FixtureRequest) -> Callable[[Sequence[str]], list[Program]]:
     """Return `rewritten(names)`: the programs of a random model after these rewrites."""
-    from whisperport.model.whisper import build_model
-    from whisperport.rewrites import run_rewrites
-    from whisperport.trace.variants import whisper_programs
-    from whisperport.trace.whisper import Parts
+    from whisperport.model.network.whisper import build_model
+    from whisperport.model.rewrites import run_rewrites
+    from whisperport.model.trace.variants import whisper_programs
+    from whisperport.model.trace.whisper import Parts
 
     @cache
     def traced() -> tuple[Program, ...]:
@@ -42,7 +42,7 @@ def micro_bundle_on(
     micro_checkpoint: Any, micro_programs: tuple[Program, ...], tmp_path_factory: Any
 ) -> Callable[[str, str], Path]:
     """`micro_bundle_on(chip, program)`: the micro model in ONNX Runtime, with one program on a chip."""
-    from whisperport.trace import variants
+    from whisperport.model.trace import variants
 
     noise = (0.1 * np.random.default_rng(0).standard_normal(3200)).astype(np.float32)
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from whisperport.bundle import ProgramEntry
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 
 Lowered = tuple[Path, list[ProgramEntry]]
 

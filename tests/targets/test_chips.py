@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.placing import PlacementRequest, place
 from whisperport.errors import LoweringError, UsageError
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.exporting.placing import PlacementRequest, place
-from whisperport.inspection.vocabulary import TFLITE
+from whisperport.model.inspection.vocabulary import TFLITE
 from whisperport.targets import get_target
-from whisperport.targets.ethos_u.chips import NPUS
-from whisperport.targets.mediatek import specs
-from whisperport.targets.mediatek.chips import CHIPS as GENIOS
-from whisperport.targets.qualcomm.chips import CHIPS as SNAPDRAGONS
-from whisperport.targets.rockchip.chips import CHIPS as ROCKCHIPS
+from whisperport.targets.vendors.ethos_u.chips import NPUS
+from whisperport.targets.vendors.mediatek import specs
+from whisperport.targets.vendors.mediatek.chips import CHIPS as GENIOS
+from whisperport.targets.vendors.qualcomm.chips import CHIPS as SNAPDRAGONS
+from whisperport.targets.vendors.rockchip.chips import CHIPS as ROCKCHIPS
 from whisperport.verification import GATES
 
 PROGRAMS = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align")

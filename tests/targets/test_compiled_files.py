@@ -304,7 +304,7 @@ def test_every_version_of_a_hef_is_read_and_a_newer_one_named(version: int, tmp_
 
 
 def test_a_pad_that_feeds_another_operator_is_no_output(tmp_path: Path) -> None:
-    from whisperport.targets.hailo.hef import _message_class, read_hef
+    from whisperport.targets.vendors.hailo.hef import _message_class, read_hef
 
     message = _message_class()()
     group = message.network_groups.add()

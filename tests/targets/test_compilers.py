@@ -15,7 +15,7 @@ from whisperport.targets.stage_report import (
     read_report,
     read_text,
 )
-from whisperport.toolchain import Failure
+from whisperport.targets.toolchain import Failure
 
 COMPILERS = {one.spec.name: one.compiler for one in TARGETS if one.compiler is not None}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.system.cores import usable_cores
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx import runner as onnx_runner

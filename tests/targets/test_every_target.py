@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from whisperport import targets
-from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.commands.doctor import extras
+from whisperport.build.doctor import extras
 from whisperport.errors import BundleError, MissingPackageError, UsageError
-from whisperport.model.whisper import build_model
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.program.masks import MASKED
 from whisperport.program.runner import Binding, Runner
 from whisperport.program.signatures import LOGSUMEXP
@@ -31,7 +32,6 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.options import describe, parse_options, with_target
-from whisperport.trace.program import Program, trace
 from whisperport.verification import GATES, compare
 
 from ..dummy_vendor.listed import WITH_DUMMY
@@ -518,7 +518,7 @@ def test_a_missing_runtime_says_what_to_install(
 LOAD_DAMAGED = """
 import random, shutil, sys
 from pathlib import Path
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.errors import BundleError
 from whisperport.targets import RunOptions, get_target
 

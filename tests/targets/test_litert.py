@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.calibration import BundleSession, CalibrationOptions
+from whisperport.build.calibration import BundleSession, CalibrationOptions
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.placing import Placed
+from whisperport.build.export.quantizing import quantize_programs
 from whisperport.errors import VerificationError
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.exporting.placing import Placed
-from whisperport.exporting.quantizing import quantize_programs
-from whisperport.inspection.read_tflite import read_tflite
-from whisperport.inspection.tflite_signatures import copy_of_program, read_signatures
+from whisperport.model.inspection.read_tflite import read_tflite
+from whisperport.model.inspection.tflite_signatures import copy_of_program, read_signatures
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.litert.target import LiteRt, xnnpack_delegation
+from whisperport.targets.cpu.litert.target import LiteRt, xnnpack_delegation
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
-from whisperport.trace.program import Program, trace
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
@@ -241,7 +241,7 @@ ON_A_BOARD = """
 import sys
 for name in ("torch", "litert_torch", "ai_edge_quantizer", "tflite", "onnx"):
     sys.modules[name] = None
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import Decoder, load_engine
 from whisperport.targets import RunOptions
 import numpy as np

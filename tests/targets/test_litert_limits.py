@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import whisperport
-from whisperport.targets.litert.target import xnnpack_delegation
+from whisperport.model.trace.program import trace
+from whisperport.targets.cpu.litert.target import xnnpack_delegation
 from whisperport.targets.tflite.lowering import lower_to_tflite
-from whisperport.trace.program import trace
 
 
 class Masked(nn.Module):

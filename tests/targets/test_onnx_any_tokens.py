@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.program_kind import PREFILL, STEP
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec

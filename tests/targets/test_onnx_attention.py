@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from whisperport.bundle import ListedFiles
-from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.program.bundle import ListedFiles
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.targets.onnx.attention import join_attention
 from whisperport.targets.onnx.runner import session_settings
 

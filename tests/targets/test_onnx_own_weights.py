@@ -7,16 +7,16 @@ import numpy as np
 import onnx
 import pytest
 
-from whisperport.bundle import ProgramEntry
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import ProgramEntry
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target, onnxruntime
 from whisperport.targets.onnx.runner import OnnxRunner
 from whisperport.targets.onnx.weights import OwnWeights
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 
 ORT = get_target("onnxruntime")
 BATCH = "step_2"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle.onnx_graph import OnnxGraph
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Array, Runner
 from whisperport.targets import onnxruntime
 from whisperport.targets.onnx.rounded_audio import (

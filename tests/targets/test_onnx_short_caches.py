@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.program.bundle import Bundle, ProgramEntry
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx import runner as onnx_runner

@@ -20,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from whisperport.bundle import Bundle, ListedFiles, ProgramEntry
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import trace
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import Bundle, ListedFiles, ProgramEntry
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx.weights import OnnxWeights
-from whisperport.trace.program import trace
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 
 ORT = get_target("onnxruntime")
 ONE_THREAD = RunOptions(threads=1)
@@ -143,7 +143,7 @@ MEMORY = """
 import json, sys
 from pathlib import Path
 import google.protobuf.message, onnxruntime
-from whisperport.bundle import ProgramEntry
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets import RunOptions, get_target

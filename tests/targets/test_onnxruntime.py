@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import LoweringError
-from whisperport.exporting.export import ExportOptions, export
-from whisperport.model.whisper import build_model
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.trial import eager_outputs, random_inputs
+from whisperport.model.trace.whisper import Parts
+from whisperport.model.trace.whisper import step as step_program
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnxruntime import OPSETS, LowerOptions
-from whisperport.trace.program import Program
-from whisperport.trace.trial import eager_outputs, random_inputs
-from whisperport.trace.whisper import Parts
-from whisperport.trace.whisper import step as step_program
+from whisperport.targets.cpu.onnxruntime import OPSETS, LowerOptions
 
 from ..conftest import noise_clips
 from ..extent import EVERYTHING, core_or_all
@@ -102,7 +102,7 @@ def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_pat
 
 
 def test_the_opsets_are_those_that_are_written() -> None:
-    from whisperport.trace.onnx_opset import NEWEST, OLDEST
+    from whisperport.model.trace.onnx_opset import NEWEST, OLDEST
 
     assert (OPSETS[0], OPSETS[-1]) == (OLDEST, NEWEST)
 

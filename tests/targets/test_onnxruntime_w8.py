@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.bundle import ProgramEntry
 from whisperport.errors import BundleError
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import ProgramEntry
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnxruntime import OPSETS, LowerOptions
-from whisperport.trace.program import Program, trace
+from whisperport.targets.cpu.onnxruntime import OPSETS, LowerOptions
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
 

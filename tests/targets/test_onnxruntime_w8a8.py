@@ -9,14 +9,14 @@ import onnx
 import onnxruntime
 import pytest
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.bundle import ProgramEntry
-from whisperport.checkpoint import load_checkpoint
-from whisperport.model.whisper import build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import ProgramEntry
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.onnxruntime import LowerOptions
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.targets.cpu.onnxruntime import LowerOptions
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.loss import loss_of
 

@@ -13,18 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.bundle import ProgramEntry
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError, LoweringError, UsageError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.profiling import ProfileOptions
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, decode_together, decode_window, load_engine
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.openvino import target as openvino_target
-from whisperport.targets.openvino.runtime import Device, OpenVinoRunner, start
-from whisperport.targets.openvino.target import DeviceOptions
-from whisperport.trace.program import Program, trace
+from whisperport.targets.cpu.openvino import target as openvino_target
+from whisperport.targets.cpu.openvino.runtime import Device, OpenVinoRunner, start
+from whisperport.targets.cpu.openvino.target import DeviceOptions
 from whisperport.verification.clips import Clip
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
@@ -37,8 +37,8 @@ X = np.random.default_rng(0).standard_normal((1, 128)).astype(np.float32)
 
 INTERRUPTED = """
 import os, signal, sys
-from whisperport.targets.openvino import target as openvino_target
-from whisperport.targets.openvino.runtime import Device, start
+from whisperport.targets.cpu.openvino import target as openvino_target
+from whisperport.targets.cpu.openvino.runtime import Device, start
 
 first, second = start(Device()), start(Device())
 loaded = [core.compile_model(core.read_model(*sys.argv[1:]), "CPU") for core in (first, second)]

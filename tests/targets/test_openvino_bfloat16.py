@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.bundle import ProgramEntry
+from whisperport.model.trace.program import trace
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.openvino import bfloat16, runtime
-from whisperport.targets.openvino import target as openvino_target
-from whisperport.targets.openvino.bfloat16 import inputs_in_bf16, rounded
-from whisperport.targets.openvino.runtime import Device, has_bf16, start
-from whisperport.trace.program import trace
+from whisperport.targets.cpu.openvino import bfloat16, runtime
+from whisperport.targets.cpu.openvino import target as openvino_target
+from whisperport.targets.cpu.openvino.bfloat16 import inputs_in_bf16, rounded
+from whisperport.targets.cpu.openvino.runtime import Device, has_bf16, start
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
 

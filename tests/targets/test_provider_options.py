@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
 from whisperport.errors import LoweringError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx.runner import CPU

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio, log_mel
-from whisperport.checkpoint import load_checkpoint
-from whisperport.model.whisper import build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import build_model
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.spec import ProgramSpec
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.quantization import LINEAR, MATMUL
 from whisperport.targets.tflite.quantizing import quantize_statically
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.loss import loss_of
 

@@ -25,7 +25,7 @@ def imported(code: str) -> set[str]:
 def test_the_first_target_is_found_without_the_others() -> None:
     found = imported("t.get_target('onnxruntime')")
 
-    assert "whisperport.targets.onnxruntime" in found
+    assert "whisperport.targets.cpu.onnxruntime" in found
     assert not [name for name in found if name.endswith(".target")]
 
 
@@ -34,7 +34,7 @@ def test_a_transcriber_imports_the_targets_of_its_bundle_only() -> None:
         f"from whisperport.transcription import Transcriber; Transcriber({str(default_bundle())!r})"
     )
 
-    assert "whisperport.targets.onnxruntime" in found
+    assert "whisperport.targets.cpu.onnxruntime" in found
     assert not [name for name in found if name.endswith(".target")]
 
 

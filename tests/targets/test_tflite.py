@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.errors import BundleError, LoweringError, ProgramError
-from whisperport.inspection.tflite_signatures import read_signatures
+from whisperport.model.inspection.tflite_signatures import read_signatures
+from whisperport.model.trace.program import Program, trace
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.quantization import ALL, LINEAR, quantize, recipe
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner, dequantized, quantized
-from whisperport.trace.program import Program, trace
 
 
 class Both(nn.Module):

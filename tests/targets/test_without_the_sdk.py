@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
-from whisperport.toolchain import variable
+from whisperport.targets.toolchain import variable
 
 PROGRAM = "cross_kv"  # the smallest
 # Target -> what the user must install, and the lowered file.

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.bundle import Bundle
 from whisperport.errors import BundleError
-from whisperport.model.decoder import Decode
-from whisperport.model.whisper import Whisper
-from whisperport.rewrites import run_rewrites
+from whisperport.model.network.decoder import Decode
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.rewrites import run_rewrites
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.xnnpack.lowering import Delegation, read_delegation
-from whisperport.targets.xnnpack.target import FILE
-from whisperport.trace.program import Program, trace
+from whisperport.targets.cpu.xnnpack.lowering import Delegation, read_delegation
+from whisperport.targets.cpu.xnnpack.target import FILE
 
 from ..extent import core_or_all
 from ..published_dims import whisper_dims

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from whisperport.commands.check import check
+from whisperport.build.check import check
+from whisperport.model.trace.program import trace
+from whisperport.model.trace.shared_weights import shared_weights
 from whisperport.targets import get_target
-from whisperport.targets.xnnpack.lowering import SMALLEST, weights_on_disk
-from whisperport.trace.program import trace
-from whisperport.trace.shared_weights import shared_weights
+from whisperport.targets.cpu.xnnpack.lowering import SMALLEST, weights_on_disk
 
 
 def test_a_copy_shares_its_weights_within_the_block_only() -> None:

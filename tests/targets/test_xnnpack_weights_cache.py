@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.targets.xnnpack import runtime
-from whisperport.targets.xnnpack.lowering import lower_to_pte
-from whisperport.trace.program import trace
+from whisperport.model.trace.program import trace
+from whisperport.targets.cpu.xnnpack import runtime
+from whisperport.targets.cpu.xnnpack.lowering import lower_to_pte
 
 WIDTH = 1024  # 4.2 MB of float32 weights, in each of METHODS
 METHODS = ("a", "b")
@@ -19,7 +19,7 @@ LOAD = """
 import hashlib, json, sys
 from pathlib import Path
 import torch
-from whisperport.targets.xnnpack import runtime
+from whisperport.targets.cpu.xnnpack import runtime
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

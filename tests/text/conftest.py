@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import whisper.tokenizer
 
-from whisperport.text import Tokenizer, openai_generation, openai_tokenizer
+from whisperport.speech.text import Tokenizer, openai_generation, openai_tokenizer
 
 OpenAITokenizer = whisper.tokenizer.Tokenizer
 

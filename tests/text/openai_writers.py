@@ -6,7 +6,7 @@ from typing import Any
 
 from whisper.utils import get_writer
 
-from whisperport.text import Segment, SubtitleOptions
+from whisperport.speech.text import Segment, SubtitleOptions
 
 
 def as_openai(segments: list[Segment], language: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import pytest
 from whisper.tokenizer import TO_LANGUAGE_CODE
 
 from whisperport.errors import UsageError
-from whisperport.text import LANGUAGES, language_code
+from whisperport.speech.text import LANGUAGES, language_code
 
 
 def test_every_code_and_name_and_alias_of_openai_is_understood() -> None:

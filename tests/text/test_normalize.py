@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from whisper.normalizers import BasicTextNormalizer
 
-from whisperport.text import normalize
+from whisperport.speech.text import normalize
 
 from .samples import SAMPLES
 

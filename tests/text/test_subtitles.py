@@ -7,8 +7,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import UsageError
+from whisperport.speech.text import Segment, SubtitleOptions, Word, write_as
 from whisperport.system.printable import is_printable
-from whisperport.text import Segment, SubtitleOptions, Word, write_as
 
 from ..extent import core_or_all
 from .openai_writers import written_by_openai

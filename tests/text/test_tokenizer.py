@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from whisper.tokenizer import LANGUAGES as OPENAI_LANGUAGES
 
 from whisperport.errors import TokenizerError
-from whisperport.text import Tokenizer, openai_generation, openai_tokenizer
+from whisperport.speech.text import Tokenizer, openai_generation, openai_tokenizer
 
 from ..extent import core_or_all
 from .conftest import OpenAITokenizer, openai_whisper_tokenizer, our_tokenizer

@@ -12,15 +12,15 @@ from transformers.models.whisper.configuration_whisper import (
 )
 
 from whisperport.errors import TokenizerError
-from whisperport.text import LANGUAGES, openai_generation, openai_tokenizer
-from whisperport.text.vocabulary import openai_bpe
+from whisperport.speech.text import LANGUAGES, openai_generation, openai_tokenizer
+from whisperport.speech.text.vocabulary import openai_bpe
 
 from .conftest import OpenAITokenizer
 
 
 @pytest.mark.parametrize("name", ["gpt2", "multilingual"])
 def test_the_shipped_ranks_are_openais(name: str) -> None:
-    shipped = (files("whisperport.text") / "ranks" / f"{name}.txt.xz").read_bytes()
+    shipped = (files("whisperport.speech.text") / "ranks" / f"{name}.txt.xz").read_bytes()
 
     tokens = lzma.decompress(shipped).splitlines()
     expected = Path(whisper.__file__).parent / "assets" / f"{name}.tiktoken"
@@ -30,7 +30,7 @@ def test_the_shipped_ranks_are_openais(name: str) -> None:
 
 
 def test_the_ranks_come_with_their_licence() -> None:
-    notice = (files("whisperport.text") / "ranks" / "NOTICE").read_text()
+    notice = (files("whisperport.speech.text") / "ranks" / "NOTICE").read_text()
 
     assert "MIT License" in notice
     assert "Copyright (c) 2022 OpenAI" in notice

@@ -9,8 +9,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import UsageError
+from whisperport.speech.text import WRITERS, Segment, Word, format_time, write_as
 from whisperport.system.printable import is_printable
-from whisperport.text import WRITERS, Segment, Word, format_time, write_as
 
 from .openai_writers import as_openai, written_by_openai
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whisperport.targets import TARGETS
-from whisperport.toolchain import kit
+from whisperport.targets.toolchain import kit
 
 REQUIRED = {"chip": "chip1", "sdk": "the-sdk", "oldest": [2, 7]}
 WITH_REQUIREMENT = [

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.toolchain import Installed, ServedPrograms
+from whisperport.targets.toolchain import Installed, ServedPrograms
 
 from ..processes import has_ended
 

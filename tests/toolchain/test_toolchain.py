@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from whisperport.errors import UsageError
-from whisperport.toolchain import (
+from whisperport.targets.toolchain import (
     Failure,
     Installed,
     Job,

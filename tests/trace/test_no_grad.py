@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.commands.check import check
+from whisperport.build.check import check
 from whisperport.errors import ProgramError
-from whisperport.inspection.graph import Graph
-from whisperport.inspection.read import read_graphs
-from whisperport.inspection.read_exported import read_exported
-from whisperport.trace.pt2 import read_pt2
-from whisperport.trace.trial import eager_outputs, random_inputs
+from whisperport.model.inspection.graph import Graph
+from whisperport.model.inspection.read import read_graphs
+from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.trace.pt2 import read_pt2
+from whisperport.model.trace.trial import eager_outputs, random_inputs
 
 
 class Rotated(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch.fx import symbolic_trace
 from torch.fx.traceback import NodeSource
 
-from whisperport.trace.node_history import shared_node_history
+from whisperport.model.trace.node_history import shared_node_history
 
 
 def record() -> NodeSource:

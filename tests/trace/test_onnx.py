@@ -14,9 +14,9 @@ from onnxscript._internal.values import TracedOnnxFunction
 from torch import Tensor, nn
 
 from whisperport.errors import LoweringError
-from whisperport.trace import onnx as onnx_module
-from whisperport.trace.onnx import ALIGNMENT, OPSET, SharedWeights, to_onnx, write_onnx
-from whisperport.trace.program import Program, trace
+from whisperport.model.trace import onnx as onnx_module
+from whisperport.model.trace.onnx import ALIGNMENT, OPSET, SharedWeights, to_onnx, write_onnx
+from whisperport.model.trace.program import Program, trace
 
 
 def read_back(path: Path, offset: int, like: np.ndarray) -> np.ndarray:

@@ -16,13 +16,13 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from whisperport.errors import LoweringError
+from whisperport.model.trace import onnx as writer
+from whisperport.model.trace.onnx_file import write_onnx_file
+from whisperport.model.trace.onnx_opset import NEWEST, OLDEST, downgrade
+from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.trial import eager_outputs, random_inputs
+from whisperport.model.trace.whisper import Parts, align, cross_kv, encoder, prefill, step
 from whisperport.program.dims import Dims
-from whisperport.trace import onnx as writer
-from whisperport.trace.onnx_file import write_onnx_file
-from whisperport.trace.onnx_opset import NEWEST, OLDEST, downgrade
-from whisperport.trace.program import Program, trace
-from whisperport.trace.trial import eager_outputs, random_inputs
-from whisperport.trace.whisper import Parts, align, cross_kv, encoder, prefill, step
 
 from ..extent import core_or_all
 
@@ -85,7 +85,7 @@ def torch_writes_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def odd_programs() -> tuple[Program, ...]:
-    from whisperport.model.whisper import Whisper
+    from whisperport.model.network.whisper import Whisper
 
     torch.manual_seed(0)
     model = Whisper(ODD).eval().requires_grad_(False)
@@ -364,7 +364,7 @@ def test_other_opsets_are_rejected_before_any_work(opset: int, tmp_path: Path) -
 
 
 def test_large_weights_go_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whisperport.trace.onnx_file.MAX_WEIGHT_BYTES", 1000)
+    monkeypatch.setattr("whisperport.model.trace.onnx_file.MAX_WEIGHT_BYTES", 1000)
     program = trace("p", nn.Linear(64, 64), (torch.zeros(1, 64),), ["y"])
 
     facts = write_onnx_file(program, tmp_path / "p.onnx", opset=13)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.errors import LoweringError
+from whisperport.model.trace.program import as_program, trace
 from whisperport.program.spec import TensorSpec
-from whisperport.trace.program import as_program, trace
 
 
 class Named(nn.Module):

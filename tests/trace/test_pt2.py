@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from whisperport.errors import ProgramError
+from whisperport.model.trace.pt2 import read_pt2, weight_bytes
+from whisperport.model.trace.trial import eager_outputs, random_inputs
 from whisperport.program.spec import TensorSpec
-from whisperport.trace.pt2 import read_pt2, weight_bytes
-from whisperport.trace.trial import eager_outputs, random_inputs
 
 
 class Small(nn.Module):

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv, Mod
 
-from whisperport.commands.check import check
-from whisperport.commands.fix import fix
-from whisperport.commands.lower import LowerOptions, lower
+from whisperport.build.check import check
+from whisperport.build.fix import fix
+from whisperport.build.lower import LowerOptions, lower
 from whisperport.errors import ProgramError
+from whisperport.model.trace.pt2 import read_pt2
+from whisperport.model.trace.trial import eager_outputs, random_inputs
 from whisperport.program.sizes import MAX_POWER, MAX_SIZE, fix_sizes
-from whisperport.trace.pt2 import read_pt2
-from whisperport.trace.trial import eager_outputs, random_inputs
 
 from ..extent import core_or_all
 from ..rewrites.third_party import FEATURES, TOKENS, Decoder, small_transformers

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from whisperport.model.trace.variants import VARIANTS, whisper_programs
+from whisperport.model.trace.whisper import Parts, uncached_decoder
 from whisperport.targets import TARGETS, Target
-from whisperport.trace.variants import VARIANTS, whisper_programs
-from whisperport.trace.whisper import Parts, uncached_decoder
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.spec.name)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.audio import MelWindows, Span
-from whisperport.text import Segment, Word
+from whisperport.speech.audio import MelWindows, Span
+from whisperport.speech.text import Segment, Word
 from whisperport.transcription import Transcript
 from whisperport.transcription.chunk import Chunk, ChunkMel
 

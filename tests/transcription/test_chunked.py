@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import (
+from whisperport.errors import AudioError, IncompleteError, Interrupted, UsageError
+from whisperport.program.bundle import Bundle
+from whisperport.program.runner import Array, Runner
+from whisperport.runtime import DecodeOptions, Engine, Thresholds
+from whisperport.speech.audio import (
     AudioStream,
     MelWindows,
     Span,
@@ -20,10 +24,6 @@ from whisperport.audio import (
     load_audio,
     speech_spans,
 )
-from whisperport.bundle import Bundle
-from whisperport.errors import AudioError, IncompleteError, Interrupted, UsageError
-from whisperport.program.runner import Array, Runner
-from whisperport.runtime import DecodeOptions, Engine, Thresholds
 from whisperport.targets import RunOptions
 from whisperport.transcription import (
     TranscribeOptions,

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import MelWindows
-from whisperport.diagnosis.stored_features import FeatureStorage, read_features
 from whisperport.errors import NumericalError, UsageError
 from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import MelWindows
 from whisperport.targets import RunOptions
 from whisperport.transcription import (
     FeatureOptions,
@@ -19,6 +18,7 @@ from whisperport.transcription import (
     transcribe_features,
 )
 from whisperport.verification.clips import shipped_audio
+from whisperport.verification.diagnosis.stored_features import FeatureStorage, read_features
 from whisperport.verification.reference import Reference
 
 from ..embedded import default_bundle

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import VadOptions
 from whisperport.errors import AudioError, NumericalError, UsageError
 from whisperport.program.runner import Array, Runner
 from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import VadOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe_files
 from whisperport.verification.clips import shipped_audio

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
 from whisperport.errors import AudioError, IncompleteError, Interrupted, NumericalError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.speech.text import Tokenizer
 from whisperport.targets import RunOptions
-from whisperport.text import Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber
 
 ONE_THREAD = RunOptions(threads=1)

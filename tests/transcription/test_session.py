@@ -9,7 +9,7 @@ import pytest
 
 from whisperport.program.runner import Runner
 from whisperport.runtime import DecodeOptions, Decoder, Engine
-from whisperport.text import Tokenizer
+from whisperport.speech.text import Tokenizer
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.session import Session, spoken_language
 

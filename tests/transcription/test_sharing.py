@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import VadOptions, load_audio
-from whisperport.bundle import Bundle
 from whisperport.errors import ForkError, IncompleteError, NumericalError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Decoder, Thresholds
+from whisperport.speech.audio import VadOptions, load_audio
 from whisperport.targets import TARGETS, RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
-from whisperport.transcription.live_transcriber import LiveTranscriber
+from whisperport.transcription.live.transcriber import LiveTranscriber
 from whisperport.transcription.turns import Turns
 from whisperport.verification.clips import shipped_audio
 
@@ -315,7 +315,7 @@ def test_an_error_comes_back_from_another_process_as_it_was(error: Any) -> None:
 
 
 def test_bundles_that_are_loaded_at_once_leave_the_output_as_it_was() -> None:
-    from whisperport.inspection.quiet import quiet
+    from whisperport.model.inspection.quiet import quiet
 
     before = sys.stdout, sys.stderr
     first, second = contextlib.ExitStack(), contextlib.ExitStack()

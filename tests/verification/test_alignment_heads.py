@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.checkpoint import Checkpoint, load_checkpoint
-from whisperport.exporting.export import with_alignment_heads
-from whisperport.model.whisper import Whisper, build_model
+from whisperport.build.export.export import with_alignment_heads
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.verification import alignment_heads
 from whisperport.verification.alignment_heads import find_alignment_heads
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import EMBEDDING, REFERENCE, Bundle
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError, UsageError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import EMBEDDING, REFERENCE, Bundle
 from whisperport.targets import RunOptions
 from whisperport.verification import LEVELS, Report
 from whisperport.verification.bundle_check import verify

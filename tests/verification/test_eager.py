@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.bundle import Bundle
-from whisperport.checkpoint import load_checkpoint
-from whisperport.model import cached_decoder
-from whisperport.model.cached_decoder import CachedDecoder
-from whisperport.model.whisper import Whisper, build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network import cached_decoder
+from whisperport.model.network.cached_decoder import CachedDecoder
+from whisperport.model.network.whisper import Whisper, build_model
+from whisperport.program.bundle import Bundle
 from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.eager import KEPT_LOGITS, CrossKV, greedy_tokens, run_eager
 from whisperport.verification.reference import Reference

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.text import LANGUAGES
+from whisperport.speech.text import LANGUAGES
 from whisperport.verification import TextErrors, bootstrap_interval, text_errors, unit_of
 
 CHARACTERS = st.text("请在车站右转", max_size=12)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array, Runner
 from whisperport.targets import RunOptions
 from whisperport.verification import Check, Report, bundle_check

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from whisperport.audio import log_mel
-from whisperport.checkpoint import load_checkpoint
-from whisperport.model.lower_precision import lower_precision
-from whisperport.model.whisper import Whisper, build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.lower_precision import lower_precision
+from whisperport.model.network.whisper import Whisper, build_model
+from whisperport.model.rewrites import run_rewrites
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
-from whisperport.rewrites import run_rewrites
+from whisperport.speech.audio import log_mel
 from whisperport.targets import RunOptions, get_target
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
 from whisperport.verification.bundle_check import compare_features
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.compare import mistaken_for

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions
 from whisperport.targets.options import Option
 from whisperport.verification import Check, Report, bundle_check

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.program.evidence import STATUSES
 from whisperport.targets import TARGETS, Target
 from whisperport.verification.project_evidence import (

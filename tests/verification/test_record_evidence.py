@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import MANIFEST, Bundle
-from whisperport.bundle.origin import is_trusted
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.program.bundle.origin import is_trusted
 from whisperport.targets import RunOptions
 from whisperport.verification import Report, machine
 from whisperport.verification.bundle_check import verify

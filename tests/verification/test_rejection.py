@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.audio import SAMPLE_RATE
-from whisperport.bundle import ProgramEntry
 from whisperport.errors import AudioError
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec
+from whisperport.speech.audio import SAMPLE_RATE
 from whisperport.targets import TARGETS
 from whisperport.verification.clips import clips_in
 from whisperport.verification.error_rate import TextErrors, increase_bounds

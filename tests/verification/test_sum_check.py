@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.commands.demo import lowest_sqnr_db
+from whisperport.apps.demo import lowest_sqnr_db
 from whisperport.program.signatures import LOGSUMEXP
-from whisperport.runtime.scores import Scores, log_sum_exp
+from whisperport.runtime.engine.scores import Scores, log_sum_exp
 from whisperport.targets import RunOptions
 from whisperport.verification.batch_check import TOLERANCE, sum_checks
 from whisperport.verification.bundle_check import verify

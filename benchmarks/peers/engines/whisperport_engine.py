@@ -5,8 +5,8 @@
 
 from dataclasses import replace
 
-from whisperport.audio import VadOptions
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.speech.audio import VadOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, transcribe_files
 

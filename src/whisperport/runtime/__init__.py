@@ -1,28 +1,28 @@
 """Run a bundle: load its programs (`Engine`), keep the state of one call (`Decoder`), decode windows."""
 
-from whisperport.runtime.batch import Batch, BatchDecoder
-from whisperport.runtime.batch_executor import BatchExecutor, decode_together
-from whisperport.runtime.cache import Cache, Floats
-from whisperport.runtime.decode import (
+from whisperport.runtime.decoding.batch_executor import BatchExecutor, decode_together
+from whisperport.runtime.decoding.decode import (
     Decoded,
     decode_window,
     decoding,
     detect_language,
     start_tokens,
 )
-from whisperport.runtime.decoder import Decoder
-from whisperport.runtime.engine import Engine, RunnerWrapper, load_engine
-from whisperport.runtime.fallback import (
+from whisperport.runtime.decoding.fallback import (
     TEMPERATURES,
     Thresholds,
     compression_ratio,
     decoding_with_fallback,
     is_silence,
 )
-from whisperport.runtime.options import DecodeOptions
-from whisperport.runtime.search import TokenSampler
-from whisperport.runtime.segments import SegmentedWindow, WindowSegment, split_segments
-from whisperport.runtime.stepping import Step, Steps, complete
+from whisperport.runtime.decoding.options import DecodeOptions
+from whisperport.runtime.decoding.search import TokenSampler
+from whisperport.runtime.decoding.segments import SegmentedWindow, WindowSegment, split_segments
+from whisperport.runtime.engine.batch import Batch, BatchDecoder
+from whisperport.runtime.engine.cache import Cache, Floats
+from whisperport.runtime.engine.decoder import Decoder
+from whisperport.runtime.engine.engine import Engine, RunnerWrapper, load_engine
+from whisperport.runtime.engine.stepping import Step, Steps, complete
 
 __all__ = [
     "TEMPERATURES",

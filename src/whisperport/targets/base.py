@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from whisperport.bundle import ProgramEntry
 from whisperport.errors import UsageError
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
@@ -18,13 +18,13 @@ from whisperport.system.ranges import MAX_THREADS, check_range
 from whisperport.targets.options import NoOptions, own_options, parse_options, with_target
 
 if TYPE_CHECKING:  # boards have no torch, and do not compile
+    from whisperport.model.trace.program import Program
     from whisperport.program.profiling import Profiler
     from whisperport.targets.compiler import CalibrationNeed, Compiler
     from whisperport.targets.execution_provider import ExecutionProvider
     from whisperport.targets.importer import Importer
     from whisperport.targets.machine import Machine
     from whisperport.targets.partitioner import Partitioner
-    from whisperport.trace.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ class Target(ABC):
 
         Needs torch, and neither an SDK nor a runtime.
         """
-        from whisperport.inspection.check import rejections
-        from whisperport.inspection.read_exported import read_exported
+        from whisperport.model.inspection.check import rejections
+        from whisperport.model.inspection.read_exported import read_exported
 
         return rejections(read_exported(program.name, program.exported), self.spec)
 

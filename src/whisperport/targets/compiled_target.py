@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.bundle import ProgramEntry, regular_file
 from whisperport.errors import BundleError, LoweringError
+from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Rejection
 from whisperport.system.progress import Progress
@@ -15,7 +15,7 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import Compiler
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.trace.program import Program
+    from whisperport.model.trace.program import Program
 
 
 class CompiledTarget(Target):

@@ -17,7 +17,7 @@ from whisperport.program.dims import Dims
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.options import NoOptions
-from whisperport.toolchain import Failure, Installed, Stage, find_command, find_interpreter
+from whisperport.targets.toolchain import Failure, Installed, Stage, find_command, find_interpreter
 
 Layout = Callable[[Array], Array]
 """Converts one sample of one input to the order of axes that a compiler expects; values do not change."""

@@ -11,7 +11,7 @@ from whisperport.program.spec import ProgramSpec
 from whisperport.targets.options import NoOptions
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.checkpoint import Checkpoint
+    from whisperport.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

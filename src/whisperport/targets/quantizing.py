@@ -53,7 +53,7 @@ def replace_by_quantized(
         MissingPackageError: a package is not installed.
         LoweringError: the quantizer could not quantize the file.
     """
-    from whisperport.inspection.quiet import quiet, quiet_natively
+    from whisperport.model.inspection.quiet import quiet, quiet_natively
 
     try:
         with quiet(), quiet_natively(), TemporaryDirectory(dir=path.parent) as folder:

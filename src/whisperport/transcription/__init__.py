@@ -14,8 +14,8 @@ from whisperport.transcription.transcriber import Transcriber, transcribe
 from whisperport.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
-    from whisperport.diagnosis.stored_features import FeatureStorage
     from whisperport.transcription.feature_files import FeatureOptions, transcribe_features
+    from whisperport.verification.diagnosis.stored_features import FeatureStorage
 
 __all__ = [
     "FeatureOptions",
@@ -31,7 +31,7 @@ __all__ = [
 
 _MODULES = {
     "FeatureOptions": "whisperport.transcription.feature_files",
-    "FeatureStorage": "whisperport.diagnosis.stored_features",
+    "FeatureStorage": "whisperport.verification.diagnosis.stored_features",
     "transcribe_features": "whisperport.transcription.feature_files",
 }
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from whisperport.audio import FRAMES_PER_SECOND, MelWindows, Span
 from whisperport.runtime import Floats
-from whisperport.text import Segment
+from whisperport.speech.audio import FRAMES_PER_SECOND, MelWindows, Span
+from whisperport.speech.text import Segment
 from whisperport.transcription.transcript import Transcript
 
 

@@ -20,7 +20,9 @@ from itertools import chain
 from threading import Event
 from typing import Protocol, TypeVar
 
-from whisperport.audio import (
+from whisperport.errors import IncompleteError, Interrupted, UsageError
+from whisperport.runtime import BatchExecutor, Decoder, Engine, Floats, Steps, TokenSampler
+from whisperport.speech.audio import (
     FRAMES_PER_SECOND,
     SAMPLE_RATE,
     AudioStream,
@@ -30,10 +32,8 @@ from whisperport.audio import (
     fill_windows,
     speech_spans,
 )
-from whisperport.errors import IncompleteError, Interrupted, UsageError
-from whisperport.runtime import BatchExecutor, Decoder, Engine, Floats, Steps, TokenSampler
+from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import ProgressCallback
-from whisperport.text import Tokenizer
 from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.transcription.decoders import texts_together
 from whisperport.transcription.options import TranscribeOptions

@@ -12,10 +12,9 @@ from typing import Annotated
 
 import numpy as np
 
-from whisperport.bundle import Bundle
-from whisperport.diagnosis.stored_features import FeatureStorage, read_features, storage_by_example
+from whisperport.build.export.model_bundle import open_bundle
 from whisperport.errors import UsageError
-from whisperport.exporting.model_bundle import open_bundle
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import Floats
 from whisperport.system.option import Option
 from whisperport.system.progress import Progress, ProgressCallback
@@ -23,6 +22,11 @@ from whisperport.transcription.feature_session import check_options, checked_fea
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber
 from whisperport.transcription.transcript import Transcript
+from whisperport.verification.diagnosis.stored_features import (
+    FeatureStorage,
+    read_features,
+    storage_by_example,
+)
 from whisperport.verification.reference import Reference
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.errors import NumericalError, UsageError
 from whisperport.runtime import (
     Decoded,
@@ -18,7 +17,8 @@ from whisperport.runtime import (
     detect_language,
     split_segments,
 )
-from whisperport.text import Tokenizer
+from whisperport.speech.audio import FRAMES_PER_SECOND
+from whisperport.speech.text import Tokenizer
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Language, Session, SessionWindow
 

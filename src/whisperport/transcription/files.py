@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from functools import partial
 from threading import Event
 
-from whisperport.audio import AudioSource, MelWindows
-from whisperport.bundle import Bundle
 from whisperport.errors import WhisperportError
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import BatchExecutor, Decoder, Steps
-from whisperport.runtime.decode import check_language
+from whisperport.runtime.decoding.decode import check_language
+from whisperport.speech.audio import AudioSource, MelWindows
 from whisperport.transcription.chunked import StoppableMel
 from whisperport.transcription.decoders import texts_together
 from whisperport.transcription.options import TranscribeOptions

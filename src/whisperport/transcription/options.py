@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
 
-from whisperport.audio import VadOptions
 from whisperport.errors import UsageError
 from whisperport.program.window import Window
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
-from whisperport.runtime.words import APPENDED, PREPENDED
+from whisperport.runtime.decoding.words import APPENDED, PREPENDED
+from whisperport.speech.audio import VadOptions
 from whisperport.system.option import Option, check_ranges
 from whisperport.targets import RunOptions
 

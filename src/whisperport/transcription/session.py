@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from whisperport.audio import FRAMES_PER_SECOND
 from whisperport.runtime import (
     Decoded,
     DecodeOptions,
@@ -27,13 +26,18 @@ from whisperport.runtime import (
     is_silence,
     split_segments,
 )
-from whisperport.runtime.alignment import align_words
-from whisperport.runtime.decode import own_language, prefix_room, prompt_room
-from whisperport.runtime.hallucinations import KeptSegments, WindowPosition, skip_hallucinations
-from whisperport.runtime.segments import drop_unreliable_end
-from whisperport.runtime.words import add_words
+from whisperport.runtime.decoding.alignment import align_words
+from whisperport.runtime.decoding.decode import own_language, prefix_room, prompt_room
+from whisperport.runtime.decoding.hallucinations import (
+    KeptSegments,
+    WindowPosition,
+    skip_hallucinations,
+)
+from whisperport.runtime.decoding.segments import drop_unreliable_end
+from whisperport.runtime.decoding.words import add_words
+from whisperport.speech.audio import FRAMES_PER_SECOND
+from whisperport.speech.text import Segment, Tokenizer, language_code
 from whisperport.system.progress import ProgressCallback
-from whisperport.text import Segment, Tokenizer, language_code
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcript import Transcript, incomplete_as_error
 

@@ -10,11 +10,9 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from whisperport.audio import AudioSource, AudioStream, MelWindows, VadOptions
-from whisperport.audio.mel_windows import can_be_read_twice
-from whisperport.bundle import Bundle
+from whisperport.build.export.model_bundle import open_bundle
 from whisperport.errors import UsageError
-from whisperport.exporting.model_bundle import open_bundle
+from whisperport.program.bundle import Bundle
 from whisperport.runtime import (
     DecodeOptions,
     Engine,
@@ -24,10 +22,12 @@ from whisperport.runtime import (
     TokenSampler,
     load_engine,
 )
-from whisperport.runtime.decode import check_language
+from whisperport.runtime.decoding.decode import check_language
+from whisperport.speech.audio import AudioSource, AudioStream, MelWindows, VadOptions
+from whisperport.speech.audio.mel_windows import can_be_read_twice
+from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import ProgressCallback
 from whisperport.targets import RunOptions
-from whisperport.text import Tokenizer
 from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.transcription.decoders import decoder_of
 from whisperport.transcription.feature_session import (

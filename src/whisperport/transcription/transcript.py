@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from whisperport.errors import IncompleteError, Interrupted, WhisperportError
-from whisperport.text import Segment
+from whisperport.speech.text import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio import load_audio, log_mel
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.program.generation import Generation
 from whisperport.runtime import Cache, Floats, start_tokens
-from whisperport.runtime.alignment import boundaries
-from whisperport.text import Tokenizer
+from whisperport.runtime.decoding.alignment import boundaries
+from whisperport.speech.audio import load_audio, log_mel
+from whisperport.speech.text import Tokenizer
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.model.whisper import Whisper
+    from whisperport.model.network.whisper import Whisper
 
 N_FILES = 4  # number of audio files; together they cost about a tenth of computing the reference
 MARGIN_S = 0.1  # seconds before and after a word in which attention counts as attention to the word
@@ -131,7 +131,7 @@ def _scores(model: "Whisper", mel: Floats, tokens: list[int], heads: Sequence[He
     """Return the cross-attention scores (A, S, T) of the heads for all tokens."""
     import torch
 
-    from whisperport.model.decoder import Align
+    from whisperport.model.network.decoder import Align
 
     decoder, dims, n_tokens = model.decoder, model.dims, len(tokens)
     cache = Cache(dims)

@@ -13,8 +13,8 @@ import numpy as np
 from whisperport.errors import NumericalError
 from whisperport.program.checks import COARSE_PROJECTION, UNCACHED_DECODER, Check
 from whisperport.runtime import Batch, Decoder, Engine, Floats, Step
-from whisperport.runtime.coarse import CoarseProjection
-from whisperport.runtime.scores import Scores
+from whisperport.runtime.engine.coarse import CoarseProjection
+from whisperport.runtime.engine.scores import Scores
 from whisperport.verification.compare import compare
 from whisperport.verification.precision import coarsest
 from whisperport.verification.reference import Reference, ReferenceClip

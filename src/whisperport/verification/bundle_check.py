@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from whisperport.audio import log_mel
-from whisperport.bundle import Bundle
 from whisperport.errors import NumericalError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.program.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, Step, decode_window, load_engine
-from whisperport.runtime.scores import Scores
-from whisperport.runtime.uncached_decoder import UncachedDecoder
+from whisperport.runtime.engine.scores import Scores
+from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
+from whisperport.speech.audio import log_mel
+from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import Counted, Progress
 from whisperport.targets import RUNTIMES, RunOptions
-from whisperport.text import Tokenizer
 from whisperport.verification.batch_check import batch_checks, bound_check, sum_checks
 from whisperport.verification.compare import Comparison, compare
 from whisperport.verification.error_rate import unit_of

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio import load_audio
 from whisperport.errors import AudioError
-from whisperport.text import Word
+from whisperport.speech.audio import load_audio
+from whisperport.speech.text import Word
 
 N_CLIPS = 6  # several voices, and still fast with a large model on a laptop
 LONGEST_S = 12.0  # seconds, length of the longest shipped clip that is used

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
 from whisperport.program.generation import Generation
 from whisperport.program.spec import UncachedForm
 from whisperport.runtime import start_tokens
+from whisperport.speech.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
+from whisperport.speech.text import language_code
 from whisperport.system.progress import Counted, Progress
-from whisperport.text import language_code
 from whisperport.verification.clips import Clip
 from whisperport.verification.loss import TORCH_PRECISIONS, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip
@@ -21,7 +21,7 @@ from whisperport.verification.reference import Reference, ReferenceClip
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
 
-    from whisperport.model.whisper import Whisper
+    from whisperport.model.network.whisper import Whisper
 
 KEPT = 2  # clips whose features and logits are stored: they make up most of a reference's size
 KEPT_LOGITS = 6  # rows of logits stored for each of these clips; a row is V float32 values, 0.2 MB
@@ -73,7 +73,7 @@ def _with_loss(model: "Whisper", clip: ReferenceClip, precision: str) -> Referen
     """Return the clip with what torch loses in a precision; unchanged if its features are not stored."""
     import torch
 
-    from whisperport.model.lower_precision import lower_precision
+    from whisperport.model.network.lower_precision import lower_precision
 
     if not clip.features.size:
         return clip
@@ -108,7 +108,7 @@ def _run_clip(
 ) -> ReferenceClip:
     import torch
 
-    from whisperport.model.cached_decoder import CachedDecoder
+    from whisperport.model.network.cached_decoder import CachedDecoder
 
     dims = model.dims
     whole = np.clip(np.round(clip.samples * 32768), -32768, 32767).astype(np.int16)

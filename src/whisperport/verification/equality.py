@@ -13,7 +13,7 @@ from whisperport.verification.tolerances import gate_for
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
 
-    from whisperport.trace.program import Program
+    from whisperport.model.trace.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def failed_sample(sample: str, names: Sequence[str], reason: str) -> tuple[Outpu
 
 def eager_arrays(program: "Program", inputs: "Sequence[Tensor]") -> dict[str, Array]:
     """Run a program in torch, and return its outputs by name; bfloat16 becomes float32."""
-    from whisperport.trace.trial import eager_outputs
+    from whisperport.model.trace.trial import eager_outputs
 
     names = (tensor.name for tensor in program.spec.outputs)
     outputs = eager_outputs(program, inputs)
@@ -131,7 +131,7 @@ def expected_outputs(program: "Program", samples: Sequence[Sample]) -> dict[str,
 
 def gate_of(table: Mapping[str, Gate], program: "Program") -> Gate:
     """Return the gate of the least precise dtype that occurs in the program."""
-    from whisperport.inspection.read_exported import read_exported
+    from whisperport.model.inspection.read_exported import read_exported
 
     graph = read_exported(program.name, program.exported)
     values = (value for node in graph.nodes for value in node.outputs)

@@ -17,7 +17,7 @@ import jiwer
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.text import WITHOUT_SPACES, normalize
+from whisperport.speech.text import WITHOUT_SPACES, normalize
 
 Unit = Literal["words", "characters"]
 

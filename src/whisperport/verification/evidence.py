@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from whisperport.bundle import Manifest, ProgramEntry
+from whisperport.program.bundle import Manifest, ProgramEntry
 from whisperport.program.evidence import Evidence, Kind, with_added
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.base import RunMode

@@ -4,8 +4,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from whisperport.bundle import Manifest, ProgramEntry
 from whisperport.errors import WhisperportError
+from whisperport.program.bundle import Manifest, ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.program.evidence import Evidence, with_added
 from whisperport.system.progress import Progress

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from whisperport.bundle import Manifest, strict_json
-from whisperport.bundle.evidence_json import evidence_to_json, read_evidence
+from whisperport.program.bundle import Manifest, strict_json
+from whisperport.program.bundle.evidence_json import evidence_to_json, read_evidence
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.program.evidence import Evidence, Kind, Status, status_of
 from whisperport.targets import Target, get_target

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Sequence
 
-from whisperport.bundle import Bundle
-from whisperport.bundle.origin import is_trusted, record_own
-from whisperport.bundle.writing import check_rewritable, rewrite_manifest
+from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.origin import is_trusted, record_own
+from whisperport.program.bundle.writing import check_rewritable, rewrite_manifest
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify

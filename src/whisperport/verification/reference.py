@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.audio import HOP_LENGTH
 from whisperport.errors import BundleError
+from whisperport.speech.audio import HOP_LENGTH
 from whisperport.verification.loss import TORCH_PRECISIONS, Loss, worst
 
 Floats = NDArray[np.float32]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from whisperport.bundle import ProgramEntry
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.targets import get_target
 from whisperport.verification.loss import TORCH_PRECISIONS, Loss

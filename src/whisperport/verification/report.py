@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
-from whisperport.bundle.evidence_json import check_to_json, read_check
-from whisperport.bundle.strict_json import Field, plain
+from whisperport.program.bundle.evidence_json import check_to_json, read_check
+from whisperport.program.bundle.strict_json import Field, plain
 from whisperport.program.checks import LEVELS, Check, Level
 from whisperport.verification.error_rate import Unit
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.audio import HOP_LENGTH, log_mel
 from whisperport.errors import AudioError
 from whisperport.program.spec import ProgramSpec
+from whisperport.speech.audio import HOP_LENGTH, log_mel
 from whisperport.verification.clips import shipped_clips
 
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
 
-    from whisperport.trace.program import Program
+    from whisperport.model.trace.program import Program
 
 RANDOM = ((0, 1.0), (1, 0.1), (2, 10.0))  # seed and scale of random floats
 AUDIO_FILES = 2  # number of shipped audio files used
@@ -49,9 +49,9 @@ def samples_of(
 def _samples(program: "Program", files: Sequence[str | os.PathLike[str]]) -> Iterator[Sample]:
     from torch import from_numpy
 
-    from whisperport.inspection.graph import Value
-    from whisperport.inspection.inputs import inputs_for, read_inputs
-    from whisperport.trace.trial import random_inputs
+    from whisperport.model.inspection.graph import Value
+    from whisperport.model.inspection.inputs import inputs_for, read_inputs
+    from whisperport.model.trace.trial import random_inputs
 
     for seed, scale in RANDOM:
         inputs = random_inputs(program, seed)

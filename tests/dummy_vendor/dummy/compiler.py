@@ -22,7 +22,7 @@ from whisperport.targets.compiler import (
 from whisperport.targets.dummy import stages
 from whisperport.targets.dummy.artifact import SUFFIX, check_artifact
 from whisperport.targets.options import Option
-from whisperport.toolchain import Stage
+from whisperport.targets.toolchain import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

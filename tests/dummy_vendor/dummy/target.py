@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from whisperport.bundle import ProgramEntry
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TargetSpec
 from whisperport.targets.dummy.compiler import DummyCompiler

@@ -11,22 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.audio import load_audio
+from whisperport.apps.serving.realtime.append_only import AppendOnlyText
+from whisperport.apps.serving.realtime.client_secrets import ClientSecrets
 from whisperport.program.generation import Generation
-from whisperport.serving.realtime.append_only import AppendOnlyText
-from whisperport.serving.realtime.client_secrets import ClientSecrets
-from whisperport.text import Segment, Word
-from whisperport.transcription.live_transcriber import LiveUpdate
+from whisperport.speech.audio import load_audio
+from whisperport.speech.text import Segment, Word
+from whisperport.transcription.live.transcriber import LiveUpdate
 from whisperport.verification.clips import shipped_audio
 
 pytest.importorskip("starlette")
 
-from whisperport.serving.api_error import ApiError
-from whisperport.serving.realtime import outbox as outboxes
-from whisperport.serving.realtime.ear import MAX_APPEND, Began, Ear, Ended, audio_of
-from whisperport.serving.realtime.outbox import TENTATIVE as TENTATIVE_EVENT
-from whisperport.serving.realtime.outbox import Outbox
-from whisperport.serving.realtime.settings import LOGPROBS, TENTATIVE, ServerVad, Settings, updated
+from whisperport.apps.serving.api_error import ApiError
+from whisperport.apps.serving.realtime import outbox as outboxes
+from whisperport.apps.serving.realtime.ear import MAX_APPEND, Began, Ear, Ended, audio_of
+from whisperport.apps.serving.realtime.outbox import TENTATIVE as TENTATIVE_EVENT
+from whisperport.apps.serving.realtime.outbox import Outbox
+from whisperport.apps.serving.realtime.settings import (
+    LOGPROBS,
+    TENTATIVE,
+    ServerVad,
+    Settings,
+    updated,
+)
 
 MODELS = ("tiny", "whisper-1")
 UPDATED = [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio
+from whisperport.speech.audio import load_audio
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
@@ -26,16 +26,16 @@ from starlette.testclient import TestClient
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from whisperport.serving.app import create_app
-from whisperport.serving.keys import Keys
-from whisperport.serving.options import ServeOptions
-from whisperport.serving.realtime import session as session_module
-from whisperport.serving.realtime.endpoint import realtime_routes
-from whisperport.serving.realtime.item import Item
-from whisperport.serving.realtime.sessions import Sessions
-from whisperport.serving.realtime.settings import TENTATIVE
-from whisperport.serving.running import MAX_MESSAGE
-from whisperport.serving.service import Service
+from whisperport.apps.serving.app import create_app
+from whisperport.apps.serving.keys import Keys
+from whisperport.apps.serving.options import ServeOptions
+from whisperport.apps.serving.realtime import session as session_module
+from whisperport.apps.serving.realtime.endpoint import realtime_routes
+from whisperport.apps.serving.realtime.item import Item
+from whisperport.apps.serving.realtime.sessions import Sessions
+from whisperport.apps.serving.realtime.settings import TENTATIVE
+from whisperport.apps.serving.running import MAX_MESSAGE
+from whisperport.apps.serving.service import Service
 
 TIMEOUT_S = 60
 RATE = 16_000

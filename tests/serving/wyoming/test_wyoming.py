@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.audio import load_audio
+from whisperport.apps.serving.options import ServeOptions
+from whisperport.apps.serving.service import Service
 from whisperport.errors import UsageError
-from whisperport.serving.options import ServeOptions
-from whisperport.serving.service import Service
+from whisperport.speech.audio import load_audio
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
@@ -34,11 +34,11 @@ from wyoming.ping import Ping
 from zeroconf import ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
-from whisperport.serving.wyoming import connection, server
-from whisperport.serving.wyoming.asking import joined, options_of
-from whisperport.serving.wyoming.discovery import SERVICE, Discovery
-from whisperport.serving.wyoming.fault import FaultError
-from whisperport.serving.wyoming.server import WyomingServer, address_of
+from whisperport.apps.serving.wyoming import connection, server
+from whisperport.apps.serving.wyoming.asking import joined, options_of
+from whisperport.apps.serving.wyoming.discovery import SERVICE, Discovery
+from whisperport.apps.serving.wyoming.fault import FaultError
+from whisperport.apps.serving.wyoming.server import WyomingServer, address_of
 
 TIMEOUT_S = 60
 FORM: dict[str, int] = {"rate": 16_000, "width": 2, "channels": 1}

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.dims import Dims
-from whisperport.targets.aws_neuron import lowering
-from whisperport.trace.program import Program
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.targets.vendors.aws_neuron import lowering
 
 from ...published_dims import whisper_dims
 

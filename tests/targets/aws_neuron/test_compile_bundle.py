@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from whisperport.bundle import Bundle
-from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.targets.aws_neuron.compiler import NeuronCompiler
+from whisperport.program.bundle import Bundle
+from whisperport.targets.vendors.aws_neuron.compiler import NeuronCompiler
 
 from ...extent import EVERYTHING
 

@@ -16,11 +16,11 @@ import torch
 
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.aws_neuron import neuron_modules, stages
-from whisperport.targets.aws_neuron.compiler import NeuronCompiler, check_traced
-from whisperport.targets.aws_neuron.flags import CompileOptions
 from whisperport.targets.compiler import CompileRequest
-from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
+from whisperport.targets.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
+from whisperport.targets.vendors.aws_neuron import neuron_modules, stages
+from whisperport.targets.vendors.aws_neuron.compiler import NeuronCompiler, check_traced
+from whisperport.targets.vendors.aws_neuron.flags import CompileOptions
 
 from ...extent import core_or_all
 from ...published_dims import TURBO

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from whisperport.errors import UsageError
-from whisperport.targets.aws_neuron.chips import (
+from whisperport.targets.options import parse_options
+from whisperport.targets.vendors.aws_neuron.chips import (
     CHIPS,
     FIGURES,
     GIB,
@@ -15,9 +16,8 @@ from whisperport.targets.aws_neuron.chips import (
     RELEASE,
     machines,
 )
-from whisperport.targets.aws_neuron.codes import CODES, code_in, explained
-from whisperport.targets.aws_neuron.flags import CompileOptions, arguments_of
-from whisperport.targets.options import parse_options
+from whisperport.targets.vendors.aws_neuron.codes import CODES, code_in, explained
+from whisperport.targets.vendors.aws_neuron.flags import CompileOptions, arguments_of
 
 RECORDED = json.loads(Path(__file__).with_name("signatures.json").read_text(encoding="utf-8"))
 

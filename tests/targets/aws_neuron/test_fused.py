@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whisperport.model.attention import Attention, CachedAttention
+from whisperport.model.network.attention import Attention, CachedAttention
+from whisperport.model.trace.program import trace
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.aws_neuron import lowering, neuron_fused, neuron_modules, stages
-from whisperport.targets.aws_neuron.compiler import NeuronCompiler
-from whisperport.targets.aws_neuron.flags import FUSED, CompileOptions
-from whisperport.targets.aws_neuron.neuron_fused import (
+from whisperport.targets.vendors.aws_neuron import lowering, neuron_fused, neuron_modules, stages
+from whisperport.targets.vendors.aws_neuron.compiler import NeuronCompiler
+from whisperport.targets.vendors.aws_neuron.flags import FUSED, CompileOptions
+from whisperport.targets.vendors.aws_neuron.neuron_fused import (
     CPU_ONLY,
     Used,
     fuse,
@@ -32,7 +33,6 @@ from whisperport.targets.aws_neuron.neuron_fused import (
     padded_rows,
     shard,
 )
-from whisperport.trace.program import trace
 
 from . import micro_modules, test_compiler
 
@@ -453,7 +453,9 @@ def test_the_compile_stage_fuses_and_records_what_was_used(sdk: Any, tmp_path: P
 def test_the_manifest_gets_what_was_used_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("whisperport.targets.aws_neuron.compiler.check_traced", lambda _: None)
+    monkeypatch.setattr(
+        "whisperport.targets.vendors.aws_neuron.compiler.check_traced", lambda _: None
+    )
     used = {"attention": "kernel: one\n\x1b[31m", "conv": "plain: no module nkilib", "other": "?"}
     (tmp_path / stages.BUILT).write_text(json.dumps({"fused": used}))
 
@@ -470,7 +472,9 @@ def test_the_manifest_gets_what_was_used_and_nothing_else(
 def test_a_damaged_record_says_nothing_of_fused_operators(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damaged: Any
 ) -> None:
-    monkeypatch.setattr("whisperport.targets.aws_neuron.compiler.check_traced", lambda _: None)
+    monkeypatch.setattr(
+        "whisperport.targets.vendors.aws_neuron.compiler.check_traced", lambda _: None
+    )
     (tmp_path / stages.BUILT).write_text(json.dumps({"fused": damaged}))
 
     facts = NeuronCompiler().check(tmp_path / "encoder.pt", ProgramSpec("encoder", (), ()))

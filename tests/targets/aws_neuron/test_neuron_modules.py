@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.targets.aws_neuron import neuron_modules as modules
-from whisperport.targets.aws_neuron.neuron_modules import ModuleError
+from whisperport.targets.vendors.aws_neuron import neuron_modules as modules
+from whisperport.targets.vendors.aws_neuron.neuron_modules import ModuleError
 
 from ...extent import core_or_all
 from .micro_modules import (

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.model.whisper import Whisper
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.aws_neuron.resident import ResidentRunner
 from whisperport.targets.options import with_target
-from whisperport.trace.program import Program
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.targets.vendors.aws_neuron.resident import ResidentRunner
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import LOWERED
 

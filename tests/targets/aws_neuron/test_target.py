@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.audio import load_audio
-from whisperport.bundle import Bundle, ProgramEntry
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import load_audio
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.aws_neuron import neuron_modules, runtime
 from whisperport.targets.options import with_target
-from whisperport.trace.program import Program, trace
+from whisperport.targets.vendors.aws_neuron import neuron_modules, runtime
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification.clips import shipped_audio
 

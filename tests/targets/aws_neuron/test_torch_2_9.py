@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.targets.aws_neuron import neuron_fused, neuron_modules
-from whisperport.targets.aws_neuron.flags import CompileOptions
-from whisperport.toolchain import Installed, probe, run_driver
+from whisperport.targets.toolchain import Installed, probe, run_driver
+from whisperport.targets.vendors.aws_neuron import neuron_fused, neuron_modules
+from whisperport.targets.vendors.aws_neuron.flags import CompileOptions
 
 from ...extent import EVERYTHING
 from ...published_dims import whisper_dims

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 
@@ -20,7 +20,7 @@ def micro_on_npu(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
     """Return the exported bundle; `calibration.npy` is beside it. Do not write to it: copy it."""
-    from whisperport.trace import variants
+    from whisperport.model.trace import variants
 
     work: Path = tmp_path_factory.mktemp("ethos-u")
     np.save(work / "calibration.npy", SPECTROGRAMS)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.commands.inspect import InspectOptions, inspect
-from whisperport.compilation.artifacts import Artifact, put_artifacts
+from whisperport.build.compile.artifacts import Artifact, put_artifacts
+from whisperport.build.inspect import InspectOptions, inspect
 from whisperport.errors import BundleError, UsageError
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.ethos_u import stages
-from whisperport.trace.program import Program, trace
+from whisperport.targets.vendors.ethos_u import stages
 
 from ..compiled_files import pte
 

@@ -12,10 +12,10 @@ from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
-from whisperport.targets.ethos_u import stages
-from whisperport.targets.ethos_u.chips import NPUS, U55, U65, U85
-from whisperport.targets.ethos_u.compiler import VERSIONS, EthosUCompiler
-from whisperport.targets.ethos_u.options import CompileOptions
+from whisperport.targets.vendors.ethos_u import stages
+from whisperport.targets.vendors.ethos_u.chips import NPUS, U55, U65, U85
+from whisperport.targets.vendors.ethos_u.compiler import VERSIONS, EthosUCompiler
+from whisperport.targets.vendors.ethos_u.options import CompileOptions
 
 from ...extent import EVERYTHING
 from ...micro import DIMS

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.cli.main import main
-from whisperport.commands.plan import PlanOptions, plan
-from whisperport.compilation.artifacts import Artifact, put_artifacts
+from whisperport.apps.cli.main import main
+from whisperport.build.compile.artifacts import Artifact, put_artifacts
+from whisperport.build.plan import PlanOptions, plan
+from whisperport.program.bundle import Bundle
 from whisperport.program.placement import Placement
 from whisperport.targets import get_target
-from whisperport.targets.ethos_u.estimate import read_estimate, summary
+from whisperport.targets.vendors.ethos_u.estimate import read_estimate, summary
 
 from ...embedded import default_bundle
 

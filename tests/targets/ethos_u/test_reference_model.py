@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bench.acceptance import how_programs_run
-from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.bundle.program_facts import ProgramFacts
+from whisperport.apps.bench.acceptance import how_programs_run
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.program.bundle import Bundle, ProgramEntry
+from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.checks import Check
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import RunOptions, get_target
-from whisperport.toolchain import variable
+from whisperport.targets.toolchain import variable
 from whisperport.verification.evidence import with_evidence
 from whisperport.verification.precision import precisions
 from whisperport.verification.report import Report

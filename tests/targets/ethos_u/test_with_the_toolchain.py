@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.errors import UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.ethos_u.chips import NPUS, U85
-from whisperport.toolchain import variable
+from whisperport.targets.toolchain import variable
+from whisperport.targets.vendors.ethos_u.chips import NPUS, U85
 
 from .conftest import NPU_PROGRAMS
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from whisperport.targets.hailo.hef import COMMON, MAGIC, TAILS, _message_class
+from whisperport.targets.vendors.hailo.hef import COMMON, MAGIC, TAILS, _message_class
 
 Shapes = Mapping[str, tuple[int, int, int]]
 

@@ -12,10 +12,10 @@ import pytest
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
-from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
-from whisperport.targets.hailo.compiler import HailoCompiler, check_hef
-from whisperport.targets.hailo.model_script import ScriptOptions, SixteenBit
-from whisperport.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
+from whisperport.targets.toolchain import Failure, Job, driver, has_unfinished_stages, prepare
+from whisperport.targets.vendors.hailo.chips import HAILO8, HAILO8L, HAILO10H
+from whisperport.targets.vendors.hailo.compiler import HailoCompiler, check_hef
+from whisperport.targets.vendors.hailo.model_script import ScriptOptions, SixteenBit
 
 from ...published_dims import whisper_dims
 from .fake_sdk import FakeSdk

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError, LoweringError, UsageError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.hailo.options import LowerOptions
+from whisperport.targets.vendors.hailo.options import LowerOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
@@ -171,7 +171,7 @@ def test_a_window_that_is_not_known_to_compile_is_warned_of(
     def stop(*_: Any) -> None:
         raise EnoughError
 
-    from whisperport.model import whisper
+    from whisperport.model.network import whisper
 
     monkeypatch.setattr(whisper, "build_model", stop)
     whole = replace(micro_checkpoint, dims=replace(micro_checkpoint.dims, n_audio_ctx=1500))

@@ -3,7 +3,11 @@
 import pytest
 
 from whisperport.errors import UsageError
-from whisperport.targets.hailo.model_script import ScriptOptions, model_script, samples_needed
+from whisperport.targets.vendors.hailo.model_script import (
+    ScriptOptions,
+    model_script,
+    samples_needed,
+)
 
 CHIPS = ("hailo8", "hailo8l", "hailo10h")
 

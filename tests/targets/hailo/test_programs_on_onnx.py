@@ -9,20 +9,20 @@ import onnx
 import pytest
 import torch
 
-from whisperport.bundle import ProgramEntry
-from whisperport.checkpoint import load_checkpoint
-from whisperport.inspection.check import check_graph
-from whisperport.inspection.read_onnx import read_onnx
-from whisperport.model.whisper import Whisper, build_model
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.read_onnx import read_onnx
+from whisperport.model.network.whisper import Whisper, build_model
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import TensorSpec
 from whisperport.program.window import WindowOptions
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.hailo.target import Hailo
 from whisperport.targets.options import parse_options
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.targets.vendors.hailo.target import Hailo
 from whisperport.verification import LOWERED, compare
 
 from ...extent import core_or_all

@@ -18,9 +18,9 @@ from whisperport.errors import (
     MissingPackageError,
 )
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets.hailo import runtime
-from whisperport.targets.hailo.chips import HAILO8, HAILO8L, HAILO10H
-from whisperport.targets.hailo.runtime import load_hefs
+from whisperport.targets.vendors.hailo import runtime
+from whisperport.targets.vendors.hailo.chips import HAILO8, HAILO8L, HAILO10H
+from whisperport.targets.vendors.hailo.runtime import load_hefs
 
 from ...docs.pages import ROOT
 from .fake_platform import FakeHef, FakePlatform, failed

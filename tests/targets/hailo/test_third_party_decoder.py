@@ -8,14 +8,14 @@ import onnxruntime
 import pytest
 import torch
 
-from whisperport.commands.check import check
-from whisperport.commands.fix import Fixed, fix
-from whisperport.commands.lower import Lowered, lower
+from whisperport.build.check import check
+from whisperport.build.fix import Fixed, fix
+from whisperport.build.lower import Lowered, lower
 from whisperport.errors import ProgramError
+from whisperport.model.trace.program import Program, as_program
+from whisperport.model.trace.pt2 import read_pt2
 from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
-from whisperport.trace.program import Program, as_program
-from whisperport.trace.pt2 import read_pt2
 from whisperport.verification import LOWERED, compare_output
 from whisperport.verification.equality import eager_arrays
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
-from whisperport.targets.mediatek.chips import GENIO720, Chip
-from whisperport.targets.mediatek.compiler import NccCompiler
-from whisperport.targets.mediatek.flags import CompileOptions
-from whisperport.toolchain import Job, prepare
+from whisperport.targets.toolchain import Job, prepare
+from whisperport.targets.vendors.mediatek.chips import GENIO720, Chip
+from whisperport.targets.vendors.mediatek.compiler import NccCompiler
+from whisperport.targets.vendors.mediatek.flags import CompileOptions
 
 from ...inspection.tflite_file import Op, T, tflite_file
 

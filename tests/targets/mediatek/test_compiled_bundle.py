@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.commands.inspect import inspect
-from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.build.compile.compile import CompileOptions, compile
+from whisperport.build.inspect import inspect
 from whisperport.errors import MissingPackageError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.system.child import StoppedError
 from whisperport.targets import get_target
-from whisperport.targets.mediatek import partitioner
+from whisperport.targets.vendors.mediatek import partitioner
 from whisperport.verification.partitions import with_partitions
 
 from ...extent import core_or_all

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from whisperport.errors import BundleError
-from whisperport.targets.mediatek.chips import GENIO510, GENIO720
-from whisperport.targets.mediatek.compiler import NccCompiler
-from whisperport.targets.mediatek.flags import CompileOptions
-from whisperport.toolchain import Failure, has_unfinished_stages, probe, run_driver
+from whisperport.targets.toolchain import Failure, has_unfinished_stages, probe, run_driver
+from whisperport.targets.vendors.mediatek.chips import GENIO510, GENIO720
+from whisperport.targets.vendors.mediatek.compiler import NccCompiler
+from whisperport.targets.vendors.mediatek.flags import CompileOptions
 
 from . import fake_ncc_tflite as fake
 from .compiling_parts import SPEC, work_folder

@@ -8,7 +8,7 @@ import pytest
 
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
+from whisperport.targets.vendors.mediatek.device_io import DeviceIo, DeviceTensor
 
 DATA = Path(__file__).parent / "data"
 SPEC = ProgramSpec("step", (TensorSpec("x", (2, 3)),), (TensorSpec("y", (4,)),))

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 from whisperport.errors import UsageError
-from whisperport.targets.mediatek.chips import CHIPS, GENIO350, GENIO720
-from whisperport.targets.mediatek.flags import CompileOptions, flags_of
+from whisperport.targets.vendors.mediatek.chips import CHIPS, GENIO350, GENIO720
+from whisperport.targets.vendors.mediatek.flags import CompileOptions, flags_of
 
 from . import fake_ncc_tflite as fake
 

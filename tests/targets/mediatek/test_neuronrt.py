@@ -11,11 +11,11 @@ import pytest
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, NumericalError
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets.mediatek import neuronrt
-from whisperport.targets.mediatek.chips import CHIPS
-from whisperport.targets.mediatek.device_io import DeviceIo, DeviceTensor
-from whisperport.targets.mediatek.neuronrt import NeuronrtRunner
-from whisperport.targets.mediatek.options import RunOptions
+from whisperport.targets.vendors.mediatek import neuronrt
+from whisperport.targets.vendors.mediatek.chips import CHIPS
+from whisperport.targets.vendors.mediatek.device_io import DeviceIo, DeviceTensor
+from whisperport.targets.vendors.mediatek.neuronrt import NeuronrtRunner
+from whisperport.targets.vendors.mediatek.options import RunOptions
 
 from ...processes import has_ended
 

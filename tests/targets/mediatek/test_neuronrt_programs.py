@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
 
 from ...extent import core_or_all

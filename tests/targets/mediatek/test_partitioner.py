@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from whisperport.commands.check import check
+from whisperport.build.check import check
 from whisperport.errors import LoweringError, ProgramError
 from whisperport.system.child import Limits
-from whisperport.targets.mediatek import partitioner as module
-from whisperport.targets.mediatek.chips import CHIPS, GENIO350, GENIO720, GENIO1200
-from whisperport.targets.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.partitioner import Declined, Partition
+from whisperport.targets.vendors.mediatek import partitioner as module
+from whisperport.targets.vendors.mediatek.chips import CHIPS, GENIO350, GENIO720, GENIO1200
+from whisperport.targets.vendors.mediatek.partitioner import LiteRtPartitioner
 from whisperport.verification.partitions import partition_check
 
 from ...inspection.tflite_file import INT32, INT64, Op, T, tflite_file

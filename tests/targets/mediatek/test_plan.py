@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.targets.mediatek.chips import GENIO720
-from whisperport.targets.mediatek.plan import (
+from whisperport.targets.vendors.mediatek.chips import GENIO720
+from whisperport.targets.vendors.mediatek.plan import (
     ExecutionPlan,
     notes_of,
     read_io,
     read_plan,
 )
-from whisperport.targets.mediatek.stages import _error, architectures
+from whisperport.targets.vendors.mediatek.stages import _error, architectures
 
 ENGINE = GENIO720.npu.plan_target
 

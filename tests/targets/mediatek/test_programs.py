@@ -10,15 +10,15 @@ import torch
 from tflite.BuiltinOperator import BuiltinOperator
 from torch import Tensor, nn
 
-from whisperport.bundle import Bundle, ProgramEntry
-from whisperport.commands.check import check
+from whisperport.build.check import check
 from whisperport.errors import LoweringError
-from whisperport.inspection.check import CheckedProgram, check_graph
-from whisperport.inspection.read_tflite import read_tflite
+from whisperport.model.inspection.check import CheckedProgram, check_graph
+from whisperport.model.inspection.read_tflite import read_tflite
+from whisperport.model.trace.program import trace
+from whisperport.model.trace.variants import program_names
+from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.targets import get_target
-from whisperport.targets.mediatek.specs import OPERATORS
-from whisperport.trace.program import trace
-from whisperport.trace.variants import program_names
+from whisperport.targets.vendors.mediatek.specs import OPERATORS
 
 from ...extent import core_or_all
 from ...inspection.tflite_file import INT64, Op, T, tflite_file

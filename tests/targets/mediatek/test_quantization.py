@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.bundle import ProgramEntry
-from whisperport.inspection.check import check_graph
-from whisperport.inspection.read_tflite import read_tflite
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.read_tflite import read_tflite
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.mediatek.options import LowerOptions
-from whisperport.targets.mediatek.target import DEVICE_IO
-from whisperport.trace.program import Program, trace
+from whisperport.targets.vendors.mediatek.options import LowerOptions
+from whisperport.targets.vendors.mediatek.target import DEVICE_IO
 
 BOARD = "genio720"
 WIDTH, SAMPLES = 16, 12

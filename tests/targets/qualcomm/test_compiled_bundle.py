@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.commands.inspect import InspectOptions, inspect
-from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.build.compile.compile import CompileOptions, compile
+from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.inspect import InspectOptions, inspect
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
-from whisperport.exporting.export import ExportOptions, export
+from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import GATES, compare
 from whisperport.verification.clips import Clip
@@ -58,7 +58,7 @@ def export_once(
     micro_checkpoint: Any, micro_programs: tuple[Any, ...], tmp_path_factory: Any
 ) -> Path:
     """Export the micro model with all programs on the NPU, some of them quantized."""
-    from whisperport.trace import variants
+    from whisperport.model.trace import variants
 
     work = tmp_path_factory.mktemp("qualcomm")
     np.save(work / "calibration.npy", SPECTROGRAMS)
@@ -203,8 +203,8 @@ def test_a_chip_without_floating_point_rejects_a_program_in_float_by_the_names_o
     exported_bundle, monkeypatch
 ):
     """`export` rejects this; here the real compiler is asked what it says about such a program."""
-    from whisperport.targets.qualcomm.chips import CHIPS
-    from whisperport.targets.qualcomm.compiler import QnnCompiler
+    from whisperport.targets.vendors.qualcomm.chips import CHIPS
+    from whisperport.targets.vendors.qualcomm.compiler import QnnCompiler
 
     target = get_target(CHIP)
     qcm6490 = next(chip for chip in CHIPS if chip.name == "qcm6490")

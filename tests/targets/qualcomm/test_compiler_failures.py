@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from whisperport.compilation.compiling import compile_error
+from whisperport.build.compile.compiling import compile_error
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.qualcomm import stages
-from whisperport.targets.qualcomm.compiler import provider_options
-from whisperport.toolchain import Installed, Job, Stage, kit, prepare, run_driver
+from whisperport.targets.toolchain import Installed, Job, Stage, kit, prepare, run_driver
+from whisperport.targets.vendors.qualcomm import stages
+from whisperport.targets.vendors.qualcomm.compiler import provider_options
 
 CHIP = "sm8650"
 TARGET = get_target(CHIP)

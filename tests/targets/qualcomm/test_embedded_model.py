@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.compilation.compile import CompileOptions, compile
+from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.project_evidence import project_evidence

@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.qualcomm import stages
-from whisperport.targets.qualcomm.chips import CHIPS, INT16, Chip
-from whisperport.targets.qualcomm.compiler import provider_options
-from whisperport.targets.qualcomm.quantization import quantize_in_place
+from whisperport.targets.vendors.qualcomm import stages
+from whisperport.targets.vendors.qualcomm.chips import CHIPS, INT16, Chip
+from whisperport.targets.vendors.qualcomm.compiler import provider_options
+from whisperport.targets.vendors.qualcomm.quantization import quantize_in_place
 from whisperport.verification import GATES, compare
 
 needs_simulator = pytest.mark.skipif(

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from whisperport.bundle import Bundle
-from whisperport.compilation.compile import Compiled, CompileOptions, compile
+from whisperport.build.compile.compile import Compiled, CompileOptions, compile
 from whisperport.errors import VerificationError
+from whisperport.program.bundle import Bundle
 from whisperport.targets import get_target
-from whisperport.targets.rockchip.options import MISCOMPILING_RULE
+from whisperport.targets.vendors.rockchip.options import MISCOMPILING_RULE
 
 COMPILER = get_target("rk3588").compiler
 PLACED = {"encoder": "rk3588", "step": "rk3588"}

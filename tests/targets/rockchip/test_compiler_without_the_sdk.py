@@ -16,9 +16,9 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import get_target
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.options import parse_options
-from whisperport.targets.rockchip import stages
-from whisperport.targets.rockchip.options import MISCOMPILING_RULE
-from whisperport.toolchain import kit
+from whisperport.targets.toolchain import kit
+from whisperport.targets.vendors.rockchip import stages
+from whisperport.targets.vendors.rockchip.options import MISCOMPILING_RULE
 
 from ...micro import DIMS
 from .rknn_bytes import SPEC, rknn_bytes

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
-from whisperport.targets.rockchip import runtime
-from whisperport.targets.rockchip.chips import CHIPS
-from whisperport.targets.rockchip.runtime import load_rknn_files
+from whisperport.targets.vendors.rockchip import runtime
+from whisperport.targets.vendors.rockchip.chips import CHIPS
+from whisperport.targets.vendors.rockchip.runtime import load_rknn_files
 
 from .fake_lite import FakeLite
 from .rknn_bytes import SPEC, description, rknn_bytes

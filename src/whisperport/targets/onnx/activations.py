@@ -49,7 +49,7 @@ class OnnxActivations:
     def read(cls, path: Path) -> "OnnxActivations":
         import onnx
 
-        from whisperport.inspection.onnx_shapes import with_shapes
+        from whisperport.model.inspection.onnx_shapes import with_shapes
 
         model = with_shapes(onnx.load(path, load_external_data=False))
         weights = {one.name for one in model.graph.initializer}
@@ -181,7 +181,7 @@ def _labels(model: "onnx.ModelProto", depends: Collection[str]) -> dict[str, str
     Args:
         depends: tensors that depend on the inputs; others are weights.
     """
-    from whisperport.inspection.node_modules import WEIGHT
+    from whisperport.model.inspection.node_modules import WEIGHT
 
     sources = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
     labels = {one.name: one.name for one in model.graph.input}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.program_kind import PREFILL, STEP
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.bundle import ProgramEntry
-from whisperport.bundle.program_facts import ProgramFacts
 from whisperport.errors import needs
+from whisperport.program.bundle import ProgramEntry
+from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.system.progress import Progress
 from whisperport.targets.base import Target
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.trace.onnx_file import OnnxFileInfo
-    from whisperport.trace.program import Program
+    from whisperport.model.trace.onnx_file import OnnxFileInfo
+    from whisperport.model.trace.program import Program
 
 
 def lower_file_to_onnx(
@@ -60,5 +60,5 @@ def lower_file_to_onnx(
 
 def _writer(target: str) -> "Callable[..., OnnxFileInfo]":
     with needs(f"cannot lower for `{target}`: the ONNX exporter is not installed", extra="export"):
-        from whisperport.trace.onnx_file import write_onnx_file
+        from whisperport.model.trace.onnx_file import write_onnx_file
     return write_onnx_file

@@ -20,7 +20,7 @@ from weakref import ref
 
 import numpy as np
 
-from whisperport.bundle.onnx_graph import new_model
+from whisperport.program.bundle.onnx_graph import new_model
 from whisperport.program.runner import Array, Part
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.graph import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.bundle.onnx_graph import OnnxGraph
 from whisperport.errors import BundleError, LoweringError, needs
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.any_tokens import picked

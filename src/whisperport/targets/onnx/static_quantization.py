@@ -133,8 +133,8 @@ def _write(source: Path, path: Path, in_8_bits: set[str]) -> None:
     """Write a quantized file and its weights, with 8-bit weights alone for some of its operators."""
     import onnx_ir as ir
 
-    from whisperport.trace.onnx import SharedWeights, share_weights
-    from whisperport.trace.onnx_eight_bits import store_in_8_bits
+    from whisperport.model.trace.onnx import SharedWeights, share_weights
+    from whisperport.model.trace.onnx_eight_bits import store_in_8_bits
 
     model = ir.load(source)
     store_in_8_bits(model, in_8_bits)

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.bundle import ProgramEntry
-from whisperport.bundle.onnx_graph import OnnxGraph
+from whisperport.program.bundle import ProgramEntry
+from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TargetSpec
 from whisperport.system.progress import Progress
@@ -17,7 +17,7 @@ from whisperport.targets.onnx.lowering import lower_file_to_onnx
 from whisperport.targets.onnx.runner import OnnxRunner
 
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.trace.program import Program
+    from whisperport.model.trace.program import Program
 
 LOWERED = ".onnx"
 

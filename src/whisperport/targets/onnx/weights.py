@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.bundle.onnx_graph import EXTERNAL, OnnxGraph, external_entries
 from whisperport.errors import BundleError
+from whisperport.program.bundle.onnx_graph import EXTERNAL, OnnxGraph, external_entries
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.memory import Memory
 from whisperport.targets.onnx.any_tokens import with_any_tokens

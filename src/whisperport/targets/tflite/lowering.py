@@ -17,8 +17,8 @@ from whisperport.system.progress import Progress
 if TYPE_CHECKING:  # boards have no torch
     from torch import nn
 
-    from whisperport.inspection.tflite_signatures import TfliteSignature
-    from whisperport.trace.program import Program
+    from whisperport.model.inspection.tflite_signatures import TfliteSignature
+    from whisperport.model.trace.program import Program
 
 # The converter replaces 64-bit types: litert_torch 0.10.0, `enable_x64` of `convert`, default False.
 STORED_DTYPES = {"int64": "int32", "float64": "float32"}
@@ -45,9 +45,9 @@ def lower_to_tflite(
         MissingPackageError: litert_torch or the package tflite is not installed.
         LoweringError: litert_torch could not convert a program, or the file has another signature.
     """
-    from whisperport.inspection.quiet import quiet, quiet_natively
-    from whisperport.trace.node_history import shared_node_history
-    from whisperport.trace.shared_weights import shared_weights
+    from whisperport.model.inspection.quiet import quiet, quiet_natively
+    from whisperport.model.trace.node_history import shared_node_history
+    from whisperport.model.trace.shared_weights import shared_weights
 
     names = ", ".join(program.name for program in programs)
     with quiet(), quiet_natively():
@@ -119,7 +119,7 @@ def _zeros(spec: ProgramSpec) -> dict[str, Any]:
 
 def _checked(path: Path, spec: ProgramSpec) -> "TfliteSignature":
     """Compare a signature of the file with the program's, names and order included."""
-    from whisperport.inspection.tflite_signatures import read_signatures
+    from whisperport.model.inspection.tflite_signatures import read_signatures
 
     found = read_signatures(path).get(spec.name)
     if found is None:

@@ -53,7 +53,7 @@ class TfliteFile:
     ) -> None:
         self.name = path.name
         self.lock = Lock()  # of all programs of the file: they share the interpreter's memory
-        from whisperport.inspection.quiet import quiet, quiet_natively
+        from whisperport.model.inspection.quiet import quiet, quiet_natively
 
         litert = import_litert(extra, target)
         with quiet(), quiet_natively():
@@ -81,7 +81,7 @@ def import_litert(extra: str, target: str) -> Any:
     Raises:
         MissingPackageError: ai-edge-litert is not installed.
     """
-    from whisperport.inspection.quiet import quiet, quiet_natively
+    from whisperport.model.inspection.quiet import quiet, quiet_natively
 
     with (
         needs(

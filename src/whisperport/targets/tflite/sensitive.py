@@ -14,7 +14,7 @@ from whisperport.targets.activations import MIN_SQNR_DB, SAMPLES, Activation
 from whisperport.targets.tflite.quantization import LINEAR, STATIC_BITS
 
 if TYPE_CHECKING:
-    from whisperport.inspection.litert_run import Op
+    from whisperport.model.inspection.litert_run import Op
 
 CONVOLUTIONS = ("conv1", "conv2")
 PROJECTION = "attn.query, key or value"  # the converter orders them as it likes
@@ -61,7 +61,7 @@ def sensitive_operators(
     """
     from ai_edge_litert.interpreter import Interpreter
 
-    from whisperport.inspection.litert_run import listed_ops
+    from whisperport.model.inspection.litert_run import listed_ops
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that keeping all tensors is meant for debugging

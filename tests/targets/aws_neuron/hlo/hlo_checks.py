@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from whisperport.inspection.graph import Graph, Node, Value
-from whisperport.inspection.rules import RULES
+from whisperport.model.inspection.graph import Graph, Node, Value
+from whisperport.model.inspection.rules import RULES
 from whisperport.program.spec import Limit
 
 from .read_hlo import Hlo

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-from whisperport.inspection.graph import Shape, Value
+from whisperport.model.inspection.graph import Shape, Value
 
 Tree: TypeAlias = "Value | tuple[Tree, ...]"
 """A tensor, or a tuple of tensors and tuples."""

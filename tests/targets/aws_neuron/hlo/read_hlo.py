@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from whisperport.inspection.graph import Graph, Node, Shape, Value, build
+from whisperport.model.inspection.graph import Graph, Node, Shape, Value, build
 
 from .hlo_proto import MODULE
 from .hlo_values import Tree, declared, leaf_at, leaves

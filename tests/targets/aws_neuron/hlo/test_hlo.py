@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.program.dims import Dims
-from whisperport.targets.aws_neuron import neuron_modules
+from whisperport.targets.vendors.aws_neuron import neuron_modules
 
 from ....extent import EVERYTHING, core_or_all
 from ....published_dims import TURBO

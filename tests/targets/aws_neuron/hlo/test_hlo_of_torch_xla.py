@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from whisperport.targets.aws_neuron import neuron_modules
+from whisperport.targets.vendors.aws_neuron import neuron_modules
 
 from ....extent import EVERYTHING
 from .. import micro_modules

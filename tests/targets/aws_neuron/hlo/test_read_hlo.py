@@ -1,7 +1,7 @@
 """HLO modules are read as XLA wrote them."""
 
-from whisperport.inspection.cost import cost_of
-from whisperport.inspection.graph import Graph, Node
+from whisperport.model.inspection.cost import cost_of
+from whisperport.model.inspection.graph import Graph, Node
 
 from .hlo_checks import broken, copied_caches, projected_again, weight_inputs
 from .hlo_file import F32, FOLDER, S64, TUPLE, Written, calls, stored

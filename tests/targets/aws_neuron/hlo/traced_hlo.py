@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whisperport.inspection.cost import contracted, cost_of
-from whisperport.inspection.graph import Node, Value
-from whisperport.model.whisper import Whisper
+from whisperport.model.inspection.cost import contracted, cost_of
+from whisperport.model.inspection.graph import Node, Value
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.dims import Dims
-from whisperport.targets.aws_neuron import lowering, neuron_modules
-from whisperport.trace.variants import whisper_programs
-from whisperport.trace.whisper import Parts
+from whisperport.targets.vendors.aws_neuron import lowering, neuron_modules
 
 from ....published_dims import TURBO
 from .. import micro_modules

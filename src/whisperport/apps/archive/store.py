@@ -1,0 +1,225 @@
+"""The rows on disk: Parquet files that are written completely or not at all.
+
+A file of the archive has at most one row at any time: a row that is to be replaced is deleted before the
+file is transcribed again. So a reader needs no rule to choose among rows, and an end of the process between
+the two steps only means that the file has no row yet.
+
+Small parts are merged at the end of a run. An end of the process in the middle loses nothing either: the
+merged rows are first written to `parts/.merging`, which readers of Parquet skip and which names the parts
+that it replaces. Whoever finds it deletes these parts, and then gives it the name of a part.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport.apps.archive.identity import Identity
+from whisperport.apps.archive.output_folder import PARTS, record
+from whisperport.apps.archive.rows import Row
+from whisperport.apps.archive.schema import schema
+from whisperport.errors import WhisperportError
+from whisperport.system.atomic import clear_temporaries, flush_folder, write_atomic
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PART_ROWS = 2000  # of a part when it is written, at most
+MERGED_BYTES = 16 * 2**20  # of a merged part, about; in memory it is several times as large
+MERGING, REPLACES = ".merging", b"whisperport.replaces"
+_STATE = ("id", "path", "size", "modified_ns", "error", "audio_sha256", "options_sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What is known about a row without reading its text. Names are those of the columns."""
+
+    part: Path
+    path: str
+    size: int
+    modified_ns: int
+    failed: bool
+    audio_sha256: str | None
+    options_sha256: str
+
+
+class Store:
+    """The rows in a folder. One process writes at a time; the caller holds the lock.
+
+    Args:
+        folder: made if it does not exist.
+        identity: of the bundle and options; those of the rows in the folder must be equal.
+        save_every_s: seconds between two parts.
+
+    Raises:
+        UsageError: the rows in the folder were made with another bundle or other options.
+        WhisperportError: the folder cannot be made or read.
+        MissingPackageError: pyarrow is not installed.
+    """
+
+    def __init__(self, folder: Path, identity: Identity, save_every_s: float) -> None:
+        self._schema, self._save_every_s = schema(), save_every_s
+        self.folder, self._parts = folder, folder / PARTS
+        self._waiting: list[Row] = []
+        self._saved = time.monotonic()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            clear_temporaries(folder)
+            record(folder, identity)  # first: without it, the folder is no archive
+            self._parts.mkdir(exist_ok=True)
+            clear_temporaries(self._parts)
+            self._finish_merge()
+        except OSError as error:
+            raise WhisperportError(
+                f"cannot write to `{folder}`",
+                why=error.strerror or str(error),
+                hint="check the permissions and the free space",
+            ) from error
+
+    def finished(self) -> dict[str, Finished]:
+        """Return what is known about each row, by id.
+
+        Raises:
+            WhisperportError: a part is damaged or no part.
+        """
+        return {
+            row["id"]: Finished(
+                part,
+                row["path"],
+                row["size"],
+                row["modified_ns"],
+                row["error"] is not None,
+                row["audio_sha256"],
+                row["options_sha256"],
+            )
+            for part in self._part_files()
+            for row in self._read(part, _STATE).to_pylist()
+        }
+
+    def change(self, old: Mapping[str, Finished], values: Mapping[str, Mapping[str, Any]]) -> None:
+        """Delete rows, so that their files have none, and change values of others.
+
+        Args:
+            old: rows to delete, by id.
+            values: id -> column -> new value.
+        """
+        parts = {one.part for one in old.values()}
+        if values:  # rare: a collection has moved
+            parts |= {*self._part_files()}
+        for part in sorted(parts):
+            rows = self._read(part).to_pylist()
+            kept = [row | values.get(row["id"], {}) for row in rows if row["id"] not in old]
+            if not kept:
+                part.unlink()
+            elif kept != rows:
+                self._write(part, kept)
+
+    def add(self, row: Row) -> None:
+        """Add a row. It counts as finished when it is saved, which this does from time to time.
+
+        Raises:
+            WhisperportError: the disk is full, or writing is not permitted. Parts are complete.
+        """
+        self._waiting.append(row)
+        is_due = time.monotonic() - self._saved >= self._save_every_s
+        if is_due or len(self._waiting) >= PART_ROWS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the rows that are not saved yet. Raises: see `add`."""
+        if self._waiting:
+            self._write(self._new_part(), self._waiting)
+        self._waiting, self._saved = [], time.monotonic()
+
+    def merge(self) -> None:
+        """Merge small parts, so that a run of many hours does not leave thousands of them.
+
+        Raises: see `add`. All rows are kept.
+        """
+        group, size = list[Path](), 0
+        for part in sorted(self._part_files(), key=lambda one: one.stat().st_size):
+            size += part.stat().st_size
+            if size > MERGED_BYTES:
+                self._merge(group)
+                group, size = [], part.stat().st_size
+            group.append(part)
+        self._merge(group)
+
+    def _merge(self, parts: Sequence[Path]) -> None:
+        if len(parts) < 2:
+            return
+        import pyarrow as pa
+
+        table = pa.concat_tables(self._read(part) for part in parts)
+        names = json.dumps([part.name for part in parts]).encode()
+        metadata = {**(self._schema.metadata or {}), REPLACES: names}
+        self._write_table(self._parts / MERGING, table.replace_schema_metadata(metadata))
+        self._finish_merge()
+
+    def _finish_merge(self) -> None:
+        """Delete the parts that a merged one replaces, and then give it the name of a part."""
+        if not os.path.lexists(merged := self._parts / MERGING):
+            return
+        names = json.loads((self._read(merged, ()).schema.metadata or {}).get(REPLACES, b"[]"))
+        for part in self._part_files():
+            if part.name in names:
+                part.unlink()
+        flush_folder(self._parts)
+        merged.rename(self._new_part())
+        flush_folder(self._parts)
+
+    def rows(
+        self, columns: Collection[str] | None = None, only: Mapping[str, Finished] | None = None
+    ) -> Iterator[Row]:
+        """Yield saved rows, with the rows of one part in memory at a time.
+
+        Args:
+            columns: names, with `id`; None: all.
+            only: rows, by id; None: all.
+        """
+        parts = self._part_files() if only is None else {one.part for one in only.values()}
+        for part in parts:
+            for row in self._read(part, columns).to_pylist():
+                if only is None or row["id"] in only:
+                    yield row
+
+    def _part_files(self) -> list[Path]:
+        return sorted(self._parts.glob("*.parquet"))
+
+    def _new_part(self) -> Path:
+        return self._parts / f"{secrets.token_hex(8)}.parquet"
+
+    def _write(self, part: Path, rows: Sequence[Row]) -> None:
+        import pyarrow as pa
+
+        self._write_table(part, pa.Table.from_pylist(list(rows), self._schema))
+
+    def _write_table(self, part: Path, table: "pyarrow.Table") -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        sink = pa.BufferOutputStream()
+        parquet.write_table(table, sink, compression="zstd")
+        write_atomic(part, sink.getvalue().to_pybytes())
+
+    def _read(self, part: Path, columns: Collection[str] | None = None) -> "pyarrow.Table":
+        from pyarrow import parquet
+
+        why = "its columns are not those of an archive"
+        try:
+            if part.is_symlink():  # changed rows would be written to where it leads
+                raise ValueError("it is a link")
+            with parquet.ParquetFile(part) as file:
+                if file.schema_arrow.equals(self._schema):
+                    return file.read(None if columns is None else list(columns))
+        except (OSError, ValueError) as error:
+            why = str(error)
+        raise WhisperportError(
+            f"`{part}` is damaged, or was written by another program",
+            why=why,
+            hint="move it away; its files are transcribed again by the next run",
+        )

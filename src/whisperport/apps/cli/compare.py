@@ -1,0 +1,148 @@
+"""`whisperport compare`"""
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whisperport.apps.cli.compare_page import compare_page
+from whisperport.apps.cli.compare_words import decibels, divergence_sentences, operators
+from whisperport.apps.cli.console import (
+    WIDTH,
+    Argument,
+    command_line,
+    print_filled,
+    print_json,
+    print_lines,
+    print_next,
+    shortened,
+    shown_path,
+    stages,
+)
+from whisperport.apps.cli.fields import field_options, field_values
+from whisperport.apps.cli.given import Given
+from whisperport.apps.cli.options import as_json, html_option, trusting
+from whisperport.apps.cli.verb import Verb, option
+from whisperport.build.compare import CompareOptions
+from whisperport.build.compare import compare as run_compare
+from whisperport.system.outputs import write_page
+from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
+
+SHOWN_BEFORE, SHOWN_AFTER = 3, 20  # layers around the first that diverges
+HEADINGS = ("", "layer", "operator", "Python line", "error", "SQNR")
+LAYER_WIDTH, LINE_WIDTH, OPERATOR_WIDTH = 38, 26, 14  # characters; the table then fits 100 columns
+
+
+@click.command(
+    cls=Verb, short_help="Compare two programs, and name the first layer at which they diverge."
+)
+@click.argument("a", type=Given("program", "bundle", as_text=True))
+@click.argument("b", type=Given("program", "bundle", as_text=True))
+@field_options(CompareOptions, "inputs", "seed", group="Comparison")
+@trusting("Load and run A and B without limits on time and memory")
+@option(
+    "--all",
+    "every_value",
+    group="Output",
+    is_flag=True,
+    help="List every matched value. Otherwise, the layers near the first that diverges are listed",
+)
+@html_option("a picture of the error from layer to layer, and the first layer that diverges")
+@as_json
+def compare(
+    a: str,
+    b: str,
+    trust: bool,
+    every_value: bool,
+    html: Path | None,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Run two programs on the same inputs, and name the first layer at which they diverge.
+
+    A and B are .pt2, .onnx, .tflite or .pte files of any model, BUNDLE:PROGRAM for a program of a bundle,
+    or a folder of arrays that a device wrote, NAME.npy or NAME.bin, named after the values of the other
+    program. Errors are relative to A. The two may be of different formats, precisions and layouts: inner
+    values are matched by their names, modules and order, and by their similarity. A .pte keeps only the
+    values at the borders of its delegates.
+
+    "error" is the size of the difference divided by that of A's value, and SQNR the same in dB. The exit
+    status is 1 if an output differs by more than the precision of the programs explains, or a value is
+    NaN. An inner difference that no output shows does not change the exit status.
+
+    \b
+    Examples:
+      $ whisperport compare encoder.pt2 encoder.onnx --html compare.html
+      $ whisperport compare build/float:encoder build/int8:encoder --inputs talk.wav
+    """
+    options = CompareOptions(trust=trust, **field_values(CompareOptions, chosen))
+    with stages() as progress:
+        found = run_compare(a, b, options, progress=progress)
+    following = _next(found, a, b)
+    if html is not None:
+        shown = command_line(*following) if following else ""
+        write_page(html, compare_page(found, shown))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print(found, every_value)
+    if following:
+        print_next(*following)
+    if not found:
+        sys.exit(1)
+
+
+def _print(found: ComparedPrograms, every_value: bool) -> None:
+    rows, hidden = _shown(found, every_value)
+    print_filled(HEADINGS, [_row(found, one) for one in rows])
+    print_lines("")
+    for text in _sentences(found, hidden):
+        print_lines(*textwrap.wrap(text, WIDTH, break_on_hyphens=False))
+
+
+def _shown(found: ComparedPrograms, every_value: bool) -> tuple[Sequence[ComparedValue], int]:
+    """Return the rows of the table, and how many layers are not among them."""
+    if every_value:
+        return found.values, 0
+    layers = found.layers
+    first = layers.index(found.values[found.first]) if found.first is not None else 0
+    rows = layers[max(0, first - SHOWN_BEFORE) : first + SHOWN_AFTER]
+    if rows[-1] is not layers[-1]:
+        rows = (*rows, layers[-1])
+    return rows, len(layers) - len(rows)
+
+
+def _row(found: ComparedPrograms, one: ComparedValue) -> tuple[str, ...]:
+    first = found.first is not None and one is found.values[found.first]
+    worst = found.worst is not None and one is found.values[found.worst]
+    path, _, number = one.line.rpartition(":")
+    line = f"{shown_path(Path(path))}:{number}" if path else ""
+    return (
+        "first" if first else "most" if worst else "",
+        shortened(one.layer, LAYER_WIDTH),
+        shortened(operators(one), OPERATOR_WIDTH),
+        line if len(line) <= LINE_WIDTH else f"…{line[-LINE_WIDTH + 1 :]}",
+        "0" if one.error == 0 else f"{one.error:.1e}",
+        decibels(one.sqnr_db),
+    )
+
+
+def _sentences(found: ComparedPrograms, hidden: int) -> list[str]:
+    kept = found.kept
+    texts = [f"{hidden} further layers are shown with --all"] if hidden else []
+    texts.append(
+        f"{len(found.values)} values were matched, of {kept[0]} in {found.a} and {kept[1]} in {found.b}"
+    )
+    texts += found.notes
+    passed = sum(map(bool, found.outputs))
+    texts += [f"output {one.output}: {one.reason} ({one.rule})" for one in found.outputs if not one]
+    texts.append(f"{passed} of {len(found.outputs)} outputs are within the limits")
+    texts += divergence_sentences(found)
+    return texts
+
+
+def _next(found: ComparedPrograms, a: str, b: str) -> tuple[Argument, ...]:
+    return () if found or found.first is None else ("compare", a, b, "--all")

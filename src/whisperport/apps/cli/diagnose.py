@@ -1,0 +1,197 @@
+"""`whisperport diagnose`"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whisperport.apps.cli.console import print_json, print_lines, print_next, stages
+from whisperport.apps.cli.diagnosis_words import (
+    next_of_diagnosis,
+    print_device_inputs,
+    print_diagnosis,
+)
+from whisperport.apps.cli.fields import field_options, field_values
+from whisperport.apps.cli.given import Given, InputPath
+from whisperport.apps.cli.options import (
+    RUN_OPTIONS,
+    as_json,
+    html_option,
+    run_option,
+    run_options_of,
+    threads,
+    trust,
+)
+from whisperport.apps.cli.paths import OutputPath
+from whisperport.apps.cli.verb import Verb, option
+from whisperport.apps.cli.verify_page import layers_page
+from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.system.outputs import write_page
+from whisperport.targets import RunOptions
+from whisperport.verification.diagnosis.device_inputs import write_device_inputs
+from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions
+from whisperport.verification.diagnosis.diagnosing import diagnose as run_diagnose
+from whisperport.verification.diagnosis.layers import compare_layers, layer_sentences
+from whisperport.verification.diagnosis.raw_files import read_quantization
+
+DEVICE = "Device"
+
+
+@click.command(
+    cls=Verb,
+    short_help="Name the causes for which a device's output differs from the expected one.",
+    target_options=RUN_OPTIONS,
+)
+@click.argument("expected", metavar="BUNDLE|LAYERS", type=Given("bundle"))
+@click.argument("outputs", nargs=-1, metavar="[[NAME=]OUTPUT]...")
+@option(
+    "--write-inputs",
+    group=DEVICE,
+    type=OutputPath("folder"),
+    metavar="DIR",
+    help="In place of OUTPUT, write the inputs of the program as headerless files for the device, with a "
+    "manifest and the expected outputs, to a new folder",
+)
+@field_options(DiagnoseOptions, "program", group=DEVICE)
+@option(
+    "--clip",
+    "clips",
+    group=DEVICE,
+    multiple=True,
+    metavar="NAME",
+    show_default="the first",
+    help="Clip of the bundle's reference that the device is given; may be repeated with --write-inputs",
+)
+@option(
+    "--quantization",
+    group=DEVICE,
+    type=InputPath(),
+    metavar="FILE",
+    show_default="float32 values",
+    help="JSON file that says how the device stores tensors: "
+    '{"NAME": {"dtype": "int8", "scale": 0.05, "zero_point": 3}}',
+)
+@field_options(DiagnoseOptions, "precision", group=DEVICE)
+@option(
+    "--simulated",
+    group=DEVICE,
+    metavar="PATH",
+    help="Output of the simulated quantization, as a file or folder like that of the device. It shows "
+    "whether the quantization or the device is wrong",
+)
+@html_option("the error of each of the LAYERS")
+@as_json
+@threads
+@run_option
+@trust
+def diagnose(
+    expected: Path,
+    outputs: tuple[str, ...],
+    write_inputs: Path | None,
+    html: Path | None,
+    as_json: bool,
+    threads: int | None,
+    run_options: tuple[str, ...],
+    trust: bool,
+    **chosen: Any,
+) -> None:
+    """Compare the output of a device with the expected one, and name the causes of a difference.
+
+    The device runs one program of the BUNDLE on the inputs that --write-inputs writes. OUTPUT is the file
+    that it wrote, headerless or .npy, or a folder with a file NAME.bin for each output of the program.
+    Causes are dtype, scale and zero point, layout, padding, window, spectrogram, stale buffer, quantization
+    error and others. The exit status is 1 if an output is not as expected.
+
+    If layers were dumped, LAYERS is a folder with the layers in float32, NAME.npy, and OUTPUT the folder
+    of the device's layers, NAME.npy or NAME.bin: the layer where the error begins is named.
+
+    \b
+    Examples:
+      $ whisperport diagnose build/small --write-inputs inputs
+      $ whisperport diagnose build/small output.bin
+      $ whisperport diagnose build/small outputs/ --program step
+      $ whisperport diagnose layers-float32/ layers-device/
+    """
+    if bool(outputs) == bool(write_inputs):
+        raise click.UsageError("give either OUTPUT, to diagnose it, or --write-inputs")
+    if _is_layers(expected) and len(outputs) == 1:
+        _diagnose_layers(expected, Path(outputs[0]), html, as_json=as_json)
+        return
+    if html is not None:
+        raise click.UsageError("--html shows LAYERS only")
+    options = _options(chosen, run_options_of(threads, run_options, trust=trust))
+    if write_inputs is not None:
+        with stages() as progress:
+            written = write_device_inputs(
+                expected, write_inputs, options, clips=chosen["clips"], progress=progress
+            )
+        if as_json:
+            print_json(written.to_json())
+        else:
+            print_device_inputs(written, expected)
+        return
+    bundle = Bundle.open(expected)
+    with stages() as progress:
+        diagnosis = run_diagnose(bundle, _outputs(outputs), options, progress=progress)
+    if as_json:
+        print_json(diagnosis.to_json())
+    else:
+        print_diagnosis(diagnosis)
+    if following := next_of_diagnosis(diagnosis, bundle, outputs, options):
+        print_next(*following)
+    if not diagnosis:
+        sys.exit(1)
+
+
+def _options(chosen: dict[str, Any], run: RunOptions) -> DiagnoseOptions:
+    """The options object made of the chosen values, by parameter name, as click parsed them.
+
+    Raises:
+        UsageError: the file of the quantization cannot be read.
+    """
+    clips, quantization = chosen["clips"], chosen["quantization"]
+    return DiagnoseOptions(
+        clip=clips[0] if clips else "",
+        quantization=read_quantization(quantization) if quantization else {},
+        simulated=chosen["simulated"],
+        run=run,
+        **field_values(DiagnoseOptions, chosen),
+    )
+
+
+def _outputs(values: tuple[str, ...]) -> str | Mapping[str, str]:
+    """Return one path, or paths by the name of the output.
+
+    Raises:
+        click.BadParameter: several paths are given without names, or a name is given twice.
+    """
+    if len(values) == 1 and ("=" not in values[0] or Path(values[0]).exists()):
+        return values[0]
+    paths: dict[str, str] = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not equals or not name or not path or name in paths:
+            raise click.BadParameter(
+                f"expected NAME=PATH with a new name, got {value!r}", param_hint="OUTPUT"
+            )
+        paths[name] = path
+    return paths
+
+
+def _is_layers(folder: Path) -> bool:
+    """Return whether a folder holds arrays of layers, and is no bundle."""
+    return not (folder / MANIFEST).is_file() and any(folder.glob("*.npy"))
+
+
+def _diagnose_layers(reference: Path, device: Path, html: Path | None, *, as_json: bool) -> None:
+    """Compare the layers that a device dumped with those in float32."""
+    with stages() as progress:
+        layers = compare_layers(device, reference, progress=progress)
+    if html is not None:
+        write_page(html, layers_page(layers))
+    if as_json:
+        print_json([layer.to_json() for layer in layers])
+    else:
+        print_lines(*layer_sentences(layers))

@@ -1,0 +1,251 @@
+"""`whisperport export`"""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whisperport.apps.cli.console import (
+    Argument,
+    command_line,
+    print_json,
+    print_lines,
+    print_next,
+    print_table,
+    stages,
+)
+from whisperport.apps.cli.evidence_words import emulated_targets, manifest_json, verified_words
+from whisperport.apps.cli.fields import field_options, field_values
+from whisperport.apps.cli.given import Given
+from whisperport.apps.cli.options import (
+    STALL_MIN,
+    as_json,
+    bundle_out,
+    html_option,
+    no_preflight,
+    pairs,
+    stall_after,
+    target_name,
+    target_option,
+    targets_by,
+    threads,
+)
+from whisperport.apps.cli.verb import FloatRange, Verb, option
+from whisperport.apps.cli.verify_page import verify_page
+from whisperport.apps.cli.watchdog import run_watched
+from whisperport.build.export.export import ExportOptions
+from whisperport.build.search.attempts import Searched
+from whisperport.build.search.search import export_best
+from whisperport.program.bundle import Manifest, ProgramEntry, check_writable
+from whisperport.program.dims import published_dims
+from whisperport.program.window import WindowOptions
+from whisperport.system.outputs import write_page
+from whisperport.targets import TARGETS, RunOptions, get_target
+from whisperport.verification import Report
+from whisperport.verification.reference import Reference
+
+
+@click.command(
+    cls=Verb,
+    short_help="Lower a checkpoint to a target, verify it, and write a bundle.",
+    target_options=("--option", {one.spec.name: one.lower_options for one in TARGETS}),
+)
+@click.argument("checkpoint", type=Given("checkpoint", as_text=True))
+@target_name(
+    "Target that runs the programs",
+    "auto measures every installed target that runs on this machine, in float32 and in fewer bits, and "
+    "exports the fastest mix that is verified; with --precision fp32, the fastest one in float32",
+)
+@field_options(ExportOptions, "placement", group="Target")
+@option(
+    "--precision",
+    "precisions",
+    group="Target",
+    multiple=True,
+    metavar="[PROGRAM=]NAME",
+    show_default="the target's",
+    help="Precision of all programs on --target, or of one program, such as fp16, w8 or encoder=w8a16; may "
+    "be repeated. encoder=auto searches for the one with the fewest bits whose words are as good as "
+    "float32's. The page of a target lists its precisions, and so does the error for any other",
+)
+@option(
+    "--max-wer-increase",
+    group="Target",
+    type=FloatRange(0.01, 100),
+    default=0.5,
+    show_default="0.5",
+    metavar="POINTS",
+    help="With encoder=auto: largest increase of the word error rate over float32's, in percentage "
+    "points, that the clips of the verification must exclude with a confidence of 95%",
+)
+@option(
+    "--batch",
+    group="Target",
+    type=click.Choice(["1", "2", "4", "8", "16"]),
+    show_default="the target's: " + targets_by(lambda spec: str(spec.batch), others="1"),
+    help="Number of texts that the program step_B decodes together, such as speech chunks or beams; 1 "
+    "exports no such program",
+)
+@field_options(ExportOptions, "uncached_decoder", group="Target")
+@target_option
+@field_options(ExportOptions, "calibration", group="Target")
+@field_options(WindowOptions, group="Audio")
+@bundle_out
+@html_option(
+    "its verification: the error of each program, and the words of each clip with its audio"
+)
+@as_json
+@field_options(ExportOptions, "allow_unverified", "verify_with", "language", group="Verification")
+@threads
+@no_preflight
+@stall_after(STALL_MIN)
+def export(
+    checkpoint: str,
+    target: str,
+    out: Path,
+    precisions: tuple[str, ...],
+    max_wer_increase: float,
+    batch: str | None,
+    target_options: tuple[str, ...],
+    no_preflight: bool,
+    stall_after: float,
+    threads: int | None,
+    html: Path | None,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Lower a checkpoint to one target, verify it, and write a bundle.
+
+    CHECKPOINT is a Hugging Face hub id or folder, a .pt file of openai-whisper, a folder of CTranslate2,
+    a ggml file of whisper.cpp, a name such as tiny.en or turbo, or `default`: the small model that comes
+    with whisperport. The programs of a bundle are encoder, cross_kv (cross-attention keys and values),
+    prefill_4, prefill_64, step (one token with a KV cache) and align (word timestamps).
+
+    \b
+    Examples:
+      $ whisperport export default --target onnxruntime --out build/default
+      $ whisperport export openai/whisper-tiny --target xnnpack --out build/tiny-xnnpack
+      $ whisperport export tiny.en --target onnxruntime --window 10 --out build/tiny-10s
+      $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
+      $ whisperport export tiny --target litert --out build/mine --verify-with talks
+      $ whisperport export tiny -t litert --precision encoder=auto --verify-with talks --out build/a
+      $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
+    """
+    options = ExportOptions(
+        window=WindowOptions(**field_values(WindowOptions, chosen)),
+        precision=_common_precision(precisions),
+        precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
+        options=pairs("--option", target_options),
+        batch=None if batch is None else int(batch),
+        preflight=not no_preflight,
+        run=RunOptions(threads=threads),
+        **field_values(ExportOptions, chosen),
+    )
+    options.window.check(published_dims(checkpoint))  # here too: the child imports torch first
+    check_writable(out)
+    with stages() as progress:
+        searched: Searched = run_watched(
+            partial(export_best, max_increase=max_wer_increase / 100),
+            *(checkpoint, target, out, options),
+            out=out,
+            progress=progress,
+            stall_s=60 * stall_after,
+        )
+    bundle = searched.bundle
+    manifest = bundle.manifest
+    if html is not None:
+        report, reference = (
+            Report.from_json(manifest.verification),
+            Reference.from_arrays(bundle.reference()),
+        )
+        following = command_line(*_next_command(out, manifest))
+        write_page(html, verify_page(report, reference, following))
+    if as_json:
+        timed = {"timed": _timed_json(searched)} if searched.timed else {}
+        print_json({**manifest_json(manifest), **timed})
+    else:
+        if searched.timed:
+            _print_timed(searched)
+        print_table(
+            ("program", "target", "delegated nodes", "not delegated", "status"),
+            [
+                (
+                    entry.spec.name,
+                    entry.target,
+                    "" if entry.facts.delegated is None else str(entry.facts.delegated),
+                    ", ".join(entry.facts.undelegated or ()) or "0",
+                    manifest.status(entry.spec.name),
+                )
+                for entry in manifest.programs
+            ],
+        )
+        for entry in manifest.programs:
+            if entry.facts.notes:
+                print_lines("", *(f"{entry.spec.name}: {note}" for note in entry.facts.notes))
+        print_lines("", f"{out}: {verified_words(manifest)}")
+    print_next(*_next_command(out, manifest))
+
+
+def _common_precision(precisions: tuple[str, ...]) -> str:
+    """The precision that is given without a program; empty if there is none.
+
+    Raises:
+        click.BadParameter: more than one is given.
+    """
+    found = [one for one in precisions if "=" not in one]
+    if len(found) > 1:
+        raise click.BadParameter("`--precision` is given twice without a program")
+    return found[0] if found else ""
+
+
+def _next_command(out: Path, manifest: Manifest) -> tuple[Argument, ...]:
+    if not emulated_targets(manifest):
+        return "transcribe", "talk.mp3", "--bundle", out
+    if any(_is_calibrated(entry, manifest) for entry in manifest.programs):
+        return "compile", out, "--calibration", "AUDIO_DIR"
+    return "compile", out
+
+
+def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
+    """Whether the compiler of a program's target needs a calibration set for it."""
+    compiler = get_target(entry.target).compiler
+    if compiler is None:
+        return False
+    return compiler.calibration(entry.spec, manifest.dims, compiler.options()) is not None
+
+
+def _print_timed(searched: Searched) -> None:
+    """Print a row per candidate with the times of its programs, and what is not used, with the reason."""
+    programs = list(dict.fromkeys(one.program for one in searched.timed))
+    ms = {(one.candidate, one.program): f"{one.ms:.2f} ms" for one in searched.timed}
+    print_table(
+        ("target", "precision", *programs, "chosen for"),
+        [
+            (
+                one.target,
+                one.precision,
+                *(ms.get((one, program), "") for program in programs),
+                ", ".join(group for group, chosen in searched.choice.items() if chosen == one),
+            )
+            for one in dict.fromkeys(one.candidate for one in searched.timed)
+        ],
+    )
+    print_lines("", *(f"not used: {name}: {why}" for name, why in _rejected(searched).items()))
+
+
+def _timed_json(searched: Searched) -> dict[str, Any]:
+    """Return the times, and what is not used, as a JSON object."""
+    return {
+        "programs": [
+            {"program": one.program, **asdict(one.candidate), "ms": one.ms}
+            for one in searched.timed
+        ],
+        "not_used": _rejected(searched),
+    }
+
+
+def _rejected(searched: Searched) -> dict[str, str]:
+    """Return candidates and mixes that are not used -> the reason."""
+    return {attempt.name: attempt.rejected for attempt in searched.attempts if attempt.rejected}

@@ -1,0 +1,212 @@
+"""`whisperport live`"""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.apps.cli.audio_files import check_audio
+from whisperport.apps.cli.console import print_next, print_note, print_warning
+from whisperport.apps.cli.fields import field_options, field_values
+from whisperport.apps.cli.given import Given
+from whisperport.apps.cli.live_screen import Screen
+from whisperport.apps.cli.model_option import chosen_bundle, model_arguments, model_options
+from whisperport.apps.cli.options import (
+    RUN_OPTIONS,
+    run_option,
+    run_option_arguments,
+    run_options_of,
+    threads,
+    trust,
+)
+from whisperport.apps.cli.transcribe_options import (
+    chosen_subtitles,
+    live_decoding_options,
+    punctuation_options,
+    transcribe_options,
+)
+from whisperport.apps.cli.transcript_files import FORMATS
+from whisperport.apps.cli.transcript_output import print_transcript_of, transcript_json
+from whisperport.apps.cli.verb import IntRange, Verb, option
+from whisperport.errors import Interrupted
+from whisperport.program.bundle import Bundle
+from whisperport.speech.audio import ReadAhead, live_audio, microphone_audio
+from whisperport.speech.text import SubtitleOptions
+from whisperport.transcription import Transcriber, Transcript
+from whisperport.transcription.live.live import live as transcribe_live
+from whisperport.transcription.live.options import LiveOptions
+
+BEHIND_S = 10.0  # seconds of audio that wait to be transcribed before a warning is printed
+SOURCE = "Audio"
+
+
+@click.command(
+    cls=Verb,
+    short_help="Transcribe a microphone, a pipe or a file while the audio arrives.",
+    target_options=RUN_OPTIONS,
+)
+@click.argument("audio", required=False, type=Given("audio", as_text=True))
+@model_options
+@option(
+    "--microphone",
+    "device",
+    group=SOURCE,
+    metavar="NAME",
+    show_default="the system's default input",
+    help="Microphone to use if AUDIO is omitted: a part of its name, or its number in the list that "
+    "`python -m sounddevice` prints",
+)
+@option(
+    "--raw",
+    "raw_rate",
+    group=SOURCE,
+    type=IntRange(min=1),
+    metavar="HZ",
+    help="Read AUDIO as headerless 16-bit little-endian mono samples at this sample rate, in Hz",
+)
+@field_options(LiveOptions, "step_s", group=SOURCE)
+@option(
+    "--output-format",
+    "-f",
+    group="Output",
+    type=click.Choice(FORMATS),
+    default="txt",
+    show_default=True,
+    help="Format of the transcript: plain text, printed as it is decoded, or at the end subtitles (srt, "
+    "vtt), a table with times in ms (tsv), or openai-whisper's JSON",
+)
+@transcript_json
+@punctuation_options
+@field_options(SubtitleOptions, group="Subtitles (need --output-format srt or vtt)")
+@live_decoding_options
+@threads
+@run_option
+@trust
+def live(
+    audio: str | None,
+    bundle: Path | None,
+    model: str | None,
+    raw_rate: int | None,
+    device: str | None,
+    output_format: str,
+    as_json: bool,
+    threads: int | None,
+    run_options: tuple[str, ...],
+    trust: bool,
+    **chosen: Any,
+) -> None:
+    """Transcribe audio while it arrives, and print each word as soon as it is final.
+
+    AUDIO is a file, which is played in real time, or - for standard input. If it is omitted, the
+    microphone is used, until Ctrl-C. Words always have timestamps.
+
+    \b
+    Examples:
+      $ whisperport live --model tiny.en
+      $ whisperport live talk.mp3 --bundle build/tiny-xnnpack --output-format srt > talk.srt
+      $ arecord -t raw -f S16_LE -r 16000 | whisperport live - --raw 16000 --model tiny.en
+    """
+    if audio is None and raw_rate is not None:
+        raise click.UsageError(
+            "--raw requires AUDIO, such as -; it does not apply to the microphone"
+        )
+    if audio is not None and device is not None:
+        raise click.UsageError("--microphone and AUDIO exclude each other; give one of them")
+    run = run_options_of(threads, run_options, trust=trust)
+    options = LiveOptions(
+        transcribe=transcribe_options(chosen, run), **field_values(LiveOptions, chosen)
+    )
+    subtitles = chosen_subtitles(chosen, "json" if as_json else output_format, True)
+    if audio is not None:
+        check_audio(audio, headerless=raw_rate is not None)
+    opened = chosen_bundle(bundle, model)
+    screen = Screen(text=output_format == "txt" and not as_json)
+    print_transcript_of(
+        partial(_transcribe, audio, opened, options, screen, raw_rate, device),
+        subtitles,
+        output_format,
+        as_json=as_json,
+        printed=True,
+    )
+    if not as_json:
+        source = [] if audio is None else [audio]
+        otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
+        same = run_option_arguments(run_options, trust=trust)
+        print_next("live", *source, *model_arguments(bundle, model), *same, *otherwise)
+
+
+def _transcribe(
+    audio: str | None,
+    bundle: Bundle | Path,
+    options: LiveOptions,
+    screen: Screen,
+    raw_rate: int | None,
+    device: str | None,
+) -> Transcript:
+    """Transcribe until the audio ends, or until Ctrl-C.
+
+    Args:
+        audio: a path, or "-" for standard input; None: the microphone `device`, which Ctrl-C stops.
+        raw_rate: sample rate in Hz of headerless samples; None: the audio has a header.
+        device: number or part of the name of a microphone; None: the system's default.
+
+    Raises:
+        IncompleteError: the audio failed after a part of it was transcribed; carries that transcript.
+        Interrupted: Ctrl-C before a file or pipe ended; carries the transcript until then.
+        AudioError, MissingPackageError: the audio failed before any of it was transcribed.
+    """
+    if audio is None:  # before the model is loaded: there may be no microphone
+        is_number = device is not None and device.isdecimal() and len(device) < 10
+        pieces = microphone_audio(int(device) if device and is_number else device, _listening)
+    else:
+        pieces = live_audio(audio, raw_rate=raw_rate)
+    transcriber = Transcriber(bundle, options.transcribe.run)
+    source = ReadAhead(pieces)
+    try:
+        with _stopped_by_ctrl_c(source.stop) as signals:
+            transcript = transcribe_live(
+                _arrived(source, screen), transcriber, options, updated=screen.show
+            )
+    finally:
+        screen.clear()
+    if signals and audio is not None:
+        raise Interrupted(transcript)
+    return transcript
+
+
+def _listening() -> None:
+    print_note("listening to the microphone; press Ctrl-C to stop")
+
+
+def _arrived(source: ReadAhead, screen: Screen) -> Iterator[NDArray[np.float32]]:
+    """Yield the audio that arrived since the last piece, and warn once if much of it waited."""
+    warned = False
+    while (samples := source.take()) is not None:
+        if samples.size > BEHIND_S * 16_000 and not warned:
+            screen.clear()
+            print_warning("the model is slower than the audio: words appear late, but none is lost")
+            warned = True
+        yield samples
+
+
+@contextmanager
+def _stopped_by_ctrl_c(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """Call `stop` at the first Ctrl-C and append it to the yielded list; a second one interrupts."""
+    signals: list[int] = []
+
+    def stopped(signum: int, _frame: object) -> None:
+        signals.append(signum)
+        stop()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stopped)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,207 @@
+"""Options that several verbs share."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from whisperport.apps.cli.paths import OutputPath
+from whisperport.apps.cli.verb import Decorator, FloatRange, IntRange, option
+from whisperport.apps.cli.watchdog import MAX_STALL_S, STALL_S
+from whisperport.program.spec import TargetSpec
+from whisperport.system.outputs import Kind
+from whisperport.system.ranges import MAX_THREADS
+from whisperport.targets import TARGETS, RunOptions
+
+as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")
+
+
+def html_option(what: str) -> Decorator:
+    """The option `--html`: `what` the page shows."""
+    return option(
+        "--html",
+        group="Output",
+        type=OutputPath("page"),
+        metavar="FILE",
+        show_default="no page",
+        help=f"Also write one HTML page, which needs no network: {what}",
+    )
+
+
+def output_option(metavar: str, kind: Kind, help: str) -> Decorator:
+    """The option `--out` of a verb that always writes; `kind` of `Output`."""
+    return option(
+        *("--out", "-o"),
+        group="Output",
+        required=True,
+        type=OutputPath(kind),
+        metavar=metavar,
+        help=help,
+    )
+
+
+bundle_out = output_option(
+    "DIR", "bundle", "Folder to write the bundle to; an existing bundle there is replaced"
+)
+
+
+def target_name(what: str, auto: str = "") -> Decorator:
+    """The option `--target`, required; `what` the target is, and what the name auto does, if anything."""
+    return option(
+        *("--target", "-t"),
+        group="Target",
+        required=True,
+        metavar="NAME",
+        shell_complete=lambda _, __, typed: [
+            name for name in (one.spec.name for one in TARGETS) if name.startswith(typed)
+        ],
+        help=f"{what}; `whisperport targets` lists them{f'. {auto}' if auto else ''}",
+    )
+
+
+def _threads(default: str, help: str) -> Decorator:
+    """The option `--threads`."""
+    return option(
+        "--threads",
+        group="Runtime",
+        type=IntRange(1, MAX_THREADS),
+        metavar="N",
+        show_default=default,
+        help=help,
+    )
+
+
+threads = _threads(
+    "one per core that the process may use", "Number of CPU threads that each runtime uses"
+)
+threads_for_calibration = _threads(
+    "chosen by the runtime",
+    "Number of CPU threads for computing the calibration set. It does not limit the compiler",
+)
+no_preflight = option(
+    "--no-preflight",
+    group="Runtime",
+    is_flag=True,
+    help="Skip the checks of memory, disk space and model size before the work starts",
+)
+
+
+def stall_after(minutes: int) -> Decorator:
+    """The option `--stall-after`, with its default in minutes."""
+    return option(
+        "--stall-after",
+        group="Runtime",
+        type=FloatRange(0, MAX_STALL_S / 60, min_open=True),
+        default=minutes,
+        show_default=True,
+        metavar="MINUTES",
+        help="Time limit in minutes for each stage, such as lowering one program; a longer stage stops "
+        "the command with an error",
+    )
+
+
+STALL_MIN = round(STALL_S / 60)
+target_option = option(
+    "--option",
+    "target_options",
+    group="Target",
+    multiple=True,
+    metavar="TARGET.NAME=VALUE",
+    help="Set an option of a target, listed at the end of --help and on the target's page; may be "
+    "repeated",
+)
+run_option = option(
+    "--run-option",
+    "run_options",
+    group="Runtime",
+    multiple=True,
+    metavar="TARGET.NAME=VALUE",
+    help="Set an option of a target's runtime, listed at the end of --help and on the target's page; "
+    "may be repeated",
+)
+sizes_option = option(
+    "--size",
+    "sizes",
+    group="Input",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    callback=lambda _, __, given: sizes_of(given),
+    help="Number for a dynamic size of a .pt2 file, as the file names it, such as s27=128; may be repeated",
+)
+# The options of each target's runtime, for the help of a verb that has `--run-option`.
+RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (
+    "--run-option",
+    {one.spec.name: one.run_options for one in TARGETS},
+)
+
+
+def trusting(what: str, kind: str = "files", group: str = "Runtime") -> Decorator:
+    """The option `--trust`: what is done without limits, for files or bundles."""
+    of = f"{what}. Use it only for {kind} from a source you trust"
+    return option("--trust", group=group, is_flag=True, help=of)
+
+
+trust = trusting(
+    "Load the bundle without first running its programs in a process with limited time and memory",
+    "bundles",
+)
+
+
+def targets_by(value_of: Callable[[TargetSpec], str], others: str | None = None) -> str:
+    """Values with the targets that share each, such as ".onnx for onnxruntime; .pte for xnnpack".
+
+    Args:
+        value_of: returns the value of a target.
+        others: value whose targets are not listed, but called "all others"; None: list all targets.
+    """
+    found: dict[str, list[str]] = {}
+    for target in TARGETS:
+        found.setdefault(value_of(target.spec), []).append(target.spec.name)
+    rest = found.pop(others, None) if others is not None else None
+    listed = [f"{value} for {', '.join(names)}" for value, names in found.items()]
+    return "; ".join([*listed, *([f"{others} for all others"] if rest else [])])
+
+
+def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
+    """`NAME=VALUE` strings as a mapping.
+
+    Raises:
+        click.BadParameter: a string has no `=`, or a name is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"expected NAME=VALUE, got {text!r}", param_hint=option)
+        if name in found:
+            raise click.BadParameter(f"`{name}` is given twice", param_hint=option)
+        found[name] = value
+    return found
+
+
+def sizes_of(values: tuple[str, ...]) -> dict[str, int]:
+    """`NAME=NUMBER` strings as a mapping.
+
+    Raises:
+        click.BadParameter: a string has another form, or a name is given twice.
+    """
+    found = pairs("--size", values)
+    for name, number in found.items():
+        if not number.isascii() or not number.isdigit() or len(number) > 12:
+            raise click.BadParameter(
+                f"expected a whole number for `{name}`, got {number!r}", param_hint="--size"
+            )
+    return {name: int(number) for name, number in found.items()}
+
+
+def run_options_of(
+    threads: int | None, values: tuple[str, ...], *, trust: bool = False
+) -> RunOptions:
+    """The values of `--threads`, `--run-option` and `--trust` as one object."""
+    return RunOptions(threads=threads, options=pairs("--run-option", values), trust=trust)
+
+
+def run_option_arguments(values: tuple[str, ...], *, trust: bool = False) -> list[str]:
+    """The command-line arguments that repeat the given `--run-option` and `--trust`."""
+    words = [word for value in values for word in ("--run-option", value)]
+    return [*words, *["--trust"] * trust]

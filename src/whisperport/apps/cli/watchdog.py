@@ -1,0 +1,155 @@
+"""Run a long job in a child process, and stop it if it hangs.
+
+The output of compilers never reaches the terminal: it goes to a log. A job that reports no new stage for
+too long is stopped, even inside C++ code. The child also ends if its parent ends. If the system kills the
+child, the caller gets an ordinary error. The log is kept, beside the job's output, only if the exporter
+failed.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import LoweringError, MissingPackageError
+from whisperport.program.bundle.staging import clear_leftovers
+from whisperport.system.child import (
+    Job,
+    StalledError,
+    StoppedError,
+    exit_reason,
+    pickled,
+    result_of,
+    unpickled,
+)
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import check_range
+
+STARTING = "starting"  # the stage before the first one that the job reports
+STALL_S = 30 * 60.0  # the longest measured stage, of whisper-base for xnnpack, took 1.5 minutes
+MAX_STALL_S = 20 * 24 * 3600.0
+START_S = 60.0  # time to import Python modules and torch on a loaded machine
+GRACE_S = 10.0  # time for a child to clean up after an interrupt, before it is killed
+DUMP_S = 0.5  # time to write the stacks to the log
+
+
+def run_watched(
+    job: Callable[..., Any],
+    *arguments: Any,
+    out: Path,
+    writes: Path | None = None,
+    progress: Progress = lambda _: None,
+    stall_s: float = STALL_S,
+) -> Any:
+    """Call `job(*arguments, progress=...)` in a child process, and return its result.
+
+    Args:
+        job: a function defined at the top level of a module. Its arguments and result can be pickled.
+        arguments: arguments of the job.
+        out: file or folder that the job writes. The log of a failure is written beside it, to `OUT.log`.
+        writes: another output of the job. Its temporary files are deleted too if the job is killed.
+            Default: None.
+        progress: called with the name of each stage, a few words.
+        stall_s: time in seconds without a new stage after which the job is stopped, 0 to `MAX_STALL_S`.
+            Default: 1800, 30 minutes.
+
+    Raises:
+        UsageError: `stall_s` is out of range.
+        LoweringError: an exporter failed, or the job crashed, was killed, or hung; the hint names the log.
+        WhisperportError: any other error that the job raised.
+    """
+    check_range("stall_s", stall_s, 0, MAX_STALL_S)
+    outputs = tuple(Path(os.path.abspath(path)) for path in (out, writes) if path)
+    descriptor, name = tempfile.mkstemp(prefix="whisperport-", suffix=".log")
+    log, keeps_log = Path(name), False
+    try:
+        with os.fdopen(descriptor, "wb") as stderr:
+            child = Job({"pickled": pickled((job, arguments)), "log": name}, stderr)
+        try:
+            return _result(child, progress, stall_s)
+        finally:
+            # As long as it only imports modules, it has nothing to clean up.
+            child.end(GRACE_S if child.stage else 0.0)
+            _clear(outputs)
+    except LoweringError as error:
+        keeps_log = not isinstance(error, MissingPackageError) and bool(log.stat().st_size)
+        if keeps_log:
+            log = _beside(log, outputs[0])
+            log_hint = f"the complete log is in {log}"
+            error.hint = f"{error.hint}; {log_hint}" if error.hint else log_hint
+        raise
+    finally:
+        if not keeps_log:
+            log.unlink(missing_ok=True)
+
+
+def _result(child: Job, progress: Progress, stall_s: float) -> Any:
+    """Wait until the job ends, and return its result or raise its error."""
+    start_s = max(stall_s, START_S)
+    try:
+        child.wait(progress, start_s, stall_s, each_stage=True)
+        if child.answer is None:
+            raise _died(child)
+        return unpickled(result_of(child.answer))
+    except StalledError:
+        raise _stalled(child, stall_s if child.stage else start_s) from None
+    except StoppedError as error:
+        raise LoweringError(
+            "whisperport failed with an unexpected error",
+            why=str(error),
+            hint="this is a defect of whisperport: please report it with the log",
+        ) from None
+
+
+def _stalled(child: Job, stall_s: float) -> LoweringError:
+    if hasattr(signal, "SIGUSR1"):
+        child.process.send_signal(signal.SIGUSR1)  # the child writes its stacks to the log
+        time.sleep(DUMP_S)
+    return LoweringError(
+        f"stopped: `{child.stage or STARTING}` made no progress",
+        why=f"it reported nothing for {_duration(stall_s)}",
+        hint="`--stall-after` allows more time; the end of the log shows where it hung",
+    )
+
+
+def _died(child: Job) -> LoweringError:
+    code, stage = child.exit_code(), child.stage or STARTING
+    if code == -signal.SIGKILL:
+        return LoweringError(
+            f"the system killed the exporter in `{stage}`",
+            why="probably memory ran out",
+            hint="free some memory, or use a machine with more",
+        )
+    return LoweringError(
+        f"the exporter crashed in `{stage}`",
+        why=exit_reason(code),
+        hint="if no input was changed meanwhile, this is a defect of a library that it uses",
+    )
+
+
+def _clear(outputs: tuple[Path, ...]) -> None:
+    """Delete the temporary files that a killed child left beside its outputs."""
+    for out in {*outputs, *(Path(os.path.realpath(path)) for path in outputs)}:
+        with suppress(OSError):  # the next writer of this output deletes them
+            clear_leftovers(out)
+
+
+def _beside(log: Path, out: Path) -> Path:
+    """Move the log beside the output; if a file is there or it cannot be written, it stays where it is."""
+    beside = out.with_name(f"{out.name}.log")
+    try:
+        with log.open("rb") as source, beside.open("xb") as file:
+            shutil.copyfileobj(source, file)
+    except OSError:
+        return log
+    log.unlink()
+    return beside
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:g} seconds"

@@ -1,0 +1,142 @@
+"""What a request for a transcription asks: the fields of OpenAI's API as transcription options."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from whisperport.apps.serving.form import MAX_SHOWN, Fields, checked_number, wrong
+from whisperport.errors import UsageError
+from whisperport.program.generation import Generation
+from whisperport.runtime import TEMPERATURES, DecodeOptions
+from whisperport.runtime.decoding.decode import check_language
+from whisperport.speech.audio import VadOptions
+from whisperport.speech.text import language_code
+from whisperport.transcription import TranscribeOptions
+
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+STREAMED = ("json", "text", "verbose_json")
+Task = Literal["transcribe", "translate"]
+GRANULARITIES = ("segment", "word")
+PREFIX_PADDING_MS, SILENCE_MS = 300, 200  # OpenAI's defaults for `server_vad` in this API
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The fields of a request, checked."""
+
+    options: TranscribeOptions
+    form: str = "json"  # one of FORMATS
+    granularities: tuple[str, ...] = ("segment",)
+    stream: bool = False
+    logprobs: bool = False
+
+
+def asked_of(fields: Fields, generation: Generation, task: Task) -> Asked:
+    """Read the fields of a request. `model` and `file` are read elsewhere.
+
+    Args:
+        fields: of the form.
+        generation: of the checkpoint, whose languages and tasks can be asked for.
+        task: "transcribe" or "translate".
+
+    Raises:
+        ApiError: a field has a wrong value, or contradicts another.
+    """
+    form = _form(fields)
+    granularities = _granularities(fields, form)
+    stream = fields.flag("stream")
+    if stream and form not in STREAMED:
+        raise wrong("stream", f"`stream` cannot be used with response_format {form}")
+    for name in ("known_speaker_names", "known_speaker_references"):
+        if fields.many(name):
+            raise wrong(name, "This model does not distinguish speakers", code="unsupported_value")
+    temperature = fields.number("temperature", 0, 1)
+    options = TranscribeOptions(
+        decode=DecodeOptions(task=task, language=_language(fields, generation, task)),
+        # As OpenAI documents 0: "the model will use log probability to automatically increase the
+        # temperature".
+        temperatures=(temperature,) if temperature else TEMPERATURES,
+        initial_prompt=_prompt(fields),
+        word_timestamps="word" in granularities,
+        vad=_vad(fields),
+    )
+    return Asked(options, form, granularities, stream, _logprobs(fields, form))
+
+
+def _form(fields: Fields) -> str:
+    form = fields.one("response_format") or "json"
+    if form == "diarized_json":
+        message = "This model does not distinguish speakers: response_format diarized_json"
+        raise wrong("response_format", message, code="unsupported_value")
+    if form not in FORMATS:
+        raise wrong(
+            "response_format", f"`response_format` is {form[:MAX_SHOWN]!r}; expected {_or(FORMATS)}"
+        )
+    return form
+
+
+def _granularities(fields: Fields, form: str) -> tuple[str, ...]:
+    name = "timestamp_granularities"
+    given = tuple(fields.many(name))
+    if unknown := [one for one in given if one not in GRANULARITIES]:
+        raise wrong(name, f"`{name}` has {unknown[0][:MAX_SHOWN]!r}; expected {_or(GRANULARITIES)}")
+    if given and form != "verbose_json":
+        raise wrong(name, f"`{name}` requires response_format verbose_json")
+    return given or ("segment",)
+
+
+def _logprobs(fields: Fields, form: str) -> bool:
+    given = fields.many("include")
+    if unknown := [one for one in given if one != "logprobs"]:
+        raise wrong("include", f"`include` has {unknown[0][:MAX_SHOWN]!r}; expected logprobs")
+    if given and form != "json":
+        raise wrong("include", "`include` requires response_format json")
+    return bool(given)
+
+
+def _language(fields: Fields, generation: Generation, task: Task) -> str | None:
+    name, given = "language", fields.one("language")
+    if not given and (several := fields.many("languages")):
+        name, given = "languages", several[0]
+        if len(several) > 1:
+            message = "This model detects one of all languages, or is told one: give one language"
+            raise wrong(name, message, code="unsupported_value")
+    try:
+        options = DecodeOptions(task=task, language=given and given[:MAX_SHOWN])
+        check_language(generation, options)
+        code = options.language and language_code(options.language, generation.languages)
+    except UsageError as error:
+        hint = f". {error.hint}" if error.hint else ""
+        param = name if given else "model"
+        raise wrong(param, f"{error.what}{hint}", code="unsupported_value") from error
+    return code
+
+
+def _prompt(fields: Fields) -> str:
+    """Return the initial prompt: keywords and text. The last tokens are used, if it is long."""
+    prompt, keywords = fields.one("prompt") or "", ", ".join(fields.many("keywords"))
+    return f"{keywords}. {prompt}".strip() if keywords else prompt
+
+
+def _vad(fields: Fields) -> VadOptions | None:
+    """Return how speech is detected; None: in Whisper's own windows."""
+    name = "chunking_strategy"
+    given: Any = fields.members(name)
+    if given is None:
+        return None
+    members = {"type": "server_vad"} if given == "auto" else given
+    if not isinstance(members, dict) or members.get("type") != "server_vad":
+        raise wrong(
+            name, f"`{name}` is {str(given)[:50]!r}; expected auto or an object of type server_vad"
+        )
+    padding = checked_number(name, members.get("prefix_padding_ms", PREFIX_PADDING_MS), 0, 10_000)
+    silence = checked_number(name, members.get("silence_duration_ms", SILENCE_MS), 0, 10_000)
+    threshold = checked_number(name, members.get("threshold", 0.5), 0, 1)
+    try:
+        pad_s = padding / 1000
+        return VadOptions(threshold=threshold, min_silence_s=silence / 1000, pad_s=pad_s)
+    except UsageError as error:
+        raise wrong(name, f"{error.what}; {error.why}") from error
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,0 +1,66 @@
+"""Server-sent events of a transcription."""
+
+import json
+from typing import Any
+
+from whisperport.apps.serving.api_error import ApiError
+from whisperport.apps.serving.asked import Asked
+from whisperport.apps.serving.deltas import Deltas
+from whisperport.apps.serving.formats import logprobs_of, n_tokens, verbose_document
+from whisperport.speech.text import Tokenizer
+from whisperport.transcription import Transcript
+
+KEEP_ALIVE_S = 15.0
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
+POSITIONS_PER_S = 50  # of the encoder's output, which OpenAI's usage counts as input tokens
+
+
+class Events:
+    """The events of one transcription.
+
+    Args:
+        asked: what the request asks.
+        tokenizer: of the bundle.
+        about: the bundle, for `x_whisperport`.
+    """
+
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, about: dict[str, str]) -> None:
+        self._asked, self._tokenizer, self._about = asked, tokenizer, about
+        self._deltas = Deltas()
+
+    def window(self, transcript: Transcript, *, final: bool = False) -> bytes:
+        """Return the event of the text since the last one; nothing, if there is none."""
+        delta, segments = self._deltas.of(transcript, final=final)
+        if not delta:
+            return b""
+        event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
+        if self._asked.logprobs:
+            event["logprobs"] = logprobs_of(segments, self._tokenizer)
+        if self._asked.form == "verbose_json":
+            event["end"] = transcript.segments[-1].end  # seconds: how much of the audio is done
+        return encoded(event)
+
+    def done(self, transcript: Transcript) -> bytes:
+        """Return the last events: the rest of the text, and the complete transcript."""
+        rest = self.window(transcript, final=True)
+        heard, written = (
+            round(transcript.duration_s * POSITIONS_PER_S),
+            n_tokens(transcript.segments),
+        )
+        event: dict[str, Any] = {"type": "transcript.text.done", "text": transcript.text}
+        if self._asked.logprobs:
+            event["logprobs"] = logprobs_of(transcript.segments, self._tokenizer)
+        if self._asked.form == "verbose_json":
+            event = verbose_document(transcript, self._asked, self._about) | event
+        counts = {"input_tokens": heard, "output_tokens": written, "total_tokens": heard + written}
+        return rest + encoded({**event, "usage": {"type": "tokens", **counts}})
+
+
+def failed(error: ApiError) -> bytes:
+    """Return the event of an error after the answer has begun."""
+    return encoded(error.document())
+
+
+def encoded(event: dict[str, Any]) -> bytes:
+    """Return one event."""
+    return b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"

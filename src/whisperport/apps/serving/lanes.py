@@ -1,0 +1,100 @@
+"""The threads of a server on which its jobs run: to open files, to read windows, to decode in a batch."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from whisperport.apps.serving.admission import Admission
+from whisperport.apps.serving.cancelling import cancellable, settle
+from whisperport.apps.serving.urgency import Urgency
+from whisperport.runtime import BatchExecutor, Decoder, Steps
+from whisperport.transcription import Transcriber
+
+T = TypeVar("T")
+
+READERS = 4  # threads that read windows, each in some 10 ms
+OPENERS = (
+    16  # threads that read files for the first time: a long file must not keep a short one waiting
+)
+SPARE = 1  # decoders beside the batch, for live decodings while all rows are in use
+
+
+class Lanes:
+    """Runs what jobs submit, decodings in the order of their urgency.
+
+    Args:
+        transcriber: the loaded bundle. Calls of its own methods are not scheduled.
+        admission: what waits, and how fast it is transcribed.
+        longest_s: maximum duration of an audio file in seconds.
+        batch: decode windows together, if the bundle has a program `step_B`. Their log-probabilities then
+            differ by up to 1e-4 from those of `Transcriber.transcribe`, since sums have another order.
+
+    Attributes:
+        rows: number of windows that are decoded together.
+        last_decoded: when a decoding last ended well, in seconds of the monotonic clock; None: not yet.
+    """
+
+    def __init__(
+        self, transcriber: Transcriber, admission: Admission, longest_s: float, *, batch: bool
+    ) -> None:
+        self.transcriber, self.admission, self.longest_s = transcriber, admission, longest_s
+        self.rows = transcriber.engine.batch_size if batch else 1
+        self.last_decoded: float | None = None
+        self._decoders = BatchExecutor(transcriber.engine, self.rows, spare=SPARE)
+        self._readers = ThreadPoolExecutor(READERS, "reader")
+        self._openers = ThreadPoolExecutor(OPENERS, "opener")
+
+    def submit(
+        self, start: Callable[[Decoder], Steps[T]], urgency: Urgency, *, yields_s: float = 0.0
+    ) -> Future[T]:
+        """Schedule one decoding, such as that of a window.
+
+        Args:
+            start: called on a decoder's thread with the decoder to use; returns the decoding. It should not
+                read audio or wait.
+            urgency: a live decoding may begin while all rows of the batch are in use.
+            yields_s: decodings that are submitted within so many seconds after it may begin before it.
+
+        Returns:
+            The future result. `cancel` ends the decoding at its next step, also after it began.
+        """
+        result: Future[T] = Future()
+        inner = self._decoders.submit(
+            partial(cancellable, start, result.cancelled),
+            due=urgency.due() + yields_s,
+            urgent=urgency is Urgency.LIVE,
+        )
+        result.add_done_callback(lambda _: inner.cancel())  # if it has not begun
+        inner.add_done_callback(partial(self._forward, result))
+        return result
+
+    def open(self, task: Callable[[], None]) -> None:
+        """Run the first reading of a file on a thread for that. The task handles its exceptions."""
+        self._openers.submit(task)
+
+    def read(self, task: Callable[[], None]) -> None:
+        """Run the reading of a window on a thread for that. The task handles its exceptions."""
+        self._readers.submit(task)
+
+    @property
+    def waiting(self) -> int:
+        """Number of decodings that have not begun."""
+        return self._decoders.waiting
+
+    def shutdown(self) -> None:
+        """End all threads. What has not begun is cancelled."""
+        self._decoders.shutdown(cancel_futures=True)
+        self._openers.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+
+    def _forward(self, result: Future[T], inner: Future[T]) -> None:
+        """Give the outcome of a decoding to the future that the caller has."""
+        if inner.cancelled():
+            result.cancel()
+            return
+        error = inner.exception()
+        if error is None:
+            self.last_decoded = time.monotonic()
+        settle(result, None if error else inner.result(), error)

@@ -1,0 +1,113 @@
+"""One utterance of a session: its audio while it waits, and its transcription."""
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+import numpy as np
+
+from whisperport.apps.serving.admission import CLOSED_RETRY_S
+from whisperport.apps.serving.lanes import Lanes
+from whisperport.apps.serving.realtime.append_only import AppendOnlyText
+from whisperport.apps.serving.realtime.ear import Samples
+from whisperport.apps.serving.realtime.settings import Settings
+from whisperport.apps.serving.urgency import Urgency
+from whisperport.errors import QueueFullError
+from whisperport.runtime import Decoder, Steps
+from whisperport.speech.audio import SAMPLE_RATE
+from whisperport.transcription.live.transcriber import LiveTranscriber, LiveUpdate
+
+T = TypeVar("T")
+
+
+class Item:
+    """An utterance. `transcribe` runs on another thread, all else on the event loop's.
+
+    Args:
+        lanes: runs the decodings.
+        settings: of the session when the utterance began.
+
+    Attributes:
+        id: name for the client.
+        is_committed: whether there is no more audio.
+        is_dropped: whether nobody wants the transcript.
+        received_s: audio of the session that belongs to it, in seconds, with the silence around it.
+        text: what is certain.
+        tentative: text after that, which may change.
+        shown: all text, with that which may change, when the client was told it last.
+        unsent: certain text that the client is sent when the audio is committed.
+    """
+
+    def __init__(self, lanes: Lanes, settings: Settings) -> None:
+        self.id = f"item_{secrets.token_hex(12)}"
+        self.settings = settings
+        self.is_committed = self.is_dropped = False
+        self.received_s = 0.0
+        self.text, self.tentative, self.unsent, self.shown = AppendOnlyText(), "", "", ""
+        self._lanes = lanes
+        self._decoding: Future[Any] | None = None
+        self._waiting: list[Samples] = []
+        self._live: LiveTranscriber | None = None
+
+    @property
+    def waiting_s(self) -> float:
+        """Audio that was not transcribed yet, in seconds."""
+        return sum(part.size for part in self._waiting) / SAMPLE_RATE
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to transcribe, or the transcript to complete."""
+        return not self.is_dropped and (bool(self._waiting) or self.is_committed)
+
+    def add(self, samples: Samples) -> None:
+        """Add audio, (n,) int16 at 16 kHz."""
+        if samples.size:
+            self._waiting.append(samples)
+
+    def drop(self) -> None:
+        """End the decoding; the transcript is not wanted any more."""
+        self.is_dropped = True
+        if self._decoding is not None:
+            self._decoding.cancel()
+
+    def work(self) -> Callable[[], str]:
+        """Return the next work, for another thread: it returns the text that is certain now.
+
+        The work raises the errors of `LiveTranscriber`, and QueueFullError when the server shuts down.
+        """
+        parts, self._waiting = self._waiting, []
+        is_last = self.is_committed
+
+        def transcribe() -> str:
+            if self._live is None:
+                if not parts:  # nobody spoke
+                    return ""
+                options = self.settings.live_options()
+                self._live = LiveTranscriber(self._lanes.transcriber, options, run=self._run)
+            update = self._live.feed(_floats(parts))
+            new = self._new_text(update)
+            return new + self._new_text(self._live.finish(), final=True) if is_last else new
+
+        return transcribe
+
+    def _new_text(self, update: LiveUpdate, *, final: bool = False) -> str:
+        new = self.text.update(update, final=final)
+        self.tentative = self.text.held + update.tentative
+        return new
+
+    def _run(self, start: Callable[[Decoder], Steps[T]]) -> T:
+        """Run a decoding on the server's lanes, before those of files."""
+        decoding = self._lanes.submit(start, Urgency.LIVE)
+        self._decoding = decoding
+        if self.is_dropped:
+            decoding.cancel()
+        try:
+            return decoding.result()
+        except CancelledError as error:
+            raise QueueFullError(CLOSED_RETRY_S, closing=True) from error
+
+
+def _floats(parts: list[Samples]) -> Any:
+    samples = np.concatenate(parts) if parts else np.empty(0, np.int16)
+    return samples.astype(np.float32) / np.float32(32768)

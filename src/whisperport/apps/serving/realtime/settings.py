@@ -1,0 +1,261 @@
+"""The configuration of a realtime session, which a client changes in parts."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whisperport.apps.serving.api_error import ApiError
+from whisperport.apps.serving.unknown_model import unknown_model
+from whisperport.errors import UsageError
+from whisperport.program.generation import Generation
+from whisperport.runtime import DecodeOptions
+from whisperport.runtime.decoding.decode import check_language
+from whisperport.speech.text import language_code
+from whisperport.transcription import TranscribeOptions
+from whisperport.transcription.live.options import LiveOptions
+
+KIND = "transcription"
+RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # OpenAI documents 24,000 only
+PCM_RATE = 24_000
+CODECS = {"audio/pcm": "pcm_s16le", "audio/pcmu": "pcm_mulaw", "audio/pcma": "pcm_alaw"}
+TELEPHONE_RATE = 8_000
+STEPS_S = {"minimal": 0.2, "low": 0.3, "medium": 0.5, "high": 1.0, "xhigh": 2.0}
+UNHURRIED_S = 1.0  # if no text is sent before the commit
+TENTATIVE = "item.input_audio_transcription.tentative"
+LOGPROBS = "item.input_audio_transcription.logprobs"
+MAX_PROMPT = 8_192  # characters; the decoder uses the last 223 tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ServerVad:
+    """When the server commits by itself: after a pause. Names and defaults are OpenAI's."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The effective configuration of a session."""
+
+    model: str
+    kind: str = "audio/pcm"  # a key of CODECS
+    rate: int = PCM_RATE  # Hz
+    language: str | None = None
+    prompt: str = ""
+    keywords: tuple[str, ...] = ()
+    delay: str | None = None  # None: no text before the commit
+    vad: ServerVad | None = ServerVad()
+    include: tuple[str, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether certain words are sent before the audio is committed."""
+        return self.delay is not None or self.tentative
+
+    @property
+    def tentative(self) -> bool:
+        """Whether words are sent that may still change."""
+        return TENTATIVE in self.include
+
+    @property
+    def codec(self) -> str:
+        """FFmpeg's name of the form of samples."""
+        return CODECS[self.kind]
+
+    def live_options(self) -> LiveOptions:
+        """Return the options of the transcription of an item."""
+        words = ", ".join(self.keywords)
+        prompt = f"{words}. {self.prompt}".strip() if words else self.prompt
+        options = TranscribeOptions(
+            decode=DecodeOptions(language=self.language), initial_prompt=prompt
+        )
+        unhurried_s = STEPS_S["low"] if self.tentative else UNHURRIED_S
+        return LiveOptions(transcribe=options, step_s=STEPS_S.get(self.delay or "", unhurried_s))
+
+    def document(self, session_id: str) -> dict[str, Any]:
+        """Return the session as OpenAI's API shows it."""
+        form: dict[str, Any] = {"type": self.kind}
+        if self.kind == "audio/pcm":
+            form["rate"] = self.rate
+        vad = self.vad and {
+            "type": "server_vad",
+            "threshold": self.vad.threshold,
+            "prefix_padding_ms": self.vad.prefix_padding_ms,
+            "silence_duration_ms": self.vad.silence_duration_ms,
+        }
+        transcription = {
+            "model": self.model,
+            "language": self.language,
+            "prompt": self.prompt,
+            "keywords": list(self.keywords),
+            "delay": self.delay,
+        }
+        given = {
+            "format": form,
+            "noise_reduction": None,
+            "transcription": transcription,
+            "turn_detection": vad,
+        }
+        return {
+            "type": KIND,
+            "id": session_id,
+            "object": "realtime.transcription_session",
+            "audio": {"input": given},
+            "include": list(self.include),
+        }
+
+
+def updated(
+    settings: Settings, session: Any, models: Collection[str], generation: Generation
+) -> Settings:
+    """Return the settings after a partial update.
+
+    Args:
+        settings: before it.
+        session: of the client; what it lacks does not change.
+        models: names of the model that is served.
+        generation: of the checkpoint, whose languages can be asked for.
+
+    Raises:
+        ApiError: a value is wrong; then nothing changes.
+    """
+    given = _Given(session, "session")
+    given.one_of("type", KIND, (KIND,))  # sessions that answer are not served
+    settings = replace(settings, include=_include(given, settings))
+    source = given.members("audio").members("input")
+    settings = _formatted(settings, source)
+    if "turn_detection" in source.given:
+        settings = replace(settings, vad=_vad(source, settings.vad))
+    return _transcribed(settings, source.members("transcription"), models, generation)
+
+
+class _Given:
+    """A JSON object of a client, and its path for messages."""
+
+    def __init__(self, given: Any, path: str) -> None:
+        if not isinstance(given, Mapping):
+            raise invalid(path, "expected an object")
+        self.given, self.path = given, path
+
+    def members(self, name: str) -> "_Given":
+        """Return a member that is an object; an empty one, if there is none."""
+        return _Given(self.given.get(name) or {}, f"{self.path}.{name}")
+
+    def text(self, name: str, default: str, *, null: str | None = None) -> str:
+        """Return a member that is a text; `null`, if it is null."""
+        found = self.given.get(name, default)
+        found = null if found is None else found
+        if not isinstance(found, str) or len(found) > MAX_PROMPT:
+            raise self.wrong(name, f"expected a text of at most {MAX_PROMPT} characters")
+        return found
+
+    def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """Return a member that is a list of texts; null is an empty one."""
+        found = self.given.get(name, list(default)) or []
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise self.wrong(name, "expected a list of texts")
+        if sum(map(len, found)) > MAX_PROMPT:
+            raise self.wrong(name, f"the texts have more than {MAX_PROMPT} characters")
+        return tuple(found)
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        """Return a member that is a number within a range."""
+        found = self.given.get(name, default)
+        if (
+            isinstance(found, bool)
+            or not isinstance(found, int | float)
+            or not low <= found <= high
+        ):
+            raise self.wrong(name, f"expected a number from {low:g} to {high:g}")
+        return found
+
+    def one_of(self, name: str, default: Any, choices: Collection[Any]) -> Any:
+        """Return a member that is one of some values."""
+        found = self.given.get(name, default)
+        for choice in choices:
+            if found == choice and not isinstance(found, bool):
+                return choice
+        raise self.wrong(name, f"expected one of {', '.join(map(json.dumps, choices))}")
+
+    def wrong(self, name: str, message: str) -> ApiError:
+        return invalid(f"{self.path}.{name}", message)
+
+
+def invalid(path: str, message: str, code: str = "invalid_value") -> ApiError:
+    """Return the error of a wrong value."""
+    return ApiError(400, f"`{path}`: {message}", code=code, param=path)
+
+
+def _include(given: _Given, settings: Settings) -> tuple[str, ...]:
+    include = given.texts("include", settings.include)
+    if LOGPROBS in include:
+        message = "log-probabilities are in the answers of /v1/audio/transcriptions only"
+        raise invalid("session.include", message, "unsupported_value")
+    if set(include) - {TENTATIVE}:
+        raise given.wrong("include", f"expected {TENTATIVE}")
+    return include
+
+
+def _formatted(settings: Settings, source: _Given) -> Settings:
+    form = source.members("format")
+    kind = form.one_of("type", settings.kind, CODECS)
+    if kind != "audio/pcm":
+        return replace(settings, kind=kind, rate=TELEPHONE_RATE)
+    default = settings.rate if settings.kind == kind else PCM_RATE
+    return replace(settings, kind=kind, rate=form.one_of("rate", default, RATES))
+
+
+def _vad(source: _Given, before: ServerVad | None) -> ServerVad | None:
+    if source.given["turn_detection"] is None:
+        return None
+    given, vad = source.members("turn_detection"), before or ServerVad()
+    if given.text("type", "server_vad") != "server_vad":
+        message = "only server_vad is served, which detects pauses"
+        raise invalid(f"{given.path}.type", message, "unsupported_value")
+    return ServerVad(
+        given.number("threshold", vad.threshold, 0.16, 0.99),
+        round(given.number("prefix_padding_ms", vad.prefix_padding_ms, 0, 5_000)),
+        round(given.number("silence_duration_ms", vad.silence_duration_ms, 50, 10_000)),
+    )
+
+
+def _transcribed(
+    settings: Settings, given: _Given, models: Collection[str], generation: Generation
+) -> Settings:
+    model = given.text("model", settings.model, null=settings.model) or settings.model
+    if model not in models:
+        raise invalid(f"{given.path}.model", unknown_model(model, models), "model_not_found")
+    language = settings.language
+    if {"language", "languages"} & given.given.keys():
+        language = _language(given, generation)
+    return replace(
+        settings,
+        model=model,
+        language=language,
+        prompt=given.text("prompt", settings.prompt, null=""),
+        keywords=given.texts("keywords", settings.keywords),
+        delay=given.one_of("delay", settings.delay, (*STEPS_S, None)),
+    )
+
+
+def _language(given: _Given, generation: Generation) -> str | None:
+    several = given.texts("languages", ())
+    if len(several) > 1:
+        message = "the model detects one of all languages, or is told one: give one language"
+        raise invalid(f"{given.path}.languages", message, "unsupported_value")
+    asked = given.given.get("language") or (several[0] if several else None)
+    if asked is None:
+        return None
+    if not isinstance(asked, str):
+        raise given.wrong("language", "expected a text")
+    try:
+        options = DecodeOptions(language=asked[:50])
+        check_language(generation, options)
+        code = options.language and language_code(options.language, generation.languages)
+    except UsageError as error:
+        message = f"{error.what}. {error.hint}"
+        raise invalid(f"{given.path}.language", message, "unsupported_value") from error
+    return code

@@ -1,0 +1,37 @@
+"""Serve a bundle: what needs the packages of the server is imported when it is called."""
+
+import os
+
+from whisperport.apps.serving.options import ServeOptions
+from whisperport.errors import needs
+from whisperport.program.bundle import Bundle
+from whisperport.system.progress import Progress
+from whisperport.targets import RunOptions
+from whisperport.transcription import Transcriber
+
+
+def serve(
+    bundle: Bundle | str | os.PathLike[str] | Transcriber | None = None,
+    options: ServeOptions | None = None,
+    run: RunOptions | None = None,
+    *,
+    progress: Progress = lambda _: None,
+) -> None:
+    """Serve OpenAI's transcription API until SIGTERM or Ctrl-C, which let running requests finish.
+
+    Call it in the main thread. The logger "whisperport.apps.serving" has one line for each request.
+
+    Args:
+        bundle: a bundle, the name of a model, or a loaded transcriber: see `Transcriber`.
+        options: address, limits and keys; None: defaults.
+        run: CPU threads, trust and the targets' run options; None: defaults.
+        progress: called with "listening on URL" when requests are accepted.
+
+    Raises:
+        BundleError, CheckpointError: the bundle cannot be loaded.
+        MissingPackageError: the extra `serve`, or a target's runtime, is not installed.
+        UsageError: the address or the certificate cannot be used.
+    """
+    with needs("the server's packages are not installed", extra="serve"):
+        from whisperport.apps.serving.running import run_server
+    run_server(bundle, options or ServeOptions(), run, progress)

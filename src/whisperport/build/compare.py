@@ -1,0 +1,338 @@
+"""Compare two programs: run both on the same inputs, and find the layer at which they diverge."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from whisperport.program.bundle import MANIFEST
+from whisperport.build.inspect import files_of
+from whisperport.verification.diagnosis.divergence import (
+    ComparedPrograms,
+    ComparedValue,
+    divergence,
+    matched_values,
+    with_errors_before,
+)
+from whisperport.verification.diagnosis.layers import compared_layer
+from whisperport.verification.diagnosis.matching import arrangements
+from whisperport.verification.diagnosis.raw_files import SUFFIXES
+from whisperport.verification.diagnosis.recording import Recordable, Recording, opened, split_name
+from whisperport.errors import ProgramError, UsageError
+from whisperport.program.runner import Array
+from whisperport.system.child import Limits, StoppedError, run_limited
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress
+from whisperport.verification.compare import Comparison, compare_output
+from whisperport.verification.tolerances import GATES, LOWERED, gate_for
+
+if TYPE_CHECKING:  # torch may be missing at run time
+    from whisperport.model.inspection.graph import Graph
+
+BASE_BYTES = 8 * 2**30  # the inner values of Whisper's small encoder, twice
+MEMORY = 4.0  # times the bytes of the files
+SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """Options of `compare`.
+
+    Args:
+        trust: run the programs in this process, without limits on memory and time. Default: False.
+    """
+
+    inputs: Annotated[
+        Path | None,
+        Option(
+            "Inputs of both programs: an .npz file of an array per input of A, a folder of files NAME.npy, "
+            "or audio, if A reads a spectrogram",
+            metavar="PATH",
+            exists=True,
+            default="random values",
+        ),
+    ] = None
+    seed: Annotated[int, Option("Seed of the random inputs", 0, 999_999)] = 0
+    trust: bool = False
+
+
+def compare(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    options: CompareOptions | None = None,
+    *,
+    progress: Progress = lambda _: None,
+) -> ComparedPrograms:
+    """Run two programs on the same inputs, and find the first layer at which they diverge.
+
+    Inner values are matched by their names, modules, operators and order, and by their similarity. The
+    programs run in a child process with limits on memory and time.
+
+    Args:
+        a: a `.pt2`, `.onnx`, `.tflite` or `.pte` file, `BUNDLE:PROGRAM`, or a folder of the arrays that a
+            device wrote, `NAME.npy` or `NAME.bin`, named after the values of the other program.
+        b: the same. Errors are relative to A; if A is a device's folder, to B.
+        options: see `CompareOptions`. Default: None, all defaults.
+        progress: called with the name of each stage.
+
+    Returns:
+        The error of every matched value and output; true if all outputs are within the limits.
+
+    Raises:
+        ProgramError: a program is missing, damaged, of an unknown format, cannot be run, or exceeded a
+            limit; or the two have different inputs or no value in common.
+        BundleError: a bundle is damaged, or has no such program.
+        UsageError: both are folders of a device, or a device's folder is compared without inputs.
+        MissingPackageError: torch, or the runtime of a format, is not installed.
+    """
+    options = options or CompareOptions()
+    a, b = os.fspath(a), os.fspath(b)
+    if options.trust:
+        return _compare(a, b, options, progress)
+    files = [file for one in (a, b) for file in files_of(split_name(one)[0]) if file.is_file()]
+    limits = Limits(
+        round(BASE_BYTES + MEMORY * sum(file.stat().st_size for file in files)), SECONDS
+    )
+    inputs = None if options.inputs is None else os.fspath(options.inputs)
+    arguments = {"a": a, "b": b, "inputs": inputs, "seed": options.seed}
+    try:
+        found = run_limited(
+            "whisperport.build.compare:compare_in_child", arguments, limits, progress
+        )
+    except StoppedError as error:
+        raise ProgramError(
+            f"{a} and {b} cannot be compared",
+            why=str(error),
+            hint=f"they ran with at most {limits}; if you trust their source, `--trust` removes the limits",
+        ) from error
+    return ComparedPrograms(
+        **{
+            **found,
+            "values": tuple(map(_value_of, found["values"])),
+            "outputs": tuple(Comparison(**one) for one in found["outputs"]),
+            "kept": tuple(found["kept"]),
+            "notes": tuple(found["notes"]),
+        }
+    )
+
+
+def _value_of(members: dict[str, Any]) -> ComparedValue:
+    between, modules = tuple(map(tuple, members["between"])), tuple(members["modules"])
+    return ComparedValue(**{**members, "between": between, "modules": modules})
+
+
+def compare_in_child(
+    *, progress: Progress, a: str, b: str, inputs: str | None, seed: int
+) -> dict[str, Any]:
+    """Run `compare` in the child process, and return the result as JSON."""
+    given = None if inputs is None else Path(inputs)
+    return asdict(_compare(a, b, CompareOptions(inputs=given, seed=seed), progress))
+
+
+def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> ComparedPrograms:
+    dumps = [_is_dump(one) for one in (a, b)]
+    if all(dumps):
+        raise UsageError(
+            "two folders of arrays hold no program to compare",
+            hint=f"whisperport diagnose {a} {b}",
+        )
+    if any(dumps):
+        program, folder = (b, a) if dumps[0] else (a, b)
+        return _with_device(program, Path(folder), options, progress)
+    with opened(a) as one, opened(b) as other:
+        progress(f"running {a}")
+        arrays = _inputs(one, other, options)
+        first = one.record(arrays)
+        progress(f"running {b}")
+        second = other.record(_inputs_of(other.graph, one.graph, arrays))
+        progress("comparing their values")
+        values = matched_values((one.graph, first), (other.graph, second))
+        outputs = _outputs((one.graph, first), (other.graph, second))
+    if not values:
+        raise _nothing_matched(a, b, first, second)
+    kept = len(first.values), len(second.values)
+    dtypes = {str(array.dtype) for run in (first, second) for array in run.values.values()}
+    places = divergence(values, dtypes)
+    notes = tuple(filter(None, (one.note, other.note)))
+    return ComparedPrograms(
+        a=a,
+        b=b,
+        values=values,
+        kept=kept,
+        outputs=outputs,
+        first=places[0],
+        worst=places[1],
+        notes=notes,
+    )
+
+
+def _is_dump(given: str) -> bool:
+    return Path(given).is_dir() and not (Path(given) / MANIFEST).is_file()
+
+
+def _inputs(one: Recordable, other: Recordable, options: CompareOptions) -> list[Array]:
+    """Return the inputs of the first program, in its order."""
+    from whisperport.model.inspection.inputs import inputs_for, table_rows
+
+    if options.inputs is not None:
+        return _given(one.graph, options.inputs)
+    if one.random is not None:
+        return one.random(options.seed)
+    if other.random is not None:
+        return _inputs_of(one.graph, other.graph, other.random(options.seed))
+    rows = table_rows(one.graph)
+    return inputs_for(one.graph.inputs, None, seed=options.seed, rows=rows)
+
+
+def _given(graph: "Graph", path: Path) -> list[Array]:
+    """Return the first sample of inputs in a file or folder."""
+    from whisperport.verification.recording.given_inputs import GivenInputs
+    from whisperport.build.compile.lowered_file import static_tensor
+    from whisperport.program.host_part import HostPart
+    from whisperport.program.spec import ProgramSpec
+
+    spec = ProgramSpec(graph.name, tuple(map(static_tensor, graph.inputs)), ())
+    return next(GivenInputs.find(path, spec, HostPart(), force=True).read([0]))
+
+
+def _inputs_of(graph: "Graph", given: "Graph", arrays: Sequence[Array]) -> list[Array]:
+    """Return arrays for the inputs of another program: by name, or else in their order.
+
+    Raises:
+        ProgramError: the two have inputs of other numbers, shapes or dtypes.
+    """
+    names = [one.name for one in given.inputs]
+    by_name = dict(zip(names, arrays, strict=True))
+    wanted = [one.name for one in graph.inputs]
+    ordered = [by_name[name] for name in wanted] if set(wanted) == set(names) else list(arrays)
+    shown = [
+        ", ".join(f"{one.name} {one.shape} {one.dtype}" for one in of.inputs)
+        for of in (given, graph)
+    ]
+    error = ProgramError(
+        f"{given.name} and {graph.name} have different inputs",
+        why=f"{shown[0]}; and {shown[1]}"[:400],
+        hint="compare two forms of one program",
+    )
+    if len(wanted) != len(ordered):
+        raise error
+    fitted = []
+    for value, array in zip(graph.inputs, ordered, strict=True):
+        shape = tuple(n for n in value.shape or () if isinstance(n, int))
+        forms = [array] if array.shape == shape else list(arrangements(shape, array))[-1:]
+        same_kind = (array.dtype.kind == "f") == ("float" in value.dtype)
+        if not forms or not (same_kind or value.quantization):
+            raise error
+        dtype = value.dtype if same_kind and value.dtype != "bfloat16" else array.dtype
+        fitted.append(np.ascontiguousarray(forms[0], dtype))
+    return fitted
+
+
+def _outputs(a: tuple["Graph", Recording], b: tuple["Graph", Recording]) -> tuple[Comparison, ...]:
+    """Compare the outputs in their order. Integers and floats of other widths are converted first."""
+    graphs, runs = (a[0], b[0]), (a[1], b[1])
+    dtypes = {one.dtype for graph in graphs for node in graph.nodes for one in node.outputs}
+    quantized = any(_is_quantized(graph) for graph in graphs)
+    gate = GATES["w8a8"] if quantized else gate_for(LOWERED, dtypes)
+    names = [one.name for one in (graphs[0].outputs or graphs[1].outputs)]
+    count = max(len(run.outputs) for run in runs)
+    names += [f"output {place}" for place in range(len(names), count)]
+    found = []
+    for place in range(count):
+        x, y = (run.outputs[place] if place < len(run.outputs) else None for run in runs)
+        if x is not None and y is not None:
+            if x.shape != y.shape:
+                y = next(iter(arrangements(x.shape, y)), y)
+            y = y.astype(x.dtype) if x.dtype.kind == y.dtype.kind else y
+        found.append(compare_output(names[place], y, x, gate))
+    return tuple(found)
+
+
+def _is_quantized(graph: "Graph") -> bool:
+    return any(
+        "quantize" in node.original_op.lower() or any(one.quantization for one in node.outputs)
+        for node in graph.nodes
+    )
+
+
+def _with_device(
+    program: str, folder: Path, options: CompareOptions, progress: Progress
+) -> ComparedPrograms:
+    """Compare the arrays that a device wrote with the values of the same names."""
+    if options.inputs is None:
+        raise UsageError(
+            f"the inputs of the arrays in {folder} are not known",
+            why="a device's arrays can be compared only with a run on the same inputs",
+            hint="give them with --inputs FILE.npz",
+        )
+    with opened(program) as one:
+        progress(f"running {program}")
+        run = one.record(_given(one.graph, options.inputs))
+        graph = one.graph
+    arrays = {**run.values, **_output_arrays(graph, run)}
+    found: dict[str, ComparedValue] = {}
+    nodes = {value.name: node for node in graph.nodes for value in node.outputs}
+    for name, array in arrays.items():
+        stem = name.replace("/", "_")
+        file = next((p for s in SUFFIXES if (p := folder / f"{stem}{s}").is_file()), None)
+        if file is None or array.dtype.kind != "f":
+            continue
+        progress(f"comparing {name}")
+        node = nodes.get(name)
+        layer = compared_layer(name, file, array)
+        source = node.source if node else None
+        found[name] = ComparedValue(
+            name=name,
+            other=file.name,
+            operator=node.op if node else "",
+            other_operator="",
+            module=node.module if node else "",
+            line=f"{source.package_path}:{source.line}" if source else "",
+            error=float("inf") if layer.problem else 10 ** (-layer.sqnr_db / 20),
+        )
+    if not found:
+        some = ", ".join(list(arrays)[:4])
+        raise ProgramError(
+            f"no value of {program} is in {folder}",
+            why=f"its values are {some} and others",
+            hint="name each file after its value: NAME.npy or NAME.bin, with _ for /",
+        )
+    values = with_errors_before(graph, found)
+    first, worst = divergence(values, ["float32"])
+    ends = [one for one in values if one.name in {out.name for out in graph.outputs}]
+    kept = len(arrays), sum(file.is_file() for file in folder.iterdir())
+    return ComparedPrograms(
+        a=program,
+        b=str(folder),
+        values=values,
+        kept=kept,
+        outputs=tuple(map(_device_output, ends or values[-1:])),
+        first=first,
+        worst=worst,
+        notes=()
+        if ends
+        else ("The device wrote no output of the program; its last value decides.",),
+    )
+
+
+def _device_output(value: ComparedValue) -> Comparison:
+    gate = GATES["w8a8"]
+    good = value.sqnr_db >= gate.min_sqnr_db
+    reason = "" if good else f"SQNR {value.sqnr_db:.1f} dB is below {gate.min_sqnr_db:g} dB"
+    return Comparison(output=value.name, rule=gate.rule, reason=reason, sqnr_db=value.sqnr_db)
+
+
+def _output_arrays(graph: "Graph", run: Recording) -> dict[str, Array]:
+    return {one.name: array for one, array in zip(graph.outputs, run.outputs, strict=False)}
+
+
+def _nothing_matched(a: str, b: str, first: Recording, second: Recording) -> ProgramError:
+    return ProgramError(
+        f"no value of {a} was matched with a value of {b}",
+        why=f"{len(first.values)} and {len(second.values)} values were kept; none has the same name, or "
+        "the same operator and size",
+        hint="compare two forms of one program; for a difference of outputs only, use `whisperport verify`",
+    )

@@ -1,0 +1,218 @@
+"""The programs of a bundle, to compile them; the compiled files are written into the bundle.
+
+`bundle_checks` compares what a vendor's emulator computed from the bundle's clips with the lowered
+programs. The outputs of an encoder are also decoded with the bundle's decoder, and the words are
+compared.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from whisperport.program.bundle import Bundle, check_writable
+from whisperport.program.bundle.origin import is_trusted, record_own
+from whisperport.build.calibration import (
+    BundleSession,
+    CalibrationOptions,
+    CalibrationRequest,
+    CalibrationSet,
+    calibration_sets,
+)
+from whisperport.build.compile.artifacts import Artifact, put_artifacts
+from whisperport.build.compile.options import CompileOptions
+from whisperport.build.compile.source import (
+    Compiled,
+    CompiledProgram,
+    Emulation,
+    Examples,
+    Source,
+    run_in_order,
+)
+from whisperport.errors import LoweringError
+from whisperport.program.checks import Check
+from whisperport.program.program_kind import ALIGN, ENCODER, PREFILL
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
+from whisperport.runtime import Decoder
+from whisperport.system.progress import Progress
+from whisperport.targets import get_target
+from whisperport.targets.compiler import Layout, same_layout
+from whisperport.verification.bundle_check import check_decoded_features, reference_mel
+from whisperport.verification.compare import Gate, compare
+from whisperport.verification.precision import precisions
+from whisperport.verification.reference import Reference
+from whisperport.verification.rejection import rejection
+from whisperport.verification.tolerances import limit_of
+
+CLIPS = (
+    2  # clips that programs other than the encoder are emulated on; each clip gives several inputs
+)
+
+
+class BundleSource(Source):
+    """The programs of a bundle. Samples come from audio; its reference's clips are compared."""
+
+    def __init__(self, bundle: Bundle, options: CompileOptions) -> None:
+        self.bundle, self.session = bundle, BundleSession(bundle, options.run)
+        self._options = CalibrationOptions(source=options.calibration, force=options.force)
+        self.path = self.out = bundle.folder
+        self.entries, self.dims = bundle.manifest.programs, bundle.manifest.dims
+
+    def check(self, *, samples: bool) -> None:
+        for name in dict.fromkeys(entry.target for entry in self.entries):
+            target = get_target(name)
+            reason = target.too_large(self.dims) if target.compiler else ""
+            if reason and not self._options.force:
+                raise LoweringError(
+                    f"the model is too large for `{name}`",
+                    why=reason,
+                    hint="`--force` compiles it anyway",
+                )
+        check_writable(Path(os.path.realpath(self.out)))  # the bundle itself, also through a link
+
+    def quantize(self, work: Path, progress: Progress) -> None:
+        """Do nothing: `export` quantized the programs."""
+
+    def file(self, name: str) -> Path:
+        return self.bundle.path(name)
+
+    def calibrated(
+        self, requests: Sequence[CalibrationRequest], progress: Progress
+    ) -> Mapping[str, CalibrationSet]:
+        layout = self._encoder_layout()
+        return calibration_sets(self.session, requests, layout, self._options, progress)
+
+    def _encoder_layout(self) -> Layout:
+        """Return the layout of the encoder's compiler; the user's own spectrograms have this layout."""
+        entry = self.bundle.manifest.program(ENCODER)
+        compiler = get_target(entry.target).compiler
+        if compiler is None:
+            return same_layout
+        need = compiler.calibration(entry.spec, self.dims, compiler.options())
+        return need.layout if need is not None else same_layout
+
+    def examples(self, spec: ProgramSpec, clips: int) -> Examples:
+        chosen = self.session.reference.clips
+        if spec.kind.name != ENCODER:  # the encoder's outputs are decoded, and every clip counts
+            chosen = chosen[:CLIPS]
+        chosen = chosen[: clips or None]
+        mels = [reference_mel(self.dims, clip) for clip in chosen]
+        inputs = list(self.session.inputs(spec, mels))
+        names = tuple(clip.name for clip in chosen)
+        return Examples(names=names, inputs=inputs, tokens=tokens_of(spec, inputs))
+
+    def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
+        return run_in_order(self.session.runners[spec.name], inputs)
+
+    def compared(
+        self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress
+    ) -> tuple[Check, ...]:
+        return bundle_checks(self.session, emulation, outputs, progress)
+
+    def rejection(self, failures: Sequence[Check]) -> tuple[str, str]:
+        compiled = [entry for entry in self.entries if get_target(entry.target).compiler]
+        hint = "choose another precision, or another target for these programs, and export again"
+        return rejection(failures, self.session.reference, compiled), hint
+
+    def release(self, emulations: Sequence[Emulation]) -> None:
+        if not any(one.spec.kind.name == ENCODER for one in emulations):
+            self.session.release()  # no features are decoded: leave the memory to the compilers
+
+    def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
+        made = put_artifacts(self.bundle, artifacts)
+        if is_trusted(self.bundle):  # the programs that are not compiled are copies of its own
+            record_own(made.manifest)
+        programs = tuple(
+            CompiledProgram.of(made.folder, made.manifest.program(name), artifact)
+            for name, artifact in artifacts.items()
+        )
+        return Compiled(folder=made.folder, programs=programs, bundle=made)
+
+
+def bundle_checks(
+    session: BundleSession,
+    emulation: Emulation,
+    outputs: Sequence[Array | None],
+    progress: Progress,
+) -> tuple[Check, ...]:
+    """Compare the outputs of an emulated program of a bundle with the expected ones; see `Emulation`."""
+    spec, reference = emulation.spec, session.reference
+    precision = precisions(session.bundle)[spec.name]
+    if spec.kind.name != ENCODER:
+        gate = limit_of(precision, reference.loss(precision, "logits"))
+        return tuple(_output_checks(emulation, outputs, gate))
+    features = outputs[0]
+    checks = list(_clip_checks(emulation, features, reference, precision))
+    # If a clip could not be compared, its features cannot be decoded.
+    if features is not None and all("worst_frame" in check.value for check in checks):
+        checks += check_decoded_features(
+            session.bundle, Decoder(session.engine), [*features[:, 0]], precision, progress
+        )
+    return tuple(checks)
+
+
+def _clip_checks(
+    emulation: Emulation, features: Array | None, reference: Reference, precision: str
+) -> Iterator[Check]:
+    """Compare an encoder's features, (clips, 1, T, d), clip by clip and frame by frame."""
+    gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
+    complete = emulation.expected[0]
+    speech = {clip.name: clip.frames for clip in reference.clips}
+    for index, clip in enumerate(emulation.examples.names):
+        actual, expected = features, complete[index, 0]
+        if features is not None and features.shape == complete.shape:
+            actual = features[index, 0]
+        compared = compare("features", actual, expected, gate, 0, speech[clip], {})
+        yield Check.of("arrays", emulation.spec.name, f"{clip}, {emulation.need.kind}", compared)
+
+
+def _output_checks(
+    emulation: Emulation, outputs: Sequence[Array | None], gate: Gate
+) -> Iterator[Check]:
+    """Compare every output of a program, all samples together, without the padding."""
+    for tensor, actual, expected in zip(
+        emulation.spec.outputs, outputs, emulation.expected, strict=True
+    ):
+        axis = _token_axis(tensor.name)
+        if (
+            axis
+            and emulation.examples.tokens
+            and actual is not None
+            and actual.shape == expected.shape
+        ):
+            actual = _without_padding(actual, axis, emulation.examples.tokens)
+            expected = _without_padding(expected, axis, emulation.examples.tokens)
+        compared = compare(tensor.name, actual, expected, gate)
+        yield Check.of(
+            "arrays", emulation.spec.name, f"{tensor.name}, {emulation.need.kind}", compared
+        )
+
+
+def tokens_of(spec: ProgramSpec, samples: Sequence[Sequence[Array]]) -> tuple[int, ...]:
+    """Return the number of tokens of every sample of a program that reads several tokens per run.
+
+    The engine pads the embeddings x, (..., P, d), with zeros. What a program computes from them is not
+    used, and it is not precise: the first layer norm divides by a variance of zero plus epsilon.
+    """
+    if spec.kind.name not in (PREFILL, ALIGN):
+        return ()
+    index = [tensor.name for tensor in spec.inputs].index("x")
+    padded = (sample[index].reshape(-1, sample[index].shape[-1]).any(axis=-1) for sample in samples)
+    return tuple(int(np.flatnonzero(rows)[-1]) + 1 if rows.any() else 0 for rows in padded)
+
+
+def _token_axis(output: str) -> int:
+    """Return the axis, from the end, that counts the tokens in an output; 0 if none does."""
+    if output.startswith("new_k_"):
+        return -1
+    return -2 if output.startswith("new_v_") or output in ("rows", "scores") else 0
+
+
+def _without_padding(array: Array, axis: int, tokens: Sequence[int]) -> Array:
+    """Return a copy of (samples, ...) with zeros in place of what was computed from padding."""
+    copy = np.moveaxis(array.copy(), axis, 1)
+    for sample, count in zip(copy, tokens, strict=True):
+        sample[count:] = 0
+    return copy

@@ -1,0 +1,229 @@
+"""Bundles of models that are given by name: exported once, and then kept in the user's cache.
+
+    $XDG_CACHE_HOME/whisperport          default: ~/.cache/whisperport
+    ├── bundles/KEY      the bundle of a checkpoint, for the CPU with ONNX Runtime
+    └── models/NAME      the KEY of a name or path, so that the checkpoint is not read again
+
+KEY is a hash of the checkpoint's weights, tokenizer and settings, of this package's version and the bundle
+format, and of the export's options. NAME is a hash of the name, or of the files of a path: their sizes and
+the times of their last change.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import warnings
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, Bundle
+from whisperport.speech.data import embedded_model
+from whisperport.errors import BundleError, UsageError, WhisperportError, needs
+from whisperport.system.atomic import write_atomic
+from whisperport.system.locking import waiting_for_lock
+from whisperport.system.progress import Progress
+
+if TYPE_CHECKING:  # torch is not installed where bundles only run
+    from whisperport.model.checkpoint import Checkpoint
+    from whisperport.build.export.export import ExportOptions
+
+TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
+VARIABLE = "WHISPERPORT_BUNDLE"  # environment variable: folder of the bundle if none is given
+_KEY = re.compile(r"[0-9a-f]{16}")
+MAX_FILES = 1000  # of a checkpoint's folder that are compared
+
+
+class EmbeddedModelWarning(UserWarning):
+    """The embedded model was chosen by its name in Python, and it understands little."""
+
+
+def open_bundle(
+    bundle: Bundle | str | os.PathLike[str] | None, *, progress: Progress = lambda _: None
+) -> Bundle:
+    """Open a bundle, or the bundle of a model that is given by name.
+
+    Args:
+        bundle: an open bundle; the folder of a bundle; or, as a `str`, a model: anything else that
+            `load_checkpoint` accepts, such as "tiny.en". None: the folder in `$WHISPERPORT_BUNDLE`.
+        progress: called with the name of each stage of an export.
+
+    Warns:
+        EmbeddedModelWarning: it is "default"; Python shows it once.
+
+    Raises:
+        UsageError: None is given, and the environment variable is not set.
+        BundleError: the bundle is damaged or missing.
+        WhisperportError: see `bundle_of`.
+    """
+    if isinstance(bundle, Bundle):
+        return bundle
+    if bundle is None:
+        return Bundle.open(bundle_of_environment())
+    if isinstance(bundle, str) and not _is_bundle(bundle):
+        if embedded_model.is_meant(bundle):
+            warnings.warn(embedded_model.UNDERSTANDS, EmbeddedModelWarning, stacklevel=2)
+        return bundle_of(bundle, progress=progress)
+    return Bundle.open(bundle)
+
+
+def bundle_of_environment() -> Path:
+    """Return the folder in the environment variable `WHISPERPORT_BUNDLE`.
+
+    Raises:
+        UsageError: it is not set. No model is chosen silently: each invents text for speech it cannot
+            understand.
+    """
+    if folder := os.environ.get(VARIABLE):
+        return Path(folder)
+    raise UsageError(
+        "no model was given",
+        why="no model is used that you did not choose",
+        hint="give the name of a model, such as tiny.en: with --model, or in Python in place of a bundle. "
+        "It is exported once and kept\n"
+        "or the folder of a bundle that `whisperport export` wrote: with --bundle, or in the "
+        f"environment variable {VARIABLE}",
+    )
+
+
+def bundle_of(model: str, *, progress: Progress = lambda _: None) -> Bundle:
+    """Return the bundle of a model, which is exported at the first call and then read from the cache.
+
+    It is exported for the CPU with ONNX Runtime. Another process that needs the same bundle waits.
+
+    Args:
+        model: anything that `load_checkpoint` accepts; "default" is the embedded model.
+        progress: called with the name of each stage of the export.
+
+    Raises:
+        CheckpointError, TokenizerError: see `load_checkpoint`.
+        MissingPackageError: the bundle is not in the cache, and torch is not installed.
+        WhisperportError: see `export`; or the cache is not writable.
+    """
+    return cached_bundle(model) or _exported(model, progress)
+
+
+def cached_bundle(model: str) -> Bundle | None:
+    """Return the bundle of a model if it was exported before. Neither torch nor the network is used.
+
+    None: it was not exported, a file of the checkpoint has changed since, or the bundle is damaged.
+    """
+    try:
+        key = _record(model).read_text(encoding="ascii")
+        return Bundle.open(_bundles() / key) if _KEY.fullmatch(key) else None
+    except (OSError, ValueError, BundleError):
+        return None
+
+
+def cache_folder() -> Path:
+    """Return the folder of this user's bundles.
+
+    Raises:
+        WhisperportError: the environment names no home folder.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or {
+        "win32": os.environ.get("LOCALAPPDATA", ""),
+        "darwin": "~/Library/Caches",
+    }.get(sys.platform, "~/.cache")
+    folder = Path(os.path.expanduser(base))
+    if not folder.is_absolute():
+        raise WhisperportError(
+            "there is no folder to keep exported models in",
+            why=f"`{folder}` is not an absolute path",
+            hint="set XDG_CACHE_HOME, or export to a folder of your choice with `whisperport export`",
+        )
+    return folder / "whisperport"
+
+
+def _exported(model: str, progress: Progress) -> Bundle:
+    from whisperport.build.export.export import export  # it imports every target
+
+    progress(f"reading {model}")
+    with needs(
+        f"cannot export `{model}`: torch is not installed",
+        hint='pip install "whisperport[export]"\n'
+        "or, for a board: install that on a computer, run there `whisperport export "
+        f"{model} --target {TARGET} --out DIR`, copy DIR here, and give it with --bundle",
+    ):
+        from whisperport.model.checkpoint import load_checkpoint
+
+        checkpoint = load_checkpoint(model)
+    key = _key(checkpoint)
+    folder, record = _bundles() / key, _record(model)
+    try:
+        for parent in (folder.parent, record.parent):
+            parent.mkdir(parents=True, exist_ok=True)
+        waiting = f"another process exports {model}: waiting for it"
+        with waiting_for_lock(folder.with_name(f"{key}.lock"), lambda: progress(waiting)):
+            bundle = _opened(folder)
+            if bundle is None:
+                bundle = export(checkpoint, TARGET, folder, _options(), progress=progress)
+    except OSError as error:
+        raise WhisperportError(
+            f"cannot keep the bundle of `{model}`",
+            why=f"{folder.parent}: {error.strerror or error}",
+            hint="set XDG_CACHE_HOME to a folder that you may write to, on a disk with free space",
+        ) from error
+    write_atomic(record, key.encode())
+    return bundle
+
+
+def _options() -> "ExportOptions":
+    from whisperport.build.export.export import ExportOptions
+
+    return ExportOptions(batch=BATCH)
+
+
+def _opened(folder: Path) -> Bundle | None:
+    try:
+        return Bundle.open(folder)
+    except BundleError:
+        return None
+
+
+def _is_bundle(folder: str) -> bool:
+    try:
+        return (Path(folder) / MANIFEST).is_file()
+    except (OSError, ValueError):  # too long, or a zero byte in the name
+        return False
+
+
+def _bundles() -> Path:
+    return cache_folder() / "bundles"
+
+
+def _record(model: str) -> Path:
+    """Return the path of the file that holds the key of a model's bundle."""
+    return cache_folder() / "models" / _hash([*_made_by(), _state(model)])
+
+
+def _key(checkpoint: "Checkpoint") -> str:
+    tokenizer = hashlib.sha256(checkpoint.tokenizer_json).hexdigest()
+    parts = (checkpoint.dims, checkpoint.generation)
+    weights = sorted(checkpoint.source.sha256.values())  # the files may have other names
+    return _hash([*_made_by(), weights, tokenizer, [asdict(part) for part in parts]])
+
+
+def _made_by() -> list[Any]:
+    """What a bundle depends on beside its checkpoint."""
+    return [version("whisperport"), FORMAT_VERSION, TARGET, BATCH]
+
+
+def _state(model: str) -> Any:
+    """Return what shows whether a model is the same as before: its files, if it is a path here."""
+    path = Path(os.path.abspath(os.path.expanduser(model)))
+    try:
+        if path.is_dir():
+            found = sorted(entry for entry in path.iterdir() if entry.is_file())[:MAX_FILES]
+        else:
+            found = [path]
+        return [str(path), [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in found]]
+    except (OSError, ValueError):
+        return embedded_model.model_digest() if model == embedded_model.NAME else model
+
+
+def _hash(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]

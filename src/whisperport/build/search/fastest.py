@@ -1,0 +1,365 @@
+"""The target "auto": the fastest verified mix of runtimes and precisions on this machine.
+
+    candidates ─► lower encoder, cross_kv and step ─► time them, in turn ─► choose ─► export and verify
+                                                                              ▲                  │
+                                                                              └──── rejected ◄───┘
+
+A candidate is a target in one of its precisions. The encoder is on one, `cross_kv` is on one, and so are
+all other programs together. The result is an ordinary bundle, verified as any other. A choice that fails is
+left out of the next one.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport import targets
+from whisperport.program.bundle import check_writable
+from whisperport.program.bundle.staging import TOKEN_BYTES, Staging
+from whisperport.build.search.attempts import Attempt, Candidate, Searched, Timed
+from whisperport.build.doctor import is_installed
+from whisperport.build.search.timing import known_times, race, remember
+from whisperport.errors import LoweringError, UsageError, VerificationError
+from whisperport.build.export.export import ExportOptions, build_packages, export, loaded
+from whisperport.build.export.lowering import STATIC, lower_programs
+from whisperport.build.export.placing import PlacementRequest
+from whisperport.targets.preflight import check_fits, estimate_export
+from whisperport.program.dims import Dims
+from whisperport.program.program_kind import (
+    ALIGN,
+    COARSE_PROJECTION,
+    CROSS_KV,
+    ENCODER,
+    STEP,
+    VOCAB_PROJECTION,
+)
+from whisperport.program.runner import Runner
+from whisperport.system.progress import Progress
+from whisperport.targets import Target, get_target
+from whisperport.targets.options import by_target
+from whisperport.verification import machine, versions
+
+if TYPE_CHECKING:  # torch is not installed where bundles only run
+    from whisperport.model.checkpoint import Checkpoint
+
+FLOAT = "fp32"
+TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
+STEPS = 8  # that are measured together
+# Programs that are placed together: each group is known by the one that takes most of the time.
+GROUPS = {ENCODER: (ENCODER,), CROSS_KV: (CROSS_KV,), STEP: (STEP, COARSE_PROJECTION)}
+# Programs that a user may place, while the rest of the decoder is chosen.
+OTHERS = {ENCODER, CROSS_KV, ALIGN}
+# A second runtime needs more memory, and fewer bits cost accuracy: each must save 5 % of a window's time.
+# Medians of idle machines vary by 3 %.
+PRICE = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The candidate of each group of programs that the user has not placed."""
+
+    of: Mapping[str, Candidate]
+
+    def __str__(self) -> str:
+        return ", ".join(dict.fromkeys(map(str, self.of.values())))
+
+
+def export_fastest(
+    checkpoint: "Checkpoint | str | os.PathLike[str]",
+    out: Path,
+    options: ExportOptions,
+    progress: Progress,
+) -> Searched:
+    """Measure every candidate, and write the fastest verified mix; see `export_best`."""
+    found = candidates(options)
+    check_writable(out)
+    checkpoint = loaded(checkpoint, progress)
+    about = _about(checkpoint, found, options)
+    rejected: dict[str, str] = {}
+    if (timed := known_times(about)) is None:
+        if options.preflight:
+            check_fits(estimate_export(checkpoint.dims, {one.target for one in found}), out)
+        with _hidden_folder(out) as folder:
+            timed, rejected = _measured(checkpoint, found, folder, options, progress)
+        if not rejected:
+            remember(about, timed)
+    else:
+        progress("the times of a model of these sizes are known")
+    banned: set[tuple[str, Candidate]] = set()
+    while True:
+        choice = choose(timed, banned, _placed_groups(options))
+        progress(f"exporting {choice}, the fastest of {len(found)} candidates")
+        try:
+            target, chosen = _export_of(choice, checkpoint.dims, options)
+            bundle = export(checkpoint, target, out, chosen, progress=progress)
+            attempts = [Attempt(name=name, rejected=why) for name, why in rejected.items()]
+            attempts.append(Attempt(name=str(choice)))
+            return Searched(bundle=bundle, attempts=tuple(attempts), timed=timed, choice=choice.of)
+        except VerificationError as error:
+            rejected[str(choice)] = error.why
+            ban = _failed(choice, error)
+            if not _candidates_of(ban[0], timed, banned | {ban}):
+                raise
+            banned.add(ban)
+
+
+def candidates(options: ExportOptions) -> tuple[Candidate, ...]:
+    """Return the targets that run all programs on this machine, each in the precisions to measure.
+
+    A target with a compiler or an emulation runs on a device. A target with own variants of programs may
+    have another cache, which the programs of one bundle share.
+
+    Raises:
+        UsageError: no target that may be used has a lowering option, or a precision.
+    """
+    here = [
+        target
+        for target in targets.TARGETS
+        for spec in [target.spec]
+        if not (spec.emulation or spec.programs or spec.variants or target.compiler)
+        and is_installed(spec.extra)
+        and is_installed(spec.run_extra)
+    ]
+    _check_options(options, here)
+    found = tuple(
+        Candidate(target.spec.name, precision)
+        for target in here
+        for precision in target.spec.precisions
+        if any(precision in _precisions(target.spec.name, group, options) for group in GROUPS)
+    )
+    if not found:
+        raise LoweringError(
+            "no target that runs on this machine is installed",
+            hint='pip install "whisperport[export]" installs the target `onnxruntime`',
+        )
+    return found
+
+
+def choose(
+    timed: Sequence[Timed],
+    banned: Collection[tuple[str, Candidate]] = (),
+    placed: Collection[str] = (),
+) -> Choice:
+    """Choose the candidates with the least time per window.
+
+    Args:
+        timed: every program of every candidate that was measured.
+        banned: groups, such as "encoder", with a candidate that is not used for them.
+        placed: groups that the user has placed.
+
+    Raises:
+        UsageError: the user has placed all of them.
+        LoweringError: there is no candidate for a group.
+    """
+    if len(placed) == len(GROUPS):
+        raise UsageError(
+            "there is no program to place on the fastest target",
+            why="`placement` names a target for every program",
+            hint="use `export` with one of these targets",
+        )
+    of = {g: _candidates_of(g, timed, banned) for g in GROUPS if g not in placed}
+    for group, some in of.items():
+        if not some:
+            raise LoweringError(
+                f"`{group}` could be measured on no target of this machine",
+                why="every target failed, or has not the precision asked for",
+                hint="`whisperport export --target NAME` shows why one of them fails",
+            )
+    choices = [Choice(dict(zip(of, mix, strict=True))) for mix in product(*of.values())]
+    return min(choices, key=lambda one: _price(one, timed))
+
+
+def _price(choice: Choice, timed: Sequence[Timed]) -> float:
+    """Return the milliseconds of a window, times `PRICE` for what should save more than it costs."""
+    large = [choice.of[group].precision for group in (ENCODER, STEP) if group in choice.of]
+    small = {one.precision for one in choice.of.values()} - {*large}  # of cross_kv alone
+    fewer_bits = sum(precision != FLOAT for precision in (*large, *small))
+    runtimes = len({one.target for one in choice.of.values()})
+    return PRICE ** (fewer_bits + runtimes - 1) * window_ms(choice, timed)
+
+
+def window_ms(choice: Choice, timed: Sequence[Timed]) -> float:
+    """Return the time of a window with 64 tokens, without programs that take little of it."""
+    return sum(
+        one.ms * (TOKENS if group == STEP else 1)
+        for group, candidate in choice.of.items()
+        for one in timed
+        if one.program in GROUPS[group] and one.candidate == candidate
+    )
+
+
+def _candidates_of(
+    group: str, timed: Sequence[Timed], banned: Collection[tuple[str, Candidate]]
+) -> list[Candidate]:
+    return [
+        one.candidate
+        for one in timed
+        if one.program == group and (group, one.candidate) not in banned
+    ]
+
+
+def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate]:
+    """Return the group whose candidate is not used again, with the candidate.
+
+    It is the group of the program that failed. If only words differ, it is one with fewer bits.
+    """
+    failed = [group for group in choice.of if group in error.programs]
+    if not error.programs:
+        failed = [group for group, one in choice.of.items() if one.precision != FLOAT]
+    rest = STEP if STEP in choice.of else next(iter(choice.of))
+    group = next(iter(failed), rest)
+    return group, choice.of[group]
+
+
+def _measured(
+    checkpoint: "Checkpoint",
+    found: Sequence[Candidate],
+    folder: Path,
+    options: ExportOptions,
+    progress: Progress,
+) -> tuple[tuple[Timed, ...], dict[str, str]]:
+    """Lower encoder, cross_kv and step for every candidate, without a verification, and measure them.
+
+    Returns:
+        The times, and a candidate -> why it was not measured.
+    """
+    from whisperport.model.network.whisper import build_model
+
+    model = build_model(checkpoint, options.window.of(checkpoint.dims))
+    runners: dict[Candidate, Mapping[str, Runner]] = {}
+    rejected: dict[str, str] = {}
+    for number, one in enumerate(found):
+        target, programs = get_target(one.target), [*GROUPS]
+        if _is_coarse(one, checkpoint.dims, options):
+            programs += [VOCAB_PROJECTION, COARSE_PROJECTION]
+        progress(f"lowering encoder, cross_kv and step for {one}")
+        request = PlacementRequest(
+            target=one.target,
+            precision=one.precision,
+            options=_of_targets([one.target], options.options),
+        )
+        run = replace(options.run, options=_of_targets([one.target], options.run.options))
+        own = folder / str(number)
+        own.mkdir()
+        try:
+            if reason := target.too_large(checkpoint.dims):
+                raise LoweringError(f"the checkpoint is too large for `{one.target}`", why=reason)
+            entries = lower_programs(model, checkpoint.generation, request, programs, own)
+            used = [entry for entry in entries if entry.spec.name != VOCAB_PROJECTION]
+            runners[one] = target.load(own, used, run)
+        except (LoweringError, UsageError) as error:
+            rejected[str(one)] = f"{error.what}: {error.why}" if error.why else error.what
+    timed: list[Timed] = []
+    for group, parts in GROUPS.items():
+        rivals = {
+            one: [some[name] for name in parts if name in some]
+            for one, some in runners.items()
+            if one.precision in _precisions(one.target, group, options)
+        }
+        if group not in _placed_groups(options):
+            progress(f"timing {group} on {len(rivals)} candidates")
+            timed += race(rivals, STEPS if group == STEP else 1)
+    return tuple(timed), rejected
+
+
+def _precisions(target: str, group: str, options: ExportOptions) -> tuple[str, ...]:
+    """Return the precisions in which a group is measured on a target that has them."""
+    asked = options.precisions.get(group, options.precision)
+    return (asked,) if asked else get_target(target).spec.timed_precisions
+
+
+def _is_coarse(one: Candidate, dims: Dims, options: ExportOptions) -> bool:
+    """Return whether a candidate decodes with `coarse_projection`, which has the text of float32."""
+    from whisperport.model.network.coarse_projection import SMALLEST_BLOCK
+
+    return (
+        one.precision == FLOAT
+        and COARSE_PROJECTION in get_target(one.target).spec.further_programs
+        and not options.precisions.keys() - OTHERS
+        and dims.n_text_state % SMALLEST_BLOCK == 0
+    )
+
+
+def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str, ExportOptions]:
+    """Return the target and the options of the export of a choice."""
+    small = {group: one for group, one in choice.of.items() if group != STEP}
+    placement = {group: one.target for group, one in small.items()}
+    precisions = {group: one.precision for group, one in small.items()}
+    if decoder := choice.of.get(STEP):
+        target, precision = decoder.target, decoder.precision
+        if _is_coarse(decoder, dims, options):
+            placement[COARSE_PROJECTION] = target
+    else:
+        placed = {name: on for name, on in options.placement.items() if name not in OTHERS}
+        target, precision = placed.get(STEP, next(iter(placed.values()))), options.precision
+    placement |= options.placement
+    return target, replace(
+        options,
+        placement=placement,
+        precision=precision,
+        precisions={**precisions, **options.precisions},
+        options=_of_targets([target, *placement.values()], options.options),
+    )
+
+
+def _placed_groups(options: ExportOptions) -> set[str]:
+    """Return the groups that the user has placed."""
+    return {STEP if name not in OTHERS else name for name in options.placement} - {ALIGN}
+
+
+def _check_options(options: ExportOptions, here: Sequence[Target]) -> None:
+    """Raise UsageError if no target that may be used has a lowering option or a precision."""
+    used = {*options.placement.values(), *(target.spec.name for target in here)}
+    known = {t.spec.name: t.lower_options for t in targets.TARGETS if t.spec.name in used}
+    by_target(options.options, known)
+    found = (precision for target in here for precision in target.spec.precisions)
+    every = dict.fromkeys(precision for precision in found if precision not in STATIC)
+    for program, precision in {"all programs": options.precision, **options.precisions}.items():
+        if program not in options.placement and precision and precision not in every:
+            raise UsageError(
+                f"no target that runs on this machine has the precision `{precision}` for `{program}`",
+                why=f"installed targets have {', '.join(every) or 'none'}; a precision whose ranges are "
+                "calibrated is not measured",
+                hint="`whisperport targets` lists the precisions of all targets",
+            )
+
+
+def _of_targets(names: Collection[str], options: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the options that are of some targets."""
+    return {name: value for name, value in options.items() if name.partition(".")[0] in names}
+
+
+def _about(
+    checkpoint: "Checkpoint", found: Sequence[Candidate], options: ExportOptions
+) -> dict[str, Any]:
+    """Return what the times depend on, as JSON."""
+    packages = build_packages(dict.fromkeys(one.target for one in found))
+    return {
+        "dims": asdict(checkpoint.dims),
+        "window": str(options.window),
+        "programs": [*GROUPS],
+        "candidates": [str(one) for one in found],
+        "placed": sorted(_placed_groups(options)),
+        "precisions": dict(options.precisions),
+        "options": {**options.options, **options.run.options},
+        "threads": options.run.cores,
+        "machine": machine(),
+        "versions": versions(packages),
+    }
+
+
+@contextmanager
+def _hidden_folder(out: Path) -> Iterator[Path]:
+    """Make a folder beside the output; if this process is killed, the next writer of `out` deletes it."""
+    folder = Staging(out.resolve(), secrets.token_hex(TOKEN_BYTES)).partial
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

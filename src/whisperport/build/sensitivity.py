@@ -1,0 +1,151 @@
+"""Measure which activations of a program one 8-bit scale ruins: a file, or a checkpoint's encoder."""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from numpy.typing import NDArray
+
+from whisperport.verification.recording.given_inputs import GivenInputs
+from whisperport.build.calibration.sensitivity import sensitivities
+from whisperport.build.inspect import files_of
+from whisperport.build.compile.lowered_file import read_lowered
+from whisperport.errors import ProgramError
+from whisperport.build.export.export import loaded
+from whisperport.targets.preflight import requires_torch
+from whisperport.program.host_part import HostPart
+from whisperport.program.placement import Placement
+from whisperport.program.program_kind import ENCODER
+from whisperport.system.child import Limits, StoppedError, run_limited
+from whisperport.system.progress import Progress
+from whisperport.targets.activations import SAMPLES
+from whisperport.verification.clips import shipped_audio
+from whisperport.verification.samples import mel_shape
+
+SUFFIXES = (".onnx", ".pt2")
+MEMORY = 3.0  # times the bytes of the file, beside the activations of a run
+BASE_BYTES = 2 * 2**30
+SECONDS = 3600.0
+
+
+def sensitivity(
+    program: str | os.PathLike[str],
+    inputs: Path | None = None,
+    *,
+    progress: Progress = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Return the activations of a program that one 8-bit scale ruins, and the others, the worst first.
+
+    A third-party program runs in a child process with limits on memory and time.
+
+    Args:
+        program: an `.onnx` or `.pt2` file, or anything that `load_checkpoint` accepts, whose encoder is
+            then measured.
+        inputs: audio files or arrays, as `compile --inputs` takes them. Default: None, clips of the
+            package, for a program that reads a spectrogram.
+        progress: called with the name of each stage.
+
+    Returns:
+        JSON objects: `activation`, `operator`, `tensor`, `shape`, `typical_db`, `alone_db` (null: not
+        measured), `ruined`, and `text`, a sentence about its values: `smallest`, `largest`, `typical`
+        (root mean square of the median frame or channel), `step` of one 8-bit scale, and `channel`, the
+        one that is massive (null: none). Of those that are ruined, `channels` and `frames` have the
+        largest absolute value of each, over all samples; else these are empty.
+
+    Raises:
+        ProgramError: the program or an input is damaged, or the program cannot be run.
+        CheckpointError: there is no such file or checkpoint.
+        MissingPackageError: torch or onnx is not installed.
+    """
+    path = Path(program)
+    if path.suffix not in SUFFIXES:
+        with TemporaryDirectory(prefix="whisperport-") as folder:
+            return _rows_of(_encoder_of(program, Path(folder), progress), inputs, progress)
+    size = sum(file.stat().st_size for file in files_of(path) if file.is_file())
+    limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
+    arguments = {"path": os.fspath(path), "inputs": None if inputs is None else os.fspath(inputs)}
+    try:
+        found: list[dict[str, Any]] = run_limited(
+            "whisperport.build.sensitivity:sensitivity_in_child", arguments, limits, progress
+        )
+    except StoppedError as error:
+        raise ProgramError(
+            f"{path.name} cannot be measured",
+            why=str(error),
+            hint="give an encoder or a decoder with static shapes, and fewer inputs",
+        ) from error
+    return found
+
+
+def sensitivity_in_child(
+    *, progress: Progress, path: str, inputs: str | None
+) -> list[dict[str, Any]]:
+    """Measure a file in the child process."""
+    given = None if inputs is None else Path(inputs)
+    if Path(path).suffix == ".onnx":
+        return _rows_of(Path(path), given, progress)
+    program = Path(path)
+    from whisperport.model.trace.onnx_file import write_onnx_file
+    from whisperport.model.trace.pt2 import read_pt2
+
+    with TemporaryDirectory(prefix="whisperport-") as folder:
+        written = Path(folder, f"{program.stem}.onnx")
+        write_onnx_file(read_pt2(path), written)
+        return _rows_of(written, given, progress, program.name)
+
+
+def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Progress) -> Path:
+    """Write the encoder of a checkpoint to an ONNX file."""
+    with requires_torch("measure"):
+        from whisperport.model.network.whisper import build_model
+    from whisperport.model.trace.onnx_file import write_onnx_file
+    from whisperport.model.trace.variants import whisper_programs
+    from whisperport.model.trace.whisper import Parts
+
+    model = build_model(loaded(checkpoint, progress))
+    (encoder,) = whisper_programs(Parts(model, []), [ENCODER])
+    progress("writing its encoder as ONNX")
+    write_onnx_file(encoder, folder / "encoder.onnx")
+    return folder / "encoder.onnx"
+
+
+def _rows_of(
+    path: Path, inputs: Path | None, progress: Progress, name: str = ""
+) -> list[dict[str, Any]]:
+    spec = read_lowered(path, Placement("onnxruntime", "fp32")).spec
+    if inputs is None and mel_shape(spec) is None:
+        raise ProgramError(
+            f"{name or path.name} reads no spectrogram, and no inputs are given",
+            hint="`--inputs FOLDER` with arrays of all its inputs",
+        )
+    given = GivenInputs.find(
+        inputs or shipped_audio()[0].path.parent, spec, HostPart(), force=False
+    )
+    names = [tensor.name for tensor in spec.inputs]
+    indices = range(min(SAMPLES, len(given.files)))
+    samples = [dict(zip(names, arrays, strict=True)) for arrays in given.read(indices)]
+    return [
+        {
+            "activation": one.activation.name,
+            "operator": one.operator,
+            "tensor": one.tensor,
+            "shape": list(one.activation.shape),
+            "smallest": one.activation.low,
+            "largest": one.activation.high,
+            "typical": one.activation.typical,
+            "step": one.activation.step(),
+            "channel": one.activation.massive_channel,
+            "typical_db": one.typical_db,
+            "alone_db": one.alone_db,
+            "ruined": one.is_ruined,
+            "text": str(one.activation),
+            "channels": _peaks(one.activation.channel_peaks) if one.is_ruined else [],
+            "frames": _peaks(one.activation.frame_peaks) if one.is_ruined else [],
+        }
+        for one in sensitivities(path, samples, progress=progress)
+    ]
+
+
+def _peaks(values: NDArray[Any]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]

@@ -1,0 +1,136 @@
+"""Load a checkpoint from a folder, a file, a short name, or a hub id."""
+
+import difflib
+import re
+import tempfile
+from pathlib import Path
+
+from whisperport.errors import CheckpointError, UsageError
+from whisperport.model.checkpoint.by_name import locate
+from whisperport.model.checkpoint.checkpoint import Checkpoint
+from whisperport.model.checkpoint.ctranslate2 import is_ctranslate2, load_ctranslate2
+from whisperport.model.checkpoint.ggml import is_ggml, load_ggml
+from whisperport.model.checkpoint.hub import fetch
+from whisperport.model.checkpoint.huggingface import check_config_files, load_folder
+from whisperport.model.checkpoint.names import HUB_IDS
+from whisperport.model.checkpoint.openai import load_pt
+from whisperport.model.checkpoint.other_forms import reject_other_file
+from whisperport.model.checkpoint.sizes import shorten
+from whisperport.speech.data import embedded_model
+from whisperport.system.progress import Progress
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def load_checkpoint(
+    source: str | Path, *, revision: str | None = None, progress: Progress = lambda stage: None
+) -> Checkpoint:
+    """Load a Whisper checkpoint.
+
+    Args:
+        source: the first of these that exists: a folder in transformers' or CTranslate2's format, a `.pt`
+            file of openai-whisper, a ggml file of whisper.cpp, `default` (the embedded model), a name such
+            as `tiny.en` or `turbo`, or a hub id such as `openai/whisper-tiny`. A name is OpenAI's file,
+            which is looked for in openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see
+            `fetch`.
+        revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
+        progress: called with the stages of a download.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist, is damaged or incomplete, or has an architecture
+            that is not supported.
+        TokenizerError: its tokenizer is missing or damaged.
+        MissingPackageError: it is on the hub, and huggingface_hub is not installed.
+        UsageError: `revision` is given for a checkpoint that is not on the hub.
+    """
+    name = str(source)
+    path = _expand_user(source)
+    if _exists(path):
+        _reject_revision(revision, name)
+        try:
+            return _load_path(path, name)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read `{shorten(name)}`",
+                why=str(error),
+                hint="check the permissions, and that no file of it is removed or changed meanwhile",
+            ) from error
+    if name == embedded_model.NAME:
+        _reject_revision(revision, name)
+        return _load_embedded()
+    hub_id = HUB_IDS.get(name, name)
+    if isinstance(source, Path) or not _HUB_ID.fullmatch(hub_id) or hub_id.endswith(".pt"):
+        raise CheckpointError(
+            f"no checkpoint `{shorten(name)}`",
+            why="it is not an existing folder or file, and not a known name",
+            hint=_suggestion(name),
+        )
+    if name in HUB_IDS and revision is None:
+        folder = locate(name, check_config_files, progress)
+        if folder.suffix == ".pt":
+            return load_pt(folder, name=name)
+    else:
+        folder = fetch(hub_id, revision, check_config_files)
+    commit = folder.name if _COMMIT.fullmatch(folder.name) else revision or ""
+    return load_folder(folder, name=name, revision=commit)
+
+
+def _load_embedded() -> Checkpoint:
+    """Unpack the embedded model and load it. Its weights stay mapped when the files are deleted."""
+    with tempfile.TemporaryDirectory(prefix="whisperport-", ignore_cleanup_errors=True) as folder:
+        embedded_model.unpack_model(Path(folder))
+        return load_folder(Path(folder), name=embedded_model.NAME)
+
+
+def _load_path(path: Path, name: str) -> Checkpoint:
+    if path.is_dir():
+        load = load_ctranslate2 if is_ctranslate2(path) else load_folder
+        return load(path, name=name)
+    if path.suffix in _PICKLED and path.is_file():
+        return load_pt(path, name=name)
+    if path.is_file() and is_ggml(path):
+        return load_ggml(path, name=name)
+    if path.is_file():
+        reject_other_file(path)
+    if path.suffix in {".safetensors", ".bin", ".json"}:
+        raise CheckpointError(
+            f"`{name}` is only one file of a checkpoint",
+            why="the sizes and the tokenizer are in other files of its folder",
+            hint=f"give the folder: `{path.parent}`",
+        )
+    raise CheckpointError(
+        f"`{name}` is not a checkpoint",
+        why=f"its name ends in {path.suffix or 'nothing'!r}; expected a folder, a .pt file or a ggml file",
+        hint="give a folder, a .pt file, or a name such as `tiny`",
+    )
+
+
+def _expand_user(source: str | Path) -> Path:
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:  # `~user` of an unknown user
+        return Path(source)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # the name is too long or contains a zero byte
+        return False
+
+
+def _reject_revision(revision: str | None, name: str) -> None:
+    if revision is not None:
+        raise UsageError(
+            f"`{name}` has no revisions",
+            why=f"the revision {revision!r} was given; only checkpoints on the hub have revisions",
+            hint="do not give a revision",
+        )
+
+
+def _suggestion(name: str) -> str:
+    near = difflib.get_close_matches(name, ["default", *HUB_IDS], n=3)
+    known = ", ".join(near or ["default", *HUB_IDS])
+    return f"did you mean {known}?" if near else f"known names: {known}; or give a path or a hub id"

@@ -1,0 +1,96 @@
+"""Read the graphs of a file or bundle: `.pt2`, `.onnx`, `.tflite`. Detect the format by content."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from whisperport.errors import ProgramError
+from whisperport.model.inspection.graph import Graph
+from whisperport.model.inspection.read_onnx import read_onnx
+from whisperport.model.inspection.read_pt2 import read_pt2
+from whisperport.model.inspection.read_tflite import read_tflite
+from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.program.sizes import NO_SIZES, not_fixable
+from whisperport.system.regular_file import other_kind
+
+ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
+HEAD_BYTES = 8  # of a file, which tell its format
+HINT = "give a .pt2, .onnx or .tflite file, or a bundle"
+
+
+def read_graphs(path: Path, sizes: Mapping[str, int] = NO_SIZES) -> list[Graph]:
+    """Read the graph of each program in a file or bundle, without weights.
+
+    Args:
+        path: a .pt2, .onnx or .tflite file, or a bundle.
+        sizes: numbers for the dynamic sizes of a .pt2 file, as it names them.
+
+    Raises:
+        ProgramError: the file is missing, damaged, or of another format; or sizes are given for one without
+            dynamic sizes that this function can fix.
+        BundleError: the bundle is damaged.
+        MissingPackageError: the reader of the file's format is not installed.
+    """
+    if path.is_dir():
+        if sizes:
+            raise not_fixable(path.name)
+        return _of_bundle(path)
+    if kind := other_kind(path):
+        raise ProgramError(
+            f"{path} is not a program", why=f"the path is {kind}, not a file", hint=HINT
+        )
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise ProgramError(
+            f"cannot read a program from {path}", why=error.strerror or str(error), hint=HINT
+        ) from error
+    if head[4:6] == EXECUTORCH and head[6:8].isdigit():
+        raise _compiled(path)
+    if head.startswith(ZIP):
+        return read_pt2(path, sizes)
+    if sizes:
+        raise not_fixable(path.name)
+    if head[4:8] == TFLITE:
+        return read_tflite(path)
+    if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":
+        return [read_onnx(path)]
+    raise ProgramError(
+        f"{path.name} is not a program of a known format",
+        why="the file is empty" if not head else f"the file begins with {head[:8]!r}",
+        hint=HINT,
+    )
+
+
+def _compiled(path: Path) -> ProgramError:
+    return ProgramError(
+        f"{path.name} is already compiled",
+        why="the file is an ExecuTorch program, whose delegation is fixed",
+        hint=f"run and measure it with: whisperport inspect {path}",
+    )
+
+
+def _of_bundle(folder: Path) -> list[Graph]:
+    """Read the ONNX and TFLite programs of a bundle; programs in other formats are ignored."""
+    if not (folder / MANIFEST).is_file():
+        raise ProgramError(
+            f"the folder {folder} is not a bundle", why=f"it has no {MANIFEST}", hint=HINT
+        )
+    bundle = Bundle.open(folder)
+    files = dict.fromkeys(
+        bundle.path(file)
+        for entry in bundle.manifest.programs
+        for file in entry.files
+        if file.endswith((".onnx", ".tflite"))
+    )
+    if not files:
+        raise ProgramError(
+            f"the programs of {folder} are already compiled",
+            why="none of them is an ONNX or TFLite file",
+            hint=f"run and measure them with: whisperport inspect {folder}",
+        )
+    return [
+        graph
+        for file in files
+        for graph in (read_tflite(file) if file.suffix == ".tflite" else [read_onnx(file)])
+    ]

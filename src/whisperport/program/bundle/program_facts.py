@@ -1,0 +1,83 @@
+"""What the tools that lowered and compiled a program told about it, as a manifest stores it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from whisperport.program.bundle.strict_json import Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """Facts about one program. In a manifest, facts that are absent or empty are omitted.
+
+    Attributes:
+        delegated: number of nodes that the target runs; None: not known.
+        undelegated: operators that run elsewhere, one entry per call; None: not known.
+        subgraphs: number of parts that the target runs; None: not known.
+        compiler: version of the vendor's compiler.
+        compiled_for: the chip, as the compiled file or its compiler names it.
+        imported: name of the file that a vendor published.
+        calibration_samples: number of samples that the compiler quantized with.
+        snr_db: layer -> signal-to-noise ratio in dB, as the compiler measured it.
+        plan: engine of the chip -> number of parts that the compiler gave to it.
+        notes: sentences that the user should read.
+        others: JSON facts that only the target reads.
+    """
+
+    delegated: int | None = None
+    undelegated: tuple[str, ...] | None = None
+    subgraphs: int | None = None
+    compiler: str = ""
+    compiled_for: str = ""
+    imported: str = ""
+    calibration_samples: int = 0
+    snr_db: Mapping[str, float] = field(default_factory=dict)
+    plan: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """Create facts from those of a tool by their names; all other names become `others`."""
+        known = {name: facts[name] for name in _NAMES if name in facts}
+        for name in ("undelegated", "notes"):
+            if known.get(name) is not None:
+                known[name] = tuple(known[name])
+        return cls(**known, others={n: fact for n, fact in facts.items() if n not in _NAMES})
+
+    def compiled(self, facts: Mapping[str, Any]) -> Self:
+        """Return these facts with those of a compiler. They replace what an earlier compilation told."""
+        kept = {name: getattr(self, name) for name in ("delegated", "undelegated", "subgraphs")}
+        return type(self).of({**kept, **self.others, **facts})
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert the facts to a JSON object."""
+        found = {name: getattr(self, name) for name in _NAMES}
+        lists = {n: list(fact) if isinstance(fact, tuple) else fact for n, fact in found.items()}
+        counts = ("delegated", "undelegated", "subgraphs")  # 0 and an empty list are facts, too
+        shown = {n: f for n, f in lists.items() if (f is not None if n in counts else f)}
+        return {**shown, **self.others}
+
+
+_NAMES = tuple(one.name for one in fields(ProgramFacts) if one.name != "others")
+
+
+def read_facts(facts: Field) -> ProgramFacts:
+    """Read facts from their JSON object.
+
+    Raises:
+        BundleError: a fact has another type than `ProgramFacts` states; the message names it.
+    """
+    for name, member in facts.mapping().items():
+        if name in ("delegated", "subgraphs", "calibration_samples"):
+            member.integer()
+        elif name in ("compiler", "compiled_for", "imported"):
+            member.text()
+        elif name in ("undelegated", "notes"):
+            [one.text() for one in member.elements()]
+        elif name == "snr_db":
+            [one.number() for one in member.mapping().values()]
+        elif name == "plan":
+            [one.integer() for one in member.mapping().values()]
+    return ProgramFacts.of(facts.json_object())

@@ -1,0 +1,121 @@
+"""Apply openai-whisper's logit filters, and guards against loops, to the logits after a token in place.
+
+Source: openai/whisper@v20250625, whisper/decoding.py:420-516.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from whisperport.program.generation import Generation
+from whisperport.runtime.decoding.guards import forbid_repeated_ngrams, penalize_repetition
+from whisperport.runtime.engine.scores import Scores
+
+
+class Rules:
+    """Rules for the next token: suppressed tokens, no blank at the start, rising timestamps in pairs."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        timestamps: bool,
+        suppressed: Iterable[int],
+        suppress_blank: bool = True,
+        max_initial_timestamp: int | None = None,
+        latest_timestamp: int | None = None,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram_size: int = 0,
+    ) -> None:
+        """
+        Args:
+            generation: special token ids of the checkpoint.
+            timestamps: whether the model emits timestamps; False: the timestamp rules do not apply.
+            suppressed: ids that are never decoded.
+            suppress_blank: whether the checkpoint's `suppressed_at_start` are suppressed as first token.
+            max_initial_timestamp: latest first timestamp, in units of 20 ms; None: no limit.
+            latest_timestamp: latest timestamp of all, in units of 20 ms; None: 30 s.
+            repetition_penalty: see `DecodeOptions`; 1 changes nothing.
+            no_repeat_ngram_size: see `DecodeOptions`; 0 changes nothing.
+        """
+        never = {*suppressed, generation.no_timestamps} if timestamps else {*suppressed}
+        self._never = np.array(sorted(never), np.int64)
+        at_start = {*generation.suppressed_at_start} if suppress_blank else set()
+        self._at_start = np.array(sorted(at_start), np.int64)
+        self._timestamps = timestamps
+        self._begin = generation.timestamp_begin
+        self._end_of_text = generation.end_of_text
+        self._max_initial = max_initial_timestamp
+        self._beyond = None if latest_timestamp is None else self._begin + latest_timestamp + 1
+        self._penalty = repetition_penalty
+        self._ngram_size = no_repeat_ngram_size
+
+    def apply(self, scores: Scores, tokens: Sequence[int]) -> float:
+        """Set the logits of tokens that must not follow to -inf.
+
+        Args:
+            scores: after the last of the tokens; changed in place.
+            tokens: the ids decoded so far, without the prompt.
+
+        Returns:
+            By how much the rules' comparison of probabilities was decided, in nats; infinity if they
+            compared none.
+        """
+        self._guard(scores, tokens)
+        if not tokens:
+            scores.forbid(self._at_start)
+        scores.forbid(self._never)
+        if self._timestamps:
+            if self._beyond is not None:
+                scores.forbid(slice(self._beyond, None))
+            self._pair_timestamps(scores, tokens)
+            return self._prefer_timestamp(scores)
+        return math.inf
+
+    def _guard(self, scores: Scores, tokens: Sequence[int]) -> None:
+        """Apply the guards against loops. They come before the other rules, as in transformers."""
+        if self._penalty == 1 and not self._ngram_size:
+            return
+        text = [token for token in tokens if token < self._end_of_text]
+        scores.forget_sum()
+        if self._penalty != 1:
+            penalize_repetition(scores.logits, text, self._penalty)
+        if self._ngram_size:
+            forbid_repeated_ngrams(scores.logits, text, self._ngram_size)
+
+    def _pair_timestamps(self, scores: Scores, tokens: Sequence[int]) -> None:
+        """Make timestamps come in pairs and never decrease."""
+        begin = self._begin
+        if not tokens:
+            scores.forbid(slice(begin))
+            if self._max_initial is not None:
+                scores.forbid(slice(begin + self._max_initial + 1, None))
+            return
+        after_timestamp = tokens[-1] >= begin
+        in_pair = after_timestamp and (len(tokens) < 2 or tokens[-2] >= begin)
+        if in_pair:  # text follows the start of a segment
+            scores.forbid(slice(begin, None))
+        elif after_timestamp:  # a start timestamp or the end of text follows the end of a segment
+            scores.forbid(slice(self._end_of_text))
+        last = next((token for token in reversed(tokens) if token >= begin), None)
+        if last is not None:
+            closed = after_timestamp and not in_pair  # the next segment may start at the same time
+            scores.forbid(slice(begin, last if closed else last + 1))
+
+    def _prefer_timestamp(self, scores: Scores) -> float:
+        """Allow only timestamps if all of them together are more probable than any other token.
+
+        Returns:
+            By how much they are more or less probable, in nats.
+        """
+        times, others = scores.logits[self._begin :], scores.logits[: self._begin]
+        peak = times.max()
+        if peak == -np.inf:
+            return math.inf
+        # `argmax` is twice as fast as `max`.
+        total = peak + np.log(np.exp(times - peak).sum())
+        margin = total - others[others.argmax()]
+        if margin > 0:
+            scores.forbid_all_but(slice(self._begin, len(scores.logits)), float(total))
+        return float(abs(margin))

@@ -1,0 +1,226 @@
+"""Choose the next token: the most probable one, a sampled one, or several in parallel as beams.
+
+A search extends G candidates by one token at a time. Each candidate has its own cache.
+Source: openai/whisper@v20250625, whisper/decoding.py:270-417.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.runtime.engine.cache import Floats
+from whisperport.runtime.engine.scores import LogSum, Scores
+
+BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
+
+TokenSampler = Callable[[Floats], Sequence[int]]
+"""Sample one token from each row of logits (G, V), which are already divided by the temperature."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A beam or a sample: its tokens, without the prompt, and the sum of their log-probabilities.
+
+    Before `finish`, `Sampling` has logits in place of log-probabilities.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprob: float = 0.0  # natural logarithm
+    ended: bool = False  # whether the end of text followed
+    logprobs: list[float] = field(default_factory=list)  # of each token; of beams: none
+
+
+class Search(Protocol):
+    """Chooses the next tokens of all candidates."""
+
+    width: int  # G, the number of candidates extended in parallel
+    greedy: bool  # whether only the most probable token of a row is needed, and its probability
+
+    def advance(
+        self, candidates: list[Candidate], scores: list[Scores]
+    ) -> tuple[list[Candidate], list[int], bool]:
+        """Extend every candidate by one token.
+
+        Args:
+            candidates: G candidates.
+            scores: of each candidate, after the rules.
+
+        Returns:
+            The G candidates to continue, the index of the candidate that each continues, and whether
+            the search is done.
+        """
+        ...
+
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return the finished candidates, without the end of text."""
+        ...
+
+
+class Sampling:
+    """Independent candidates: the most probable token at temperature 0, a sampled token above 0."""
+
+    def __init__(
+        self, end_of_text: int, temperature: float, width: int, sampler: TokenSampler | None
+    ) -> None:
+        """
+        Args:
+            end_of_text: its id.
+            temperature: 0 or above.
+            width: number of candidates.
+            sampler: for temperatures above 0.
+        """
+        self.width, self.greedy = width, temperature == 0
+        self._end = end_of_text
+        self._temperature = temperature
+        self._sampler = sampler
+        self._sums: list[list[LogSum]] = [
+            [] for _ in range(width)
+        ]  # of the tokens of each candidate
+
+    def advance(
+        self, candidates: list[Candidate], scores: list[Scores]
+    ) -> tuple[list[Candidate], list[int], bool]:
+        if self.greedy:
+            tokens = [int(each.logits.argmax()) for each in scores]
+        else:
+            assert self._sampler is not None
+            rows = np.stack([each.logits for each in scores])
+            rows /= np.float32(self._temperature)
+            tokens = list(self._sampler(rows))
+        found = zip(candidates, scores, tokens, self._sums, strict=True)
+        for candidate, each, token, sums in found:
+            if self._ended(candidate):
+                continue
+            logit = each.logits.item(token)
+            sums.append(each.log_sum(logit if self.greedy else None))
+            candidate.logprob += logit  # `finish` subtracts the sums
+            candidate.logprobs.append(logit)
+            candidate.tokens.append(token)
+        return (
+            candidates,
+            list(range(len(candidates))),
+            all(self._ended(candidate) for candidate in candidates),
+        )
+
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        finished = []
+        for one, sums in zip(candidates, self._sums, strict=True):
+            totals = [each.value for each in sums]
+            logprobs = [logit - total for logit, total in zip(one.logprobs, totals, strict=True)]
+            finished.append(_ended_at(one.tokens, one.logprob - sum(totals), self._end, logprobs))
+        return finished
+
+    def _ended(self, candidate: Candidate) -> bool:
+        return bool(candidate.tokens) and candidate.tokens[-1] == self._end
+
+
+class Beams:
+    """Beam search with patience (arXiv 2204.05424)."""
+
+    def __init__(self, end_of_text: int, width: int, patience: float) -> None:
+        self.width, self.greedy = width, False
+        self._end = end_of_text
+        self._wanted = round(width * patience)
+        self._finished: dict[tuple[int, ...], float] = {}
+
+    def advance(
+        self, candidates: list[Candidate], scores: list[Scores]
+    ) -> tuple[list[Candidate], list[int], bool]:
+        sums: dict[tuple[int, ...], float] = {}
+        sources: dict[tuple[int, ...], int] = {}
+        for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
+            row, total = each.logits, np.float32(each.log_sum().value)
+            for token in top(row, self.width + 1):
+                extended = (*candidate.tokens, int(token))
+                # float32 as in openai-whisper, so that the same sums tie.
+                sums[extended] = float(np.float32(candidate.logprob) + (row[token] - total))
+                sources[extended] = source
+
+        unfinished: list[tuple[int, ...]] = []
+        ended: dict[tuple[int, ...], float] = {}
+        for tokens in sorted(sums, key=sums.__getitem__, reverse=True):
+            if tokens[-1] == self._end:
+                ended[tokens] = sums[tokens]
+                continue
+            unfinished.append(tokens)
+            if len(unfinished) == self.width:
+                break
+        for tokens, score in ended.items():  # in the order of their log-probabilities
+            if len(self._finished) >= self._wanted:
+                break
+            self._finished[tokens] = score
+        beams = [Candidate(list(tokens), sums[tokens]) for tokens in unfinished]
+        done = len(self._finished) >= self._wanted
+        return beams, [sources[tokens] for tokens in unfinished], done
+
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        finished = [_ended_at(tokens, score, self._end) for tokens, score in self._finished.items()]
+        missing = max(0, self.width - len(finished))  # filled with the best unfinished ones
+        by_score = sorted(candidates, key=lambda candidate: candidate.logprob, reverse=True)
+        return finished + [_ended_at(p.tokens, p.logprob, self._end) for p in by_score[:missing]]
+
+
+def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None) -> Candidate:
+    """Return the candidate with the highest log-probability for its length.
+
+    Args:
+        candidates: at least one.
+        length_penalty: exponent α of Google NMT's formula, 0 to 1; None: divide by the length.
+    """
+
+    def score(candidate: Candidate) -> float:
+        length = len(candidate.tokens)
+        if length_penalty is not None:
+            return candidate.logprob / float(((5 + length) / 6) ** length_penalty)
+        return candidate.logprob / length if length else -np.inf
+
+    return max(candidates, key=score)
+
+
+def top(row: Floats, count: int) -> NDArray[np.int64]:
+    """Return the indices of the `count` largest values of (V,), largest first; ties by index."""
+    peaks = np.maximum.reduceat(row, np.arange(0, row.size, BLOCK))
+    # The maxima of `count` blocks reach the floor, so the largest values are among those that reach it.
+    # This is 20 times faster than partitioning the row. `~(row < floor)` keeps NaN values.
+    floor = np.partition(peaks, -count)[-count] if peaks.size >= count else -np.inf
+    found = np.flatnonzero(~(row < floor))
+    return found[np.argsort(-row[found], kind="stable")[:count]]
+
+
+def _ended_at(
+    tokens: Sequence[int], logprob: float, end: int, logprobs: Sequence[float] = ()
+) -> Candidate:
+    """Return a candidate with the tokens before the end of text, and whether there was one."""
+    ended = end in tokens
+    count = tokens.index(end) if ended else len(tokens)
+    return Candidate(list(tokens[:count]), logprob, ended, list(logprobs[:count]))
+
+
+def numpy_sampler(generator: np.random.Generator) -> TokenSampler:
+    """Return a sampler that uses a numpy generator, with one random number per row."""
+
+    def sampler(logits: Floats) -> list[int]:
+        return [_sampled(row, generator.random()) for row in logits]
+
+    return sampler
+
+
+def _sampled(row: Floats, uniform: float) -> int:
+    """Return the token at `uniform`, 0 to 1, of the cumulative distribution of a row (V,)."""
+    weights = row - row.max()
+    np.exp(weights, out=weights)
+    sums = np.add.reduceat(weights, np.arange(0, row.size, BLOCK))
+    block, rest = _index_at(sums, uniform * sums.sum())
+    token, _ = _index_at(weights[block * BLOCK : (block + 1) * BLOCK], rest)
+    return block * BLOCK + token
+
+
+def _index_at(weights: NDArray[Any], at: float) -> tuple[int, float]:
+    """Return the index whose cumulative range contains `at`, and the offset in it; its weight is not 0."""
+    ends = np.cumsum(weights, dtype=np.float64)
+    last = np.searchsorted(ends, ends[-1])  # if rounding puts `at` after all of them
+    found = int(min(np.searchsorted(ends, at, side="right"), last))
+    return found, at - float(ends[found] - weights[found])

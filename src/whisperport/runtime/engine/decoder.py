@@ -1,0 +1,268 @@
+"""The state of one call: the cross-attention K/V of the window's audio, and the tokens decoded so far."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from whisperport.program.runner import Array, Binding, Runner
+from whisperport.program.signatures import LOGSUMEXP
+from whisperport.runtime.engine.cache import Cache, Floats
+from whisperport.runtime.engine.engine import Engine
+from whisperport.runtime.engine.finite import (
+    check_embedded,
+    check_logits,
+    check_output,
+    check_outputs,
+)
+from whisperport.runtime.engine.stepping import Scored, Step
+from whisperport.system.memory import Memory, room
+
+
+class Decoder:
+    """Decodes window after window with an engine's programs, and holds the state between runs.
+
+    Call `start_window` with a window's features, `prefill` with the prompt, then `step` for each token. The
+    next `start_window` resets the state. Use a decoder in one call and one thread at a time. Any number
+    of decoders share one engine. A decoder needs up to 8·L·d·(N + T) bytes: float32 keys and values of N
+    tokens and of T positions of audio, in L layers of width d. In float16 it needs half of that.
+
+    Attributes:
+        engine: the programs and tables, which the decoder does not change.
+        cache: the tokens decoded so far.
+    """
+
+    def __init__(self, engine: Engine, cache: Cache | None = None) -> None:
+        """
+        Args:
+            engine: the programs and tables.
+            cache: the cache to use, empty; None: a new one.
+        """
+        self.engine = engine
+        self.cache = cache or Cache(
+            engine.dims, engine.cache_form, engine.mask_of(engine.step), grows=engine.short_caches
+        )
+        self._cross_kv: dict[str, Array] = {}  # of the window's audio
+        self._x = np.zeros((1, 1, engine.dims.n_text_state), np.float32)  # input of `step`
+
+    def start_window(self, features: Floats) -> None:
+        """Begin a window: compute its cross-attention K/V, and remove all tokens.
+
+        Args:
+            features: (T, d) float32, the encoder's output.
+
+        Raises:
+            NumericalError: `cross_kv` returned a NaN or an infinity.
+        """
+        self.cache.bindings.clear()
+        runner, inputs = self.engine.cross_kv, {"features": np.ascontiguousarray(features[None])}
+        if runner.writes_in_place:
+            self._cross_kv = self._cross_kv or self._audio_arrays()
+            runner.run_into(inputs, self._cross_kv)
+            self._audio_written()
+        else:
+            self._cross_kv = {}  # frees memory first: 0.5 GB for large-v3
+            self._cross_kv = self._kept(runner.run(inputs))
+        check_outputs("cross_kv", self._cross_kv)
+        # Other objects for each window, also on the same memory: a device keeps the audio of an array that
+        # it knows, as long as a binding of the window before exists.
+        self._cross_kv = {name: array.view() for name, array in self._cross_kv.items()}
+        self.cache.clear()
+
+    def prefill(
+        self, tokens: Sequence[int], *, second_index: int = 0, cache: Cache | None = None
+    ) -> tuple[Floats, Floats]:
+        """Decode a prompt of several tokens.
+
+        Args:
+            tokens: ids; the cache must have room for them.
+            second_index: index in `tokens` of a second token whose logits are returned.
+            cache: the tokens before the prompt, to which the prompt is appended; None: the decoder's cache.
+
+        Returns:
+            Logits (V,) after the last token, and logits (V,) after token `second_index`.
+
+        Raises:
+            ValueError: `tokens` is empty or longer than the room in the cache, or `second_index` is not an
+                index of it.
+            NumericalError: a program returned a NaN or an infinity.
+        """
+        if not 0 <= second_index < len(tokens):
+            raise ValueError(
+                f"`second_index` is {second_index}; the prompt has {len(tokens)} tokens"
+            )
+        cache = cache or self.cache
+        done, second = 0, None
+        last: Floats
+        while done < len(tokens):
+            runner, rows = self.engine.prefill_for(len(tokens) - done)
+            count = min(rows, len(tokens) - done)
+            wanted = second_index - done if 0 <= second_index - done < count else 0
+            piece = tokens[done : done + count]
+            if len(piece) == 1:  # a step costs half of the smallest prefill
+                last = picked = self.step(piece[0], cache)
+            else:
+                last, picked = self._prefill_piece(runner, rows, piece, wanted, cache)
+            if 0 <= second_index - done < count:
+                second = picked.copy()
+            done += count
+        assert second is not None
+        return last.copy(), second
+
+    def step(self, token: int, cache: Cache | None = None) -> Floats:
+        """Decode one token after those in a cache, and append it to them.
+
+        Args:
+            token: id.
+            cache: the tokens before; None: the decoder's cache.
+
+        Returns:
+            Logits (V,), which the caller may change.
+
+        Raises:
+            ValueError: the cache is full.
+            NumericalError: the program returned a NaN or an infinity.
+        """
+        logits: Floats = self.engine.logits_from(self._step(token, cache or self.cache))[0]
+        return logits.copy()
+
+    def score(self, step: Step) -> Scored:
+        """Decode one token after those in a cache, append it to them, and return the logits after it.
+
+        The next token in the same cache may overwrite them.
+
+        Raises:
+            ValueError, NumericalError: as for `step`.
+        """
+        outputs = self._step(step.token, step.cache)
+        return self.engine.score_from(outputs, 0, step)
+
+    def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
+        """Decode one token after those in each of several caches, as `score` does."""
+        return [self.score(step) for step in steps]
+
+    @property
+    def joined_prompt(self) -> int:
+        """Prompts of at most so many tokens are decoded by steps, which join those of other texts."""
+        return 0
+
+    @contextmanager
+    def caches(self, count: int) -> Iterator[list[Cache]]:
+        """Lend caches with the tokens of the decoder's cache: that one, and `count` - 1 copies of it."""
+        yield [self.cache, *(self.cache.copy() for _ in range(count - 1))]
+
+    def align(self, tokens: Sequence[int]) -> tuple[Floats, Floats]:
+        """Run the `align` program over all tokens of a window, from the first on.
+
+        The tokens in the decoder's cache are replaced. The audio of the window is kept.
+
+        Args:
+            tokens: S ids, the start tokens included.
+
+        Returns:
+            Attention scores (A, S, T) of the alignment heads before the softmax, and hidden states (S, d),
+            which `Engine.logits_of` turns into logits.
+
+        Raises:
+            ValueError: `tokens` is empty or longer than the cache.
+            NumericalError: the program returned a NaN or an infinity.
+        """
+        if not tokens:
+            raise ValueError("no tokens to align")
+        self.cache.clear()
+        runner = self.engine.align
+        size, masked = runner.spec.inputs[0].shape[1], self.engine.mask_of(runner)
+        scores, rows = [], []
+        for start in range(0, len(tokens), size):
+            piece = tokens[start : start + size]
+            self.cache.reserve(start + len(piece))
+            x = self._padded(piece, size, self.cache)
+            inputs: dict[str, Array] = {"x": x, "mask": self.cache.mask(size, masked)}
+            outputs = self._run(runner, inputs, self.cache, ("scores", "rows"))
+            self.cache.store(outputs, len(piece))
+            scores.append(outputs["scores"][:, : len(piece)].copy())
+            rows.append(outputs["rows"][0, : len(piece)].copy())
+        return np.concatenate(scores, axis=1), np.concatenate(rows)
+
+    def _step(self, token: int, cache: Cache) -> Mapping[str, Array]:
+        """Run `step` on one token, and append it to those in a cache."""
+        cache.reserve(cache.length + 1)
+        self.embed(token, cache, self._x[0, 0])
+        inputs: dict[str, Array] = {"x": self._x, "mask": cache.step_mask}
+        outputs = self._run(self.engine.step, inputs, cache)
+        cache.store(outputs, 1)
+        return outputs
+
+    def _prefill_piece(
+        self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int, cache: Cache
+    ) -> tuple[Floats, Floats]:
+        """Run one prefill program: logits (V,) after the last of `tokens`, and after index `wanted`."""
+        cache.reserve(cache.length + len(tokens))
+        x = self._padded(tokens, rows, cache)
+        pick = np.zeros((1, 2, rows), np.float32)
+        pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
+        mask = cache.mask(rows, self.engine.mask_of(runner))
+        inputs: dict[str, Array] = {"x": x, "mask": mask, "pick": pick}
+        outputs = self._run(runner, inputs, cache)
+        cache.store(outputs, len(tokens))
+        logits = self.engine.logits_from(outputs)
+        return logits[0], logits[1]
+
+    def _run(
+        self,
+        runner: Runner,
+        inputs: dict[str, Array],
+        cache: Cache,
+        checked: tuple[str, ...] = ("hidden",),
+    ) -> Mapping[str, Array]:
+        """Run a program on a cache and the window's audio, and check that outputs are finite.
+
+        Args:
+            inputs: the inputs beside the cache and the cross-attention K/V, by name.
+            checked: names of the outputs to check beside the logits, if the program has them.
+        """
+        binding = cache.bindings.get(runner) or self._bound(runner, cache)
+        outputs, program = binding.run(inputs), runner.spec.name
+        for name in checked:
+            if name in outputs:
+                check_output(program, name, outputs[name])
+        if "logits" in outputs:
+            check_logits(program, outputs["logits"], outputs.get(LOGSUMEXP))
+        return outputs
+
+    def _audio_arrays(self) -> dict[str, Array]:
+        """Return arrays for the cross-attention K/V of a window, which later windows use again."""
+        tensors = self.engine.cross_kv.spec.outputs
+        memory = Memory(sum(room(t.shape, t.dtype) for t in tensors))
+        return {t.name: memory.array(t.shape, t.dtype) for t in tensors}
+
+    def _audio_written(self) -> None:
+        """Called when a window's cross-attention K/V were written to the arrays for them."""
+
+    def _kept(self, cross_kv: dict[str, Array]) -> dict[str, Array]:
+        """Return the arrays in which a window's cross-attention K/V are kept."""
+        return cross_kv
+
+    def _bound(self, runner: Runner, cache: Cache) -> Binding:
+        """Bind a program to the cross-attention K/V and to a cache, at its first run in each window."""
+        binding = cache.bindings[runner] = runner.binding()
+        for name, array in {**self._cross_kv, **cache.arrays}.items():
+            binding.bind(name, array)
+        return binding
+
+    def _padded(self, tokens: Sequence[int], rows: int, cache: Cache) -> Floats:
+        """Return the tokens' inputs as `embedded` does, padded with zeros to (1, rows, d)."""
+        x = np.zeros((1, rows, self.engine.dims.n_text_state), np.float32)
+        embedded = self.engine.embed_tokens(tokens, cache.length)
+        check_embedded(embedded)
+        x[0, : len(tokens)] = embedded
+        return x
+
+    def embed(self, token: int, cache: Cache, row: Floats) -> None:
+        """Write embedding plus position of the token that follows those in a cache to `row`, (d,) float32.
+
+        Raises:
+            NumericalError: the bundle's tables contain a NaN or an infinity.
+        """
+        self.engine.embed_token(token, cache.length, row)
+        check_embedded(row)

@@ -1,0 +1,147 @@
+"""The logits after a token, and the logarithm of the sum of their exponentials for probabilities."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.runtime.engine.cache import Floats
+from whisperport.runtime.engine.finite import check_output
+
+# The sum of 100,000 exponentials of at most this number is finite in float32, and that of one number of at
+# least minus this number is far above the smallest float32.
+SAFE_PEAK = 60
+# 64 kB. After a step, a new array for a whole row would not be in a cache of the CPU: in pieces, the sum
+# of 51,865 exponentials takes 0.7 of the time.
+PIECE = 16384
+MOST_FORBIDDEN = 4096  # if more tokens are forbidden, the exponentials of the others are added up
+# Of the sum of all exponentials. If the largest that remains is a smaller part, those that remain are added
+# up: a subtraction multiplies the relative error of the sum by up to 20 here, and by more then.
+LEAST_PART = 0.05
+
+
+class LogSum:
+    """The natural logarithm of a sum of exponentials, computed when it is needed.
+
+    This object does not refer to the logits, which the next step may overwrite. Between steps, the
+    computation takes five times as long as after the last one, because a step leaves nothing but weights
+    in the caches of the CPU.
+    """
+
+    __slots__ = ("_forbidden", "_total")
+
+    def __init__(self, total: float, forbidden: Sequence[Floats] = ()) -> None:
+        """
+        Args:
+            total: logarithm of the sum of all exponentials.
+            forbidden: logits whose exponentials are subtracted from the sum. At least `LEAST_PART` of it
+                remains.
+        """
+        self._total, self._forbidden = total, tuple(forbidden)
+
+    @property
+    def value(self) -> float:
+        """The logarithm."""
+        if not self._forbidden:
+            return self._total
+        shares = np.concatenate(self._forbidden) - np.float32(self._total)
+        np.exp(np.minimum(shares, 0, out=shares), out=shares)
+        part = min(float(shares.sum()), 1 - LEAST_PART)  # more only if `total` is wrong
+        return self._total + math.log1p(-part)
+
+
+class Scores:
+    """The logits after a token, which the rules change.
+
+    Where a program returns the logarithm of the sum of all exp(logit), the exponentials of the tokens that
+    the rules forbid are subtracted from that sum. Otherwise the sum is computed when it is needed.
+
+    Attributes:
+        logits: (V,), which the caller may change after `forget_sum`.
+        total: natural logarithm of the sum of the exponentials that the program returned; None: unknown.
+    """
+
+    __slots__ = ("_forbidden", "_n_forbidden", "logits", "total")
+
+    def __init__(self, logits: Floats, total: float | None = None) -> None:
+        """
+        Args:
+            logits: (V,) float32.
+            total: natural logarithm of the sum of their exponentials; None: unknown.
+        """
+        self.logits = logits
+        self.total = total
+        self._forbidden: list[Floats] = []  # logits of tokens that were forbidden
+        self._n_forbidden = 0
+
+    def copy(self) -> "Scores":
+        """Return the same scores with logits of their own."""
+        copy = Scores(self.logits.copy(), self.total)
+        copy._forbidden, copy._n_forbidden = self._forbidden.copy(), self._n_forbidden
+        return copy
+
+    def forbid(self, tokens: slice | NDArray[np.int64]) -> None:
+        """Set the logits of tokens that must not follow to -inf.
+
+        Args:
+            tokens: ids, each at most once.
+        """
+        if self.total is not None:
+            forbidden = self.logits[tokens]
+            self._n_forbidden += forbidden.size
+            if self._n_forbidden > MOST_FORBIDDEN:
+                self.forget_sum()
+            else:  # a slice is a view
+                self._forbidden.append(forbidden.copy() if isinstance(tokens, slice) else forbidden)
+        self.logits[tokens] = -np.inf
+
+    def forbid_all_but(self, tokens: slice, total: float) -> None:
+        """Set the logits of all tokens but these to -inf.
+
+        Args:
+            tokens: that may follow.
+            total: logarithm of the sum of exp(logit) of these.
+        """
+        self.logits[: tokens.start] = -np.inf
+        self.logits[tokens.stop :] = -np.inf
+        self.total, self._forbidden, self._n_forbidden = total, [], 0
+
+    def forget_sum(self) -> None:
+        """Forget the known sum, because the caller changes logits."""
+        self.total, self._forbidden = None, []
+
+    def log_sum(self, peak: float | None = None) -> LogSum:
+        """Return the natural logarithm of the sum of the exponentials of the logits.
+
+        Args:
+            peak: the largest logit, or a NaN if there is one, if it is known.
+
+        Raises:
+            NumericalError: a logit is a NaN, though the program returned a finite sum.
+        """
+        if peak is None:
+            peak = self.logits.item(self.logits.argmax())  # twice as fast as `max`
+        if math.isnan(peak):
+            check_output("step", "logits", self.logits)
+        if self.total is None or peak - self.total < math.log(LEAST_PART):
+            return LogSum(log_sum_exp(self.logits, peak))
+        return LogSum(self.total, self._forbidden)
+
+
+def log_sum_exp(row: Floats, peak: float | None = None) -> float:
+    """Return the natural logarithm of the sum of the exponentials of a row (V,).
+
+    Args:
+        row: any numbers.
+        peak: the largest of them, if it is known.
+    """
+    if peak is None:
+        peak = row.item(row.argmax())
+    # Subtracting the largest number is needed only where the sum could be infinite or 0.
+    shift = 0.0 if abs(peak) < SAFE_PEAK else peak
+    total = 0.0
+    for start in range(0, row.size, PIECE):
+        piece = row[start : start + PIECE]
+        total += float(np.add.reduce(np.exp(piece - np.float32(shift) if shift else piece)))
+    return shift + math.log(total)

@@ -1,0 +1,147 @@
+"""Measure an OpenVINO model with its performance counters: the kernel and time of every node.
+
+The nodes are those of the graph after OpenVINO's fusions.
+Source: openvino `InferRequest.get_profiling_info`, with `PERF_COUNT` on.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from whisperport.errors import ProgramError, needs
+from whisperport.program.profiling import (
+    NodeProfile,
+    Profile,
+    ProfileOptions,
+    Profiler,
+    by_time,
+    median_overhead,
+)
+from whisperport.targets.cpu.openvino.core import shared_core
+from whisperport.targets.cpu.openvino.runtime import CPU, TYPES, first_line
+
+if TYPE_CHECKING:  # the build layer needs torch
+    from whisperport.model.inspection.graph import Value
+
+EXECUTED = "EXECUTED"
+DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
+
+
+@final
+class OpenVinoProfiler(Profiler):
+    """Runs an OpenVINO IR, and reports which kernel runs each node.
+
+    The runtime options are `device` (default: CPU) and every property of OpenVINO, such as
+    INFERENCE_PRECISION_HINT.
+    """
+
+    title: ClassVar[str] = "OpenVINO .xml"
+    suffix: ClassVar[str] = ".xml"
+    files: ClassVar[int] = 2
+
+    def recognizes(self, head: bytes) -> bool:
+        return head.lstrip().startswith((b"<?xml", b"<net"))
+
+    def profile(self, files: Sequence[Path], options: ProfileOptions) -> Profile:
+        """Run a model; without its .bin file in `files`, that is the file of the same name."""
+        from whisperport.model.inspection.inputs import inputs_for
+
+        model, weights = files if len(files) == 2 else (files[0], files[0].with_suffix(".bin"))
+        device = options.options.get("device", CPU)
+        with needs("cannot inspect an OpenVINO model: OpenVINO is not installed", extra="openvino"):
+            core = shared_core()
+        try:
+            compiled = core.compile_model(
+                core.read_model(model, weights), device, _properties(options)
+            )
+            feed = inputs_for([_value(port) for port in compiled.inputs], options.inputs)
+            request = compiled.create_infer_request()
+            request.infer(feed)
+            runs = [_one_run(request, feed) for _ in range(options.repeat)]
+            return _profile(model.stem, device, runs)
+        except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
+            raise ProgramError(
+                f"OpenVINO cannot run {model.name} on {device}",
+                why=first_line(error),
+                hint="check the file, and the device and properties given with --runtime-option",
+            ) from error
+
+
+def _properties(options: ProfileOptions) -> dict[str, Any]:
+    """Return the properties that the user chose, and those that measuring needs."""
+    found: dict[str, Any] = {
+        name: value for name, value in options.options.items() if name != "device"
+    }
+    if options.threads:
+        found["INFERENCE_NUM_THREADS"] = options.threads
+    return {**found, "PERF_COUNT": True}
+
+
+def _value(port: Any) -> "Value":
+    from whisperport.model.inspection.graph import Value
+
+    shape = tuple(
+        str(axis) if axis.is_dynamic else axis.get_length() for axis in port.get_partial_shape()
+    )
+    kind = port.get_element_type().get_type_name()
+    return Value(port.get_any_name(), shape, DTYPES.get(kind, kind))
+
+
+def _one_run(request: Any, feed: list[Any]) -> tuple[float, list[Any]]:
+    started = time.perf_counter()
+    request.infer(feed)
+    run_ms = 1e3 * (time.perf_counter() - started)
+    return run_ms, request.get_profiling_info()
+
+
+def _profile(name: str, device: str, runs: list[tuple[float, list[Any]]]) -> Profile:
+    run_times = [run_ms for run_ms, _ in runs]
+    counters = [{info.node_name: info for info in infos} for _, infos in runs]
+    last = counters[-1]
+    ran = {name: info for name, info in last.items() if info.status.name == EXECUTED}
+    nodes = [
+        _node(info, device, [_ms(run[name]) for run in counters if name in run])
+        for name, info in ran.items()
+    ]
+    notes = [
+        f"{len(last) - len(ran)} nodes were fused into others, or folded when the model was compiled"
+    ]
+    if any(node.where.endswith("bf16") for node in nodes):
+        notes.append(
+            "some nodes compute in bfloat16, OpenVINO's default on processors that support it; for float32 "
+            "use --runtime-option INFERENCE_PRECISION_HINT=f32"
+        )
+    return Profile(
+        program=name,
+        runtime="OpenVINO",
+        target=device,
+        subgraphs=1,
+        nodes=by_time(nodes),
+        overhead_ms=median_overhead(
+            run_times, [[_ms(info) for info in infos] for _, infos in runs]
+        ),
+        run_ms=statistics.median(run_times),
+        runs=len(runs),
+        notes=tuple(notes),
+        on_cpu=device == CPU,
+    )
+
+
+def _ms(info: Any) -> float:
+    return 1e3 * float(info.real_time.total_seconds())
+
+
+def _node(info: Any, device: str, times: list[float]) -> NodeProfile:
+    reference = info.exec_type.startswith("ref")
+    return NodeProfile(
+        name=info.node_name,
+        operator=info.node_type,
+        where=f"{device} {info.exec_type}",
+        delegated=True,  # OpenVINO rejects a model if its device cannot run every node
+        ms=statistics.median(times),
+        reason="a slow reference kernel: OpenVINO has no optimized kernel for this node on this device"
+        if reference
+        else "",
+    )

@@ -1,0 +1,185 @@
+"""The target `openvino`: what it supports, and its lowering and loading."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
+
+from whisperport.errors import BundleError, UsageError
+from whisperport.program.bundle import ProgramEntry, regular_file
+from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.system.progress import Progress
+from whisperport.system.ranges import MAX_THREADS
+from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.cpu.openvino.profiler import OpenVinoProfiler
+from whisperport.targets.cpu.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
+from whisperport.targets.options import Option, check_ranges
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.model.trace.program import Program
+
+FOLDER, WEIGHTS = "openvino", "weights.bin"
+EXTRA, RUN_EXTRA = "openvino-export", "openvino"
+DEVICE = re.compile(r"CPU|NPU|GPU(\.[0-9]{1,2})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Options for running.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    device: Annotated[
+        str,
+        Option(
+            "OpenVINO's device that runs the programs: CPU, GPU, GPU.1 or NPU. This project ran the CPU "
+            "only"
+        ),
+    ] = CPU
+    streams: Annotated[
+        int,
+        Option(
+            "Number of runs of one program that the device computes in parallel, for several threads that "
+            "share a transcriber. Each stream gets its share of --threads",
+            low=1,
+            high=MAX_THREADS,
+        ),
+    ] = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not DEVICE.fullmatch(self.device):
+            raise UsageError(
+                f"the option `openvino.device` cannot be `{self.device[:40]}`",
+                hint="expected CPU, GPU, GPU.0, GPU.1 or NPU",
+            )
+
+
+@final
+class OpenVino(Target):
+    """Writes one OpenVINO model per program and one file of weights for all programs; runs them."""
+
+    run_options: ClassVar[type[Any]] = DeviceOptions
+    profiler = OpenVinoProfiler()
+    spec = TargetSpec(
+        name="openvino",
+        summary="OpenVINO on x86 and Arm CPUs, and on Intel's GPUs and NPUs",
+        dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
+        formats=frozenset({"torch"}),
+        precisions=("fp32", "fp16", "w8", "bf16"),
+        timed_precisions=("fp32", "w8", "bf16"),
+        sums_exponentials=True,
+        trial_options={"device": CPU},
+        runtime="openvino",
+        lowered_suffix=".xml",
+        extra=EXTRA,
+        run_extra=RUN_EXTRA,
+        packages={
+            RUN_EXTRA: (Package("openvino", "openvino"),),
+            EXTRA: (
+                Package("torch", "torch"),
+                Package("onnx", "onnx"),
+                Package("onnxscript", "onnxscript"),
+                Package("openvino", "openvino"),
+            ),
+        },
+        sources={
+            "formats": "torch programs are converted to ONNX first, which OpenVINO reads",
+            "domains": "whisperport's conversion writes ONNX's own operators only",
+            "static": "OpenVINO's NPU needs static shapes; whisperport uses static shapes only",
+            "dtypes": "openvino 2026.4 ov::element::Type, of those that the ONNX conversion writes",
+            "max_rank": "openvino src/plugins/intel_cpu: MAX_ELTWISE_DIM_RANK is 12; 8 is "
+            "the limit of other compilers",
+            "precisions": "stored weights, except bf16; the CPU computes in float32 or, in bf16, in "
+            "bfloat16, by INFERENCE_PRECISION_HINT",
+        },
+    )
+
+    def __init__(self, precisions: Mapping[str, str] | None = None) -> None:
+        self.precisions = dict(precisions or {})
+
+    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
+        return type(self)(precisions)
+
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        own = folder / FOLDER
+        models = [own / f"{program.name}.xml" for program in programs]
+        return self._lower(programs, models, own / WEIGHTS, f"{FOLDER}/", progress)
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one program to `path`, and its weights to `STEM.bin`, where OpenVINO looks for them."""
+        if simplify:
+            return super().lower_file(program, path, progress, simplify=simplify)
+        (entry,) = self._lower([program], [path], path.with_suffix(".bin"), "", progress)
+        return entry, entry.facts.to_json()
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        chosen = cast(DeviceOptions, options.of(self))
+        device = Device(name=chosen.device, threads=options.cores, streams=chosen.streams)
+        core = start(device)
+        found: dict[str, Runner] = {}
+        for entry in entries:
+            properties = device.properties(
+                bf16=entry.precision == "bf16" and has_bf16(core, device),
+                w8=entry.precision == "w8",
+            )
+            files = _files(folder, entry)
+            found[entry.spec.name] = OpenVinoRunner(core, entry.spec, *files, device, properties)
+        return found
+
+    def _lower(
+        self,
+        programs: Sequence["Program"],
+        models: Sequence[Path],
+        weights: Path,
+        prefix: str,
+        progress: Progress,
+    ) -> list[ProgramEntry]:
+        """Write programs to `models`. The paths of the entries begin with `prefix`."""
+        from whisperport.targets.cpu.openvino.lowering import lower_to_openvino
+
+        precisions = [self.precision_of(p.name) for p in programs]
+        nodes = lower_to_openvino(programs, models, precisions, weights, progress)
+        return [
+            ProgramEntry(
+                spec=program.spec,
+                placement=Placement(self.spec.name, precision),
+                method=program.name,
+                files=(f"{prefix}{model.name}", f"{prefix}{weights.name}"),
+                facts=ProgramFacts(delegated=count, undelegated=(), subgraphs=1),
+            )
+            for program, model, precision, count in zip(
+                programs, models, precisions, nodes, strict=True
+            )
+        ]
+
+
+def _files(folder: Path, entry: ProgramEntry) -> tuple[Path, Path]:
+    """Return the paths of a program's model and weights.
+
+    Raises:
+        BundleError: the entry lists other files, or one is not a regular file of the bundle.
+    """
+    if len(entry.files) != 2:
+        raise BundleError(
+            f"`{entry.spec.name}` lists {len(entry.files)} files",
+            why="a program on `openvino` has a .xml file and a .bin file",
+            hint="export the bundle again",
+        )
+    model, weights = (regular_file(folder, file) for file in entry.files)
+    return model, weights
+
+
+TARGETS = (OpenVino(),)

@@ -1,0 +1,132 @@
+"""The target `aws-neuron`: AWS Inferentia2 and Trainium, through torch-neuronx."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
+
+from whisperport.program.bundle import ProgramEntry
+from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.masks import MASKED
+from whisperport.program.placement import Placement
+from whisperport.program.runner import Runner
+from whisperport.program.spec import Package, TargetSpec
+from whisperport.system.progress import Progress
+from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.vendors.aws_neuron import options as own_options
+from whisperport.targets.vendors.aws_neuron.chips import RELEASE, machines
+from whisperport.targets.vendors.aws_neuron.compiler import DESCRIPTION, WEIGHTS, NeuronCompiler
+from whisperport.targets.vendors.aws_neuron.runtime import import_torch, load_modules
+
+if TYPE_CHECKING:  # boards have no torch
+    from whisperport.model.trace.program import Program
+
+NAME = "aws-neuron"
+TRACE = f"{RELEASE} api-torch-neuronx-trace.rst"
+
+
+@final
+class AwsNeuron(Target):
+    """AWS Inferentia2 and Trainium. Programs are modules whose state stays on the device.
+
+    The bundle has a description and a weight file for each precision, and no Python code: `compile` writes
+    its own copy of `neuron_modules.py` into the work folder, because a bundle may come from elsewhere.
+    """
+
+    spec = TargetSpec(
+        name=NAME,
+        summary="AWS Inferentia2 and Trainium: all programs on a NeuronCore, with resident state",
+        dtypes=frozenset({"float32", "bfloat16", "int32", "int64", "bool"}),
+        precisions=("fp32", "bf16"),
+        masks={"bf16": MASKED},  # bfloat16 has the range of float32
+        # Second-hand: jimburtoft/neuronx-distributed-inference@019e42e, whisper-large-v3-turbo/README.md:
+        # 4 rows use the hardware best, and 8 are not recommended. This project has not measured it.
+        batch=4,
+        emulation={"emulate": "on"},
+        runtime="torch-neuronx",
+        emulation_runtime="torch",
+        lowered_suffix=DESCRIPTION,
+        extra="export",
+        run_extra=NAME,
+        packages={
+            NAME: (
+                Package(
+                    "torch_neuronx",
+                    "torch-neuronx",
+                    "get torch-neuronx for torch 2.9 from AWS's own index; see the Neuron SDK's setup page",
+                ),
+            )
+        },
+        sources={
+            "dtypes": f"{RELEASE} compiler/neuronx-cc: int64 is computed in int32 by default",
+            "max_rank": "torch: no document of AWS states a limit of the rank",
+            "formats": f"{TRACE}: the tracer gets a torch module",
+            "domains": f"{TRACE}: the tracer gets a torch module, which has no ONNX operators",
+            "static": f"{TRACE}: fixed input shapes",
+            "precisions": f"{RELEASE} compiler/neuronx-cc: --auto-cast none keeps the program's types",
+        },
+    )
+    run_options: ClassVar[type[Any]] = own_options.RunOptions
+    compiler = NeuronCompiler()
+    machines = machines()
+
+    def __init__(self, precisions: Mapping[str, str] | None = None) -> None:
+        self.precisions = dict(precisions or {})
+
+    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
+        return type(self)(precisions)
+
+    def emulated_precision(self, precision: str) -> str:
+        """Return the same precision: on the CPU, modules compute in bfloat16 too."""
+        return precision
+
+    def lower(
+        self, programs: Sequence["Program"], folder: Path, progress: Progress
+    ) -> list[ProgramEntry]:
+        """Write the programs of each precision to a description and a weight file."""
+        entries: dict[str, ProgramEntry] = {}
+        for precision in self.spec.precisions:
+            group = [one for one in programs if self.precision_of(one.name) == precision]
+            if group:
+                progress(f"writing the weights of {', '.join(one.name for one in group)}")
+                path = folder / NAME / f"{precision}{DESCRIPTION}"
+                entries |= self._written(group, path, f"{NAME}/{path.name}")
+        return [entries[program.name] for program in programs]
+
+    def lower_file(
+        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+    ) -> tuple[ProgramEntry, dict[str, Any]]:
+        """Write one program to a description and a weight file beside it."""
+        if simplify:
+            return super().lower_file(program, path, progress, simplify=simplify)
+        path = path.with_suffix(DESCRIPTION)
+        entry = self._written([program], path, path.name)[program.name]
+        return entry, entry.facts.to_json()
+
+    def load(
+        self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
+    ) -> dict[str, Runner]:
+        chosen = cast(own_options.RunOptions, options.of(self))
+        return load_modules(folder, entries, chosen, options.cores)
+
+    def _written(
+        self, programs: Sequence["Program"], path: Path, file: str
+    ) -> dict[str, ProgramEntry]:
+        from whisperport.targets.vendors.aws_neuron.lowering import lower_programs
+
+        import_torch()
+        precision = self.precision_of(programs[0].name)
+        nodes = lower_programs(programs, precision, path)
+        files = (file, file.removesuffix(DESCRIPTION) + WEIGHTS)
+        return {
+            one.name: ProgramEntry(
+                spec=one.spec,
+                placement=Placement(NAME, precision),
+                method=one.name,
+                files=files,
+                facts=ProgramFacts(delegated=nodes[one.name], undelegated=(), subgraphs=1),
+            )
+            for one in programs
+        }
+
+
+TARGETS = (AwsNeuron(),)

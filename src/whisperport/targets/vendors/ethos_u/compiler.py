@@ -1,0 +1,185 @@
+"""The compiler, Arm's backend of ExecuTorch with Vela: its stages, and the check of compiled files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast, final
+
+from whisperport.errors import UsageError
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import (
+    expect_signature,
+    not_compiled,
+    other_chip,
+    read_bytes,
+)
+from whisperport.targets.compiler import (
+    CalibrationNeed,
+    CompilePlan,
+    Compiler,
+    CompileRequest,
+    Estimate,
+    Explanation,
+)
+from whisperport.targets.stage_report import printable, printable_texts, read_report
+from whisperport.targets.toolchain import Stage
+from whisperport.targets.vendors.ethos_u import stages
+from whisperport.targets.vendors.ethos_u.chips import DRIVER_FLAGS, Npu
+from whisperport.targets.vendors.ethos_u.estimate import read_estimate, summary, to_estimate
+from whisperport.targets.vendors.ethos_u.options import CompileOptions
+
+T = TypeVar("T")
+LOWERED, COMPILED = ".pt2", ".pte"
+QUANTIZED, BUILT, GRAPH, TENSORS, ESTIMATE = (
+    "quantized.pt2",
+    "built.json",
+    "graph.tosa",
+    "tensors.json",
+    "estimate.csv",
+)
+# The versions that were tried. A file of torch.export has the version of torch that wrote it.
+VERSIONS = {"executorch": [1, 5], "ethos-u-vela": [5, 1], "tosa-tools": [2026, 5], "torch": [2, 13]}
+SAMPLES = 32  # of calibration
+MAGIC, MAGIC_PLACE = b"ET", 4  # of a .pte; source: executorch/schema/extended_header.h
+
+# Class of a stage's error -> what happened, as words that follow the compiler's title; and what to do.
+_FAILURES: Mapping[str, Explanation] = {
+    "UnsupportedOperatorError": (
+        "does not support the program",
+        "place it on the CPU: export with `--placement {program}=onnxruntime`",
+    ),
+    "OtherGraphError": (
+        "made another graph than was asked for",
+        "place the program on the CPU: export with `--placement {program}=onnxruntime`",
+    ),
+    "CompilerExitError": (
+        "failed",
+        "another `--option {target}.memory-mode` may have room for the program",
+    ),
+}
+
+
+@final
+class EthosUCompiler(Compiler):
+    """The compiler for one NPU."""
+
+    toolchain: ClassVar[str] = "ethos-u"
+    sdk: ClassVar[str] = "ethosu"
+    source: ClassVar[str] = (
+        "x86-64 Linux, in an environment of its own: pip install torch==2.13.0, then "
+        '"executorch[ethos-u]==1.5.1"'
+    )
+    script: ClassVar[Path] = Path(stages.__file__)
+    options: ClassVar[type[Any]] = CompileOptions
+    suffix: ClassVar[str] = COMPILED
+    runs: ClassVar[Literal["emulated"]] = "emulated"  # there is no simulator of the compiled file
+    decides: ClassVar[bool] = True
+    failures: ClassVar[Mapping[str, Explanation]] = _FAILURES
+
+    def __init__(self, npu: Npu, precision: str = "") -> None:
+        self._npu, self._precision = npu, precision or npu.precisions[0]
+        self.target = npu.name
+        self.title = "ExecuTorch 1.5 with Vela 5.1"
+
+    def in_precision(self, precision: str) -> Self:
+        return type(self)(self._npu, precision)
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"npu": self._npu.name, "versions": VERSIONS}
+
+    def calibration(self, spec: ProgramSpec, dims: Dims, options: Any) -> CalibrationNeed:
+        self._hardware(options)  # raises before the audio is processed, which can take minutes
+        return CalibrationNeed(
+            samples=SAMPLES, names=tuple(f"calibration_{tensor.name}" for tensor in spec.inputs)
+        )
+
+    def plan(self, request: CompileRequest) -> CompilePlan:
+        name, chosen = request.spec.name, cast(CompileOptions, request.options)
+        model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
+        settings: dict[str, Any] = {
+            "model": model,
+            "artifact": artifact,
+            "precision": self._precision,
+            "headroom": chosen.headroom,
+            **self._hardware(chosen),
+            "calibration": list(request.arrays),
+            "inputs": [tensor.name for tensor in request.spec.inputs],
+            "outputs": [tensor.name for tensor in request.spec.outputs],
+        }
+        planned = [
+            Stage("quantize", (*request.files, *request.arrays), (QUANTIZED,)),
+            Stage("compile", (QUANTIZED,), (artifact, BUILT, GRAPH, TENSORS, ESTIMATE)),
+        ]
+        inputs, outputs = self.emulated(request)
+        if outputs:
+            reads = (GRAPH, TENSORS, *inputs.values())
+            planned.append(Stage("emulate", reads, tuple(outputs.values())))
+            settings |= {"emulated_inputs": inputs, "emulated_outputs": list(outputs.values())}
+        return CompilePlan(
+            stages=tuple(planned),
+            artifact=artifact,
+            settings=settings,
+            keep=(GRAPH, TENSORS, ESTIMATE),
+        )
+
+    def _hardware(self, chosen: CompileOptions) -> dict[str, Any]:
+        """Return the NPU, the memory system and the driver that the compiler compiles for.
+
+        Raises:
+            UsageError: the NPU has no such number of MAC units, memory system, memory mode or driver.
+        """
+        npu = self._npu
+        return {
+            "accelerator": npu.accelerator(self._one_of("macs", chosen.macs, npu.macs)),
+            "system_config": self._one_of(
+                "system-config", chosen.system_config, npu.system_configs
+            ),
+            "memory_mode": self._one_of("memory-mode", chosen.memory_mode, npu.memory_modes),
+            "flags": list(DRIVER_FLAGS[self._one_of("driver", chosen.driver, npu.drivers)]),
+        }
+
+    def _one_of(self, option: str, value: T | None, allowed: tuple[T, ...]) -> T:
+        """Return an option's value; the first allowed one if the user did not choose."""
+        if value is None:
+            return allowed[0]
+        if value not in allowed:
+            raise UsageError(
+                f"the option `{self._npu.name}.{option}` cannot be `{value}`",
+                hint=f"expected one of {', '.join(map(str, allowed))}",
+            )
+        return value
+
+    def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
+        """Compare what the stage compile wrote about the file with the program; see `described` there.
+
+        The stage rejects a program that is not one subgraph for the NPU.
+        """
+        if read_bytes(artifact, len(MAGIC) + MAGIC_PLACE)[MAGIC_PLACE:] != MAGIC:
+            raise not_compiled(artifact, "it is not an ExecuTorch program")
+        built = read_report(artifact.with_name(BUILT))
+        accelerator = printable(built.get("accelerator", ""))
+        if accelerator.rpartition("-")[0] != self._npu.name:
+            raise other_chip(
+                artifact, self.target, f"it was compiled for {accelerator or 'no NPU'}"
+            )
+        inputs, outputs = (printable_texts(built.get(side)) for side in ("inputs", "outputs"))
+        expect_signature(
+            artifact, spec, inputs, outputs, lambda one: f"{list(one.shape)} {one.dtype}"
+        )
+        undelegated = printable_texts(built.get("undelegated"))
+        estimate = read_estimate(artifact.with_name(ESTIMATE))
+        return {
+            "compiler": "executorch 1.5, ethos-u-vela 5.1",
+            "compiled_for": accelerator,
+            "subgraphs": 1,
+            "undelegated": undelegated,
+            "plan": {"NPU subgraphs": 1, "CPU conversions": len(undelegated)},
+            "estimate": estimate,
+            "notes": [summary(estimate)] if estimate else [],
+        }
+
+    def estimate(self, facts: Mapping[str, Any]) -> Estimate | None:
+        try:
+            return to_estimate(facts["estimate"])
+        except (LookupError, TypeError, ValueError, OverflowError):  # none, or a foreign manifest
+            return None

@@ -1,0 +1,112 @@
+"""Run compiled files with onnxruntime-qnn: on the NPU of an Arm machine, or in the simulator on x86-64."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets.compiled_file import RECOMPILE
+from whisperport.targets.onnx.runner import check_signature, session_settings
+from whisperport.targets.vendors.qualcomm.chips import EXTRA, Chip
+from whisperport.targets.vendors.qualcomm.compiler import check_chip
+from whisperport.targets.vendors.qualcomm.context import PROVIDER, check_context
+from whisperport.targets.vendors.qualcomm.options import RunOptions
+
+_registering = Lock()  # the provider is registered once per process
+
+
+class QnnRunner(Runner):
+    """A compiled program in a session of ONNX Runtime. No node runs on the CPU."""
+
+    def __init__(self, spec: ProgramSpec, path: Path, session: Any) -> None:
+        """
+        Args:
+            spec: the program's signature in the manifest.
+            path: of the compiled file.
+            session: an `onnxruntime.InferenceSession` that loaded it.
+
+        Raises:
+            BundleError: the session's signature differs from `spec`.
+        """
+        super().__init__(spec)
+        check_signature(session, spec, path.name)
+        self._session = session
+        self._input_names = [tensor.name for tensor in spec.inputs]
+        self._output_names = [tensor.name for tensor in spec.outputs]
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        feed = dict(zip(self._input_names, inputs, strict=True))
+        outputs: Sequence[Array] = self._session.run(self._output_names, feed)
+        return outputs
+
+
+def load_contexts(
+    chip: Chip, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: RunOptions
+) -> dict[str, Runner]:
+    """Load compiled programs as `CompiledTarget.load_compiled`."""
+    ort, provider = _packages(chip)
+    runners: dict[str, Runner] = {}
+    for spec in specs:
+        path = files[spec.name]
+        check_chip(check_context(path, spec), chip, path)
+        session = _session(ort, provider, chip, path, options)
+        runners[spec.name] = QnnRunner(spec, path, session)
+    return runners
+
+
+def _packages(chip: Chip) -> tuple[Any, Any]:
+    """Import onnxruntime and onnxruntime-qnn, and register the provider.
+
+    Raises:
+        MissingPackageError: one of them is not installed, or onnxruntime is too old for it.
+    """
+    try:
+        import onnxruntime as ort
+        import onnxruntime_qnn as provider
+
+        with _registering:
+            if PROVIDER not in {device.ep_name for device in ort.get_ep_devices()}:
+                ort.register_execution_provider_library(PROVIDER, provider.get_library_path())
+    except (ImportError, AttributeError) as error:  # AttributeError: an old onnxruntime
+        raise MissingPackageError(
+            f"cannot run the compiled programs of `{chip.name}`: onnxruntime-qnn is not installed, or "
+            "does not fit the installed onnxruntime",
+            why=str(error),
+            hint=f'pip install "whisperport[{EXTRA}]"; or emulate them on the CPU with `--run-option '
+            f"{chip.name}.emulate=on`",
+        ) from error
+    return ort, provider
+
+
+def _session(ort: Any, provider: Any, chip: Chip, path: Path, options: RunOptions) -> Any:
+    devices = [one for one in ort.get_ep_devices() if one.ep_name == PROVIDER]
+    if not devices:
+        raise LoweringError(
+            f"onnxruntime-qnn offers no device for `{chip.name}` on this machine",
+            why=f"{PROVIDER} is registered and lists none",
+            hint=f"emulate the programs on the CPU with `--run-option {chip.name}.emulate=on`",
+        )
+    npus = [one for one in devices if one.device.type == ort.OrtHardwareDeviceType.NPU]
+    settings = session_settings(ort, None)
+    settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    settings.add_provider_for_devices(
+        (npus or devices)[:1],
+        {
+            "backend_path": str(options.library or provider.get_qnn_htp_path()),
+            "soc_model": str(chip.soc_model),
+            "htp_arch": str(chip.architecture.number),
+            "htp_performance_mode": options.performance,
+        },
+    )
+    try:
+        return ort.InferenceSession(str(path), settings, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
+        raise BundleError(
+            f"onnxruntime-qnn cannot load {path.name} for `{chip.name}`",
+            why=str(error).strip().split("\n")[0][:300],
+            hint=f"on the device, name its library with `--run-option {chip.name}.library=PATH`; or "
+            + RECOMPILE,
+        ) from error

@@ -1,0 +1,164 @@
+"""Decode a buffer of a live transcription in one pass of the model, with word timestamps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from whisperport.runtime import (
+    Decoded,
+    Decoder,
+    Steps,
+    WindowSegment,
+    decoding_with_fallback,
+    is_silence,
+    split_segments,
+)
+from whisperport.runtime.decoding.alignment import align_words
+from whisperport.runtime.decoding.words import add_words
+from whisperport.speech.audio import FRAMES_PER_SECOND
+from whisperport.speech.text import Segment, Tokenizer
+from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.transcription.live.agreement import HypothesisWord
+from whisperport.transcription.live.buffer import Buffer, Floats
+
+MIN_FRAMES = 10  # mel frames of 10 ms; shorter audio has no word
+
+T = TypeVar("T")
+
+
+class DecodingRunner(Protocol):
+    """Runs a decoding, and returns its result: on the caller's thread, or where a scheduler wants it."""
+
+    def __call__(self, start: Callable[[Decoder], Steps[T]], /) -> T:
+        """Call `start` with the decoder to use, and run the steps of the decoding that it returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """The text of a buffer in one pass. It has at least one word."""
+
+    words: tuple[HypothesisWord, ...]
+    complete: int  # number of words in segments that have ended
+    decoded: Decoded
+    ratio: float  # compression ratio of the text
+
+
+def recognize(
+    run: DecodingRunner,
+    transcriber: Transcriber,
+    buffer: Buffer,
+    options: TranscribeOptions,
+    prompt: tuple[int, ...],
+    last_speech: float,
+) -> Hypothesis | None:
+    """Decode a buffer.
+
+    Args:
+        run: runs the decoding.
+        transcriber: the loaded bundle.
+        buffer: the most recent audio.
+        options: transcription options.
+        prompt: token ids of the text before the buffer.
+        last_speech: end of the last certain word, in seconds.
+
+    Returns:
+        The words of the buffer; None if it has none.
+    """
+    if buffer.frames < MIN_FRAMES:
+        return None
+    options = replace(options, decode=replace(options.decode, prompt=prompt))
+    return run(partial(_recognition, transcriber, buffer, buffer.mel(), options, last_speech))
+
+
+def _recognition(
+    transcriber: Transcriber,
+    buffer: Buffer,
+    mel: Floats,
+    options: TranscribeOptions,
+    last_speech: float,
+    decoder: Decoder,
+) -> Steps[Hypothesis | None]:
+    """Decode the spectrogram of a buffer."""
+    decoded, ratio = yield from decoding_with_fallback(
+        decoder,
+        transcriber.engine.encode(mel),
+        options.decode,
+        options.temperatures,
+        options.thresholds,
+        transcriber.tokenizer.decode_with_special_tokens,
+    )
+    if is_silence(decoded, options.thresholds):
+        return None
+    segments, n_complete = _segments_of(
+        decoded, transcriber.engine.generation.timestamp_begin, buffer
+    )
+    segment_words = [
+        # Segments with a duration of 0 are dropped, as in the transcription of a file.
+        segment.words or () if segment.end > segment.start else ()
+        for segment in _with_words(
+            decoder, transcriber.tokenizer, buffer, options, decoded, segments, last_speech
+        )
+    ]
+    words = tuple(
+        HypothesisWord(word, starts_segment=i == 0)
+        for words in segment_words
+        for i, word in enumerate(words)
+    )
+    n_words = sum(len(words) for words in segment_words[:n_complete])
+    return Hypothesis(words, n_words, decoded, ratio) if words else None
+
+
+def _segments_of(decoded: Decoded, begin: int, buffer: Buffer) -> tuple[list[WindowSegment], int]:
+    """Return the segments of a buffer, including one that has not ended, and the number that have ended.
+
+    The transcription of a file drops the segment that has not ended, because the next window begins with
+    it.
+    """
+    split = split_segments(decoded.tokens, begin, buffer.frames)
+    rest = decoded.tokens[sum(len(segment.tokens) for segment in split.segments) :]
+    segments = list(split.segments)
+    if rest:
+        start, end = split.advance / FRAMES_PER_SECOND, buffer.frames / FRAMES_PER_SECOND
+        segments.append(WindowSegment(min(start, end), end, rest))
+    return segments, len(split.segments)
+
+
+def _with_words(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    buffer: Buffer,
+    options: TranscribeOptions,
+    decoded: Decoded,
+    parts: list[WindowSegment],
+    last_speech: float,
+) -> list[Segment]:
+    """Return the segments with word timestamps, in time from the beginning of the stream."""
+    end = decoder.engine.generation.end_of_text
+    timings = align_words(
+        decoder,
+        tokenizer,
+        [token for token in decoded.tokens if token < end],
+        language=decoded.language,
+        task=options.decode.task,
+        n_frames=buffer.frames,
+    )
+    segments = [
+        Segment(
+            start=buffer.start_s + part.start_s,
+            end=buffer.start_s + part.end_s,
+            text=tokenizer.decode(part.tokens),
+            tokens=part.tokens,
+            seek=buffer.start,
+        )
+        for part in parts
+    ]
+    return add_words(
+        segments,
+        timings,
+        end_of_text=end,
+        last_speech=last_speech,
+        prepended=options.prepend_punctuations,
+        appended=options.append_punctuations,
+    )
