@@ -74,7 +74,7 @@ def _statuses(folder: str) -> str:
     """Each status of the vendor's targets, followed by the targets that have it."""
     targets: dict[str, list[str]] = {}
     for target in TARGETS:
-        if type(target).__module__.removeprefix("whisperport.targets.").split(".")[0] == folder:
+        if type(target).__module__.removeprefix("whisperport.targets.").split(".")[1] == folder:
             targets.setdefault(status_words(target.spec.name), []).append(f"`{target.spec.name}`")
     return "<br>".join(f"{', '.join(names)}: {status}" for status, names in targets.items())
 

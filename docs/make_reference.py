@@ -64,7 +64,7 @@ def pages() -> dict[Path, str]:
 
 def page_of(target: Target) -> str:
     """Return the name of a target's page, which is that of its module or folder."""
-    return type(target).__module__.split(".")[2].replace("_", "-")
+    return type(target).__module__.split(".")[3].replace("_", "-")
 
 
 def targets_by_page() -> dict[str, list[Target]]:

@@ -20,27 +20,35 @@ FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("
 PAGE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 
 
-def read_map(page: str) -> dict[str, bool]:
-    """Folders and modules of the map, in its order -> whether they need torch."""
+def read_map(page: str) -> dict[str, list[str]]:
+    """Rooms of the map, in its order -> their folders in the map's order."""
     (block,) = re.findall(r"^## The map$.*?^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    rows = [row for row in block.splitlines() if row[:1].strip()]  # others continue a description
-    return {row.split()[0]: row.endswith(" torch") for row in rows}
+    rooms: dict[str, list[str]] = {}
+    for row in block.splitlines():
+        name = row.split()[0]
+        if row.startswith(" "):
+            rooms[next(reversed(rooms))].append(name)
+        else:
+            rooms[name] = []
+    return rooms
 
 
-# A module imports from the rows above its own, and from its own.
+# A module imports from the rooms above its own, and from its own.
 MAP = read_map(PAGE.read_text(encoding="utf-8"))
-RANK = {name: rank for rank, name in enumerate(MAP)}
-NEEDS_TORCH = {name for name, needs_torch in MAP.items() if needs_torch}
+RANK = {name: rank for rank, name in enumerate(("errors", *MAP, "__main__"))}
+NEEDS_TORCH = "model"
 HEAVY = {
     *("torch", "onnx", "onnx_ir", "onnxscript", "executorch", "transformers", "safetensors"),
     *("huggingface_hub", "requests", "torchao", "litert_torch", "ai_edge_quantizer"),
     *("pyarrow", "ray"),
 }
 # Plugins do not import each other. The other modules of these two folders are what plugins share.
-VENDORS = {module.split(".")[0] for module in MODULES}
+PLUGINS = {tuple(module.split(".")[:2]) for module in MODULES}
 REWRITES_SHARE = {"__init__", "base", "graph", "host", "in_place"}
 # Files that stand alone in another environment, which has torch: only functions import them.
-STANDALONE = {"targets/aws_neuron/neuron_modules.py", "targets/aws_neuron/neuron_fused.py"}
+STANDALONE = {
+    f"targets/vendors/aws_neuron/{name}.py" for name in ("neuron_modules", "neuron_fused")
+}
 
 
 def modules(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:
@@ -69,19 +77,28 @@ def faults(file: str, source: str) -> list[str]:
     mine = file.split("/")[0].removesuffix(".py")
     if mine == "__init__":  # the shop window shows what is below the command line
         return _heavy(tree) + [
-            f"imports {name[1]}" for name in _ours(ast.walk(tree)) if name[1] in ("cli", "__main__")
+            f"imports {'.'.join(name[1:3])}"
+            for name in _ours(ast.walk(tree))
+            if name[1:3] == ["apps", "cli"] or name[1] == "__main__"
         ]
     if mine not in RANK:
         return [f"`{mine}` is not in the map"]
+    folders = MAP.get(mine, [])
+    within = file.partition("/")[2].partition("/")[0]
+    if file.count("/") > 1 and within not in folders:
+        return [f"`{within}` is not in the map of {mine}"]
     found = [f"relative import at line {node.lineno}" for node in _relative(tree)]
     for name in _ours(ast.walk(tree)):
         if name[1] in RANK and RANK[name[1]] > RANK[mine]:
-            found.append(f"imports {name[1]}, which is not below it")
-        if name[1] == mine and _is_another_plugin(file, name):
+            found.append(f"imports {name[1]}, which is not above it in the map")
+        inside = folders[folders.index(within) + 1 :] if within in folders else []
+        if name[1] == mine and name[2] in inside:
+            found.append(f"imports {name[2]}, which is not above it in the map of {mine}")
+        if _is_another_plugin(file, name):
             found.append(f"the plugin imports {'.'.join(name[1:])}, another plugin")
     if file in STANDALONE:
         return found + [f"imports {name[1]}, but stands alone" for name in _ours(ast.walk(tree))]
-    return found + (_heavy(tree) if mine not in NEEDS_TORCH else [])
+    return found + (_heavy(tree) if mine != NEEDS_TORCH else [])
 
 
 def _ours(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:
@@ -93,13 +110,19 @@ def _relative(tree: ast.AST) -> list[ast.ImportFrom]:
 
 
 def _is_another_plugin(file: str, name: list[str]) -> bool:
-    """Whether a module of `targets` or `rewrites` imports a plugin that it is not a part of."""
-    folder, part = file.split("/")[0], file.split("/")[1].removesuffix(".py")
-    if part == "__init__" or name[2] == part:
-        return False
-    if folder == "targets":
-        return name[2] in VENDORS or (part in VENDORS and name[2] == "get_target")
-    return folder == "rewrites" and part not in REWRITES_SHARE and name[2] not in REWRITES_SHARE
+    """Whether a target or a rewrite imports a plugin that it is not a part of."""
+    own, other = _plugin(file.removesuffix(".py").split("/")), _plugin(name[1:])
+    if name[1:2] == ["targets"] and file.startswith("targets/"):
+        return bool(other and other != own) or bool(own and name[2:3] == ["get_target"])
+    return bool(own and other and own != other)
+
+
+def _plugin(path: list[str]) -> str:
+    """The plugin that a module, as the parts of its name below the package, is a part of, or nothing."""
+    if path[0] == "targets":
+        return path[2] if tuple(path[1:3]) in PLUGINS else ""
+    is_rewrite = path[:2] == ["model", "rewrites"] and len(path) > 2
+    return path[2] if is_rewrite and path[2] not in REWRITES_SHARE else ""
 
 
 def _heavy(tree: ast.Module) -> list[str]:
@@ -108,7 +131,7 @@ def _heavy(tree: ast.Module) -> list[str]:
     return found + [
         f"imports {name[1]}, which needs torch, when it is imported"
         for name in at_import
-        if name[0] == "whisperport" and name[1:2] and name[1] in NEEDS_TORCH
+        if name[:2] == ["whisperport", NEEDS_TORCH]
     ]
 
 
@@ -120,33 +143,38 @@ def test_imports_point_down(file: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source", "fault"),
     [
-        ("audio/mel.py", "from whisperport.targets import TARGETS", "not below"),
-        ("runtime/cache.py", "def f():\n    from whisperport.apps.cli import main", "not below"),
-        ("model/encoder.py", "from whisperport.model.rewrites import REWRITES", "not below"),
-        ("runtime/engine.py", "import torch", "imports torch"),
-        ("runtime/engine.py", "class A:\n    import onnx.checker", "imports onnx"),
-        ("runtime/engine.py", "try:\n    import torch\nexcept ImportError: ...", "imports torch"),
-        ("runtime/engine.py", "if not TYPE_CHECKING:\n    import torch", "imports torch"),
-        ("runtime/engine.py", "if TYPE_CHECKING: ...\nelse:\n    import torch", "imports torch"),
+        ("speech/audio/mel.py", "from whisperport.targets import TARGETS", "not above"),
+        ("runtime/a.py", "def f():\n    from whisperport.apps.cli import main", "not above"),
+        ("model/network/a.py", "from whisperport.model.rewrites import REWRITES", "not above"),
+        ("runtime/engine/engine.py", "import torch", "imports torch"),
+        ("runtime/engine/engine.py", "class A:\n    import onnx.checker", "imports onnx"),
+        ("runtime/a.py", "try:\n    import torch\nexcept ImportError: ...", "imports torch"),
+        ("runtime/a.py", "if not TYPE_CHECKING:\n    import torch", "imports torch"),
+        ("runtime/a.py", "if TYPE_CHECKING: ...\nelse:\n    import torch", "imports torch"),
         ("targets/base.py", "from whisperport.model.trace.program import Program", "needs torch"),
         ("__init__.py", "from whisperport.model.checkpoint import Checkpoint", "needs torch"),
-        ("__init__.py", "from whisperport.apps.cli import main", "imports cli"),
+        ("__init__.py", "from whisperport.apps.cli import main", "imports apps.cli"),
         (
-            "targets/xnnpack.py",
+            "targets/cpu/xnnpack/a.py",
             "from whisperport.targets.cpu.onnxruntime import CPU",
             "another plugin",
         ),
-        ("targets/xnnpack.py", "from whisperport.targets import get_target", "another plugin"),
+        (
+            "targets/cpu/xnnpack/a.py",
+            "from whisperport.targets import get_target",
+            "another plugin",
+        ),
         ("targets/base.py", "from whisperport.targets.cpu.xnnpack import FILE", "another plugin"),
         (
-            "targets/hailo/chips.py",
+            "targets/vendors/hailo/chips.py",
             "from whisperport.targets.cpu.xnnpack import FILE",
             "another plugin",
         ),
-        ("rewrites/a.py", "from whisperport.model.rewrites.b import b", "another plugin"),
+        ("model/rewrites/a.py", "from whisperport.model.rewrites.b import b", "another plugin"),
         ("utils/text.py", "import os", "not in the map"),
+        ("speech/utils/text.py", "import os", "not in the map"),
         ("helpers.py", "import os", "not in the map"),
-        ("audio/mel.py", "from .pcm import SAMPLE_RATE", "relative"),
+        ("speech/audio/mel.py", "from .pcm import SAMPLE_RATE", "relative"),
     ],
 )
 def test_a_wrong_import_is_found(file: str, source: str, fault: str) -> None:
@@ -156,13 +184,16 @@ def test_a_wrong_import_is_found(file: str, source: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("runtime/engine.py", "if TYPE_CHECKING:\n    import torch"),
-        ("targets/xnnpack.py", "def f():\n    import torch"),
-        ("targets/xnnpack.py", "from whisperport.targets.base import Target"),
-        ("targets/hailo/target.py", "from whisperport.targets.vendors.hailo.chips import Chip"),
-        ("targets/__init__.py", "from whisperport.targets.cpu.xnnpack.target import Xnnpack"),
-        ("model/encoder.py", "import torch"),
-        ("cli/main.py", "import whisperport"),
+        ("runtime/a.py", "if TYPE_CHECKING:\n    import torch"),
+        ("targets/cpu/xnnpack/a.py", "def f():\n    import torch"),
+        ("targets/cpu/xnnpack/a.py", "from whisperport.targets.base import Target"),
+        (
+            "targets/vendors/hailo/target.py",
+            "from whisperport.targets.vendors.hailo.chips import Chip",
+        ),
+        ("targets/__init__.py", "import os"),
+        ("model/network/encoder.py", "import torch"),
+        ("apps/cli/main.py", "import whisperport"),
     ],
 )
 def test_a_right_import_is_left_alone(file: str, source: str) -> None:
@@ -173,6 +204,10 @@ def test_the_map_names_what_is_there_and_nothing_else() -> None:
     there = {file.split("/")[0].removesuffix(".py") for file in FILES} - {"__init__"}
 
     assert set(RANK) == there
+    assert len(MAP) <= 10
+    for room, folders in MAP.items():
+        inner = {path.name for path in (ROOT / room).iterdir() if (path / "__init__.py").is_file()}
+        assert {*folders} == inner
 
 
 def test_no_modules_import_each_other_in_a_circle_not_for_types_either() -> None:
@@ -228,7 +263,7 @@ def on_a_board(code: str, *arguments: object) -> Any:
 
 def test_the_package_and_the_command_line_import_without_torch() -> None:
     done = on_a_board(
-        "import whisperport, whisperport.cli\n"
+        "import whisperport, whisperport.apps.cli\n"
         "names = [name for name in whisperport.__all__ if 'heckpoint' not in name]\n"
         "names += ['CheckpointError']\n"
         "print(sum(hasattr(whisperport, name) for name in names))"

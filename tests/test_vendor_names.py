@@ -16,14 +16,15 @@ NOT_VENDORS = {"xnnpack", "litert", "onnx", "tflite"}
 EXCEPTIONS = {
     "openvino": [
         # It recognizes checkpoints on model hubs that another tool converted, by their file names.
-        "checkpoint/other_forms.py",
+        "model/checkpoint/other_forms.py",
     ]
 }
-VENDORS = sorted(
-    folder.name
-    for folder in (ROOT / "targets").iterdir()
+# Vendor -> its folder's folder.
+VENDORS = {
+    folder.name: folder.parent.name
+    for folder in sorted((ROOT / "targets").glob("*/*"))
     if folder.is_dir() and (folder / "__init__.py").is_file() and folder.name not in NOT_VENDORS
-)
+}
 
 
 def naming(name: str, words: tuple[str, ...], root: Path) -> list[str]:
@@ -45,7 +46,7 @@ def naming(name: str, words: tuple[str, ...], root: Path) -> list[str]:
 
 
 def declared(vendor: str) -> tuple[str, ...]:
-    return importlib.import_module(f"whisperport.targets.{vendor}").VENDOR_WORDS
+    return importlib.import_module(f"whisperport.targets.{VENDORS[vendor]}.{vendor}").VENDOR_WORDS
 
 
 def test_there_are_vendors():
@@ -55,7 +56,7 @@ def test_there_are_vendors():
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_only_a_vendors_own_folder_and_the_list_of_targets_name_it(vendor):
-    allowed = (f"targets/{vendor}/", LIST.relative_to(ROOT).as_posix())
+    allowed = (f"targets/{VENDORS[vendor]}/{vendor}/", LIST.relative_to(ROOT).as_posix())
 
     found = naming(vendor, declared(vendor), ROOT)
     outside = [file for file in found if not file.startswith(allowed)]

@@ -1,6 +1,7 @@
 """Write MODEL_CARD.md: fill the results of the evaluation into model_card_template.md.
 
-python model_card.py --results results/evaluation.json --out ../src/whisperport/speech/data/model/MODEL_CARD.md
+OUT=../src/whisperport/speech/data/model/MODEL_CARD.md
+python model_card.py --results results/evaluation.json --out $OUT
 """
 
 from __future__ import annotations

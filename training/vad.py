@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 SOURCE_SHA256 = "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"
-OUT = Path(__file__).parents[1] / "src" / "whisperport" / "data" / "vad" / "silero_vad_16k.onnx.xz"
+OUT = (
+    Path(__file__).parents[1]
+    / "src"
+    / "whisperport"
+    / "speech"
+    / "data"
+    / "vad"
+    / "silero_vad_16k.onnx.xz"
+)
 PACKED = [
     {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 2, "pb": 2}
 ]  # for floats

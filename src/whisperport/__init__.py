@@ -263,7 +263,7 @@ def _module(name: str) -> Any:
     try:
         return import_module(f"whisperport.{module}")
     except ImportError as error:
-        if module != "checkpoint":
+        if module != "model.checkpoint":
             raise
         from whisperport.errors import MissingPackageError
 

@@ -268,7 +268,7 @@ def ids(part: Path) -> list[str]:
 
 def test_every_code_in_the_source_has_a_meaning() -> None:
     package = Path(whisperport.__file__).parent
-    folders = (package / "audio", package / "archive")
+    folders = (package / "speech" / "audio", package / "apps" / "archive")
     sources = [path.read_text() for folder in folders for path in folder.glob("*.py")]
     found = {one for text in sources for one in re.findall(r'code="([a-z-]+)"', text)}
 

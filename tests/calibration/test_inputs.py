@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.build.calibration import BundleSession
 from whisperport.build.calibration.spectrograms import _opened
 from whisperport.errors import AudioError
 from whisperport.program.bundle import Bundle
@@ -15,6 +14,7 @@ from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engi
 from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.recording.inputs import CALLS
 
 from ..embedded import default_bundle

@@ -91,7 +91,7 @@ def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):
 def test_an_import_that_is_killed_leaves_no_hidden_bundle_beside_its_output(
     run, tmp_path, monkeypatch
 ):
-    from whisperport.commands import watchdog
+    from whisperport.apps.cli import watchdog
 
     (tmp_path / "encoder.hef").write_bytes(b"hello")
     (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()

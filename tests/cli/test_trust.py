@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from whisperport.errors import BundleError
-from whisperport.runtime import trial
+from whisperport.runtime.engine import trial
 
 from ..extent import core_or_all
 from ..foreign_bundle import foreign_bundle

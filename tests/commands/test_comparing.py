@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from whisperport import CompareOptions, ProgramError, UsageError, compare
-from whisperport.commands import compare as module
+from whisperport.build import compare as module
 
 TRUSTED = CompareOptions(trust=True)
 WIDTH = 8

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from whisperport.build import fix as fixing
 from whisperport.build.check import check
 from whisperport.build.fix import Fixed, fix
-from whisperport.commands import fix as fixing
+
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.rewrites import REWRITES, Rewrite

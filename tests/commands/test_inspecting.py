@@ -7,8 +7,8 @@ from typing import Any
 import onnx
 import pytest
 
+from whisperport.build import inspect as inspecting
 from whisperport.build.inspect import InspectOptions, inspect
-from whisperport.commands import inspect as inspecting
 from whisperport.errors import ProgramError, UsageError
 from whisperport.program.bundle.origin import record_own
 

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.build.export import preflight
+from whisperport.build import lower as lowering
 from whisperport.build.lower import Lowered, LowerOptions, lower
-from whisperport.commands import lower as lowering
 from whisperport.errors import (
     LoweringError,
     ProgramError,
@@ -28,7 +27,7 @@ from whisperport.program.bundle import replacing_files
 from whisperport.program.bundle.renaming import rename_if_free
 from whisperport.program.runner import Runner
 from whisperport.system.locking import lock_path, locked
-from whisperport.targets import TARGETS, RunOptions, get_target
+from whisperport.targets import TARGETS, RunOptions, get_target, preflight
 from whisperport.verification.tolerances import LOWERED
 
 from ..extent import core_or_all

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from whisperport.apps.cli import watchdog
 from whisperport.apps.cli.watchdog import run_watched
-from whisperport.commands import watchdog
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, WhisperportError
 
 from . import watched_jobs as jobs

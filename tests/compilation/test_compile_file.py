@@ -23,7 +23,6 @@ from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.build.compile.file_source import FileSource, _worst
 from whisperport.build.compile.lowered_file import read_lowered
 from whisperport.build.compile.source import Compiled
-from whisperport.build.export import preflight
 from whisperport.errors import (
     AudioError,
     BundleError,
@@ -37,6 +36,7 @@ from whisperport.program.host_part import HostPart, Lookup
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.speech.audio import load_audio, log_mel
+from whisperport.targets import preflight
 from whisperport.verification import GATES
 from whisperport.verification.clips import shipped_audio
 

@@ -1,18 +1,19 @@
-"""Make the dummy vendor a part of the package: its folder among the targets, and its chips in the list.
+"""Make the dummy vendor a part of the package: its folder among the vendors, and its chips in the list.
 
-The folder is here and not in `src/whisperport/targets`; `targets.__path__` makes Python look in both.
+The folder is here and not in `targets/vendors`; `vendors.__path__` makes Python look in both.
 """
 
 import sys
 from pathlib import Path
 
 from whisperport import targets
+from whisperport.targets import vendors
 
 HERE = Path(__file__).parent
-if str(HERE) not in targets.__path__:
-    targets.__path__.append(str(HERE))
+if str(HERE) not in vendors.__path__:
+    vendors.__path__.append(str(HERE))
 
-from whisperport.targets.dummy.target import TARGETS  # noqa: E402
+from whisperport.targets.vendors.dummy.target import TARGETS  # noqa: E402
 
 WITH_DUMMY = (*targets.TARGETS, *TARGETS)
 

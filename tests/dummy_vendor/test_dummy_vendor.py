@@ -28,7 +28,8 @@ from whisperport.errors import (
     VerificationError,
 )
 from whisperport.program.bundle import Bundle
-from whisperport.runtime import DecodeOptions, Decoder, decode_window, engine, load_engine
+from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
+from whisperport.runtime.engine import engine
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CompileRequest
 from whisperport.verification.clips import Clip
@@ -338,7 +339,7 @@ def test_the_how_to_names_every_file_and_shows_the_target_as_it_is():
 
 def test_the_line_of_the_how_to_lists_the_targets_that_are_tested_here():
     listing = (ROOT / "src" / "whisperport" / "targets" / "__init__.py").read_text(encoding="utf-8")
-    (line,) = re.findall(r'^    ("dummy.*)$', HOW_TO, re.MULTILINE)
+    (line,) = re.findall(r'^    ("vendors.dummy.*)$', HOW_TO, re.MULTILINE)
     changed = listing.replace("\n)\n\nTARGETS:", f"\n    {line}\n)\n\nTARGETS:")
     assert changed.count("\n") == listing.count("\n") + 1
 
@@ -351,7 +352,7 @@ def test_the_line_of_the_how_to_lists_the_targets_that_are_tested_here():
 
 @pytest.mark.parametrize("name", FILES)
 def test_its_files_import_only_what_a_target_may(name):
-    assert faults(f"targets/dummy/{name}", FILES[name].read_text(encoding="utf-8")) == []
+    assert faults(f"targets/vendors/dummy/{name}", FILES[name].read_text(encoding="utf-8")) == []
 
 
 def test_its_folder_is_the_only_place_that_names_it():

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.build.export import preflight
 from whisperport.errors import WhisperportError
+from whisperport.targets import preflight
 from whisperport.targets.preflight import (
     Estimate,
     available_memory,

@@ -164,7 +164,7 @@ def test_every_file_registers_one_rewrite_of_its_name(chosen: Rewrite) -> None:
     files = {path.stem for path in folder.glob("*.py")} - shared
 
     assert {name.replace("-", "_") for name in (*REWRITES, *HOST_REWRITES)} == files
-    assert chosen.apply.__module__ == f"whisperport.rewrites.{chosen.name.replace('-', '_')}"
+    assert chosen.apply.__module__ == f"whisperport.model.rewrites.{chosen.name.replace('-', '_')}"
 
 
 def test_every_file_shows_its_picture_and_says_why(chosen: Rewrite) -> None:

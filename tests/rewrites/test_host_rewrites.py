@@ -169,7 +169,7 @@ def test_a_join_that_cannot_move_is_declined(forward: Callable[..., Any], reason
 
 @pytest.mark.parametrize("name", HOST_REWRITES)
 def test_every_file_is_named_after_its_rewrite_and_shows_its_picture(name: str) -> None:
-    module = f"whisperport.rewrites.{name.replace('-', '_')}"
+    module = f"whisperport.model.rewrites.{name.replace('-', '_')}"
     words = __import__(module, fromlist=["x"]).__doc__
 
     assert HOST_REWRITES[name].__module__ == module

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts
-from whisperport.runtime import Batch, Decoder, Engine, Step, cache
+from whisperport.runtime import Batch, Decoder, Engine, Step
+from whisperport.runtime.engine import cache
 from whisperport.runtime.engine.cache import room_for
 from whisperport.runtime.engine.scores import Scores
 from whisperport.targets import RunOptions, get_target

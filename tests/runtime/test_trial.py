@@ -17,7 +17,8 @@ from whisperport.errors import BundleError
 from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.bundle.origin import record_own
 from whisperport.program.placement import Placement
-from whisperport.runtime import load_engine, trial
+from whisperport.runtime import load_engine
+from whisperport.runtime.engine import trial
 from whisperport.runtime.engine.trial import limits_of
 from whisperport.system.child import START_S
 from whisperport.targets import RunOptions

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.calibration import BundleSession
 from whisperport.build.export.export import ExportOptions, _placed
 from whisperport.errors import BundleError, NumericalError
 from whisperport.model.network.whisper import Whisper
@@ -18,6 +17,7 @@ from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engi
 from whisperport.runtime.engine.trial import limits_of, try_bundle
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import reference_mel
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference
 
 from ..extent import EVERYTHING

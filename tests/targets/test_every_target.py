@@ -485,7 +485,7 @@ def block(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
         if name.split(".")[0] == package:
             monkeypatch.setitem(sys.modules, name, None)
     for name in ("onnx", "onnx_file"):
-        monkeypatch.delitem(sys.modules, f"whisperport.trace.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"whisperport.model.trace.{name}", raising=False)
 
 
 def test_a_missing_compiler_says_what_to_install(

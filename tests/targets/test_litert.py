@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.build.calibration import BundleSession, CalibrationOptions
+from whisperport.build.calibration import CalibrationOptions
 from whisperport.build.export.export import ExportOptions, export
 from whisperport.build.export.placing import Placed
 from whisperport.build.export.quantizing import quantize_programs
@@ -29,6 +29,7 @@ from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.compare import compare
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.tolerances import GATES
 
 from ..extent import EVERYTHING

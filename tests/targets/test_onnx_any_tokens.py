@@ -14,7 +14,7 @@ from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.program_kind import PREFILL, STEP
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets import onnxruntime
+from whisperport.targets.cpu import onnxruntime
 from whisperport.targets.onnx.any_tokens import same_but_for_tokens
 from whisperport.targets.onnx.runner import OnnxRunner
 from whisperport.targets.onnx.short_caches import cache_axes

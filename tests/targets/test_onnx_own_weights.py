@@ -14,7 +14,8 @@ from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Runner
-from whisperport.targets import RunOptions, get_target, onnxruntime
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.cpu import onnxruntime
 from whisperport.targets.onnx.runner import OnnxRunner
 from whisperport.targets.onnx.weights import OwnWeights
 

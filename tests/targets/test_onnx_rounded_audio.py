@@ -11,7 +11,7 @@ import pytest
 from whisperport.model.network.whisper import Whisper
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Array, Runner
-from whisperport.targets import onnxruntime
+from whisperport.targets.cpu import onnxruntime
 from whisperport.targets.onnx.rounded_audio import (
     LEVELS,
     SCALE,

@@ -20,16 +20,16 @@ __all__ = ["PROFILERS", "RUNTIMES", "TARGETS", "RunOptions", "Target", "get_targ
 
 # Each has `TARGETS`: the targets of one vendor or runtime.
 MODULES = (
-    "onnxruntime",
-    "xnnpack.target",
-    "litert.target",
-    "openvino.target",
-    "hailo.target",
-    "mediatek.target",
-    "qualcomm.target",
-    "rockchip.target",
-    "ethos_u.target",
-    "aws_neuron.target",
+    "cpu.onnxruntime",
+    "cpu.xnnpack.target",
+    "cpu.litert.target",
+    "cpu.openvino.target",
+    "vendors.hailo.target",
+    "vendors.mediatek.target",
+    "vendors.qualcomm.target",
+    "vendors.rockchip.target",
+    "vendors.ethos_u.target",
+    "vendors.aws_neuron.target",
 )
 
 TARGETS: tuple[Target, ...]  # every target; this and what follows are made when they are first used
@@ -74,8 +74,8 @@ def similar_targets(name: str, targets: Sequence[Target]) -> list[str]:
 
 
 def _words(target: Target) -> str:
-    folder = type(target).__module__.removeprefix(f"{__name__}.").partition(".")[0]
-    words = getattr(sys.modules.get(f"{__name__}.{folder}"), "VENDOR_WORDS", ())
+    group, folder = type(target).__module__.removeprefix(f"{__name__}.").split(".")[:2]
+    words = getattr(sys.modules.get(f"{__name__}.{group}.{folder}"), "VENDOR_WORDS", ())
     main = target.spec.summary.partition(";")[0]
     return " ".join((target.spec.name, main, folder, *words)).lower()
 

@@ -46,7 +46,7 @@ def shipped_audio() -> tuple[ShippedAudio, ...]:
     Raises:
         AudioError: this installation has none.
     """
-    folder = Path(str(files("whisperport"))) / "data" / "speech"
+    folder = Path(str(files("whisperport.speech.data"))) / "speech"
     try:
         entries = json.loads((folder / "transcripts.json").read_text(encoding="utf-8"))["clips"]
     except OSError as error:

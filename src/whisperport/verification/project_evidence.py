@@ -20,8 +20,8 @@ PLUGINS = "whisperport.targets"
 
 def evidence_file(target: Target) -> Path:
     """Return the path of a target's evidence, in the folder of the target or next to its module."""
-    plugin = type(target).__module__.removeprefix(f"{PLUGINS}.").split(".")[0]
-    folder = Path(str(files(PLUGINS)))
+    group, plugin = type(target).__module__.removeprefix(f"{PLUGINS}.").split(".")[:2]
+    folder = Path(str(files(PLUGINS))) / group
     own = folder / plugin
     return own / "evidence.json" if own.is_dir() else folder / f"{plugin}.evidence.json"
 

@@ -19,10 +19,10 @@ from whisperport.targets.compiler import (
     EmulationNeed,
     Explanation,
 )
-from whisperport.targets.dummy import stages
-from whisperport.targets.dummy.artifact import SUFFIX, check_artifact
 from whisperport.targets.options import Option
 from whisperport.targets.toolchain import Stage
+from whisperport.targets.vendors.dummy import stages
+from whisperport.targets.vendors.dummy.artifact import SUFFIX, check_artifact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, final
 from whisperport.errors import BundleError
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.dummy.artifact import SUFFIX, check_artifact, read_artifact
 from whisperport.targets.importer import Importer, ImportForm
+from whisperport.targets.vendors.dummy.artifact import SUFFIX, check_artifact, read_artifact
 
 
 @final

@@ -6,7 +6,7 @@ from typing import final
 
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.dummy.artifact import check_artifact
+from whisperport.targets.vendors.dummy.artifact import check_artifact
 
 
 @final

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, final
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, TargetSpec
-from whisperport.targets.dummy.compiler import DummyCompiler
-from whisperport.targets.dummy.importer import DummyImporter
-from whisperport.targets.dummy.runner import DummyRunner
 from whisperport.targets.onnx.target import OnnxTarget
 from whisperport.targets.options import EmulationOptions
+from whisperport.targets.vendors.dummy.compiler import DummyCompiler
+from whisperport.targets.vendors.dummy.importer import DummyImporter
+from whisperport.targets.vendors.dummy.runner import DummyRunner
 
 CHIPS = ("dummy1", "dummy2")
 

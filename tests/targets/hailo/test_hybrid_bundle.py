@@ -15,7 +15,8 @@ from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
-from whisperport.runtime import DecodeOptions, compression_ratio, load_engine, uncached_decoder
+from whisperport.runtime import DecodeOptions, compression_ratio, load_engine
+from whisperport.runtime.engine import uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.vendors.hailo.options import LowerOptions
 from whisperport.transcription import TranscribeOptions, Transcriber

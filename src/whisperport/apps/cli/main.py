@@ -51,7 +51,7 @@ class _Verbs(Mapping[str, click.Command]):
         if name not in _VERBS:
             raise KeyError(name)
         module, function = _OTHER_NAMES.get(name, (name, name))
-        verb: click.Command = getattr(import_module(f"whisperport.cli.{module}"), function)
+        verb: click.Command = getattr(import_module(f"whisperport.apps.cli.{module}"), function)
         return verb
 
     def __iter__(self) -> Iterator[str]:

@@ -11,10 +11,8 @@ from whisperport.build.calibration.calibration_set import (
     CalibrationSet,
     calibration_sets,
 )
-from whisperport.verification.recording.session import BundleSession
 
 __all__ = [
-    "BundleSession",
     "CalibrationOptions",
     "CalibrationRequest",
     "CalibrationSet",

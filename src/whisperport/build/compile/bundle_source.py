@@ -14,12 +14,12 @@ import numpy as np
 from whisperport.program.bundle import Bundle, check_writable
 from whisperport.program.bundle.origin import is_trusted, record_own
 from whisperport.build.calibration import (
-    BundleSession,
     CalibrationOptions,
     CalibrationRequest,
     CalibrationSet,
     calibration_sets,
 )
+from whisperport.verification.recording import BundleSession
 from whisperport.build.compile.artifacts import Artifact, put_artifacts
 from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.source import (

@@ -24,7 +24,8 @@ from whisperport.program.bundle import (
     writing_bundle,
 )
 from whisperport.program.bundle.origin import record_own
-from whisperport.build.calibration import BundleSession, CalibrationOptions
+from whisperport.build.calibration import CalibrationOptions
+from whisperport.verification.recording import BundleSession
 from whisperport.errors import LoweringError, UsageError
 from whisperport.build.export.lowering import grouped, lower_groups, traced_programs
 from whisperport.build.export.masking import choose_masks

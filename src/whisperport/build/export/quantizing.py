@@ -6,11 +6,11 @@ from tempfile import TemporaryDirectory
 
 from whisperport.program.bundle import ProgramEntry
 from whisperport.build.calibration import (
-    BundleSession,
     CalibrationOptions,
     CalibrationRequest,
     calibration_sets,
 )
+from whisperport.verification.recording import BundleSession
 from whisperport.build.export.placing import Placed
 from whisperport.system.progress import Progress
 from whisperport.targets.compiler import same_layout

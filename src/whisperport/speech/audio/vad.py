@@ -234,6 +234,6 @@ def _session() -> Any:
         1  # its matrix multiplications are small
     )
     settings.log_severity_level = 3
-    path = Path(str(files("whisperport"))) / "data" / "vad" / "silero_vad_16k.onnx.xz"
+    path = Path(str(files("whisperport.speech.data"))) / "vad" / "silero_vad_16k.onnx.xz"
     network = lzma.decompress(path.read_bytes())
     return ort.InferenceSession(network, settings, providers=["CPUExecutionProvider"])

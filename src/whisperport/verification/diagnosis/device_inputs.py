@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.build.calibration import BundleSession
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array
@@ -33,6 +32,7 @@ from whisperport.verification.diagnosis.expected_outputs import (
     reference_clip,
     spec_of,
 )
+from whisperport.verification.recording import BundleSession
 
 MANIFEST = "manifest.json"
 FORMAT = 1

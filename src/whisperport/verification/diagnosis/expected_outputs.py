@@ -7,7 +7,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from whisperport.build.calibration import BundleSession
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.dims import Dims
@@ -29,6 +28,7 @@ from whisperport.verification.diagnosis.expected import (
 from whisperport.verification.diagnosis.simulated_encoder import SimulatedEncoder, simulated_encoder
 from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
 from whisperport.verification.precision import precisions
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference, ReferenceClip
 
 AFTER_AUDIO = (ENCODER, "cross_kv")  # programs whose outputs depend on the audio only

@@ -24,7 +24,10 @@ WHOLE_WINDOWS = 3  # and at so many multiples of a window
 EARLIER_S = (0.5, 1.0, 2.0)  # and windows that begin so many seconds before the audio
 
 _C = CauseCode
-_FRONT_END = "Compute the spectrogram with `whisperport.speech.audio.log_mel`, and compare the device's input file."
+_FRONT_END = (
+    "Compute the spectrogram with `whisperport.speech.audio.log_mel`, "
+    "and compare the device's input file."
+)
 _FEED = "Check that the input file was copied to the device and given to the first input."
 _CUT = "Cut the same window of the audio as the bundle's reference."
 

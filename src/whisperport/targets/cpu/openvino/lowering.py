@@ -62,6 +62,7 @@ def lower_to_openvino(
     """
     with needs("cannot lower for `openvino`: a package is not installed", extra="openvino-export"):
         import openvino
+
         from whisperport.model.trace.onnx_file import write_onnx_file
         from whisperport.model.trace.shared_bytes import SharedBytes
     weights.parent.mkdir(exist_ok=True)

@@ -1,0 +1,1 @@
+"""The command line, the server, archives and benchmarks: what people start."""

@@ -1,0 +1,1 @@
+"""What needs torch: checkpoints, the network, traces, rewrites, and what files contain."""

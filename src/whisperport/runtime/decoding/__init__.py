@@ -1,0 +1,1 @@
+"""Decode windows: search, rules, fallback, segments and word timestamps."""

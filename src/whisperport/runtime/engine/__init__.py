@@ -1,0 +1,1 @@
+"""Run the programs of a bundle: caches, batches and the state of one call."""

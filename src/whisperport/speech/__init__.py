@@ -1,0 +1,1 @@
+"""Audio, text, and the speech and model that are part of the package."""

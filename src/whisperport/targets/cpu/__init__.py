@@ -1,0 +1,1 @@
+"""Targets that run on any CPU: ONNX Runtime, ExecuTorch, LiteRT and others."""

@@ -1,0 +1,1 @@
+"""Chips: one folder per vendor."""

@@ -1,0 +1,1 @@
+"""Audio to text while it arrives."""
