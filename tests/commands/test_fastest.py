@@ -12,10 +12,10 @@ import pytest
 from whisperport import targets
 from whisperport.apps.cli.export import _print_timed, _timed_json
 from whisperport.build.export.export import ExportOptions
+from whisperport.build.search import fastest, timing
 from whisperport.build.search.attempts import Candidate, Searched, Timed
 from whisperport.build.search.fastest import candidates, choose
 from whisperport.build.search.search import export_best
-from whisperport.build.search import fastest, timing
 from whisperport.errors import LoweringError, UsageError, VerificationError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array, Runner

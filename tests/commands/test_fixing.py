@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from whisperport.build import fix as fixing
 from whisperport.build.check import check
 from whisperport.build.fix import Fixed, fix
-
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.rewrites import REWRITES, Rewrite

@@ -12,7 +12,6 @@ from whisperport.build.export.export import ExportOptions
 from whisperport.build.search import kept_attempts, precision_search
 from whisperport.build.search.kept_attempts import KeptAttempts
 from whisperport.build.search.search import export_best
-from whisperport.build.search import kept_attempts, precision_search
 from whisperport.errors import UsageError, VerificationError
 from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.bundle.ownership import delete_listed
