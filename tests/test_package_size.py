@@ -19,3 +19,13 @@ def test_the_wheel_has_at_most_8_mb_and_is_installed_in_15() -> None:
 
     assert packed <= 8 * MB
     assert sum(map(len, files.values())) <= 15 * MB
+
+
+def test_no_folder_of_the_package_is_ignored_by_git_and_so_left_out_of_the_wheel() -> None:
+    lines = (Path(__file__).parents[1] / ".gitignore").read_text(encoding="utf-8").split()
+    anywhere = {line.rstrip("/") for line in lines if not line.startswith("/")}
+
+    folders = {path.name for path in PACKAGE.rglob("*") if path.is_dir()} - {"__pycache__"}
+
+    assert "speech" in folders
+    assert not folders & anywhere

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from whisperport.program.bundle import Bundle
 from whisperport.errors import UsageError, WhisperportError
-from whisperport.targets.preflight import requires_torch
+from whisperport.program.bundle import Bundle
 from whisperport.program.sizes import NO_SIZES, not_fixable
 from whisperport.system.progress import Progress
 from whisperport.targets import Target, get_target
 from whisperport.targets.partitioner import Partition
+from whisperport.targets.preflight import requires_torch
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from torch import nn
@@ -154,7 +154,10 @@ def check(
     with requires_torch("check a program"):
         from whisperport.model.inspection.check import check_graph
         from whisperport.model.inspection.read import read_graphs
-        from whisperport.model.inspection.read_model_folder import is_model_folder, read_model_folder
+        from whisperport.model.inspection.read_model_folder import (
+            is_model_folder,
+            read_model_folder,
+        )
     partitions: tuple[Partitioned, ...] = ()
     is_file = isinstance(program, str | os.PathLike) and not is_model_folder(Path(program))
     if sizes and not is_file:

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from whisperport.program.bundle import MANIFEST
 from whisperport.build.inspect import files_of
+from whisperport.errors import ProgramError, UsageError
+from whisperport.program.bundle import MANIFEST
+from whisperport.program.runner import Array
+from whisperport.system.child import Limits, StoppedError, run_limited
+from whisperport.system.option import Option
+from whisperport.system.progress import Progress
+from whisperport.verification.compare import Comparison, compare_output
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
     ComparedValue,
@@ -21,12 +27,6 @@ from whisperport.verification.diagnosis.layers import compared_layer
 from whisperport.verification.diagnosis.matching import arrangements
 from whisperport.verification.diagnosis.raw_files import SUFFIXES
 from whisperport.verification.diagnosis.recording import Recordable, Recording, opened, split_name
-from whisperport.errors import ProgramError, UsageError
-from whisperport.program.runner import Array
-from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.option import Option
-from whisperport.system.progress import Progress
-from whisperport.verification.compare import Comparison, compare_output
 from whisperport.verification.tolerances import GATES, LOWERED, gate_for
 
 if TYPE_CHECKING:  # torch may be missing at run time
@@ -189,10 +189,10 @@ def _inputs(one: Recordable, other: Recordable, options: CompareOptions) -> list
 
 def _given(graph: "Graph", path: Path) -> list[Array]:
     """Return the first sample of inputs in a file or folder."""
-    from whisperport.verification.recording.given_inputs import GivenInputs
     from whisperport.build.compile.lowered_file import static_tensor
     from whisperport.program.host_part import HostPart
     from whisperport.program.spec import ProgramSpec
+    from whisperport.verification.recording.given_inputs import GivenInputs
 
     spec = ProgramSpec(graph.name, tuple(map(static_tensor, graph.inputs)), ())
     return next(GivenInputs.find(path, spec, HostPart(), force=True).read([0]))

@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.program.bundle.replacing_files import put_files_in_place
-from whisperport.program.bundle.staging import staged_beside
 from whisperport.build.lower import read_program
 from whisperport.errors import ProgramError
-from whisperport.targets.preflight import within_memory_of
+from whisperport.program.bundle.replacing_files import put_files_in_place
+from whisperport.program.bundle.staging import staged_beside
 from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
 from whisperport.program.sizes import NO_SIZES
 from whisperport.program.spec import FindingKind, Rejection, TargetSpec
 from whisperport.system.progress import Progress
 from whisperport.targets import get_target
+from whisperport.targets.preflight import within_memory_of
 from whisperport.verification.compare import Gate
 from whisperport.verification.equality import (
     Equality,

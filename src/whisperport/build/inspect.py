@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from whisperport.errors import ProgramError
 from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.bundle.origin import is_trusted
-from whisperport.errors import ProgramError
 from whisperport.runtime.engine.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option

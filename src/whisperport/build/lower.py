@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from whisperport.program.bundle import ProgramEntry
-from whisperport.program.bundle.replacing_files import put_files_in_place
-from whisperport.program.bundle.staging import Staging, staged_beside
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -17,12 +14,9 @@ from whisperport.errors import (
     VerificationError,
     WhisperportError,
 )
-from whisperport.targets.preflight import (
-    check_fits,
-    estimate_lowering,
-    requires_torch,
-    within_memory_of,
-)
+from whisperport.program.bundle import ProgramEntry
+from whisperport.program.bundle.replacing_files import put_files_in_place
+from whisperport.program.bundle.staging import Staging, staged_beside
 from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array, Runner
 from whisperport.program.sizes import not_fixable
@@ -33,6 +27,12 @@ from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.cpu.onnxruntime import OPSETS
 from whisperport.targets.options import parse_options
+from whisperport.targets.preflight import (
+    check_fits,
+    estimate_lowering,
+    requires_torch,
+    within_memory_of,
+)
 from whisperport.verification.compare import Gate
 from whisperport.verification.equality import (
     Equality,

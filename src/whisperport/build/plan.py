@@ -29,15 +29,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from whisperport.program.bundle import MANIFEST, Bundle, Manifest
 from whisperport.errors import UsageError
-from whisperport.targets.preflight import requires_torch
+from whisperport.program.bundle import MANIFEST, Bundle, Manifest
 from whisperport.program.dims import Dims, published_dims
 from whisperport.program.program_kind import STEP, kind_of
 from whisperport.system.option import Option, check_ranges
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import Estimate
 from whisperport.targets.machine import Machine
+from whisperport.targets.preflight import requires_torch
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes per number, by precision
 DECODE = ("prefill_4", "prefill_64", "step", "align")  # decode programs of an export

@@ -7,20 +7,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from whisperport.verification.recording.given_inputs import GivenInputs
 from whisperport.build.calibration.sensitivity import sensitivities
-from whisperport.build.inspect import files_of
 from whisperport.build.compile.lowered_file import read_lowered
-from whisperport.errors import ProgramError
 from whisperport.build.export.export import loaded
-from whisperport.targets.preflight import requires_torch
+from whisperport.build.inspect import files_of
+from whisperport.errors import ProgramError
 from whisperport.program.host_part import HostPart
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.progress import Progress
 from whisperport.targets.activations import SAMPLES
+from whisperport.targets.preflight import requires_torch
 from whisperport.verification.clips import shipped_audio
+from whisperport.verification.recording.given_inputs import GivenInputs
 from whisperport.verification.samples import mel_shape
 
 SUFFIXES = (".onnx", ".pt2")

@@ -10,8 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.speech.audio import FRAMES_PER_SECOND
 from whisperport.build.calibration.arrays import ArrayWriter, array_files
+from whisperport.build.calibration.spectrograms import (
+    check_spectrograms,
+    spectrograms_of,
+    stored_spectrograms,
+)
+from whisperport.errors import AudioError
+from whisperport.program.spec import ProgramSpec
+from whisperport.speech.audio import FRAMES_PER_SECOND
+from whisperport.system.atomic import write_atomic
+from whisperport.system.progress import Progress
+from whisperport.targets.compiler import CalibrationNeed, Layout
+from whisperport.verification.clips import shipped_audio
 from whisperport.verification.recording.audio_files import (
     LEVELS,
     NO_SPEECH,
@@ -22,17 +33,6 @@ from whisperport.verification.recording.audio_files import (
 )
 from whisperport.verification.recording.inputs import samples_per_window
 from whisperport.verification.recording.session import BundleSession, ProgramInputs
-from whisperport.build.calibration.spectrograms import (
-    check_spectrograms,
-    spectrograms_of,
-    stored_spectrograms,
-)
-from whisperport.errors import AudioError
-from whisperport.program.spec import ProgramSpec
-from whisperport.system.atomic import write_atomic
-from whisperport.system.progress import Progress
-from whisperport.targets.compiler import CalibrationNeed, Layout
-from whisperport.verification.clips import shipped_audio
 
 MISLEADING = ("silent", "constant", NO_SPEECH)  # reasons for which audio is skipped
 COST = (

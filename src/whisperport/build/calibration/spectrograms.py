@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from whisperport.speech.audio import log_mel
-from whisperport.verification.recording.audio_files import CalibrationAudio, Floats
 from whisperport.errors import AudioError
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
+from whisperport.speech.audio import log_mel
 from whisperport.system.npy_file import open_array
 from whisperport.targets.compiler import Layout, undone
+from whisperport.verification.recording.audio_files import CalibrationAudio, Floats
 
 SLACK = 1e-3  # tolerance for float32 and for the logarithm of another library
 

@@ -11,15 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from whisperport.program.bundle import Bundle, check_writable
-from whisperport.program.bundle.origin import is_trusted, record_own
 from whisperport.build.calibration import (
     CalibrationOptions,
     CalibrationRequest,
     CalibrationSet,
     calibration_sets,
 )
-from whisperport.verification.recording import BundleSession
 from whisperport.build.compile.artifacts import Artifact, put_artifacts
 from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.source import (
@@ -31,6 +28,8 @@ from whisperport.build.compile.source import (
     run_in_order,
 )
 from whisperport.errors import LoweringError
+from whisperport.program.bundle import Bundle, check_writable
+from whisperport.program.bundle.origin import is_trusted, record_own
 from whisperport.program.checks import Check
 from whisperport.program.program_kind import ALIGN, ENCODER, PREFILL
 from whisperport.program.runner import Array
@@ -42,6 +41,7 @@ from whisperport.targets.compiler import Layout, same_layout
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.compare import Gate, compare
 from whisperport.verification.precision import precisions
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference
 from whisperport.verification.rejection import rejection
 from whisperport.verification.tolerances import limit_of

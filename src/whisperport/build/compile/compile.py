@@ -11,7 +11,6 @@ are compared with those of the lowered program.
 import os
 from pathlib import Path
 
-from whisperport.program.bundle import Bundle
 from whisperport.build.compile.bundle_source import BundleSource
 from whisperport.build.compile.compiling import compile_groups, groups_of
 from whisperport.build.compile.file_source import FileSource
@@ -19,6 +18,7 @@ from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.source import Compiled, Source
 from whisperport.build.compile.work_folder import work_folder
 from whisperport.errors import UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.system.outputs import is_inside, is_same
 from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS

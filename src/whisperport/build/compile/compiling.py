@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.program.bundle import ProgramEntry
 from whisperport.build.calibration import CalibrationRequest, CalibrationSet
 from whisperport.build.compile.artifacts import Artifact
 from whisperport.build.compile.emulating import emulation_checks, prepare_emulation
@@ -23,6 +22,7 @@ from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.source import Compiled, Emulation, Source
 from whisperport.build.compile.work_folder import copy_in
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, VerificationError
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
 from whisperport.system.progress import Progress

@@ -17,13 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from whisperport.program.bundle import ProgramEntry, check_writable
-from whisperport.program.bundle.folder import file_sha256
-from whisperport.program.bundle.renaming import rename_if_free
-from whisperport.program.bundle.staging import staging
 from whisperport.build.calibration import CalibrationRequest, CalibrationSet
 from whisperport.build.calibration.arrays import ArrayWriter, array_files
-from whisperport.verification.recording.given_inputs import GivenInputs
 from whisperport.build.compile.artifacts import Artifact, put_artifact
 from whisperport.build.compile.lowered_file import READERS, host_part, read_lowered
 from whisperport.build.compile.options import CompileOptions
@@ -35,9 +30,12 @@ from whisperport.build.compile.source import (
     Source,
     run_in_order,
 )
-from whisperport.errors import AudioError, UsageError, WhisperportError
 from whisperport.build.export.placing import PlacementRequest, place
-from whisperport.targets.preflight import within_memory_of
+from whisperport.errors import AudioError, UsageError, WhisperportError
+from whisperport.program.bundle import ProgramEntry, check_writable
+from whisperport.program.bundle.folder import file_sha256
+from whisperport.program.bundle.renaming import rename_if_free
+from whisperport.program.bundle.staging import staging
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
 from whisperport.program.evidence import status_of
@@ -46,7 +44,9 @@ from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import CalibrationNeed
+from whisperport.targets.preflight import within_memory_of
 from whisperport.verification.compare import Comparison, Gate, compare_output
+from whisperport.verification.recording.given_inputs import GivenInputs
 from whisperport.verification.samples import mel_shape
 from whisperport.verification.tolerances import limit_of
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from whisperport import targets
+from whisperport.build.compile.artifacts import Artifact, put_artifacts
+from whisperport.build.export.export import ExportOptions, export, loaded
+from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import Bundle, check_writable
 from whisperport.program.bundle.staging import staging
-from whisperport.build.compile.artifacts import Artifact, put_artifacts
-from whisperport.errors import BundleError, UsageError
-from whisperport.build.export.export import ExportOptions, export, loaded
 from whisperport.program.program_kind import ENCODER, UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
 from whisperport.system.option import Option

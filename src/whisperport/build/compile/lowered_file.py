@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from whisperport.errors import ProgramError
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.listed_files import ListedFiles
 from whisperport.program.bundle.onnx_graph import OnnxGraph
-from whisperport.errors import ProgramError
 from whisperport.program.host_part import HostPart
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.build.calibration import CalibrationRequest, CalibrationSet
 from whisperport.build.compile.artifacts import Artifact
+from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Array, Runner

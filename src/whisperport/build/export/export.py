@@ -13,6 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport import targets
+from whisperport.build.calibration import CalibrationOptions
+from whisperport.build.export.lowering import grouped, lower_groups, traced_programs
+from whisperport.build.export.masking import choose_masks
+from whisperport.build.export.not_verified import not_verified
+from whisperport.build.export.placing import Placed, PlacementRequest, place, target_name
+from whisperport.build.export.quantizing import quantize_programs
+from whisperport.errors import LoweringError, UsageError
 from whisperport.program.bundle import (
     EMBEDDING,
     POSITIONS,
@@ -24,15 +31,6 @@ from whisperport.program.bundle import (
     writing_bundle,
 )
 from whisperport.program.bundle.origin import record_own
-from whisperport.build.calibration import CalibrationOptions
-from whisperport.verification.recording import BundleSession
-from whisperport.errors import LoweringError, UsageError
-from whisperport.build.export.lowering import grouped, lower_groups, traced_programs
-from whisperport.build.export.masking import choose_masks
-from whisperport.build.export.not_verified import not_verified
-from whisperport.build.export.placing import Placed, PlacementRequest, place, target_name
-from whisperport.targets.preflight import check_fits, estimate_export, requires_torch
-from whisperport.build.export.quantizing import quantize_programs
 from whisperport.program.dims import Dims, published_dims
 from whisperport.program.generation import Generation
 from whisperport.program.program_kind import (
@@ -47,12 +45,14 @@ from whisperport.system.option import Option
 from whisperport.system.process import return_freed_memory
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions, Target, get_target
+from whisperport.targets.preflight import check_fits, estimate_export, requires_torch
 from whisperport.verification import machine, versions
 from whisperport.verification.alignment_heads import find_alignment_heads
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import N_CLIPS, Clip, clips_in, shipped_clips
 from whisperport.verification.evidence import with_evidence
 from whisperport.verification.partitions import with_partitions
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run

@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.program.bundle import ProgramEntry
 from whisperport.build.export.placing import Placed, PlacementRequest, place
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.generation import Generation
 from whisperport.program.program_kind import COARSE_PROJECTION, ENCODER, PREFILL, VOCAB_PROJECTION
 from whisperport.program.spec import UncachedForm

@@ -20,16 +20,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whisperport.errors import BundleError, UsageError, WhisperportError, needs
 from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.speech.data import embedded_model
-from whisperport.errors import BundleError, UsageError, WhisperportError, needs
 from whisperport.system.atomic import write_atomic
 from whisperport.system.locking import waiting_for_lock
 from whisperport.system.progress import Progress
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
-    from whisperport.model.checkpoint import Checkpoint
     from whisperport.build.export.export import ExportOptions
+    from whisperport.model.checkpoint import Checkpoint
 
 TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
 VARIABLE = "WHISPERPORT_BUNDLE"  # environment variable: folder of the bundle if none is given

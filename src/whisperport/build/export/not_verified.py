@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from whisperport.program.bundle import Bundle
 from whisperport.errors import VerificationError, WhisperportError
+from whisperport.program.bundle import Bundle
 from whisperport.system.progress import Progress
 from whisperport.targets import RunOptions
 from whisperport.verification import Report

@@ -4,16 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from whisperport.program.bundle import ProgramEntry
 from whisperport.build.calibration import (
     CalibrationOptions,
     CalibrationRequest,
     calibration_sets,
 )
-from whisperport.verification.recording import BundleSession
 from whisperport.build.export.placing import Placed
+from whisperport.program.bundle import ProgramEntry
 from whisperport.system.progress import Progress
 from whisperport.targets.compiler import same_layout
+from whisperport.verification.recording import BundleSession
 
 
 def quantize_programs(

@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport import targets
-from whisperport.program.bundle import check_writable
-from whisperport.program.bundle.staging import TOKEN_BYTES, Staging
-from whisperport.build.search.attempts import Attempt, Candidate, Searched, Timed
 from whisperport.build.doctor import is_installed
-from whisperport.build.search.timing import known_times, race, remember
-from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.build.export.export import ExportOptions, build_packages, export, loaded
 from whisperport.build.export.lowering import STATIC, lower_programs
 from whisperport.build.export.placing import PlacementRequest
-from whisperport.targets.preflight import check_fits, estimate_export
+from whisperport.build.search.attempts import Attempt, Candidate, Searched, Timed
+from whisperport.build.search.timing import known_times, race, remember
+from whisperport.errors import LoweringError, UsageError, VerificationError
+from whisperport.program.bundle import check_writable
+from whisperport.program.bundle.staging import TOKEN_BYTES, Staging
 from whisperport.program.dims import Dims
 from whisperport.program.program_kind import (
     ALIGN,
@@ -43,6 +42,7 @@ from whisperport.program.runner import Runner
 from whisperport.system.progress import Progress
 from whisperport.targets import Target, get_target
 from whisperport.targets.options import by_target
+from whisperport.targets.preflight import check_fits, estimate_export
 from whisperport.verification import machine, versions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run

@@ -8,11 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from whisperport.build.export.export import BUILD_PACKAGES, ExportOptions
+from whisperport.errors import BundleError, UsageError, VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.ownership import delete_listed
 from whisperport.program.bundle.staging import clear_leftovers
-from whisperport.errors import BundleError, UsageError, VerificationError
-from whisperport.build.export.export import BUILD_PACKAGES, ExportOptions
 from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.verification import versions
 

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.program.bundle import MANIFEST, Bundle, Manifest, check_writable
-from whisperport.program.bundle.writing import writing_bundle
+from whisperport.build.export.export import ExportOptions, export, loaded
 from whisperport.build.search.attempts import POINTS, Attempt, Candidate, Searched
 from whisperport.build.search.kept_attempts import KeptAttempts, dependencies
 from whisperport.build.search.timing import race
 from whisperport.errors import UsageError, VerificationError
-from whisperport.build.export.export import ExportOptions, export, loaded
+from whisperport.program.bundle import MANIFEST, Bundle, Manifest, check_writable
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.program.checks import Check
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.progress import Progress

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whisperport.build.export.export import ExportOptions, export
 from whisperport.build.search.attempts import Searched
 from whisperport.build.search.fastest import export_fastest
 from whisperport.build.search.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError
-from whisperport.build.export.export import ExportOptions, export
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.progress import Progress
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.build.export.model_bundle import cache_folder
 from whisperport.build.search.attempts import Candidate, Timed
 from whisperport.errors import WhisperportError
-from whisperport.build.export.model_bundle import cache_folder
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.atomic import write_atomic

@@ -1,0 +1,1 @@
+"""From a checkpoint or a program to files that a target runs: calibrate, export, compile, search."""

@@ -1,0 +1,1 @@
+"""Search for the targets and precisions that make a bundle fastest or smallest."""
