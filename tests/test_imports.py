@@ -265,7 +265,6 @@ def test_the_package_and_the_command_line_import_without_torch() -> None:
     done = on_a_board(
         "import whisperport, whisperport.apps.cli\n"
         "names = [name for name in whisperport.__all__ if 'heckpoint' not in name]\n"
-        "names += ['CheckpointError']\n"
         "print(sum(hasattr(whisperport, name) for name in names))"
     )
 

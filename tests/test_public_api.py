@@ -1,9 +1,11 @@
 """The public API is exactly what the package lists; all of it has types and docstrings."""
 
+import ast
 import importlib
 import inspect
 import types
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import whisperport
 from whisperport import errors
 from whisperport.apps.cli.main import cli
 
+STUB = Path(whisperport.__file__).with_suffix(".pyi")
+MOST_NAMES = 60  # that a reader of the package has to choose from
 PACKAGES = (
     *("speech.audio", "speech.text", "program.bundle", "model.checkpoint", "model.rewrites"),
     *("targets", "runtime", "verification", "apps.cli"),
@@ -39,9 +43,31 @@ def test_public_names_are_exactly_all() -> None:
     assert sorted(whisperport.__all__) == sorted(made_here(whisperport) | LAZY)
 
 
-def test_every_error_is_public() -> None:
+def test_there_are_few_public_names() -> None:
+    assert len(whisperport.__all__) <= MOST_NAMES
+
+
+def test_errors_are_in_one_module_alone() -> None:
     classes = {name for name in made_here(errors) if inspect.isclass(getattr(errors, name))}
-    assert classes <= set(whisperport.__all__)
+
+    assert whisperport.errors is errors
+    assert classes
+    assert not [name for name in classes if hasattr(whisperport, name)]
+
+
+def test_a_name_of_the_stub_is_public_to_type_checkers_and_found_at_run_time() -> None:
+    # given
+    stub = ast.parse(STUB.read_text(encoding="utf-8"))
+    aliases = [a for node in stub.body if isinstance(node, ast.ImportFrom) for a in node.names]
+
+    # then
+    assert all(alias.name == alias.asname for alias in aliases)  # else a checker sees it as private
+    assert {alias.name for alias in aliases} == {*whisperport.__all__, "errors"}
+    assert {*dir(whisperport)} == {*whisperport.__all__, "errors", "__version__"}
+
+
+def test_the_stub_is_a_part_of_the_package() -> None:
+    assert (files("whisperport") / "__init__.pyi").is_file()
 
 
 def test_what_a_verb_does_is_a_public_function() -> None:

@@ -17,14 +17,13 @@ from whisperport import (
     ArchiveOptions,
     ArchiveProgress,
     DecodeOptions,
-    MissingPackageError,
     RunOptions,
     TranscribeOptions,
     Transcriber,
-    UsageError,
 )
 from whisperport.apps.archive.archive import default_workers
 from whisperport.apps.archive.output_folder import RECORD
+from whisperport.errors import MissingPackageError, UsageError
 from whisperport.system.locking import lock_path, locked
 from whisperport.verification.clips import shipped_audio
 

@@ -14,7 +14,7 @@ from whisperport.program.bundle import MANIFEST, Bundle, FileEntry, Manifest
 from whisperport.program.bundle.writing import rewrite_manifest
 from whisperport.program.checks import Check
 from whisperport.program.evidence import KINDS, STATUSES, Evidence, Kind, status_of
-from whisperport.verification import record_evidence
+from whisperport.verification import bundle_check
 
 from .conftest import PASSED
 
@@ -215,10 +215,10 @@ def test_a_bundle_that_is_not_writable_is_an_error_before_it_is_verified(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    monkeypatch.setattr(record_evidence, "verify", lambda *_, **__: pytest.fail("it was verified"))
+    monkeypatch.setattr(bundle_check, "_verified", lambda *_, **__: pytest.fail("it was verified"))
 
     with pytest.raises(BundleError, match="cannot write the manifest"):
-        record_evidence.verify_and_record(bundle)
+        bundle_check.verify(bundle, record=True)
 
 
 def test_a_manifest_of_other_files_is_refused(bundle: Bundle) -> None:

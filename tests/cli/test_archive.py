@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from whisperport import ArchiveOptions, ArchiveProgress, ArchiveSummary, UsageError
+from whisperport import ArchiveOptions, ArchiveProgress, ArchiveSummary
 from whisperport.apps.cli import archive as verb
+from whisperport.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("any_bundle", "talk")
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from whisperport import CompareOptions, ProgramError, UsageError, compare
+from whisperport import CompareOptions, compare
 from whisperport.build import compare as module
+from whisperport.errors import ProgramError, UsageError
 
 TRUSTED = CompareOptions(trust=True)
 WIDTH = 8

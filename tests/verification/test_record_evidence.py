@@ -1,4 +1,4 @@
-"""`verify_and_record`: the result goes into the bundle, as evidence about its files."""
+"""`verify` with `record`: the result goes into the bundle, as evidence about its files."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,6 @@ from whisperport.verification import Report, machine
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 from whisperport.verification.evidence import today, with_evidence
-from whisperport.verification.record_evidence import verify_and_record
 
 HISS = (0.1 * np.random.default_rng(0).standard_normal(1_600)).astype(np.float32)
 OPTIONS = ExportOptions(clips=(Clip("hiss", "so they say", HISS),), run=RunOptions(threads=1))
@@ -57,7 +56,7 @@ def test_what_was_never_run_is_recorded_where_it_runs_and_nothing_else_changes(
     before = {p: p.stat() for p in forgotten.folder.rglob("*") if p.name != MANIFEST}
     assert not forgotten.manifest.verified
 
-    report = verify_and_record(forgotten.folder, run=RunOptions(threads=1, trust=True))
+    report = verify(forgotten.folder, record=True, run=RunOptions(threads=1, trust=True))
 
     manifest = Bundle.open(forgotten.folder).manifest
     assert report
@@ -72,7 +71,7 @@ def test_what_was_never_run_is_recorded_where_it_runs_and_nothing_else_changes(
 def test_recording_twice_on_a_machine_keeps_one_record_and_the_owners_trust(bundle: Bundle) -> None:
     assert is_trusted(bundle)
 
-    verify_and_record(bundle.folder, run=RunOptions(threads=1))
+    verify(bundle.folder, record=True, run=RunOptions(threads=1))
 
     again = Bundle.open(bundle.folder)
     assert is_trusted(again)
@@ -84,7 +83,7 @@ def test_a_run_that_failed_is_recorded_too_and_decides(
 ) -> None:
     fake_targets["fake"].wrong = {"step": {"x": lambda x: x + 1, "logits": lambda x: -x}}
 
-    report = verify_and_record(bundle.folder, run=RunOptions(threads=1))
+    report = verify(bundle.folder, record=True, run=RunOptions(threads=1))
 
     manifest = Bundle.open(bundle.folder).manifest
     assert not report

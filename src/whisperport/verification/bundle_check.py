@@ -10,6 +10,7 @@ import numpy as np
 
 from whisperport.errors import NumericalError, UsageError
 from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.writing import check_rewritable
 from whisperport.program.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
@@ -25,6 +26,7 @@ from whisperport.verification.compare import Comparison, compare
 from whisperport.verification.error_rate import unit_of
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
+from whisperport.verification.record_evidence import record_evidence
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import ClipText, Report
 from whisperport.verification.tokens import compare_logits, compare_tokens, token_gate
@@ -45,6 +47,7 @@ def verify(
     *,
     run: RunOptions | None = None,
     clips: Sequence[str] = (),
+    record: bool = False,
     progress: Progress = lambda _: None,
 ) -> Report:
     """Run a bundle on its reference clips, and compare arrays, tokens, words and isolation.
@@ -55,15 +58,31 @@ def verify(
         bundle: the bundle or its folder.
         run: threads and target options; None: the defaults.
         clips: names of the reference's clips to run; empty: all. A simulator may need minutes per clip.
+        record: add the result to the evidence in the bundle's manifest, failures too. The most recent run
+            of a program decides whether it counts as verified. Default: False.
         progress: called with a line for each stage.
 
     Raises:
-        BundleError: the bundle is damaged.
+        BundleError: the bundle is damaged; or with `record`, another process writes it or it is not
+            writable.
         UsageError: the reference has no clip of such a name.
         MissingPackageError: a target's runtime is not installed.
     """
-    started = time.perf_counter()
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+    if record:
+        check_rewritable(opened)
+    report = _verified(opened, run, clips, progress)
+    if record:
+        progress("writing the manifest")
+        record_evidence(opened, report, run)
+    return report
+
+
+def _verified(
+    opened: Bundle, run: RunOptions | None, clips: Sequence[str], progress: Progress
+) -> Report:
+    """Run a bundle on its reference clips and compare; see `verify`."""
+    started = time.perf_counter()
     reference = _with_clips(Reference.from_arrays(opened.reference()), clips)
     checks, last, texts = _session_checks(opened, reference, run, progress)
     if last:

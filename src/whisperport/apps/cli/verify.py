@@ -36,7 +36,6 @@ from whisperport.system.outputs import write_page
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import verify as run_verify
 from whisperport.verification.providers import verify_each_program
-from whisperport.verification.record_evidence import verify_and_record
 from whisperport.verification.reference import Reference
 
 
@@ -120,8 +119,7 @@ def verify(
         return
     opened = Bundle.open(bundle)
     with stages() as progress:
-        verified = verify_and_record if record else run_verify
-        report = verified(opened, run=run, clips=clips, progress=progress)
+        report = run_verify(opened, run=run, clips=clips, record=record, progress=progress)
     same = run_option_arguments(run_options, trust=trust)
     following: tuple[Argument, ...] = ("transcribe", "talk.mp3", "--bundle", bundle, *same)
     if html is not None:
