@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from whisperport.apps.serving.admission import Admission
+from whisperport.apps.serving.admission import Admission, Speed
 from whisperport.apps.serving.metrics import Metrics
-from whisperport.apps.serving.speed import Speed
 from whisperport.errors import QueueFullError
 from whisperport.verification.clips import shipped_audio
 

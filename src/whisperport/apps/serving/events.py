@@ -5,13 +5,13 @@ from typing import Any
 
 from whisperport.apps.serving.api_error import ApiError
 from whisperport.apps.serving.asked import Asked
-from whisperport.apps.serving.deltas import Deltas
 from whisperport.apps.serving.formats import logprobs_of, n_tokens, verbose_document
-from whisperport.speech.text import Tokenizer
+from whisperport.speech.text import Segment, Tokenizer
 from whisperport.transcription import Transcript
 
 KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
+UNFINISHED = "\ufffd"  # of a character whose last bytes the next window may bring
 POSITIONS_PER_S = 50  # of the encoder's output, which OpenAI's usage counts as input tokens
 
 
@@ -54,6 +54,29 @@ class Events:
             event = verbose_document(transcript, self._asked, self._about) | event
         counts = {"input_tokens": heard, "output_tokens": written, "total_tokens": heard + written}
         return rest + encoded({**event, "usage": {"type": "tokens", **counts}})
+
+
+class Deltas:
+    """Turns transcripts so far into deltas. Joined, they are the text of the last one."""
+
+    def __init__(self) -> None:
+        self._sent, self._n_segments = "", 0
+
+    def of(self, transcript: Transcript, *, final: bool = False) -> tuple[str, tuple[Segment, ...]]:
+        """Return the text and the segments since the last call.
+
+        Args:
+            transcript: the transcript so far.
+            final: it is complete, so that nothing is held back.
+        """
+        text = transcript.text if final else transcript.text.rstrip(f"{UNFINISHED} \n\t")
+        if not text.startswith(self._sent):
+            assert not final, "the text of a transcript only grows"
+            return "", ()
+        delta, self._sent = text[len(self._sent) :], text
+        new = transcript.segments[self._n_segments :]
+        self._n_segments = len(transcript.segments)
+        return delta, new
 
 
 def failed(error: ApiError) -> bytes:

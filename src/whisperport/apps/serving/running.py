@@ -17,7 +17,6 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from whisperport.apps.serving.api_error import ApiError
 from whisperport.apps.serving.app import create_app
-from whisperport.apps.serving.notify import notify
 from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.realtime.endpoint import realtime_routes
 from whisperport.apps.serving.realtime.sessions import Sessions
@@ -137,13 +136,13 @@ class _Server(uvicorn.Server):
             self._progress(f"listening on {await self._wyoming.start()}")
         ready = await asyncio.to_thread(self._service.readiness.check, options.idle_seconds)
         if ready:
-            notify("READY=1")
+            _notify("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal; end immediately at the second."""
         if self._ending is not None:
             os._exit(128 + sig)
-        notify("STOPPING=1")
+        _notify("STOPPING=1")
         self._ending = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
@@ -159,6 +158,19 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self._ending is not None:
             await self._ending
+
+
+def _notify(state: str) -> None:
+    """Send a state such as "READY=1" to systemd; nothing, if it did not start this service.
+
+    Source: sd_notify(3).
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        sender.sendall(state.encode())
 
 
 def wyoming_server(service: Service) -> "WyomingServer":
