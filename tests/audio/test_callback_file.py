@@ -20,7 +20,7 @@ from whisperport.speech.audio import DamagedAudioWarning, load_audio
 from whisperport.speech.audio.callback_file import CallbackFile
 
 from ..embedded import default_bundle
-from .test_downmix import noise, wav
+from .test_load import noise, wav
 
 SOUND = wav(noise(1).repeat(200, axis=0)).getvalue()
 

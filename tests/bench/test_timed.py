@@ -6,6 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from whisperport.apps.bench.measure import measure
 from whisperport.apps.bench.timed import MEL, Clock, TimedMel
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Binding, Part, Runner
@@ -174,3 +175,34 @@ def test_a_timed_spectrogram_is_the_same_spectrogram() -> None:
     assert np.array_equal(windows[0][0], windows[1][0])
     assert windows[0][1] == windows[1][1]
     assert len(clock.calls[MEL]) == 2  # opened, with its first pass, and one window
+
+
+# The time of n runs after a warm-up.
+
+
+def test_it_runs_as_often_as_it_says() -> None:
+    runs: list[None] = []
+
+    timing = measure(lambda: runs.append(None), warmup=3, n=7)
+
+    assert len(runs) == 10
+    assert timing.n == 7
+
+
+def test_the_warm_up_is_not_counted() -> None:
+    slow = iter([0.05, 0.05])
+
+    timing = measure(lambda: time.sleep(next(slow, 0.0)), warmup=2, n=5)
+
+    assert timing.best_ms <= timing.median_ms <= timing.p90_ms < 50
+
+
+def test_milliseconds_are_milliseconds() -> None:
+    timing = measure(lambda: time.sleep(0.01), warmup=0, n=3)
+
+    assert timing.best_ms >= 10
+
+
+def test_no_runs_are_refused() -> None:
+    with pytest.raises(ValueError, match="`n` is 0"):
+        measure(lambda: None, n=0)

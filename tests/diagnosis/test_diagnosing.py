@@ -1,6 +1,7 @@
 """What `diagnose` says about right files and about files with known mistakes."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 
 from whisperport.apps.cli.diagnosis_words import print_diagnosis
 from whisperport.errors import UsageError
+from whisperport.speech.audio import log_mel
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.verification.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.verification.diagnosis.verdict import verdict_of
+from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
 from whisperport.verification.tolerances import GATES
 
 from ..extent import core_or_all
+from ..micro import DIMS
 from .corruptions import CHANNELS, FRAMES, ONE, TWO, expected, features, floats, noisy, stored
 
 
@@ -276,3 +280,22 @@ def test_random_bytes_never_crash_and_are_never_explained_as_right(
     path = file_of(tmp_path, random.integers(0, 256, int(random.integers(1, 90_000)), np.uint8))
 
     assert not diagnose(expected(), path)
+
+
+# Usual mistakes with the input of an encoder.
+
+
+def test_every_mistake_makes_another_input_of_the_right_shape() -> None:
+    # given two seconds of noise, and a window of three
+    audio = np.random.default_rng(0).standard_normal(32000).astype(np.float32) / 10
+    dims = replace(DIMS, n_mels=80, n_audio_ctx=150)
+    right = log_mel(audio, dims.n_mels, n_frames=dims.n_frames)
+
+    # when
+    made = [mistake.spectrogram(audio, dims) for mistake in input_mistakes(dims)]
+
+    # then
+    wrong = [mel for mel in made if mel is not None]  # the others begin after the audio
+    assert len(wrong) > 20
+    assert all(mel.shape == right.shape for mel in wrong)
+    assert not any(np.array_equal(mel, right) for mel in wrong)

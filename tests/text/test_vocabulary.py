@@ -10,9 +10,10 @@ from transformers.models.whisper.configuration_whisper import (
     NON_SPEECH_TOKENS,
     NON_SPEECH_TOKENS_MULTI,
 )
+from whisper.tokenizer import TO_LANGUAGE_CODE
 
-from whisperport.errors import TokenizerError
-from whisperport.speech.text import LANGUAGES, openai_generation, openai_tokenizer
+from whisperport.errors import TokenizerError, UsageError
+from whisperport.speech.text import LANGUAGES, language_code, openai_generation, openai_tokenizer
 from whisperport.speech.text.vocabulary import openai_bpe
 
 from .conftest import OpenAITokenizer
@@ -128,3 +129,23 @@ def test_an_unknown_size_is_rejected_with_the_known_ones(n_vocab: int) -> None:
 
 def test_languages_are_openais_in_their_order() -> None:
     assert list(LANGUAGES.items()) == list(whisper.tokenizer.LANGUAGES.items())
+
+
+# Languages by code, name and alias.
+
+
+def test_every_code_and_name_and_alias_of_openai_is_understood() -> None:
+    for code in LANGUAGES:
+        assert language_code(code.upper()) == code
+    for name, code in TO_LANGUAGE_CODE.items():
+        assert language_code(f" {name.title()} ") == code
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("germn", "german"), ("klingon-7", "use a code"), ("", "use a code")]
+)
+def test_an_unknown_language_is_rejected_with_the_closest(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        language_code(name)
+
+    assert hint in caught.value.hint
