@@ -69,7 +69,9 @@ class Checked:
 
     def __bool__(self) -> bool:
         """Return True if no node is rejected. A node that is only `not seen` is not rejected."""
-        declined = any(one.partition is not None and not one.partition for one in self.partitions)
+        declined = any(
+            answer.partition is not None and not answer.partition for answer in self.partitions
+        )
         return not declined and not any(program.rejected for program in self.programs)
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class Checked:
             "target": self.target,
             "passed": bool(self),
             "programs": [program.to_json() for program in self.programs],
-            "partitions": [one.to_json() for one in self.partitions],
+            "partitions": [answer.to_json() for answer in self.partitions],
         }
 
 
@@ -198,8 +200,8 @@ def _graph_of(
             hint="call `whisperport.check(module, (x, y), target)`; for one input, `(x,)`",
         )
     progress(f"exporting {name}")
-    given, named = ((), args) if isinstance(args, Mapping) else (tuple(args), {})
-    return read_exported(name, exported_module(name, program, given, named))
+    positional, named = ((), args) if isinstance(args, Mapping) else (tuple(args), {})
+    return read_exported(name, exported_module(name, program, positional, named))
 
 
 def _partitions(target: Target, path: Path, progress: Progress) -> tuple[Partitioned, ...]:

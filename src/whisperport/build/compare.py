@@ -92,14 +92,14 @@ def compare(
     a, b = os.fspath(a), os.fspath(b)
     if options.trust:
         return _compare(a, b, options, progress)
-    files = [file for one in (a, b) for file in files_of(split_name(one)[0]) if file.is_file()]
+    files = [file for name in (a, b) for file in files_of(split_name(name)[0]) if file.is_file()]
     limits = Limits(
         round(BASE_BYTES + MEMORY * sum(file.stat().st_size for file in files)), SECONDS
     )
     inputs = None if options.inputs is None else os.fspath(options.inputs)
     arguments = {"a": a, "b": b, "inputs": inputs, "seed": options.seed}
     try:
-        found = run_limited(
+        result = run_limited(
             "whisperport.build.compare:compare_in_child", arguments, limits, progress
         )
     except StoppedError as error:
@@ -110,11 +110,11 @@ def compare(
         ) from error
     return ComparedPrograms(
         **{
-            **found,
-            "values": tuple(map(_value_of, found["values"])),
-            "outputs": tuple(Comparison(**one) for one in found["outputs"]),
-            "kept": tuple(found["kept"]),
-            "notes": tuple(found["notes"]),
+            **result,
+            "values": tuple(map(_value_of, result["values"])),
+            "outputs": tuple(Comparison(**output) for output in result["outputs"]),
+            "kept": tuple(result["kept"]),
+            "notes": tuple(result["notes"]),
         }
     )
 
@@ -128,12 +128,12 @@ def compare_in_child(
     *, progress: Progress, a: str, b: str, inputs: str | None, seed: int
 ) -> dict[str, Any]:
     """Run `compare` in the child process, and return the result as JSON."""
-    given = None if inputs is None else Path(inputs)
-    return asdict(_compare(a, b, CompareOptions(inputs=given, seed=seed), progress))
+    inputs_path = None if inputs is None else Path(inputs)
+    return asdict(_compare(a, b, CompareOptions(inputs=inputs_path, seed=seed), progress))
 
 
 def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> ComparedPrograms:
-    dumps = [_is_dump(one) for one in (a, b)]
+    dumps = [_is_dump(name) for name in (a, b)]
     if all(dumps):
         raise UsageError(
             "two folders of arrays hold no program to compare",
@@ -142,21 +142,23 @@ def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> Com
     if any(dumps):
         program, folder = (b, a) if dumps[0] else (a, b)
         return _with_device(program, Path(folder), options, progress)
-    with opened(a) as one, opened(b) as other:
+    with opened(a) as first_program, opened(b) as second_program:
         progress(f"running {a}")
-        arrays = _inputs(one, other, options)
-        first = one.record(arrays)
+        arrays = _inputs(first_program, second_program, options)
+        first = first_program.record(arrays)
         progress(f"running {b}")
-        second = other.record(_inputs_of(other.graph, one.graph, arrays))
+        second = second_program.record(
+            _inputs_of(second_program.graph, first_program.graph, arrays)
+        )
         progress("comparing their values")
-        values = matched_values((one.graph, first), (other.graph, second))
-        outputs = _outputs((one.graph, first), (other.graph, second))
+        values = matched_values((first_program.graph, first), (second_program.graph, second))
+        outputs = _outputs((first_program.graph, first), (second_program.graph, second))
     if not values:
         raise _nothing_matched(a, b, first, second)
     kept = len(first.values), len(second.values)
     dtypes = {str(array.dtype) for run in (first, second) for array in run.values.values()}
     places = divergence(values, dtypes)
-    notes = tuple(filter(None, (one.note, other.note)))
+    notes = tuple(filter(None, (first_program.note, second_program.note)))
     return ComparedPrograms(
         a=a,
         b=b,
@@ -169,22 +171,22 @@ def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> Com
     )
 
 
-def _is_dump(given: str) -> bool:
-    return Path(given).is_dir() and not (Path(given) / MANIFEST).is_file()
+def _is_dump(name: str) -> bool:
+    return Path(name).is_dir() and not (Path(name) / MANIFEST).is_file()
 
 
-def _inputs(one: Recordable, other: Recordable, options: CompareOptions) -> list[Array]:
+def _inputs(first: Recordable, second: Recordable, options: CompareOptions) -> list[Array]:
     """Return the inputs of the first program, in its order."""
     from whisperport.model.inspection.inputs import inputs_for, table_rows
 
     if options.inputs is not None:
-        return _given(one.graph, options.inputs)
-    if one.random is not None:
-        return one.random(options.seed)
-    if other.random is not None:
-        return _inputs_of(one.graph, other.graph, other.random(options.seed))
-    rows = table_rows(one.graph)
-    return inputs_for(one.graph.inputs, None, seed=options.seed, rows=rows)
+        return _given(first.graph, options.inputs)
+    if first.random is not None:
+        return first.random(options.seed)
+    if second.random is not None:
+        return _inputs_of(first.graph, second.graph, second.random(options.seed))
+    rows = table_rows(first.graph)
+    return inputs_for(first.graph.inputs, None, seed=options.seed, rows=rows)
 
 
 def _given(graph: "Graph", path: Path) -> list[Array]:
@@ -198,26 +200,28 @@ def _given(graph: "Graph", path: Path) -> list[Array]:
     return next(GivenInputs.find(path, spec, HostPart(), force=True).read([0]))
 
 
-def _inputs_of(graph: "Graph", given: "Graph", arrays: Sequence[Array]) -> list[Array]:
+def _inputs_of(graph: "Graph", source: "Graph", arrays: Sequence[Array]) -> list[Array]:
     """Return arrays for the inputs of another program: by name, or else in their order.
 
     Raises:
         ProgramError: the two have inputs of other numbers, shapes or dtypes.
     """
-    names = [one.name for one in given.inputs]
+    names = [tensor.name for tensor in source.inputs]
     by_name = dict(zip(names, arrays, strict=True))
-    wanted = [one.name for one in graph.inputs]
-    ordered = [by_name[name] for name in wanted] if set(wanted) == set(names) else list(arrays)
+    input_names = [tensor.name for tensor in graph.inputs]
+    ordered = (
+        [by_name[name] for name in input_names] if set(input_names) == set(names) else list(arrays)
+    )
     shown = [
-        ", ".join(f"{one.name} {one.shape} {one.dtype}" for one in of.inputs)
-        for of in (given, graph)
+        ", ".join(f"{tensor.name} {tensor.shape} {tensor.dtype}" for tensor in of.inputs)
+        for of in (source, graph)
     ]
     error = ProgramError(
-        f"{given.name} and {graph.name} have different inputs",
+        f"{source.name} and {graph.name} have different inputs",
         why=f"{shown[0]}; and {shown[1]}"[:400],
         hint="compare two forms of one program",
     )
-    if len(wanted) != len(ordered):
+    if len(input_names) != len(ordered):
         raise error
     fitted = []
     for value, array in zip(graph.inputs, ordered, strict=True):
@@ -234,26 +238,26 @@ def _inputs_of(graph: "Graph", given: "Graph", arrays: Sequence[Array]) -> list[
 def _outputs(a: tuple["Graph", Recording], b: tuple["Graph", Recording]) -> tuple[Comparison, ...]:
     """Compare the outputs in their order. Integers and floats of other widths are converted first."""
     graphs, runs = (a[0], b[0]), (a[1], b[1])
-    dtypes = {one.dtype for graph in graphs for node in graph.nodes for one in node.outputs}
+    dtypes = {value.dtype for graph in graphs for node in graph.nodes for value in node.outputs}
     quantized = any(_is_quantized(graph) for graph in graphs)
     gate = GATES["w8a8"] if quantized else gate_for(LOWERED, dtypes)
-    names = [one.name for one in (graphs[0].outputs or graphs[1].outputs)]
+    names = [value.name for value in (graphs[0].outputs or graphs[1].outputs)]
     count = max(len(run.outputs) for run in runs)
     names += [f"output {place}" for place in range(len(names), count)]
-    found = []
+    comparisons = []
     for place in range(count):
         x, y = (run.outputs[place] if place < len(run.outputs) else None for run in runs)
         if x is not None and y is not None:
             if x.shape != y.shape:
                 y = next(iter(arrangements(x.shape, y)), y)
             y = y.astype(x.dtype) if x.dtype.kind == y.dtype.kind else y
-        found.append(compare_output(names[place], y, x, gate))
-    return tuple(found)
+        comparisons.append(compare_output(names[place], y, x, gate))
+    return tuple(comparisons)
 
 
 def _is_quantized(graph: "Graph") -> bool:
     return any(
-        "quantize" in node.original_op.lower() or any(one.quantization for one in node.outputs)
+        "quantize" in node.original_op.lower() or any(value.quantization for value in node.outputs)
         for node in graph.nodes
     )
 
@@ -268,12 +272,12 @@ def _with_device(
             why="a device's arrays can be compared only with a run on the same inputs",
             hint="give them with --inputs FILE.npz",
         )
-    with opened(program) as one:
+    with opened(program) as recordable:
         progress(f"running {program}")
-        run = one.record(_given(one.graph, options.inputs))
-        graph = one.graph
+        run = recordable.record(_given(recordable.graph, options.inputs))
+        graph = recordable.graph
     arrays = {**run.values, **_output_arrays(graph, run)}
-    found: dict[str, ComparedValue] = {}
+    compared: dict[str, ComparedValue] = {}
     nodes = {value.name: node for node in graph.nodes for value in node.outputs}
     for name, array in arrays.items():
         stem = name.replace("/", "_")
@@ -284,7 +288,7 @@ def _with_device(
         node = nodes.get(name)
         layer = compared_layer(name, file, array)
         source = node.source if node else None
-        found[name] = ComparedValue(
+        compared[name] = ComparedValue(
             name=name,
             other=file.name,
             operator=node.op if node else "",
@@ -293,16 +297,16 @@ def _with_device(
             line=f"{source.package_path}:{source.line}" if source else "",
             error=float("inf") if layer.problem else 10 ** (-layer.sqnr_db / 20),
         )
-    if not found:
-        some = ", ".join(list(arrays)[:4])
+    if not compared:
+        examples = ", ".join(list(arrays)[:4])
         raise ProgramError(
             f"no value of {program} is in {folder}",
-            why=f"its values are {some} and others",
+            why=f"its values are {examples} and others",
             hint="name each file after its value: NAME.npy or NAME.bin, with _ for /",
         )
-    values = with_errors_before(graph, found)
+    values = with_errors_before(graph, compared)
     first, worst = divergence(values, ["float32"])
-    ends = [one for one in values if one.name in {out.name for out in graph.outputs}]
+    ends = [value for value in values if value.name in {out.name for out in graph.outputs}]
     kept = len(arrays), sum(file.is_file() for file in folder.iterdir())
     return ComparedPrograms(
         a=program,
@@ -326,7 +330,7 @@ def _device_output(value: ComparedValue) -> Comparison:
 
 
 def _output_arrays(graph: "Graph", run: Recording) -> dict[str, Array]:
-    return {one.name: array for one, array in zip(graph.outputs, run.outputs, strict=False)}
+    return {value.name: array for value, array in zip(graph.outputs, run.outputs, strict=False)}
 
 
 def _nothing_matched(a: str, b: str, first: Recording, second: Recording) -> ProgramError:

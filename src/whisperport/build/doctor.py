@@ -54,10 +54,10 @@ class Finding:
 
 def extras() -> dict[str, tuple[Package, ...]]:
     """Return pip extra -> the packages that it installs or that the user must install from elsewhere."""
-    found = dict(GENERAL)
+    packages = dict(GENERAL)
     for target in targets.TARGETS:
-        found |= target.spec.packages
-    return dict(sorted(found.items()))
+        packages |= target.spec.packages
+    return dict(sorted(packages.items()))
 
 
 def examine() -> tuple[Finding, ...]:
@@ -78,8 +78,8 @@ def is_installed(extra: str) -> bool:
 
 def _finding(extra: str, package: Package) -> Finding:
     installed = _is_importable(package.module)
-    wanted = f"whisperport[{extra}]" if extra else "whisperport"
-    command = package.source or f'pip install "{wanted}"'
+    requirement = f"whisperport[{extra}]" if extra else "whisperport"
+    command = package.source or f'pip install "{requirement}"'
     users = [t.spec.name for t in targets.TARGETS if extra in (t.spec.extra, t.spec.run_extra)]
     needed = f"[{extra}] {', '.join(users)}" if extra else "the core"
     version = versions([package.name])[package.name]
@@ -91,15 +91,15 @@ def _toolchains() -> Iterator[Finding]:
     compilers = [t.compiler for t in targets.TARGETS if t.compiler is not None]
     for toolchain, compiler in {compiler.toolchain: compiler for compiler in compilers}.items():
         try:
-            found = compiler.installed({})
+            installation = compiler.installed({})
         except UsageError:  # the environment variable names a path that does not exist
-            found = None
+            installation = None
         owner = "folder of the SDK" if compiler.is_command else "Python interpreter"
         yield Finding(
             compiler.sdk,
-            f"in {found.path}" if found else "not installed",
+            f"in {installation.path}" if installation else "not installed",
             f"compiling with {toolchain}",
-            "" if found else f"set {variable(toolchain)} to the {owner} that has it",
+            "" if installation else f"set {variable(toolchain)} to the {owner} that has it",
         )
 
 

@@ -84,7 +84,7 @@ class RewriteStep:
             ],
             "left_out": self.left_out,
             **(self.equality.numbers() if self.equality.compared else {}),
-            "failed": [one.to_json() for one in self.equality.failed],
+            "failed": [comparison.to_json() for comparison in self.equality.failed],
         }
 
 
@@ -222,20 +222,22 @@ def fix(
         progress(f"running {program.name} in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)
         work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program), progress)
-        done = _apply_rewrites(work)
-    remaining, lookups = _split_lookups(done.program, _rejections(done.found[-1], "rejected"))
+        applied = _apply_rewrites(work)
+    remaining, lookups = _split_lookups(
+        applied.program, _rejections(applied.checks[-1], "rejected")
+    )
     return Fixed(
-        program=done.program,
-        host=done.host,
+        program=applied.program,
+        host=applied.host,
         target=target,
-        steps=done.steps,
+        steps=applied.steps,
         samples=tuple(sample.name for sample in samples),
         gate=work.gate,
         remaining=remaining,
         lookups=lookups,
-        unseen=_rejections(done.found[-1], "not seen"),
-        before=done.found[0],
-        after=done.found[-1],
+        unseen=_rejections(applied.checks[-1], "not seen"),
+        before=applied.checks[0],
+        after=applied.checks[-1],
     )
 
 
@@ -271,11 +273,11 @@ class _Applied:
     program: "Program"
     host: HostPart
     steps: tuple[RewriteStep, ...]
-    found: tuple["CheckedProgram", ...]
+    checks: tuple["CheckedProgram", ...]
 
     def problems(self) -> tuple[int, int]:
         """Return how much the target rejects in the final program, and how much was not seen to compile."""
-        last = self.found[-1]
+        last = self.checks[-1]
         return _counts(last, "rejected").total(), _counts(last, "not seen").total()
 
 
@@ -297,21 +299,21 @@ def _apply_rewrites(work: _Work) -> _Applied:
     """
     left_out: dict[str, str] = {}
     needed: set[str] = set()
-    done = _apply_except(work, left_out)
-    while harm := _harm(done, "rejected", set()) or _harm(done, "not seen", needed):
-        other = _apply_except(work, {**left_out, harm.rewrite: harm.reason})
-        if harm.kind == "not seen" and other.problems() > done.problems():
+    applied = _apply_except(work, left_out)
+    while harm := _harm(applied, "rejected", set()) or _harm(applied, "not seen", needed):
+        candidate = _apply_except(work, {**left_out, harm.rewrite: harm.reason})
+        if harm.kind == "not seen" and candidate.problems() > applied.problems():
             needed.add(harm.rewrite)
         else:
-            left_out[harm.rewrite], done = harm.reason, other
-    return done
+            left_out[harm.rewrite], applied = harm.reason, candidate
+    return applied
 
 
 def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
     from whisperport.model.rewrites import run_host_rewrite, run_rewrites
 
     program, host = work.program, HostPart()
-    steps, found = [], [_check(program, work.spec)]
+    steps, checks = [], [_check(program, work.spec)]
     for name in (*work.spec.rewrites, *work.spec.host_rewrites):
         work.progress(f"{name} on {program.name}")
         if name in work.spec.host_rewrites:
@@ -325,8 +327,8 @@ def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
             steps.append(_tried(work, outcome, candidate, host + moved))
         if steps[-1].kept:
             program, host = candidate, host + moved
-        found.append(_check(program, work.spec))
-    return _Applied(program, host, tuple(steps), tuple(found))
+        checks.append(_check(program, work.spec))
+    return _Applied(program, host, tuple(steps), tuple(checks))
 
 
 def _tried(work: _Work, outcome: "Outcome", program: "Program", host: HostPart) -> RewriteStep:
@@ -343,20 +345,20 @@ def _compared(work: _Work, program: "Program", host: HostPart) -> Equality:
     names = [tensor.name for tensor in work.program.spec.inputs]
     compared: list[OutputComparison] = []
     for sample in work.samples:
-        given = sample.inputs
+        tensors = sample.inputs
         if host:
-            arrays = host.inputs(dict(zip(names, map(as_array, given), strict=True)))
-            given = tuple(from_numpy(arrays[tensor.name]) for tensor in program.spec.inputs)
-        actual = host.outputs(eager_arrays(program, given))
+            arrays = host.inputs(dict(zip(names, map(as_array, tensors), strict=True)))
+            tensors = tuple(from_numpy(arrays[tensor.name]) for tensor in program.spec.inputs)
+        actual = host.outputs(eager_arrays(program, tensors))
         compared += compare_sample(sample.name, actual, work.expected[sample.name], work.gate)
     return Equality(tuple(compared))
 
 
-def _harm(done: _Applied, kind: FindingKind, needed: Set[str]) -> _Harm | None:
+def _harm(applied: _Applied, kind: FindingKind, needed: Set[str]) -> _Harm | None:
     """Return the last rewrite, other than `needed`, that added findings of a kind to the final program."""
-    counts = [_counts(checked, kind) for checked in done.found]
+    counts = [_counts(checked, kind) for checked in applied.checks]
     added = counts[-1] - counts[0]
-    for index, step in reversed([*enumerate(done.steps)]):
+    for index, step in reversed([*enumerate(applied.steps)]):
         name = step.outcome.rewrite
         harm = (counts[index + 1] - counts[index]) & added
         if harm and name not in needed:
@@ -380,17 +382,22 @@ def _check(program: "Program", spec: TargetSpec) -> "CheckedProgram":
 def _counts(checked: "CheckedProgram", kind: FindingKind) -> FindingCounts:
     """Count findings. Names do not tell a node from another: exporting again gives it another name."""
     return Counter(
-        (group.rule, group.operator, found.cost.node.place if found.cost else "")
+        (group.rule, group.operator, occurrence.cost.node.place if occurrence.cost else "")
         for group in checked.of(kind)
-        for found in group.occurrences
+        for occurrence in group.occurrences
     )
 
 
 def _rejections(checked: "CheckedProgram", finding: Any) -> tuple[Rejection, ...]:
     return tuple(
-        Rejection(found.name, found.reason, kind.rule, found.cost.node.place if found.cost else "")
+        Rejection(
+            occurrence.name,
+            occurrence.reason,
+            kind.rule,
+            occurrence.cost.node.place if occurrence.cost else "",
+        )
         for kind in checked.of(finding)
-        for found in kind.occurrences
+        for occurrence in kind.occurrences
     )
 
 

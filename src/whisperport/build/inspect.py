@@ -96,7 +96,7 @@ def inspect(
     )
     arguments["inputs"] = None if options.inputs is None else os.fspath(options.inputs)
     try:
-        found = run_limited(
+        result = run_limited(
             "whisperport.build.inspect:inspect_in_child", arguments, limits, progress
         )
     except StoppedError as error:
@@ -109,7 +109,7 @@ def inspect(
         if "alloc" in error.why.lower():  # an allocation of the runtime failed because of the limit
             error.hint = unlimited
         raise
-    return _from_json(found)
+    return _from_json(result)
 
 
 def inspect_in_child(
@@ -162,18 +162,18 @@ def files_of(path: Path) -> Sequence[Path]:
         return []
 
 
-def _from_json(found: dict[str, Any]) -> "Inspected":
+def _from_json(data: dict[str, Any]) -> "Inspected":
     from whisperport.model.inspection.lowered import Inspected, Plan
     from whisperport.program.profiling import NodeProfile, Profile, Subgraph
 
     profiles = []
-    for profile in found["profiles"]:
+    for profile in data["profiles"]:
         nodes = tuple(NodeProfile(**node) for node in profile["nodes"])
-        borders = tuple(Subgraph(**one) for one in profile["borders"])
+        borders = tuple(Subgraph(**border) for border in profile["borders"])
         profiles.append(
             Profile(
                 **{**profile, "nodes": nodes, "notes": tuple(profile["notes"]), "borders": borders}
             )
         )
-    plans = tuple(Plan(**{**plan, "notes": tuple(plan["notes"])}) for plan in found["plans"])
-    return Inspected(tuple(profiles), tuple(found["skipped"]), plans)
+    plans = tuple(Plan(**{**plan, "notes": tuple(plan["notes"])}) for plan in data["plans"])
+    return Inspected(tuple(profiles), tuple(data["skipped"]), plans)

@@ -146,7 +146,7 @@ class Lowered:
             "rule": self.gate.rule,
             **self.equality.numbers(),
             "equal": self.equal,
-            "comparisons": [one.to_json() for one in self.equality.compared],
+            "comparisons": [comparison.to_json() for comparison in self.equality.compared],
         }
 
 
@@ -191,12 +191,14 @@ def lower(
     chosen = _configured(get_target(target), options)
     read = [*([program] if isinstance(program, str | os.PathLike) else []), *options.inputs]
     beside = (out.with_suffix(".bin"), out.with_name(f"{out.stem}.host.json"))
-    taken = [path for path in beside if any(is_same(path, one) for one in read)]
-    check_outputs([Output(path, "--out", "file") for path in (out, *taken)], read)
+    overlaps = [path for path in beside if any(is_same(path, source) for source in read)]
+    check_outputs([Output(path, "--out", "file") for path in (out, *overlaps)], read)
     _check_suffix(out, chosen)
     with staged_beside(out) as staged, within_memory_of(program, trust=options.trust):
         folder = staged.partial
-        given = os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
+        program_path = (
+            os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
+        )
         program = read_program(program, progress, "lower a program", options.sizes, as_arrays=True)
         if options.preflight:
             _check_room(program, target, out)
@@ -206,7 +208,7 @@ def lower(
         rewritten, host, rewrites = _rewritten(
             program, chosen, _max_rank(options, chosen), progress
         )
-        _check_supported(rewritten, chosen, given)
+        _check_supported(rewritten, chosen, program_path)
         entry, facts = _compile(rewritten, chosen, folder / out.name, options, progress)
         progress(f"running {out.name} on {target}")
         run = options.run.with_emulation([chosen])
@@ -248,8 +250,8 @@ def _check_suffix(out: Path, target: Target) -> None:
 def _configured(target: Target, options: LowerOptions) -> Target:
     if options.opset is None:
         return target
-    given = {"opset": str(options.opset)}
-    return target.configured(parse_options(target.lower_options, given, target.spec.name))
+    settings = {"opset": str(options.opset)}
+    return target.configured(parse_options(target.lower_options, settings, target.spec.name))
 
 
 def read_program(
@@ -310,12 +312,12 @@ def _rewritten(
     return program, host, {outcome.rewrite: len(outcome.changed) for outcome in outcomes}
 
 
-def _check_supported(program: "Program", target: Target, given: str) -> None:
+def _check_supported(program: "Program", target: Target, program_path: str) -> None:
     """Raise an error if the target's compiler would reject the program because of an unsupported node."""
     rejected = target.check(program) if target.spec.rejects_programs else []
     if rejected:
-        what = f"{shlex.quote(given)} --target {target.spec.name}"
-        fixed = shlex.quote(os.fspath(Path(given).with_suffix(".fixed.pt2")))
+        what = f"{shlex.quote(program_path)} --target {target.spec.name}"
+        fixed = shlex.quote(os.fspath(Path(program_path).with_suffix(".fixed.pt2")))
         place = f", in {rejected[0].place}" if rejected[0].place else ""
         raise LoweringError(
             f"`{target.spec.name}` does not support the program `{program.name}`",
@@ -337,12 +339,12 @@ def _above(graph: "Graph", max_rank: int) -> "list[Finding]":
 
 
 def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
-    if not (found := _above(graph, max_rank)):
+    if not (rejections := _above(graph, max_rank)):
         return
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    remainder = f" (and {len(rejections) - 1} more)" if len(rejections) > 1 else ""
     raise LoweringError(
         f"`{name}` has tensors of more than {max_rank} axes",
-        why=f"`{found[0].name}`: {found[0].reason}{more}",
+        why=f"`{rejections[0].name}`: {rejections[0].reason}{remainder}",
         hint="`whisperport explain WP201` explains what to do; `--max-rank` allows more axes",
     )
 
@@ -380,7 +382,7 @@ def _compared(
     expected: dict[str, dict[str, Array]],
     gate: Gate,
 ) -> Equality:
-    found: list[OutputComparison] = []
+    comparisons: list[OutputComparison] = []
     names = [tensor.name for tensor in spec.inputs]
     for sample in samples:
         arrays = dict(zip(names, map(as_array, sample.inputs), strict=True))
@@ -388,10 +390,12 @@ def _compared(
             actual = host.outputs(runner.run(host.inputs(arrays)))
         except BundleError as error:  # an output has a wrong shape or dtype
             reason = f"{error.what}: {error.why}"
-            found += failed_sample(sample.name, [tensor.name for tensor in spec.outputs], reason)
+            comparisons += failed_sample(
+                sample.name, [tensor.name for tensor in spec.outputs], reason
+            )
             continue
-        found += compare_sample(sample.name, actual, expected[sample.name], gate)
-    return Equality(tuple(found))
+        comparisons += compare_sample(sample.name, actual, expected[sample.name], gate)
+    return Equality(tuple(comparisons))
 
 
 def _write_host(host: HostPart, folder: Path, out: Path) -> tuple[str, ...]:
@@ -405,25 +409,27 @@ def _put_in_place(
     staged: Staging, files: Sequence[str], out: Path, read: Sequence[str | os.PathLike[str]]
 ) -> tuple[Path, ...]:
     """Move the files to the folder of `out`, under the names with which they were verified."""
-    first, *others = files
-    beside = [out.with_name(file) for file in others]
+    first, *companions = files
+    beside = [out.with_name(file) for file in companions]
     check_outputs([Output(path, "--out", "file") for path in beside], read)
     _check_replaceable(staged.partial, beside, out)
-    put_files_in_place(staged.partial, staged.files, out, (*others, first))
+    put_files_in_place(staged.partial, staged.files, out, (*companions, first))
     return (out, *beside)
 
 
 def _check_replaceable(folder: Path, beside: Sequence[Path], out: Path) -> None:
     """Raise an error if a file beside `out` would replace one that belongs to something else."""
-    suffixes = {one.spec.lowered_suffix for one in TARGETS} - {out.suffix}
-    others = [path for one in suffixes if (path := out.with_suffix(one)).exists()]
+    suffixes = {target.spec.lowered_suffix for target in TARGETS} - {out.suffix}
+    siblings = [path for suffix in suffixes if (path := out.with_suffix(suffix)).exists()]
     for place in beside:
         if not os.path.lexists(place):
             continue
         if place.is_file() and place.read_bytes() == (folder / place.name).read_bytes():
             continue
-        if others or not out.exists():
-            owner = f"{others[0].name} may belong to it" if others else f"{out} does not exist yet"
+        if siblings or not out.exists():
+            owner = (
+                f"{siblings[0].name} may belong to it" if siblings else f"{out} does not exist yet"
+            )
             raise WhisperportError(
                 f"{place} exists already, and was not changed",
                 why=f"`--out {out}` needs this name for a file of its own, and {owner}",

@@ -153,7 +153,9 @@ class Plan:
     compiled: tuple[ProgramEstimate, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(one.fits for one in self.machines) or bool(self.compiled and not self.machines)
+        return any(machine.fits for machine in self.machines) or bool(
+            self.compiled and not self.machines
+        )
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -183,8 +185,8 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
     dims, programs, placed, compiled = _read(source)
     if compiled and options == PlanOptions():
         return Plan(
-            target=_listed(one.target for one in compiled),
-            precision=_listed(one.precision for one in compiled),
+            target=_listed(program.target for program in compiled),
+            precision=_listed(program.precision for program in compiled),
             batch=1,
             tensor_parallel=1,
             heads=(dims.n_audio_head, dims.n_text_head),
@@ -195,7 +197,7 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
     target = get_target(_target_name(options.target or "", placed))
     precision = options.precision or target.spec.precisions[0]
     if precision not in target.spec.precisions or precision not in BYTES:
-        known = [one for one in target.spec.precisions if one in BYTES]
+        known = [candidate for candidate in target.spec.precisions if candidate in BYTES]
         raise UsageError(
             f"`{target.spec.name}` has no estimate for the precision `{precision[:40]}`",
             why="the estimate needs a precision in which the target stores weights and state",
@@ -215,8 +217,8 @@ def plan_of(
     """
     cores = options.tensor_parallel
     heads = (dims.n_audio_head, dims.n_text_head)
-    machines = [one for one in target.machines if one.cores >= cores]
-    made = (_on_machine(one, dims, precision, programs, options) for one in machines)
+    machines = [machine for machine in target.machines if machine.cores >= cores]
+    estimates = (_on_machine(machine, dims, precision, programs, options) for machine in machines)
     return Plan(
         target=target.spec.name,
         precision=precision,
@@ -224,7 +226,7 @@ def plan_of(
         tensor_parallel=cores,
         heads=heads,
         padded_heads=max(-(-h // cores) * cores - h for h in heads),
-        machines=tuple(made),
+        machines=tuple(estimates),
     )
 
 
@@ -339,21 +341,21 @@ def _listed(names: Iterable[str]) -> str:
 
 def _estimates(manifest: Manifest) -> tuple[ProgramEstimate, ...]:
     """Return what compilers estimated of a bundle's programs."""
-    found = []
+    programs = []
     for entry in manifest.programs:
         compiler = get_target(entry.target).compiler
-        made = compiler.estimate(entry.facts.others) if compiler else None
-        if compiler and made:
-            found.append(
+        estimate = compiler.estimate(entry.facts.others) if compiler else None
+        if compiler and estimate:
+            programs.append(
                 ProgramEstimate(
                     program=entry.spec.name,
                     target=entry.target,
                     precision=entry.precision,
                     compiler=compiler.title,
-                    estimate=made,
+                    estimate=estimate,
                 )
             )
-    return tuple(found)
+    return tuple(programs)
 
 
 def _read(
@@ -378,7 +380,7 @@ def _read(
 
 def _planned() -> Mapping[str, Target]:
     """Return the targets whose machines are known, by name."""
-    return {one.spec.name: one for one in TARGETS if one.machines}
+    return {target.spec.name: target for target in TARGETS if target.machines}
 
 
 def _target_name(chosen: str, placed: str) -> str:

@@ -66,7 +66,7 @@ def sensitivity(
     limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
     arguments = {"path": os.fspath(path), "inputs": None if inputs is None else os.fspath(inputs)}
     try:
-        found: list[dict[str, Any]] = run_limited(
+        rows: list[dict[str, Any]] = run_limited(
             "whisperport.build.sensitivity:sensitivity_in_child", arguments, limits, progress
         )
     except StoppedError as error:
@@ -75,16 +75,16 @@ def sensitivity(
             why=str(error),
             hint="give an encoder or a decoder with static shapes, and fewer inputs",
         ) from error
-    return found
+    return rows
 
 
 def sensitivity_in_child(
     *, progress: Progress, path: str, inputs: str | None
 ) -> list[dict[str, Any]]:
     """Measure a file in the child process."""
-    given = None if inputs is None else Path(inputs)
+    inputs_path = None if inputs is None else Path(inputs)
     if Path(path).suffix == ".onnx":
-        return _rows_of(Path(path), given, progress)
+        return _rows_of(Path(path), inputs_path, progress)
     program = Path(path)
     from whisperport.model.trace.onnx_file import write_onnx_file
     from whisperport.model.trace.pt2 import read_pt2
@@ -92,7 +92,7 @@ def sensitivity_in_child(
     with TemporaryDirectory(prefix="whisperport-") as folder:
         written = Path(folder, f"{program.stem}.onnx")
         write_onnx_file(read_pt2(path), written)
-        return _rows_of(written, given, progress, program.name)
+        return _rows_of(written, inputs_path, progress, program.name)
 
 
 def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Progress) -> Path:
@@ -119,31 +119,31 @@ def _rows_of(
             f"{name or path.name} reads no spectrogram, and no inputs are given",
             hint="`--inputs FOLDER` with arrays of all its inputs",
         )
-    given = GivenInputs.find(
+    sample_files = GivenInputs.find(
         inputs or shipped_audio()[0].path.parent, spec, HostPart(), force=False
     )
     names = [tensor.name for tensor in spec.inputs]
-    indices = range(min(SAMPLES, len(given.files)))
-    samples = [dict(zip(names, arrays, strict=True)) for arrays in given.read(indices)]
+    indices = range(min(SAMPLES, len(sample_files.files)))
+    samples = [dict(zip(names, arrays, strict=True)) for arrays in sample_files.read(indices)]
     return [
         {
-            "activation": one.activation.name,
-            "operator": one.operator,
-            "tensor": one.tensor,
-            "shape": list(one.activation.shape),
-            "smallest": one.activation.low,
-            "largest": one.activation.high,
-            "typical": one.activation.typical,
-            "step": one.activation.step(),
-            "channel": one.activation.massive_channel,
-            "typical_db": one.typical_db,
-            "alone_db": one.alone_db,
-            "ruined": one.is_ruined,
-            "text": str(one.activation),
-            "channels": _peaks(one.activation.channel_peaks) if one.is_ruined else [],
-            "frames": _peaks(one.activation.frame_peaks) if one.is_ruined else [],
+            "activation": result.activation.name,
+            "operator": result.operator,
+            "tensor": result.tensor,
+            "shape": list(result.activation.shape),
+            "smallest": result.activation.low,
+            "largest": result.activation.high,
+            "typical": result.activation.typical,
+            "step": result.activation.step(),
+            "channel": result.activation.massive_channel,
+            "typical_db": result.typical_db,
+            "alone_db": result.alone_db,
+            "ruined": result.is_ruined,
+            "text": str(result.activation),
+            "channels": _peaks(result.activation.channel_peaks) if result.is_ruined else [],
+            "frames": _peaks(result.activation.frame_peaks) if result.is_ruined else [],
         }
-        for one in sensitivities(path, samples, progress=progress)
+        for result in sensitivities(path, samples, progress=progress)
     ]
 
 

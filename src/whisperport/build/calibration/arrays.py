@@ -65,8 +65,8 @@ class ArrayWriter:
         for sample in samples:
             if self.is_full:
                 return
-            for array, one in zip(self._arrays, sample, strict=True):
-                array[self.count] = self._need.layout(one)
+            for array, values in zip(self._arrays, sample, strict=True):
+                array[self.count] = self._need.layout(values)
             self.count += 1
             if self.count % max(1, self._need.samples // 10) == 0:
                 stage = (

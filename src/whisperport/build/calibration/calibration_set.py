@@ -99,7 +99,7 @@ def calibration_sets(
     Raises:
         AudioError: audio is missing, or there are too few samples, or none can be used.
     """
-    found: dict[str, CalibrationSet] = {}
+    sets: dict[str, CalibrationSet] = {}
     missing: list[tuple[CalibrationRequest, Any]] = []
     files: list[Path] = []
     for request in requests:
@@ -112,19 +112,19 @@ def calibration_sets(
             made_from = _made_from(session, request, files, options)
         if existing and made_from in (None, existing["from"]):
             progress(f"{name}: using the existing calibration set")
-            found[name] = CalibrationSet(arrays=array_files(need), samples=existing["samples"])
+            sets[name] = CalibrationSet(arrays=array_files(need), samples=existing["samples"])
         else:
             missing.append((request, made_from))
     if missing:
-        made = [request for request, _ in missing]
-        counts, audio = _make(session, made, encoder_layout, files, options, progress)
+        missing_requests = [request for request, _ in missing]
+        counts, audio = _make(session, missing_requests, encoder_layout, files, options, progress)
         for (request, made_from), count in zip(missing, counts, strict=True):
             check_enough(request.spec, request.need, count, audio)
             arrays = array_files(request.need)
             record = {"from": made_from, "files": list(arrays), "samples": count}
             write_atomic(request.folder / MADE_FROM, json.dumps(record).encode("utf-8"))
-            found[request.spec.name] = CalibrationSet(arrays=arrays, samples=count)
-    return found
+            sets[request.spec.name] = CalibrationSet(arrays=arrays, samples=count)
+    return sets
 
 
 def check_enough(

@@ -71,40 +71,44 @@ def sensitivities(
         ProgramError: the program has no activation that could be quantized.
     """
     program = OnnxActivations.read(path)
-    found = [
+    ranking = [
         Sensitivity(operator=program.operators[tensor], tensor=tensor, activation=activation)
         for tensor, activation in program.measured(program.operators, samples, progress).items()
     ]
-    if not found:
+    if not ranking:
         raise ProgramError(
             f"{path.name} has no activations to quantize",
             why="no operator computes a float32 tensor with frames and channels from its inputs",
             hint="give an encoder or a decoder with float32 inputs",
         )
-    found.sort(key=lambda one: one.typical_db)
+    ranking.sort(key=lambda sensitivity: sensitivity.typical_db)
     exact = [outputs for outputs, _ in program.run([], samples[:2])]
     measured = []
-    for index, one in enumerate(found[:worst]):
-        progress(Counted(f"in 8 bits alone: {one.activation.name}", index, min(worst, len(found))))
-        measured.append(_alone(program, one, samples[:2], exact))
-    return [*measured, *found[worst:]]
+    for index, sensitivity in enumerate(ranking[:worst]):
+        progress(
+            Counted(
+                f"in 8 bits alone: {sensitivity.activation.name}", index, min(worst, len(ranking))
+            )
+        )
+        measured.append(_alone(program, sensitivity, samples[:2], exact))
+    return [*measured, *ranking[worst:]]
 
 
 def _alone(
     program: OnnxActivations,
-    one: Sensitivity,
+    sensitivity: Sensitivity,
     samples: Sequence[Mapping[str, Array]],
     exact: Sequence[Sequence[Array]],
 ) -> Sensitivity:
     """Return the sensitivity with the SQNR of the outputs if only this activation is in 8 bits."""
-    rounded = program.rounded(one.tensor, one.activation)
-    found = [
+    rounded = program.rounded(sensitivity.tensor, sensitivity.activation)
+    sqnrs_db = [
         loss_of(_rows(actual), _rows(expected)).sqnr_db
-        for (outputs, _), wanted in zip(rounded.run([], samples), exact, strict=True)
-        for actual, expected in zip(outputs, wanted, strict=True)
+        for (outputs, _), reference_outputs in zip(rounded.run([], samples), exact, strict=True)
+        for actual, expected in zip(outputs, reference_outputs, strict=True)
         if expected.dtype == np.float32 and expected.ndim
     ]
-    return replace(one, alone_db=min(found, default=None))
+    return replace(sensitivity, alone_db=min(sqnrs_db, default=None))
 
 
 def _rows(values: Array) -> Array:

@@ -41,8 +41,8 @@ def stored_spectrograms(path: Path, encoder: ProgramSpec, layout: Layout) -> Ite
         layout: that layout.
     """
     shape = encoder.inputs[0].shape
-    for one in _opened(path):
-        yield undone(layout, one, shape).reshape(shape[1], shape[-1])
+    for sample in _opened(path):
+        yield undone(layout, sample, shape).reshape(shape[1], shape[-1])
 
 
 def check_spectrograms(
@@ -65,11 +65,11 @@ def check_spectrograms(
             Whisper's scale; without `force`, also if spectrograms are too few, constant, steady or copies.
     """
     array = _opened(path)
-    wanted = layout(np.zeros(encoder.inputs[0].shape, np.float32)).shape
-    if array.dtype != np.float32 or array.shape[1:] != wanted or not len(array):
+    shape = layout(np.zeros(encoder.inputs[0].shape, np.float32)).shape
+    if array.dtype != np.float32 or array.shape[1:] != shape or not len(array):
         raise AudioError(
             f"the shape or dtype of {path.name} does not fit the encoder",
-            why=f"expected (N, {', '.join(map(str, wanted))}) float32, got {array.shape} {array.dtype}",
+            why=f"expected (N, {', '.join(map(str, shape))}) float32, got {array.shape} {array.dtype}",
             hint="give spectrograms of this bundle's window in this layout, or a folder of audio files",
         )
     faults = _faults(array, encoder.inputs[0].shape, layout)
@@ -104,16 +104,16 @@ def _opened(path: Path) -> Array:
 def _faults(array: Array, shape: Sequence[int], layout: Layout) -> Counter[str]:
     faults: Counter[str] = Counter()
     seen: set[bytes] = set()
-    for one in array:
-        low, high = float(one.min()), float(one.max())
-        digest = hashlib.sha256(one.tobytes()).digest()
+    for sample in array:
+        low, high = float(sample.min()), float(sample.max())
+        digest = hashlib.sha256(sample.tobytes()).digest()
         if not (low >= LOWEST - SLACK and high - low <= LARGEST_RANGE + SLACK):  # False for NaN
             faults["off the scale"] += 1
         elif high - low < SLACK:
             faults["constant"] += 1
         elif digest in seen:
             faults["identical to another"] += 1
-        elif float(undone(layout, one, shape).reshape(shape[1], -1).mean(0).std()) < STEADY:
+        elif float(undone(layout, sample, shape).reshape(shape[1], -1).mean(0).std()) < STEADY:
             faults["steady, as noise is and speech is not"] += 1
         seen.add(digest)
     return faults

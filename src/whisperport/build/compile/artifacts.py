@@ -65,8 +65,8 @@ def put_artifacts(
             if artifact is not None:
                 entry = put_artifact(entry, artifact, writer.folder, entry.target)
             entries.append(entry)
-        made = writer.preview(replace(manifest, programs=tuple(entries))).manifest
-        return writer.commit(_without_stale_evidence(made))
+        new_manifest = writer.preview(replace(manifest, programs=tuple(entries))).manifest
+        return writer.commit(_without_stale_evidence(new_manifest))
 
 
 def put_artifact(
@@ -89,18 +89,22 @@ def put_artifact(
     for file, source in sources.items():
         (folder / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(source, folder / file)
-    made = tuple(sources)
+    compiled_files = tuple(sources)
     evidence = entry.evidence
     if artifact.compiler:
-        evidence = with_added(evidence, _evidence("compiled", artifact, folder, made))
+        evidence = with_added(evidence, _evidence("compiled", artifact, folder, compiled_files))
     if artifact.checks:
         # Emulation runs the files that the compiled file was made from, not the compiled file.
         lowered = [file for file in entry.files if not file.endswith(artifact.suffix)]
-        ran = made if artifact.emulation == "simulated" else dict.fromkeys((*lowered, *beside))
+        ran = (
+            compiled_files
+            if artifact.emulation == "simulated"
+            else dict.fromkeys((*lowered, *beside))
+        )
         evidence = with_added(evidence, _evidence(artifact.emulation, artifact, folder, ran))
     return replace(
         entry,
-        files=tuple(dict.fromkeys((made[0], *entry.files, *beside))),
+        files=tuple(dict.fromkeys((compiled_files[0], *entry.files, *beside))),
         facts=entry.facts.compiled(artifact.facts),
         evidence=evidence,
     )

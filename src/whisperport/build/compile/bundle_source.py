@@ -117,18 +117,18 @@ class BundleSource(Source):
         return rejection(failures, self.session.reference, compiled), hint
 
     def release(self, emulations: Sequence[Emulation]) -> None:
-        if not any(one.spec.kind.name == ENCODER for one in emulations):
+        if not any(emulation.spec.kind.name == ENCODER for emulation in emulations):
             self.session.release()  # no features are decoded: leave the memory to the compilers
 
     def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
-        made = put_artifacts(self.bundle, artifacts)
+        bundle = put_artifacts(self.bundle, artifacts)
         if is_trusted(self.bundle):  # the programs that are not compiled are copies of its own
-            record_own(made.manifest)
+            record_own(bundle.manifest)
         programs = tuple(
-            CompiledProgram.of(made.folder, made.manifest.program(name), artifact)
+            CompiledProgram.of(bundle.folder, bundle.manifest.program(name), artifact)
             for name, artifact in artifacts.items()
         )
-        return Compiled(folder=made.folder, programs=programs, bundle=made)
+        return Compiled(folder=bundle.folder, programs=programs, bundle=bundle)
 
 
 def bundle_checks(

@@ -78,7 +78,7 @@ def _source(path: Path, options: CompileOptions) -> Source:
         options.check_only("calibration")
         return BundleSource(Bundle.open(path), options)
     if not options.target:
-        names = ", ".join(one.spec.name for one in TARGETS if one.compiler)
+        names = ", ".join(target.spec.name for target in TARGETS if target.compiler)
         raise UsageError(
             f"{path} is one program, which can be compiled for several targets",
             why="`--target` is missing",

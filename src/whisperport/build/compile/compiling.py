@@ -63,12 +63,12 @@ class Group:
 
     def needs_samples(self, dims: Dims) -> bool:
         """Whether a program is calibrated, or compared with what an emulator computes."""
-        compilers = [(self.compiler.in_precision(one.precision), one) for one in self.entries]
+        compilers = [(self.compiler.in_precision(entry.precision), entry) for entry in self.entries]
         return any(
-            self.target.calibration(one.spec, one.precision)
-            or compiler.calibration(one.spec, dims, self.options)
-            or compiler.emulation(one.spec, self.options)
-            for compiler, one in compilers
+            self.target.calibration(entry.spec, entry.precision)
+            or compiler.calibration(entry.spec, dims, self.options)
+            or compiler.emulation(entry.spec, self.options)
+            for compiler, entry in compilers
         )
 
     def error(self, failure: Failure, *, prepared: bool = True) -> LoweringError:
@@ -97,20 +97,20 @@ def groups_of(source: Source, options: CompileOptions, work: Path) -> list[Group
     Raises:
         UsageError: there are none, or an option or interpreter does not exist.
     """
-    found: dict[str, list[ProgramEntry]] = {}
+    entries_by_target: dict[str, list[ProgramEntry]] = {}
     compilers: dict[str, Compiler] = {}
     for entry in source.entries:
         compiler = get_target(entry.target).compiler
         if compiler is not None:
             compilers[entry.target] = compiler
-            found.setdefault(entry.target, []).append(entry)
-    if not found:
+            entries_by_target.setdefault(entry.target, []).append(entry)
+    if not entries_by_target:
         raise UsageError(
             f"the bundle {source.path} has no programs to compile",
             why="none of its targets has a vendor's compiler",
             hint="`whisperport targets` lists the targets; choose one with `whisperport export --target`",
         )
-    chosen = by_target(options.options, {name: one.options for name, one in compilers.items()})
+    chosen = by_target(options.options, {name: tool.options for name, tool in compilers.items()})
     return [
         Group(
             target=get_target(name),
@@ -120,7 +120,7 @@ def groups_of(source: Source, options: CompileOptions, work: Path) -> list[Group
             installed=compilers[name].installed(options.toolchains),
             work=work / name,
         )
-        for name, entries in found.items()
+        for name, entries in entries_by_target.items()
     ]
 
 
@@ -159,13 +159,13 @@ def _prepared(source: Source, groups: Sequence[Group], progress: Progress) -> li
     plans: list[_Planned] = []
     for group in groups:
         copied: dict[Path, Path] = {}
-        made = [
+        group_plans = [
             _planned(source, group, entry, calibrated.get(entry.spec.name), copied, progress)
             for entry in group.entries
         ]
-        jobs = [plan.job for plan in made]
+        jobs = [plan.job for plan in group_plans]
         prepare(group.work, group.compiler.script, group.compiler.settings(), jobs)
-        plans += made
+        plans += group_plans
     return plans
 
 

@@ -31,13 +31,13 @@ def prepare_emulation(
         The inputs and the expected outputs; None if there are no inputs.
     """
     progress(f"{spec.name}: computing inputs for the vendor's emulator")
-    found = source.examples(spec, need.clips)
-    if not found.inputs:
+    examples = source.examples(spec, need.clips)
+    if not examples.inputs:
         return None
-    made = [source.run(spec, inputs) for inputs in found.inputs]
-    expected = tuple(np.stack(arrays) for arrays in zip(*made, strict=True))
-    emulation = Emulation(spec=spec, need=need, examples=found, expected=expected)
-    for file, arrays in zip(emulation.files, zip(*found.inputs, strict=True), strict=True):
+    outputs = [source.run(spec, inputs) for inputs in examples.inputs]
+    expected = tuple(np.stack(arrays) for arrays in zip(*outputs, strict=True))
+    emulation = Emulation(spec=spec, need=need, examples=examples, expected=expected)
+    for file, arrays in zip(emulation.files, zip(*examples.inputs, strict=True), strict=True):
         _write(folder / file, np.stack([need.layout(array) for array in arrays]))
     return emulation
 
@@ -69,8 +69,8 @@ def _read(path: Path, tensor: TensorSpec, samples: int) -> Array | None:
     if array.dtype.kind != "f":
         return array
     shape = (samples, *tensor.shape)
-    found: Array = array.astype(np.float32)
-    return found.reshape(shape) if found.size == np.prod(shape) else found
+    values: Array = array.astype(np.float32)
+    return values.reshape(shape) if values.size == np.prod(shape) else values
 
 
 def _write(path: Path, array: Array) -> None:

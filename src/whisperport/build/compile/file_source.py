@@ -93,7 +93,7 @@ class FileSource(Source):
         """
         if self._options.inputs is None:
             reads = ", ".join(
-                f"{one.name} {one.dtype}{list(one.shape)}" for one in self.spec.inputs
+                f"{tensor.name} {tensor.dtype}{list(tensor.shape)}" for tensor in self.spec.inputs
             )
             raise UsageError(
                 f"{self.path.name} cannot be compiled without samples of its inputs",
@@ -135,23 +135,23 @@ class FileSource(Source):
     def calibrated(
         self, requests: Sequence[CalibrationRequest], progress: Progress
     ) -> Mapping[str, CalibrationSet]:
-        made = {self.spec.name: CalibrationSet((), self._quantized)}
+        sets = {self.spec.name: CalibrationSet((), self._quantized)}
         for request in requests:
             samples = self._write_samples(request.need, request.folder, progress)
-            made[request.spec.name] = CalibrationSet(array_files(request.need), samples)
-        return made
+            sets[request.spec.name] = CalibrationSet(array_files(request.need), samples)
+        return sets
 
     def _write_samples(self, need: CalibrationNeed, folder: Path, progress: Progress) -> int:
         """Write the first samples as a calibration set. Returns their number."""
-        given = len(self.inputs.files)
-        if given < need.samples and not self._options.force:
+        count = len(self.inputs.files)
+        if count < need.samples and not self._options.force:
             hints = ["give more inputs", need.fewer_hint, "`--force` uses those that are given"]
             raise AudioError(
                 f"too few inputs to calibrate `{self.spec.name}`",
-                why=f"{self._options.inputs} has {given} samples, and {need.samples} are needed",
+                why=f"{self._options.inputs} has {count} samples, and {need.samples} are needed",
                 hint="; ".join(filter(None, hints)),
             )
-        need = replace(need, samples=min(given, need.samples))
+        need = replace(need, samples=min(count, need.samples))
         writer = ArrayWriter(self.spec, need, folder, progress)
         writer.add(self.inputs.read(range(need.samples)))
         return writer.close()
@@ -174,14 +174,14 @@ class FileSource(Source):
     def compared(
         self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress
     ) -> tuple[Check, ...]:
-        gate, found = limit_of(self.entry.precision, None), []
+        gate, checks = limit_of(self.entry.precision, None), []
         for tensor, actual, expected in zip(
             self.spec.outputs, outputs, emulation.expected, strict=True
         ):
             sample, worst = _worst(tensor.name, emulation.examples.names, actual, expected, gate)
             what = f"{tensor.name}, {emulation.need.kind}, {sample}"
-            found.append(Check.of("arrays", self.spec.name, what, worst))
-        return tuple(found)
+            checks.append(Check.of("arrays", self.spec.name, what, worst))
+        return tuple(checks)
 
     def rejection(self, failures: Sequence[Check]) -> tuple[str, str]:
         why = "\n".join(f"{check.what}: {check.reason} ({check.rule})" for check in failures)
@@ -210,12 +210,12 @@ class FileSource(Source):
 
     def _description(self, entry: ProgramEntry) -> str:
         """Return the program with its evidence and comparisons, and what it was made from, as JSON."""
-        given = self.inputs if self._options.inputs else None
+        inputs = self.inputs if self._options.inputs else None
         described = {
             "program": entry.to_json(),
             "status": status_of(entry.evidence),
             "made_from": {file: file_sha256(self._folder / file) for file in self._lowered.files},
-            "inputs": list(map(given.name, range(len(given.files)))) if given else [],
+            "inputs": list(map(inputs.name, range(len(inputs.files)))) if inputs else [],
         }
         return json.dumps(described, indent=1, allow_nan=False) + "\n"
 
@@ -231,7 +231,7 @@ def _check_format(file: Path, target: Target) -> None:
     """Check that a target has a compiler that reads files with this suffix."""
     name, suffix = target.spec.name, target.spec.lowered_suffix
     if target.compiler is None:
-        compiled = [one.spec.name for one in TARGETS if one.compiler]
+        compiled = [candidate.spec.name for candidate in TARGETS if candidate.compiler]
         raise UsageError(
             f"the target `{name}` has no compiler",
             why=f"`whisperport lower` writes the {suffix} file that its runtime loads",
@@ -249,7 +249,7 @@ def _check_format(file: Path, target: Target) -> None:
 def _width(spec: ProgramSpec) -> int:
     """Return the width d of the features: of an encoder's output (1, T, d), or of a decoder's input."""
     tensors = spec.outputs if mel_shape(spec) else spec.inputs
-    return max((one.shape[-1] for one in tensors if len(one.shape) == 3), default=1)
+    return max((tensor.shape[-1] for tensor in tensors if len(tensor.shape) == 3), default=1)
 
 
 def _dims(width: int) -> Dims:

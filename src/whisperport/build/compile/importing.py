@@ -31,7 +31,9 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
 
 def _importers() -> dict[str, tuple[Target, Importer]]:
     return {
-        one.spec.name: (one, one.importer) for one in targets.TARGETS if one.importer is not None
+        target.spec.name: (target, target.importer)
+        for target in targets.TARGETS
+        if target.importer is not None
     }
 
 

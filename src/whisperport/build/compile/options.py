@@ -16,7 +16,7 @@ TOOLCHAINS = list(dict.fromkeys(compiler.toolchain for compiler in COMPILERS))
 
 def _commands() -> str:
     """Return an example of every toolchain that is a program, for a help text."""
-    commands = {one.toolchain: one.sdk for one in COMPILERS if one.is_command}
+    commands = {compiler.toolchain: compiler.sdk for compiler in COMPILERS if compiler.is_command}
     named = ", ".join(f"{toolchain}=sdk ({command})" for toolchain, command in commands.items())
     return f", for example {named}" if named else ""
 

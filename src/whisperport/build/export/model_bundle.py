@@ -217,10 +217,10 @@ def _state(model: str) -> Any:
     path = Path(os.path.abspath(os.path.expanduser(model)))
     try:
         if path.is_dir():
-            found = sorted(entry for entry in path.iterdir() if entry.is_file())[:MAX_FILES]
+            files = sorted(entry for entry in path.iterdir() if entry.is_file())[:MAX_FILES]
         else:
-            found = [path]
-        return [str(path), [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in found]]
+            files = [path]
+        return [str(path), [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]]
     except (OSError, ValueError):
         return embedded_model.model_digest() if model == embedded_model.NAME else model
 

@@ -24,7 +24,7 @@ def not_verified(
     report: Report,
     bundle: Bundle,
     run: RunOptions,
-    more: Callable[[], Reference] | None,
+    further_reference: Callable[[], Reference] | None,
     progress: Progress,
 ) -> VerificationError:
     """Return the error for a bundle whose report failed.
@@ -35,19 +35,24 @@ def not_verified(
         out: the folder that the bundle is not written to.
         bundle: the complete bundle, in a temporary folder.
         run: how it was verified.
-        more: makes a reference with further clips; None: there are none.
+        further_reference: makes a reference with further clips; None: there are none.
         progress: called with the name of each stage.
     """
     checks, reference = list(report.checks), Reference.from_arrays(bundle.reference())
     missing = report.failures()[sum(not check.passed for check in checks) :]
     words = [check for check in checks if "differ" in check.value]
     by_words = coarsest(precisions(bundle, run).values()) in BY_WORDS
-    if more is not None and by_words and words and all(check.passed for check in words):
+    if (
+        further_reference is not None
+        and by_words
+        and words
+        and all(check.passed for check in words)
+    ):
         progress("the words show no loss: more clips")
         try:
-            clips = (*reference.clips, *more().clips)
-            found = check_words(bundle, replace(reference, clips=clips), run, progress)
-            checks = [check for check in checks if check.level != "words"] + found
+            clips = (*reference.clips, *further_reference().clips)
+            word_checks = check_words(bundle, replace(reference, clips=clips), run, progress)
+            checks = [check for check in checks if check.level != "words"] + word_checks
         except WhisperportError as error:  # the bundle is rejected anyway
             log.warning("the words of more clips are not known: %s", error)
     rejected = VerificationError(
@@ -56,6 +61,8 @@ def not_verified(
         hint="choose another precision with `--precision`, also for single programs; `--allow-unverified` "
         "writes it anyway, permanently marked as failed",
     )
-    failed = (one.program for one in report.checks if one.level == "arrays" and not one.passed)
+    failed = (
+        check.program for check in report.checks if check.level == "arrays" and not check.passed
+    )
     rejected.programs = tuple(dict.fromkeys(failed))
     return rejected

@@ -63,9 +63,9 @@ def place(
         UsageError: a target, program, precision or option does not exist, or a value is out of range.
         LoweringError: a target cannot run a program that is placed on it.
     """
-    asked = {*request.programs, *request.precisions}
-    _check_known(asked, (*programs, *on_request))
-    programs = (*programs, *(name for name in on_request if name in asked))
+    requested_names = {*request.programs, *request.precisions}
+    _check_known(requested_names, (*programs, *on_request))
+    programs = (*programs, *(name for name in on_request if name in requested_names))
     names = {program: target_name(program, request) for program in programs}
     configured = _configured(names.values(), request.options)
     placements = {
@@ -94,8 +94,8 @@ def target_name(program: str, request: PlacementRequest) -> str:
 
 def _configured(names: Iterable[str], options: Mapping[str, str]) -> dict[str, Target]:
     targets = {name: get_target(name) for name in dict.fromkeys(names)}
-    chosen = by_target(options, {name: one.lower_options for name, one in targets.items()})
-    return {name: one.configured(chosen[name]) for name, one in targets.items()}
+    chosen = by_target(options, {name: target.lower_options for name, target in targets.items()})
+    return {name: target.configured(chosen[name]) for name, target in targets.items()}
 
 
 def _precision(program: str, target: Target, request: PlacementRequest) -> str:
@@ -106,25 +106,25 @@ def _precision(program: str, target: Target, request: PlacementRequest) -> str:
             why="the program multiplies by weights of 8 bits with an operator that few runtimes have",
             hint=f"place it with `--placement {program}=onnxruntime`",
         )
-    asked = request.precision if spec.name == request.target else ""
-    asked = request.precisions.get(program, asked)
-    if found := target.unsupported(program, asked or spec.precisions[0]):
+    precision = request.precision if spec.name == request.target else ""
+    precision = request.precisions.get(program, precision)
+    if problem := target.unsupported(program, precision or spec.precisions[0]):
         raise LoweringError(
             f"the target `{spec.name}` does not support `{program}`"
-            + (f" in the precision `{asked[:40]}`" if asked else ""),
-            why=found.why,
-            hint=found.hint,
+            + (f" in the precision `{precision[:40]}`" if precision else ""),
+            why=problem.why,
+            hint=problem.hint,
         )
-    if asked and asked not in spec.precisions:
+    if precision and precision not in spec.precisions:
         raise UsageError(
-            f"the target `{spec.name}` cannot run `{program}` in the precision `{asked[:40]}`",
+            f"the target `{spec.name}` cannot run `{program}` in the precision `{precision[:40]}`",
             hint=f"precisions of `{spec.name}`: {', '.join(spec.precisions)}",
         )
-    return asked or spec.precisions[0]
+    return precision or spec.precisions[0]
 
 
-def _check_known(asked: Iterable[str], programs: Sequence[str]) -> None:
-    for name in sorted(asked):
+def _check_known(names: Iterable[str], programs: Sequence[str]) -> None:
+    for name in sorted(names):
         if name not in programs:
             raise UsageError(
                 f"there is no program `{name[:40]}` to place on a target",

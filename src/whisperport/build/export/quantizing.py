@@ -50,12 +50,12 @@ def quantize_programs(
         ]
         for request in requests:
             request.folder.mkdir()
-        made = calibration_sets(session, requests, same_layout, calibration, progress)
+        sets = calibration_sets(session, requests, same_layout, calibration, progress)
         session.release()
         quantized = {}
         for request in requests:
             spec, entry = request.spec, bundle.manifest.program(request.spec.name)
-            files = zip(spec.inputs, made[spec.name].arrays, strict=True)
+            files = zip(spec.inputs, sets[spec.name].arrays, strict=True)
             arrays = {tensor.name: request.folder / file for tensor, file in files}
             target = placed.target_of(spec.name)
             result = target.quantize(entry, bundle.folder, arrays, progress)

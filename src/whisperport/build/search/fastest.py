@@ -77,16 +77,18 @@ def export_fastest(
     progress: Progress,
 ) -> Searched:
     """Measure every candidate, and write the fastest verified mix; see `export_best`."""
-    found = candidates(options)
+    shortlist = candidates(options)
     check_writable(out)
     checkpoint = loaded(checkpoint, progress)
-    about = _about(checkpoint, found, options)
+    about = _about(checkpoint, shortlist, options)
     rejected: dict[str, str] = {}
     if (timed := known_times(about)) is None:
         if options.preflight:
-            check_fits(estimate_export(checkpoint.dims, {one.target for one in found}), out)
+            check_fits(
+                estimate_export(checkpoint.dims, {candidate.target for candidate in shortlist}), out
+            )
         with _hidden_folder(out) as folder:
-            timed, rejected = _measured(checkpoint, found, folder, options, progress)
+            timed, rejected = _measured(checkpoint, shortlist, folder, options, progress)
         if not rejected:
             remember(about, timed)
     else:
@@ -94,7 +96,7 @@ def export_fastest(
     banned: set[tuple[str, Candidate]] = set()
     while True:
         choice = choose(timed, banned, _placed_groups(options))
-        progress(f"exporting {choice}, the fastest of {len(found)} candidates")
+        progress(f"exporting {choice}, the fastest of {len(shortlist)} candidates")
         try:
             target, chosen = _export_of(choice, checkpoint.dims, options)
             bundle = export(checkpoint, target, out, chosen, progress=progress)
@@ -127,18 +129,18 @@ def candidates(options: ExportOptions) -> tuple[Candidate, ...]:
         and is_installed(spec.run_extra)
     ]
     _check_options(options, here)
-    found = tuple(
+    shortlist = tuple(
         Candidate(target.spec.name, precision)
         for target in here
         for precision in target.spec.precisions
         if any(precision in _precisions(target.spec.name, group, options) for group in GROUPS)
     )
-    if not found:
+    if not shortlist:
         raise LoweringError(
             "no target that runs on this machine is installed",
             hint='pip install "whisperport[export]" installs the target `onnxruntime`',
         )
-    return found
+    return shortlist
 
 
 def choose(
@@ -164,33 +166,34 @@ def choose(
             hint="use `export` with one of these targets",
         )
     of = {g: _candidates_of(g, timed, banned) for g in GROUPS if g not in placed}
-    for group, some in of.items():
-        if not some:
+    for group, group_candidates in of.items():
+        if not group_candidates:
             raise LoweringError(
                 f"`{group}` could be measured on no target of this machine",
                 why="every target failed, or has not the precision asked for",
                 hint="`whisperport export --target NAME` shows why one of them fails",
             )
     choices = [Choice(dict(zip(of, mix, strict=True))) for mix in product(*of.values())]
-    return min(choices, key=lambda one: _price(one, timed))
+    return min(choices, key=lambda choice: _price(choice, timed))
 
 
 def _price(choice: Choice, timed: Sequence[Timed]) -> float:
     """Return the milliseconds of a window, times `PRICE` for what should save more than it costs."""
     large = [choice.of[group].precision for group in (ENCODER, STEP) if group in choice.of]
-    small = {one.precision for one in choice.of.values()} - {*large}  # of cross_kv alone
+    # Those of cross_kv alone.
+    small = {candidate.precision for candidate in choice.of.values()} - {*large}
     fewer_bits = sum(precision != FLOAT for precision in (*large, *small))
-    runtimes = len({one.target for one in choice.of.values()})
+    runtimes = len({candidate.target for candidate in choice.of.values()})
     return PRICE ** (fewer_bits + runtimes - 1) * window_ms(choice, timed)
 
 
 def window_ms(choice: Choice, timed: Sequence[Timed]) -> float:
     """Return the time of a window with 64 tokens, without programs that take little of it."""
     return sum(
-        one.ms * (TOKENS if group == STEP else 1)
+        timing.ms * (TOKENS if group == STEP else 1)
         for group, candidate in choice.of.items()
-        for one in timed
-        if one.program in GROUPS[group] and one.candidate == candidate
+        for timing in timed
+        if timing.program in GROUPS[group] and timing.candidate == candidate
     )
 
 
@@ -198,9 +201,9 @@ def _candidates_of(
     group: str, timed: Sequence[Timed], banned: Collection[tuple[str, Candidate]]
 ) -> list[Candidate]:
     return [
-        one.candidate
-        for one in timed
-        if one.program == group and (group, one.candidate) not in banned
+        timing.candidate
+        for timing in timed
+        if timing.program == group and (group, timing.candidate) not in banned
     ]
 
 
@@ -211,7 +214,7 @@ def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate]:
     """
     failed = [group for group in choice.of if group in error.programs]
     if not error.programs:
-        failed = [group for group, one in choice.of.items() if one.precision != FLOAT]
+        failed = [group for group, candidate in choice.of.items() if candidate.precision != FLOAT]
     rest = STEP if STEP in choice.of else next(iter(choice.of))
     group = next(iter(failed), rest)
     return group, choice.of[group]
@@ -219,7 +222,7 @@ def _failed(choice: Choice, error: VerificationError) -> tuple[str, Candidate]:
 
 def _measured(
     checkpoint: "Checkpoint",
-    found: Sequence[Candidate],
+    shortlist: Sequence[Candidate],
     folder: Path,
     options: ExportOptions,
     progress: Progress,
@@ -234,33 +237,35 @@ def _measured(
     model = build_model(checkpoint, options.window.of(checkpoint.dims))
     runners: dict[Candidate, Mapping[str, Runner]] = {}
     rejected: dict[str, str] = {}
-    for number, one in enumerate(found):
-        target, programs = get_target(one.target), [*GROUPS]
-        if _is_coarse(one, checkpoint.dims, options):
+    for number, candidate in enumerate(shortlist):
+        target, programs = get_target(candidate.target), [*GROUPS]
+        if _is_coarse(candidate, checkpoint.dims, options):
             programs += [VOCAB_PROJECTION, COARSE_PROJECTION]
-        progress(f"lowering encoder, cross_kv and step for {one}")
+        progress(f"lowering encoder, cross_kv and step for {candidate}")
         request = PlacementRequest(
-            target=one.target,
-            precision=one.precision,
-            options=_of_targets([one.target], options.options),
+            target=candidate.target,
+            precision=candidate.precision,
+            options=_of_targets([candidate.target], options.options),
         )
-        run = replace(options.run, options=_of_targets([one.target], options.run.options))
+        run = replace(options.run, options=_of_targets([candidate.target], options.run.options))
         own = folder / str(number)
         own.mkdir()
         try:
             if reason := target.too_large(checkpoint.dims):
-                raise LoweringError(f"the checkpoint is too large for `{one.target}`", why=reason)
+                raise LoweringError(
+                    f"the checkpoint is too large for `{candidate.target}`", why=reason
+                )
             entries = lower_programs(model, checkpoint.generation, request, programs, own)
             used = [entry for entry in entries if entry.spec.name != VOCAB_PROJECTION]
-            runners[one] = target.load(own, used, run)
+            runners[candidate] = target.load(own, used, run)
         except (LoweringError, UsageError) as error:
-            rejected[str(one)] = f"{error.what}: {error.why}" if error.why else error.what
+            rejected[str(candidate)] = f"{error.what}: {error.why}" if error.why else error.what
     timed: list[Timed] = []
     for group, parts in GROUPS.items():
         rivals = {
-            one: [some[name] for name in parts if name in some]
-            for one, some in runners.items()
-            if one.precision in _precisions(one.target, group, options)
+            rival: [programs_by_name[name] for name in parts if name in programs_by_name]
+            for rival, programs_by_name in runners.items()
+            if rival.precision in _precisions(rival.target, group, options)
         }
         if group not in _placed_groups(options):
             progress(f"timing {group} on {len(rivals)} candidates")
@@ -270,17 +275,17 @@ def _measured(
 
 def _precisions(target: str, group: str, options: ExportOptions) -> tuple[str, ...]:
     """Return the precisions in which a group is measured on a target that has them."""
-    asked = options.precisions.get(group, options.precision)
-    return (asked,) if asked else get_target(target).spec.timed_precisions
+    precision = options.precisions.get(group, options.precision)
+    return (precision,) if precision else get_target(target).spec.timed_precisions
 
 
-def _is_coarse(one: Candidate, dims: Dims, options: ExportOptions) -> bool:
+def _is_coarse(candidate: Candidate, dims: Dims, options: ExportOptions) -> bool:
     """Return whether a candidate decodes with `coarse_projection`, which has the text of float32."""
     from whisperport.model.network.coarse_projection import SMALLEST_BLOCK
 
     return (
-        one.precision == FLOAT
-        and COARSE_PROJECTION in get_target(one.target).spec.further_programs
+        candidate.precision == FLOAT
+        and COARSE_PROJECTION in get_target(candidate.target).spec.further_programs
         and not options.precisions.keys() - OTHERS
         and dims.n_text_state % SMALLEST_BLOCK == 0
     )
@@ -288,9 +293,9 @@ def _is_coarse(one: Candidate, dims: Dims, options: ExportOptions) -> bool:
 
 def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str, ExportOptions]:
     """Return the target and the options of the export of a choice."""
-    small = {group: one for group, one in choice.of.items() if group != STEP}
-    placement = {group: one.target for group, one in small.items()}
-    precisions = {group: one.precision for group, one in small.items()}
+    small = {group: candidate for group, candidate in choice.of.items() if group != STEP}
+    placement = {group: candidate.target for group, candidate in small.items()}
+    precisions = {group: candidate.precision for group, candidate in small.items()}
     if decoder := choice.of.get(STEP):
         target, precision = decoder.target, decoder.precision
         if _is_coarse(decoder, dims, options):
@@ -318,8 +323,8 @@ def _check_options(options: ExportOptions, here: Sequence[Target]) -> None:
     used = {*options.placement.values(), *(target.spec.name for target in here)}
     known = {t.spec.name: t.lower_options for t in targets.TARGETS if t.spec.name in used}
     by_target(options.options, known)
-    found = (precision for target in here for precision in target.spec.precisions)
-    every = dict.fromkeys(precision for precision in found if precision not in STATIC)
+    precisions = (precision for target in here for precision in target.spec.precisions)
+    every = dict.fromkeys(precision for precision in precisions if precision not in STATIC)
     for program, precision in {"all programs": options.precision, **options.precisions}.items():
         if program not in options.placement and precision and precision not in every:
             raise UsageError(
@@ -336,15 +341,15 @@ def _of_targets(names: Collection[str], options: Mapping[str, str]) -> dict[str,
 
 
 def _about(
-    checkpoint: "Checkpoint", found: Sequence[Candidate], options: ExportOptions
+    checkpoint: "Checkpoint", shortlist: Sequence[Candidate], options: ExportOptions
 ) -> dict[str, Any]:
     """Return what the times depend on, as JSON."""
-    packages = build_packages(dict.fromkeys(one.target for one in found))
+    packages = build_packages(dict.fromkeys(candidate.target for candidate in shortlist))
     return {
         "dims": asdict(checkpoint.dims),
         "window": str(options.window),
         "programs": [*GROUPS],
-        "candidates": [str(one) for one in found],
+        "candidates": [str(candidate) for candidate in shortlist],
         "placed": sorted(_placed_groups(options)),
         "precisions": dict(options.precisions),
         "options": {**options.options, **options.run.options},

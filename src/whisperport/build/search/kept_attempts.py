@@ -40,9 +40,9 @@ class KeptAttempts:
         self.folder = out.with_name(out.name + SUFFIX)
         self._key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         self._rejected: dict[str, str] = {}
-        found = self._read()
-        if found.get("key") == self._key:
-            self._rejected = found["rejected"]
+        index = self._read()
+        if index.get("key") == self._key:
+            self._rejected = index["rejected"]
         else:
             if self.folder.exists():
                 self.delete()
@@ -88,9 +88,9 @@ class KeptAttempts:
         if not self.folder.exists() or not any(self.folder.iterdir()):
             return {}
         try:
-            found = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
-            if isinstance(found, dict) and isinstance(found.get("rejected"), dict):
-                return found
+            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            if isinstance(index, dict) and isinstance(index.get("rejected"), dict):
+                return index
         except (OSError, ValueError):
             pass
         raise UsageError(
@@ -107,7 +107,9 @@ class KeptAttempts:
 def dependencies(source: Any, target: str, options: ExportOptions) -> dict[str, Any]:
     """Return JSON of what an export depends on: checkpoint, options, files of audio, versions."""
     told = {
-        one.name: _told(getattr(options, one.name)) for one in fields(options) if one.name != "run"
+        field.name: _told(getattr(options, field.name))
+        for field in fields(options)
+        if field.name != "run"
     }
     return {
         "source": source,
@@ -121,7 +123,7 @@ def _told(value: Any) -> Any:
     """Return what stands for an option: files by name, size and time; clips by their samples."""
     if isinstance(value, Path):
         files = [value] if value.is_file() else sorted(value.rglob("*"))
-        return [(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+        return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     if isinstance(value, list | tuple):
         return [
             (clip.text, clip.language, hashlib.sha256(clip.samples.tobytes()).hexdigest())

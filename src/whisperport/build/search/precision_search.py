@@ -84,8 +84,8 @@ def export_in_fewest_bits(
             size, ms = _size(exact), _times([exact], options.run)[0]
             attempts.append(Attempt(name=FLOAT, size=size, encoder_ms=ms))
         progress("copying the bundle to its folder")
-        others = shutil.ignore_patterns(MANIFEST)
-        shutil.copytree(chosen.folder, writer.folder, ignore=others, dirs_exist_ok=True)
+        ignored_files = shutil.ignore_patterns(MANIFEST)
+        shutil.copytree(chosen.folder, writer.folder, ignore=ignored_files, dirs_exist_ok=True)
         bundle = writer.commit(_with_notes(chosen, attempts))
         kept.delete()
         return Searched(bundle=bundle, attempts=tuple(attempts))
@@ -97,13 +97,16 @@ def _precisions(target: str) -> list[str]:
     Raises:
         UsageError: there is none.
     """
-    found = get_target(target)
+    chosen_target = get_target(target)
     computed = [
-        one
-        for one in found.spec.precisions
-        if one != FLOAT
-        and (not found.spec.emulation or found.emulated_precision(one) == one)
-        and found.unsupported(ENCODER, one) is None
+        precision
+        for precision in chosen_target.spec.precisions
+        if precision != FLOAT
+        and (
+            not chosen_target.spec.emulation
+            or chosen_target.emulated_precision(precision) == precision
+        )
+        and chosen_target.unsupported(ENCODER, precision) is None
     ]
     if not computed:
         raise UsageError(
@@ -111,7 +114,7 @@ def _precisions(target: str) -> list[str]:
             why=f"its encoder runs here in {FLOAT} only, and words of another precision cannot be counted",
             hint="name a precision, such as `--precision encoder=fp16`, and `compile` the bundle",
         )
-    return sorted(computed, key=lambda one: GATES[one].min_sqnr_db)
+    return sorted(computed, key=lambda precision: GATES[precision].min_sqnr_db)
 
 
 def _words(bundle: Bundle) -> Check:

@@ -35,25 +35,25 @@ def race(rivals: Mapping[Candidate, Sequence[Runner]], runs: int = 1) -> list[Ti
         runs: of a program one after the other, as in a window: its weights may stay in the CPU's caches.
     """
     calls = {
-        one: {runner.spec.name: noise_call(runner) for runner in runners}
-        for one, runners in rivals.items()
+        candidate: {runner.spec.name: noise_call(runner) for runner in runners}
+        for candidate, runners in rivals.items()
     }
     times: dict[tuple[Candidate, str], list[float]] = {
-        (one, name): [] for one, own in calls.items() for name in own
+        (candidate, name): [] for candidate, own in calls.items() for name in own
     }
     running = set(calls)
     for number in range(1 + ROUNDS):
-        for one in calls.keys() & running:
-            for name, call in calls[one].items():
+        for candidate in calls.keys() & running:
+            for name, call in calls[candidate].items():
                 started = time.perf_counter()
                 for _ in range(runs):
                     call()
-                times[one, name].append((time.perf_counter() - started) / runs)
+                times[candidate, name].append((time.perf_counter() - started) / runs)
         if number >= HEATS:
             running = _contending(times, running)
     return [
-        Timed(name, one, 1e3 * statistics.median(seconds[1:]))
-        for (one, name), seconds in times.items()
+        Timed(name, candidate, 1e3 * statistics.median(seconds[1:]))
+        for (candidate, name), seconds in times.items()
     ]
 
 
@@ -62,10 +62,14 @@ def _contending(
 ) -> set[Candidate]:
     """Return the candidates that may still be the fastest."""
     total = dict.fromkeys(running, 0.0)
-    for (one, _), seconds in times.items():
-        if one in total:
-            total[one] += statistics.median(seconds[1:])
-    return {one for one, seconds in total.items() if seconds <= HOPELESS * min(total.values())}
+    for (candidate, _), seconds in times.items():
+        if candidate in total:
+            total[candidate] += statistics.median(seconds[1:])
+    return {
+        candidate
+        for candidate, seconds in total.items()
+        if seconds <= HOPELESS * min(total.values())
+    }
 
 
 def noise_call(runner: Runner) -> Callable[[], object]:
@@ -98,10 +102,10 @@ def known_times(about: Any) -> tuple[Timed, ...] | None:
         about: JSON of all that they depend on.
     """
     try:
-        found = json.loads(_record(about).read_text(encoding="utf-8"))
+        rows = json.loads(_record(about).read_text(encoding="utf-8"))
         return tuple(
-            Timed(str(one["program"]), Candidate(**one["candidate"]), float(one["ms"]))
-            for one in found
+            Timed(str(row["program"]), Candidate(**row["candidate"]), float(row["ms"]))
+            for row in rows
         )
     except (OSError, ValueError, TypeError, KeyError, WhisperportError):
         return None
@@ -112,7 +116,7 @@ def remember(about: Any, timed: Sequence[Timed]) -> None:
     try:
         record = _record(about)
         record.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(record, json.dumps([asdict(one) for one in timed], indent=1).encode())
+        write_atomic(record, json.dumps([asdict(timing) for timing in timed], indent=1).encode())
     except (OSError, WhisperportError):
         return
 
