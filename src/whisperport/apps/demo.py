@@ -83,12 +83,12 @@ class DemoRow:
     @property
     def errors(self) -> TextErrors:
         """Sum of the differences of all clips."""
-        return sum((one.errors for one in self.transcribed), TextErrors())
+        return sum((clip.errors for clip in self.transcribed), TextErrors())
 
     @property
     def whisper_errors(self) -> TextErrors:
         """Sum of the differences of all clips, after Whisper's English normalizer."""
-        return sum((one.whisper_errors for one in self.transcribed), TextErrors())
+        return sum((clip.whisper_errors for clip in self.transcribed), TextErrors())
 
 
 def choose_checkpoint(progress: Progress = lambda _: None) -> "tuple[Checkpoint | str, str]":
@@ -177,8 +177,8 @@ def _row(
         target=target,
         folder=out,
         programs=len(bundle.manifest.programs),
-        delegated=sum(one.delegated or 0 for one in facts),
-        undelegated=sum(len(one.undelegated or ()) for one in facts),
+        delegated=sum(program_facts.delegated or 0 for program_facts in facts),
+        undelegated=sum(len(program_facts.undelegated or ()) for program_facts in facts),
         sqnr_db=lowest_sqnr_db(report.checks),
         tokens_equal=equal_clips(report.checks),
         encoder_ms=encoder_ms,

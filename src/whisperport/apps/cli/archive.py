@@ -108,7 +108,7 @@ def archive(
     """
     options = ArchiveOptions(ray=ray, **field_values(ArchiveOptions, chosen))
     run = run_options_of(threads, run_options, trust=trust)
-    values = {name: one for name, one in chosen.items() if name != "workers"}
+    values = {name: value for name, value in chosen.items() if name != "workers"}
     transcribe = with_speech_chunks(transcribe_options(values, run), chosen)
     opened = chosen_bundle(bundle, model)
     with _progress() as progress:

@@ -19,7 +19,7 @@ def with_files_of_folders(audio: tuple[str, ...]) -> tuple[str, ...]:
         UsageError: a folder cannot be read, or no audio file is in it.
     """
     return tuple(
-        file for one in audio for file in (_in_folder(one) if os.path.isdir(one) else (one,))
+        file for path in audio for file in (_in_folder(path) if os.path.isdir(path) else (path,))
     )
 
 
@@ -32,13 +32,13 @@ def _in_folder(folder: str) -> list[str]:
             why=error.strerror or "",
             hint="check its permissions",
         ) from error
-    found = [
+    files = [
         path
         for path, is_folder in entries
         if not is_folder and Path(path).suffix.lower() in AUDIO_SUFFIXES
     ]
     subfolders = sum(is_folder for _, is_folder in entries)
-    if not found:
+    if not files:
         raise UsageError(
             f"there is no audio file in the folder `{folder}`",
             why=f"it has {len(entries)} entries, of which {subfolders} are folders",
@@ -46,12 +46,12 @@ def _in_folder(folder: str) -> list[str]:
             f"in a folder may be {', '.join(sorted(AUDIO_SUFFIXES))}",
         )
     without = ", without those in its subfolders" if subfolders else ""
-    print_note(f"{folder}: {len(found)} audio file{'s' * (len(found) != 1)}{without}")
-    if len(found) >= MANY:
+    print_note(f"{folder}: {len(files)} audio file{'s' * (len(files) != 1)}{without}")
+    if len(files) >= MANY:
         print_note(
             "`whisperport archive` continues where it was interrupted; use it for large collections"
         )
-    return sorted(found)
+    return sorted(files)
 
 
 def check_audio(audio: str, *, headerless: bool = False) -> None:

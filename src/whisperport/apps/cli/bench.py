@@ -122,12 +122,12 @@ def bench(
     )
     check_audio(str(audio))
     if folders:
-        more = [] if model is None else [bundle_of_model(model)]
+        model_bundles = [] if model is None else [bundle_of_model(model)]
     else:
-        more = [open_bundle(chosen_bundle(None, model))]
+        model_bundles = [open_bundle(chosen_bundle(None, model))]
     with stages() as progress:
         progress("checking the bundles")
-        bundles = [*(Bundle.open(folder) for folder in folders), *more]
+        bundles = [*(Bundle.open(folder) for folder in folders), *model_bundles]
         results = run_bench(bundles, audio, options, progress=progress)
         progress("measuring what this machine reads and multiplies")
         rates = measure_rates(threads)
@@ -297,15 +297,15 @@ def _print_limits(rates: Rates, limits: Sequence[Limit]) -> None:
         ("program", "precision", "reads", "operations", "limit", "measured", "limit / measured"),
         [
             (
-                one.program,
-                one.precision,
-                f"{1e3 * one.work.read_gb:.1f} MB",
-                f"{one.work.gflop + one.work.gop_8_bits:.2f} G",
-                f"{one.limit_ms:.2f} ms",
-                f"{one.ms:.2f} ms",
-                f"{one.share:.0%}",
+                limit.program,
+                limit.precision,
+                f"{1e3 * limit.work.read_gb:.1f} MB",
+                f"{limit.work.gflop + limit.work.gop_8_bits:.2f} G",
+                f"{limit.limit_ms:.2f} ms",
+                f"{limit.ms:.2f} ms",
+                f"{limit.share:.0%}",
             )
-            for one in limits
+            for limit in limits
         ],
     )
     print_lines(
@@ -338,7 +338,7 @@ def _as_json(
 ) -> dict[str, object]:
     return {
         "results": [
-            result.to_json() | {"limits": [asdict(one) | {"share": one.share} for one in own]}
+            result.to_json() | {"limits": [asdict(limit) | {"share": limit.share} for limit in own]}
             for result, own in zip(results, limits, strict=True)
         ],
         "rates": asdict(rates),

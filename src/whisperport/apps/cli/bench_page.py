@@ -58,7 +58,7 @@ def _seconds(ms: float) -> str:
 def _overview(
     results: Sequence[BenchResult], limits: Sequence[Sequence[Limit]], command: str
 ) -> str:
-    first, fastest = results[0], min(results, key=lambda one: one.real_time_factor)
+    first, fastest = results[0], min(results, key=lambda result: result.real_time_factor)
     factor = first.real_time_factor / fastest.real_time_factor if fastest.real_time_factor else 1.0
     ahead = "" if fastest is first else f", {factor:.2f} times as fast as {first.bundle.name}"
     longest = max(result.total_ms for result in results)
@@ -74,7 +74,7 @@ def _overview(
         for result in results
     ]
     headings = ("bundle", ">time", "", ">real-time factor", f">{rate_name(first)}", ">peak memory")
-    is_loaded = any(_is_impossible(one) for own in limits for one in own)
+    is_loaded = any(_is_impossible(limit) for own in limits for limit in own)
     return verdict(
         f"Of {len(results)} bundles, {fastest.bundle.name} is the fastest: real-time factor "
         f"{fastest.real_time_factor:.3f}{ahead}.",
@@ -91,7 +91,7 @@ def _verdict(result: BenchResult, limits: Sequence[Limit], command: str, longest
         f"{result.real_time_factor:.3f}{words}."
     )
     slowest = max(result.parts, key=lambda part: part.total_ms)
-    impossible = [one.program for one in limits if _is_impossible(one)]
+    impossible = [limit.program for limit in limits if _is_impossible(limit)]
     failed = _failures(result)
     shown = {
         "Slowest": text(
@@ -133,7 +133,7 @@ def _is_impossible(limit: Limit) -> bool:
 
 
 def _strip(result: BenchResult, limits: Sequence[Limit], width: float) -> str:
-    known = {one.program: one for one in limits}
+    known = {program_limit.program: program_limit for program_limit in limits}
     parts = []
     for part in result.parts:
         limit = known.get(part.name)
@@ -182,31 +182,31 @@ def _limits(limits: Sequence[Limit], rates: Rates) -> str:
         "of a program and computes its matrix multiplications. A bar is the measured time of one run, and "
         "the line across it the limit.</p>\n"
         + table(headings, map(_limit, limits))
-        + "".join(_impossible(one, rates) for one in limits if _is_impossible(one))
+        + "".join(_impossible(limit, rates) for limit in limits if _is_impossible(limit))
     )
 
 
-def _limit(one: Limit) -> tuple[str, ...]:
-    longer = max(one.ms, one.limit_ms)
-    share, wrong = f"{one.share:.0%}", _is_impossible(one)
+def _limit(limit: Limit) -> tuple[str, ...]:
+    longer = max(limit.ms, limit.limit_ms)
+    share, wrong = f"{limit.share:.0%}", _is_impossible(limit)
     return (
-        text(one.program),
-        bar(one.ms / longer, "mark" if wrong else "", one.limit_ms / longer),
-        f"{one.ms:.2f} ms",
-        f"{one.limit_ms:.2f} ms",
+        text(limit.program),
+        bar(limit.ms / longer, "mark" if wrong else "", limit.limit_ms / longer),
+        f"{limit.ms:.2f} ms",
+        f"{limit.limit_ms:.2f} ms",
         f'<b class="mark">{share}</b>' if wrong else share,
-        text(one.precision),
-        f"{1e3 * one.work.read_gb:.1f} MB",
-        f"{one.work.gflop:.2f} GFLOP",
-        f"{one.work.gop_8_bits:.2f} GOP",
+        text(limit.precision),
+        f"{1e3 * limit.work.read_gb:.1f} MB",
+        f"{limit.work.gflop:.2f} GFLOP",
+        f"{limit.work.gop_8_bits:.2f} GOP",
     )
 
 
-def _impossible(one: Limit, rates: Rates) -> str:
+def _impossible(limit: Limit, rates: Rates) -> str:
     """Say why a limit is above what was measured."""
-    is_read = 1e3 * one.work.read_gb / rates.read_gb >= one.limit_ms
+    is_read = 1e3 * limit.work.read_gb / rates.read_gb >= limit.limit_ms
     why = f"{_LOADED}, {_CACHED}" if is_read else _LOADED
-    return f"<p>The limit of {text(one.program)} is above its measured time: {why}.</p>\n"
+    return f"<p>The limit of {text(limit.program)} is above its measured time: {why}.</p>\n"
 
 
 def _acceptance(result: BenchResult) -> str:

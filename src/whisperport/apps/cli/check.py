@@ -99,8 +99,8 @@ def check(
     if as_json:
         print_json(checked.to_json())
     else:
-        for one in checked.programs:
-            _print_checked(one, target, every_node)
+        for checked_program in checked.programs:
+            _print_checked(checked_program, target, every_node)
         for answer in checked.partitions:
             _print_partitioned(answer)
     _warn_of_uncounted(checked)
@@ -119,24 +119,29 @@ def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> 
         _print_partitions(checked.predicted, every_node)
 
 
-def _print_partitions(found: "Partitions", every_subgraph: bool) -> None:
+def _print_partitions(partitions: "Partitions", every_subgraph: bool) -> None:
     """Print how the target divides the program if the rejected nodes run on the host."""
-    count = len(found.subgraphs)
+    count = len(partitions.subgraphs)
     print_lines(
-        f"predicted: {count} delegated subgraph{'s' * (count != 1)}; {border_text(found.subgraphs)}; "
+        f"predicted: {count} delegated subgraph{'s' * (count != 1)}; {border_text(partitions.subgraphs)}; "
         "time unknown"
     )
-    if found.splitting:
-        more = len(found.splitting) - NAMED_SPLITS
-        names = ", ".join(found.splitting[:NAMED_SPLITS]) + (
-            f" and {more} more" if more > 0 else ""
+    if partitions.splitting:
+        remainder = len(partitions.splitting) - NAMED_SPLITS
+        names = ", ".join(partitions.splitting[:NAMED_SPLITS]) + (
+            f" and {remainder} more" if remainder > 0 else ""
         )
         print_lines(*textwrap.wrap(f"split by {names}", WIDTH, break_on_hyphens=False))
-    if every_subgraph and found.subgraphs:
+    if every_subgraph and partitions.subgraphs:
         print_lines("")
         rows = [
-            (str(number), str(one.nodes), _bytes(one.input_bytes), _bytes(one.output_bytes))
-            for number, one in enumerate(found.subgraphs, 1)
+            (
+                str(number),
+                str(subgraph.nodes),
+                _bytes(subgraph.input_bytes),
+                _bytes(subgraph.output_bytes),
+            )
+            for number, subgraph in enumerate(partitions.subgraphs, 1)
         ]
         print_table(("subgraph", "nodes", "bytes in", "bytes out"), rows)
         print_lines("")
@@ -147,19 +152,22 @@ def _bytes(size: int | None) -> str:
 
 
 def _print_partitioned(answer: Partitioned) -> None:
-    found = answer.partition
-    if found is None:
+    partition = answer.partition
+    if partition is None:
         print_note(f"{answer.program}: {answer.partitioner} was not asked: {answer.reason}")
         return
     print_lines(
-        f"{answer.program}: {answer.partitioner} accepts {found.accepted} of {found.total} operators; "
-        "it compiles nothing"
+        f"{answer.program}: {answer.partitioner} accepts {partition.accepted} of {partition.total} "
+        "operators; it compiles nothing"
     )
-    if found.declined:
+    if partition.declined:
         print_lines("")
         print_table(
             ("declined operator", "its output", "reason"),
-            [(one.operator, shortened(one.tensor, 40), one.reason) for one in found.declined],
+            [
+                (operator.operator, shortened(operator.tensor, 40), operator.reason)
+                for operator in partition.declined
+            ],
         )
         print_lines("")
 
@@ -174,7 +182,8 @@ def _print_kinds(
     print_lines("")
     sources = list(dict.fromkeys(kind.source for kind in kinds))
     reasons = dict.fromkeys(
-        (one.rule, one.occurrences[0].reason, f"[{sources.index(one.source) + 1}]") for one in kinds
+        (kind.rule, kind.occurrences[0].reason, f"[{sources.index(kind.source) + 1}]")
+        for kind in kinds
     )
     print_table(("rule", "reason", "source"), list(reasons))
     print_lines("")
@@ -190,10 +199,12 @@ def _print_every_node(kinds: "Sequence[FindingGroup]") -> None:
     """Print every node with its place in the model's code; a reason is printed once per run of nodes."""
     rows, before = [], ("", "")
     for kind in kinds:
-        for found in kind.occurrences:
-            same = (kind.rule, found.reason) == before
-            before = kind.rule, found.reason
-            rows.append((kind.rule, found.name, *_place(found), "" if same else found.reason))
+        for occurrence in kind.occurrences:
+            same = (kind.rule, occurrence.reason) == before
+            before = kind.rule, occurrence.reason
+            rows.append(
+                (kind.rule, occurrence.name, *_place(occurrence), "" if same else occurrence.reason)
+            )
     print_filled(("rule", "node", "module", "Python line", "reason"), rows)
     print_lines("")
 
@@ -201,7 +212,10 @@ def _print_every_node(kinds: "Sequence[FindingGroup]") -> None:
 def _print_places(kinds: "Sequence[FindingGroup]") -> None:
     """Print where in the model's code the costliest node of each kind was written, if this is stored."""
     costliest = [(kind.rule, kind.occurrences[0]) for kind in kinds]
-    rows = [(rule, shortened(one.name, 26), *_place(one)) for rule, one in costliest]
+    rows = [
+        (rule, shortened(occurrence.name, 26), *_place(occurrence))
+        for rule, occurrence in costliest
+    ]
     if rows := [row for row in rows if any(row[2:])]:
         print_filled(("rule", "costliest node", "module", "Python line"), rows)
         print_lines("")
@@ -218,7 +232,7 @@ def _place(place: "Occurrence") -> tuple[str, str]:
 
 def _row(checked: "CheckedProgram", kind: "FindingGroup") -> tuple[str, ...]:
     flops, size = checked.share(kind)
-    costs = [one.cost for one in kind.occurrences if one.cost]
+    costs = [occurrence.cost for occurrence in kind.occurrences if occurrence.cost]
     unknown = any(not cost.counted for cost in costs)
     return (
         kind.rule,
@@ -260,7 +274,7 @@ def _summary(checked: "CheckedProgram", target: str) -> str:
 
 
 def _warn_of_uncounted(checked: Checked) -> None:
-    uncounted = sum(one.cost.uncounted for one in checked.programs)
+    uncounted = sum(program.cost.uncounted for program in checked.programs)
     if uncounted:
         print_warning(
             f"{uncounted} nodes are not included in the shares of FLOPs and bytes: their shapes are not "
@@ -272,16 +286,16 @@ def _next_command(
     program: Path, checked: Checked, sizes: Mapping[str, int]
 ) -> tuple[Argument, ...]:
     target = checked.target
-    rejected = [kind for one in checked.programs for kind in one.rejected]
-    found = {kind.rule for one in checked.programs for kind in one.findings}
+    rejected = [kind for checked_program in checked.programs for kind in checked_program.rejected]
+    rules = {kind.rule for checked_program in checked.programs for kind in checked_program.findings}
     one_graph = program.is_file() and len(checked.programs) == 1
     one_graph = one_graph and checked.programs[0].graph.format == "torch"
-    if "WP604" in found:
+    if "WP604" in rules:
         return "explain", "WP604"
     is_bundle = (program / MANIFEST).is_file()
-    if not rejected and not is_bundle and (warned := sorted(found & set(REPEATED_WORK))):
+    if not rejected and not is_bundle and (warned := sorted(rules & set(REPEATED_WORK))):
         return _instead_of_repeated_work(checked, warned[0])
-    if "WP204" in found:
+    if "WP204" in rules:
         numbers = _size_options(dict.fromkeys(_symbols(checked), "NUMBER")) if one_graph else []
         return ("check", program, "--target", target, *numbers) if numbers else ("explain", "WP204")
     fixed_sizes = _size_options(sizes)
@@ -303,7 +317,9 @@ def _instead_of_repeated_work(checked: Checked, rule: str) -> tuple[Argument, ..
     """Return the command that replaces a decoder of Whisper, or else explains the rule."""
     from whisperport.model.inspection.rules.decoding import is_whisper_decoder
 
-    if rule == PROJECTED_AGAIN and all(is_whisper_decoder(one.graph) for one in checked.programs):
+    if rule == PROJECTED_AGAIN and all(
+        is_whisper_decoder(program.graph) for program in checked.programs
+    ):
         return "export", "CHECKPOINT", "--target", checked.target, "--out", "DIR"
     return "explain", rule
 

@@ -47,14 +47,14 @@ def check_page(checked: Checked, command: str) -> str:
         checked: the findings.
         command: the suggested next command.
     """
-    names = [one.graph.name for one in checked.programs]
+    names = [program.graph.name for program in checked.programs]
     several = len(names) > 1
     body = "".join(
-        (f"<h2>{text(one.graph.name)}</h2>\n" if several else "")
-        + _verdict(one, checked.target, "" if several else command)
-        + _findings(one)
-        + f"<h2>The graph</h2>\n{_nodes(one, checked.target, len(names))}"
-        for one in checked.programs
+        (f"<h2>{text(program.graph.name)}</h2>\n" if several else "")
+        + _verdict(program, checked.target, "" if several else command)
+        + _findings(program)
+        + f"<h2>The graph</h2>\n{_nodes(program, checked.target, len(names))}"
+        for program in checked.programs
     )
     if several:
         body = _overview(checked, command) + body
@@ -102,21 +102,21 @@ def fix_page(fixed: Fixed, command: str) -> str:
 
 
 def _overview(checked: Checked, command: str) -> str:
-    rejected = sum(one.rejected_nodes for one in checked.programs)
-    nodes = sum(len(one.graph.nodes) for one in checked.programs)
-    shares = {one.graph.name: _share_of(one, "rejected") for one in checked.programs}
+    rejected = sum(program.rejected_nodes for program in checked.programs)
+    nodes = sum(len(program.graph.nodes) for program in checked.programs)
+    shares = {program.graph.name: _share_of(program, "rejected") for program in checked.programs}
     rows = [
         (
-            text(one.graph.name),
-            f"{one.rejected_nodes} of {len(one.graph.nodes)}",
-            bar(shares[one.graph.name], "bad"),
-            percent(shares[one.graph.name]),
+            text(program.graph.name),
+            f"{program.rejected_nodes} of {len(program.graph.nodes)}",
+            bar(shares[program.graph.name], "bad"),
+            percent(shares[program.graph.name]),
         )
-        for one in checked.programs
+        for program in checked.programs
     ]
     return verdict(
         f"{checked.target} rejects {rejected} of {nodes} nodes in {len(checked.programs)} programs.",
-        "bad" if any(one.rejected for one in checked.programs) else "good",
+        "bad" if any(program.rejected for program in checked.programs) else "good",
         table(("program", ">rejected nodes", "", ">share"), rows)
         + facts({"Next": f"<code>{text(command)}</code>"}),
     )
@@ -182,12 +182,15 @@ def _amount(checked: "CheckedProgram", group: "FindingGroup") -> str:
     return f"{counted if _is_counted(checked) else ''}in {_count(group.nodes, 'node')}"
 
 
-def _place(found: "Occurrence") -> str:
+def _place(occurrence: "Occurrence") -> str:
     """Return the module and the line of code of a node as HTML."""
-    source = found.source
+    source = occurrence.source
     line = f"{source.package_path}:{source.line}" if source else ""
     code = f" <code>{text(source.code)}</code>" if source and source.code else ""
-    return text(", ".join(filter(None, (found.module and f"in {found.module}", line)))) + code
+    return (
+        text(", ".join(filter(None, (occurrence.module and f"in {occurrence.module}", line))))
+        + code
+    )
 
 
 def _advice(group: "FindingGroup") -> str:
@@ -215,10 +218,10 @@ def _finding(checked: "CheckedProgram", group: "FindingGroup") -> str:
     share = checked.share(group)[0] if _is_counted(checked) else 0.0
     title = f"{group.nodes or len(group.occurrences)} × {group.operator or 'program'}"
     rows = [
-        (f"<code>{text(one.name)}</code>", _place(one), prose(one.reason))
-        for one in group.occurrences[:MAX_LISTED]
+        (f"<code>{text(occurrence.name)}</code>", _place(occurrence), prose(occurrence.reason))
+        for occurrence in group.occurrences[:MAX_LISTED]
     ]
-    more = len(group.occurrences) - len(rows)
+    remainder = len(group.occurrences) - len(rows)
     opened = " open" if group is checked.findings[0] else ""
     return (
         f'<details class="finding"{opened}><summary>{bar(share, KINDS[group.kind])}'
@@ -232,7 +235,7 @@ def _finding(checked: "CheckedProgram", group: "FindingGroup") -> str:
             }
         )
         + table(("node", "place", "reason"), rows)
-        + (f"<p>{more} more are listed with <code>--all</code>.</p>" if more else "")
+        + (f"<p>{remainder} more are listed with <code>--all</code>.</p>" if remainder else "")
         + "</details>\n"
     )
 
@@ -257,22 +260,22 @@ def _strip(checked: "CheckedProgram") -> str:
 
 def _drawn(checked: "CheckedProgram") -> list[Drawn]:
     """Return the nodes in the order in which they run, with what was found about each."""
-    found: dict[int, tuple[FindingGroup, Occurrence]] = {}
+    findings_by_cost: dict[int, tuple[FindingGroup, Occurrence]] = {}
     for group in checked.findings:  # rejections first
-        for one in group.occurrences:
-            found.setdefault(id(one.cost), (group, one))
+        for occurrence in group.occurrences:
+            findings_by_cost.setdefault(id(occurrence.cost), (group, occurrence))
     counted, flops, drawn = _is_counted(checked), checked.cost.flops, list[Drawn]()
     subgraphs = checked.predicted.of_node if checked.predicted else {}
     for cost in checked.cost.nodes:
         share = cost.flops / flops if counted else 1 / len(checked.cost.nodes)
         kind: Kind = ""
         reason = dict[str, str]()
-        if id(cost) in found:
-            group, one = found[id(cost)]
+        if id(cost) in findings_by_cost:
+            group, occurrence = findings_by_cost[id(cost)]
             kind = KINDS[group.kind]
             reason = {
-                "Where": _place(one),
-                "Why": prose(f"{one.reason} ({group.rule})"),
+                "Where": _place(occurrence),
+                "Why": prose(f"{occurrence.reason} ({group.rule})"),
                 "Rewrite": f"<code>{text(group.rewrite)}</code>" if group.rewrite else "",
             }
         node, amount = cost.node, percent(share) if counted else ""
@@ -282,7 +285,7 @@ def _drawn(checked: "CheckedProgram") -> list[Drawn]:
 
 
 def _step(step: RewriteStep) -> tuple[str, ...]:
-    found = step.equality
+    equality = step.equality
     result = (
         "verified" if step.kept else "failed, not applied" if step.failed else "nothing to replace"
     )
@@ -290,20 +293,22 @@ def _step(step: RewriteStep) -> tuple[str, ...]:
         text(step.outcome.rewrite),
         str(len(step.outcome.changed)),
         str(len(step.outcome.rejected)),
-        f"{found.max_relative:.1e}" if found.compared else "",
+        f"{equality.max_relative:.1e}" if equality.compared else "",
         text(f"not applied: {step.left_out}" if step.left_out else result),
     )
 
 
 def _partitioned(answer: Partitioned) -> str:
     title = f"<h2>{text(answer.program)}: {text(answer.partitioner)}</h2>\n"
-    found = answer.partition
-    if found is None:
+    partition = answer.partition
+    if partition is None:
         return f"{title}<p>It was not asked: {text(answer.reason)}</p>\n"
     declined: Sequence[tuple[str, ...]] = [
-        (text(one.operator), text(one.tensor), text(one.reason)) for one in found.declined
+        (text(operator.operator), text(operator.tensor), text(operator.reason))
+        for operator in partition.declined
     ]
     return (
-        f"{title}<p>It accepts {found.accepted} of {found.total} operators; it compiles nothing.</p>\n"
+        f"{title}<p>It accepts {partition.accepted} of {partition.total} operators; it compiles "
+        "nothing.</p>\n"
         + (table(("declined operator", "its output", "reason"), declined) if declined else "")
     )

@@ -80,69 +80,74 @@ def compare(
     """
     options = CompareOptions(trust=trust, **field_values(CompareOptions, chosen))
     with stages() as progress:
-        found = run_compare(a, b, options, progress=progress)
-    following = _next(found, a, b)
+        comparison = run_compare(a, b, options, progress=progress)
+    following = _next(comparison, a, b)
     if html is not None:
         shown = command_line(*following) if following else ""
-        write_page(html, compare_page(found, shown))
+        write_page(html, compare_page(comparison, shown))
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     else:
-        _print(found, every_value)
+        _print(comparison, every_value)
     if following:
         print_next(*following)
-    if not found:
+    if not comparison:
         sys.exit(1)
 
 
-def _print(found: ComparedPrograms, every_value: bool) -> None:
-    rows, hidden = _shown(found, every_value)
-    print_filled(HEADINGS, [_row(found, one) for one in rows])
+def _print(comparison: ComparedPrograms, every_value: bool) -> None:
+    rows, hidden = _shown(comparison, every_value)
+    print_filled(HEADINGS, [_row(comparison, value) for value in rows])
     print_lines("")
-    for text in _sentences(found, hidden):
+    for text in _sentences(comparison, hidden):
         print_lines(*textwrap.wrap(text, WIDTH, break_on_hyphens=False))
 
 
-def _shown(found: ComparedPrograms, every_value: bool) -> tuple[Sequence[ComparedValue], int]:
+def _shown(comparison: ComparedPrograms, every_value: bool) -> tuple[Sequence[ComparedValue], int]:
     """Return the rows of the table, and how many layers are not among them."""
     if every_value:
-        return found.values, 0
-    layers = found.layers
-    first = layers.index(found.values[found.first]) if found.first is not None else 0
+        return comparison.values, 0
+    layers = comparison.layers
+    first = layers.index(comparison.values[comparison.first]) if comparison.first is not None else 0
     rows = layers[max(0, first - SHOWN_BEFORE) : first + SHOWN_AFTER]
     if rows[-1] is not layers[-1]:
         rows = (*rows, layers[-1])
     return rows, len(layers) - len(rows)
 
 
-def _row(found: ComparedPrograms, one: ComparedValue) -> tuple[str, ...]:
-    first = found.first is not None and one is found.values[found.first]
-    worst = found.worst is not None and one is found.values[found.worst]
-    path, _, number = one.line.rpartition(":")
+def _row(comparison: ComparedPrograms, value: ComparedValue) -> tuple[str, ...]:
+    first = comparison.first is not None and value is comparison.values[comparison.first]
+    worst = comparison.worst is not None and value is comparison.values[comparison.worst]
+    path, _, number = value.line.rpartition(":")
     line = f"{shown_path(Path(path))}:{number}" if path else ""
     return (
         "first" if first else "most" if worst else "",
-        shortened(one.layer, LAYER_WIDTH),
-        shortened(operators(one), OPERATOR_WIDTH),
+        shortened(value.layer, LAYER_WIDTH),
+        shortened(operators(value), OPERATOR_WIDTH),
         line if len(line) <= LINE_WIDTH else f"…{line[-LINE_WIDTH + 1 :]}",
-        "0" if one.error == 0 else f"{one.error:.1e}",
-        decibels(one.sqnr_db),
+        "0" if value.error == 0 else f"{value.error:.1e}",
+        decibels(value.sqnr_db),
     )
 
 
-def _sentences(found: ComparedPrograms, hidden: int) -> list[str]:
-    kept = found.kept
+def _sentences(comparison: ComparedPrograms, hidden: int) -> list[str]:
+    kept = comparison.kept
     texts = [f"{hidden} further layers are shown with --all"] if hidden else []
     texts.append(
-        f"{len(found.values)} values were matched, of {kept[0]} in {found.a} and {kept[1]} in {found.b}"
+        f"{len(comparison.values)} values were matched, of {kept[0]} in {comparison.a} and {kept[1]} in "
+        f"{comparison.b}"
     )
-    texts += found.notes
-    passed = sum(map(bool, found.outputs))
-    texts += [f"output {one.output}: {one.reason} ({one.rule})" for one in found.outputs if not one]
-    texts.append(f"{passed} of {len(found.outputs)} outputs are within the limits")
-    texts += divergence_sentences(found)
+    texts += comparison.notes
+    passed = sum(map(bool, comparison.outputs))
+    texts += [
+        f"output {output.output}: {output.reason} ({output.rule})"
+        for output in comparison.outputs
+        if not output
+    ]
+    texts.append(f"{passed} of {len(comparison.outputs)} outputs are within the limits")
+    texts += divergence_sentences(comparison)
     return texts
 
 
-def _next(found: ComparedPrograms, a: str, b: str) -> tuple[Argument, ...]:
-    return () if found or found.first is None else ("compare", a, b, "--all")
+def _next(comparison: ComparedPrograms, a: str, b: str) -> tuple[Argument, ...]:
+    return () if comparison or comparison.first is None else ("compare", a, b, "--all")

@@ -22,93 +22,108 @@ _STYLE = f"""{PLOT_STYLE}
 """
 
 
-def compare_page(found: ComparedPrograms, command: str = "") -> str:
+def compare_page(comparison: ComparedPrograms, command: str = "") -> str:
     """Return the page: complete, without scripts and without other files.
 
     Args:
-        found: the compared programs.
+        comparison: the compared programs.
         command: the suggested next command. Default: none.
     """
-    layers = found.layers
-    body = _verdict(found, command) + _picture(found, layers) + _near(found, layers)
-    more = len(found.values) - MAX_ROWS
+    layers = comparison.layers
+    body = _verdict(comparison, command) + _picture(comparison, layers) + _near(comparison, layers)
+    remainder = len(comparison.values) - MAX_ROWS
     body += (
-        f"<details><summary><b>All {len(found.values)} matched values</b></summary>\n"
+        f"<details><summary><b>All {len(comparison.values)} matched values</b></summary>\n"
         + table(
-            ("value", *_HEADINGS, _line_heading(found)),
-            (_row(found, one, one.name) for one in found.values[:MAX_ROWS]),
+            ("value", *_HEADINGS, _line_heading(comparison)),
+            (_row(comparison, value, value.name) for value in comparison.values[:MAX_ROWS]),
         )
-        + (f"<p>{more} more are listed with <code>--all</code>.</p>\n" if more > 0 else "")
+        + (
+            f"<p>{remainder} more are listed with <code>--all</code>.</p>\n"
+            if remainder > 0
+            else ""
+        )
         + "</details>\n"
     )
-    return html_page(f"{found.a} compared with {found.b}", body, _STYLE)
+    return html_page(f"{comparison.a} compared with {comparison.b}", body, _STYLE)
 
 
-def _verdict(found: ComparedPrograms, command: str) -> str:
-    sentence, *others = divergence_sentences(found)
-    passed = sum(map(bool, found.outputs))
-    failed = [f"{one.output}: {one.reason} ({one.rule})" for one in found.outputs if not one]
-    outputs = f"{passed} of {len(found.outputs)} outputs are within the limits"
-    kind = "bad" if not found else "good"
+def _verdict(comparison: ComparedPrograms, command: str) -> str:
+    sentence, *further_sentences = divergence_sentences(comparison)
+    passed = sum(map(bool, comparison.outputs))
+    failed = [
+        f"{output.output}: {output.reason} ({output.rule})"
+        for output in comparison.outputs
+        if not output
+    ]
+    outputs = f"{passed} of {len(comparison.outputs)} outputs are within the limits"
+    kind = "bad" if not comparison else "good"
     how_much = ""
-    if found.first is not None:
-        first = found.values[found.first]
+    if comparison.first is not None:
+        first = comparison.values[comparison.first]
         place = f" ({first.line})" if first.line else ""
-        passing = "; all outputs are within the limits" if found else ""
+        passing = "; all outputs are within the limits" if comparison else ""
         sentence = f"The programs diverge first at {first.fault}{place}{passing}."
         how_much = (
             f"the error of {first.name} is {error_text(first)}, that of what it is computed from at most "
-            f"{first.before:.1e}; at the last matched value, {found.values[-1].name}, it is "
-            f"{error_text(found.values[-1])}"
+            f"{first.before:.1e}; at the last matched value, {comparison.values[-1].name}, it is "
+            f"{error_text(comparison.values[-1])}"
         )
-        kind = "mark" if found else "bad"
-    elif not found:
+        kind = "mark" if comparison else "bad"
+    elif not comparison:
         sentence = (
             f"No layer diverges, but {outputs.replace(str(passed), 'only ' + str(passed), 1)}."
         )
-    *more, advice = others or [""]
-    kept = f"{len(found.values)} values, of {found.kept[0]} in {found.a} and {found.kept[1]} in {found.b}"
+    *details, advice = further_sentences or [""]
+    kept = (
+        f"{len(comparison.values)} values, of {comparison.kept[0]} in {comparison.a} and "
+        f"{comparison.kept[1]} in {comparison.b}"
+    )
     shown = {
         "How much": text(how_much),
-        "Also": "<br>".join(map(text, more)),
+        "Also": "<br>".join(map(text, details)),
         "Outputs": "<br>".join(map(text, (f"{outputs}{':' if failed else ''}", *failed))),
         "Matched": text(kept),
-        "Notes": "<br>".join(map(text, found.notes)),
-        "What to do": text(advice.replace("this layer", _fault(found))),
+        "Notes": "<br>".join(map(text, comparison.notes)),
+        "What to do": text(advice.replace("this layer", _fault(comparison))),
         "Next": f"<code>{text(command)}</code>" if command else "",
     }
     return verdict(sentence, kind, facts(shown))
 
 
-def _fault(found: ComparedPrograms) -> str:
-    return "" if found.first is None else found.values[found.first].fault
+def _fault(comparison: ComparedPrograms) -> str:
+    return "" if comparison.first is None else comparison.values[comparison.first].fault
 
 
-def _picture(found: ComparedPrograms, layers: Sequence[ComparedValue]) -> str:
+def _picture(comparison: ComparedPrograms, layers: Sequence[ComparedValue]) -> str:
     """Return a bar of the error of each layer, in the order in which they are computed."""
-    errors = [one.error for one in layers]
+    errors = [layer.error for layer in layers]
     tags = [
-        Tag(layers.index(one), _tag_of(one) if kind == "bad" else "", kind)
-        for kind, one in (("mark", _worst(found)), ("bad", _first(found)))
-        if one is not None and one in layers
+        Tag(layers.index(layer), _tag_of(layer) if kind == "bad" else "", kind)
+        for kind, layer in (("mark", _worst(comparison)), ("bad", _first(comparison)))
+        if layer is not None and layer in layers
     ]
-    limits = [limit for one in found.outputs if (limit := min_sqnr_of(one.rule)) is not None]
+    limits = [
+        limit for output in comparison.outputs if (limit := min_sqnr_of(output.rule)) is not None
+    ]
     lines = []
     if limits and any(errors):
         lines = [Line(10 ** (-limits[0] / DECIBELS), f"limit of the outputs: {limits[0]:g} dB")]
     ends = (layers[0].layer, layers[-1].layer)
-    about = f"error of {len(layers)} layers; {divergence_sentences(found)[0]}"
+    about = f"error of {len(layers)} layers; {divergence_sentences(comparison)[0]}"
     plot = log_plot(errors, about, ends, tags, lines)
     if not plot:
         return ""
-    colors = [("bad", "the first layer that diverges")] * (_first(found) is not None)
-    if _worst(found) is not None and _worst(found) is not _first(found):
+    colors = [("bad", "the first layer that diverges")] * (_first(comparison) is not None)
+    if _worst(comparison) is not None and _worst(comparison) is not _first(comparison):
         colors.append(("mark", "where the error grows most"))
-    legend = "".join(f'<span><b class="{kind} fill"></b>{text(one)}</span>' for kind, one in colors)
+    legend = "".join(
+        f'<span><b class="{kind} fill"></b>{text(meaning)}</span>' for kind, meaning in colors
+    )
     return (
         "<h2>The error from layer to layer</h2>\n<p>A bar is the largest error of a layer, in the order in "
         "which the layers are computed: the size of the difference divided by that of the value of "
-        f'{text(found.a)}.</p>\n<p class="legend">{legend}</p>\n{plot}'
+        f'{text(comparison.a)}.</p>\n<p class="legend">{legend}</p>\n{plot}'
     )
 
 
@@ -116,37 +131,37 @@ def _tag_of(first: ComparedValue) -> str:
     return f"{first.fault}: {error_text(first)}"
 
 
-def _first(found: ComparedPrograms) -> ComparedValue | None:
-    return None if found.first is None else found.values[found.first]
+def _first(comparison: ComparedPrograms) -> ComparedValue | None:
+    return None if comparison.first is None else comparison.values[comparison.first]
 
 
-def _worst(found: ComparedPrograms) -> ComparedValue | None:
-    return None if found.worst is None else found.values[found.worst]
+def _worst(comparison: ComparedPrograms) -> ComparedValue | None:
+    return None if comparison.worst is None else comparison.values[comparison.worst]
 
 
-def _near(found: ComparedPrograms, layers: Sequence[ComparedValue]) -> str:
+def _near(comparison: ComparedPrograms, layers: Sequence[ComparedValue]) -> str:
     """Return the layers around the first that diverges; without one, the first layers."""
-    first = _first(found)
+    first = _first(comparison)
     at = 0 if first is None else layers.index(first)
     rows = layers[max(0, at - SHOWN_BEFORE) : at + SHOWN_AFTER]
-    more = len(layers) - len(rows)
+    remainder = len(layers) - len(rows)
     title = "Layers" if first is None else "Layers around the first that diverges"
     return (
         f"<h2>{title}</h2>\n"
         + table(
-            ("layer", *_HEADINGS, _line_heading(found)),
-            (_row(found, one, one.layer) for one in rows),
+            ("layer", *_HEADINGS, _line_heading(comparison)),
+            (_row(comparison, layer, layer.layer) for layer in rows),
         )
-        + (f"<p>{more} further layers are in the table below.</p>\n" if more else "")
+        + (f"<p>{remainder} further layers are in the table below.</p>\n" if remainder else "")
     )
 
 
-def _line_heading(found: ComparedPrograms) -> str:
-    return "Python line" if any(one.line for one in found.values) else ""
+def _line_heading(comparison: ComparedPrograms) -> str:
+    return "Python line" if any(value.line for value in comparison.values) else ""
 
 
-def _row(found: ComparedPrograms, one: ComparedValue, name: str) -> tuple[str, ...]:
-    first, worst = one is _first(found), one is _worst(found)
+def _row(comparison: ComparedPrograms, value: ComparedValue, name: str) -> tuple[str, ...]:
+    first, worst = value is _first(comparison), value is _worst(comparison)
     kind = "bad" if first else "mark" if worst else ""
     shown = text(name)
     if kind:
@@ -154,11 +169,11 @@ def _row(found: ComparedPrograms, one: ComparedValue, name: str) -> tuple[str, .
         shown = f'<b class="{kind}">✕ {shown}</b><br><span class="dim">{why}</span>'
     return (
         shown,
-        bar(_share(one.error), kind),
-        "0" if one.error == 0 else f"{one.error:.1e}" if math.isfinite(one.error) else "NaN",
-        decibels(one.sqnr_db),
-        text(operators(one)),
-        text(one.line),
+        bar(_share(value.error), kind),
+        "0" if value.error == 0 else f"{value.error:.1e}" if math.isfinite(value.error) else "NaN",
+        decibels(value.sqnr_db),
+        text(operators(value)),
+        text(value.line),
     )
 
 

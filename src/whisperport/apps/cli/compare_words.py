@@ -5,31 +5,31 @@ import math
 from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
 
 
-def divergence_sentences(found: ComparedPrograms) -> list[str]:
+def divergence_sentences(comparison: ComparedPrograms) -> list[str]:
     """Say where the programs diverge, and what to do next."""
-    last = found.values[-1]
-    if found.first is None:
-        largest = max(one.error for one in found.values)
+    last = comparison.values[-1]
+    if comparison.first is None:
+        largest = max(value.error for value in comparison.values)
         if largest == 0:
             return ["The programs are equal: every matched value is identical."]
         grown = f"The largest error of a value is {largest:.1e}"
         return [f"No layer diverges: the errors are those of rounding. {grown}."]
-    first = found.values[found.first]
+    first = comparison.values[comparison.first]
     place = f" ({first.line})" if first.line else ""
     texts = [
         f"The programs diverge first at {first.fault}{place}: the error of `{first.name}` is "
         f"{error_text(first)}, that of what it is computed from at most {first.before:.1e}. "
         f"At the last matched value, `{last.name}`, it is {error_text(last)}."
     ]
-    if others := [module for module in first.modules if module != first.fault]:
+    if joined_modules := [module for module in first.modules if module != first.fault]:
         texts.append(
-            f"One of the programs joins it with {', '.join(others)}, where the fault may be too."
+            f"One of the programs joins it with {', '.join(joined_modules)}, where the fault may be too."
         )
     if first.between:
         extra = ", ".join(f"{operator} in {side}" for side, operator, _ in first.between[:6])
         texts.append(f"Before it, only one of the programs computes: {extra}.")
-    if found.worst is not None and found.worst != found.first:
-        worst = found.values[found.worst]
+    if comparison.worst is not None and comparison.worst != comparison.first:
+        worst = comparison.values[comparison.worst]
         texts.append(
             f"The error grows most at {worst.fault}: from {worst.before:.1e} to {error_text(worst)}."
         )
@@ -41,9 +41,9 @@ def divergence_sentences(found: ComparedPrograms) -> list[str]:
     return texts
 
 
-def error_text(one: ComparedValue) -> str:
+def error_text(value: ComparedValue) -> str:
     """Return the error of a value, also in dB."""
-    return f"{one.error:.1e} ({decibels(one.sqnr_db)})"
+    return f"{value.error:.1e} ({decibels(value.sqnr_db)})"
 
 
 def decibels(number: float) -> str:
@@ -53,8 +53,8 @@ def decibels(number: float) -> str:
     return f"{number:.0f} dB" if math.isfinite(number) else "NaN"
 
 
-def operators(one: ComparedValue) -> str:
+def operators(value: ComparedValue) -> str:
     """Return the operators that compute a value, of both programs if they differ."""
-    if one.other_operator in ("", one.operator):
-        return one.operator
-    return f"{one.operator}/{one.other_operator}"
+    if value.other_operator in ("", value.operator):
+        return value.operator
+    return f"{value.operator}/{value.other_operator}"

@@ -111,7 +111,7 @@ def compile_verb(
                 for p in compiled.programs
             ],
         )
-        for program in filter(lambda one: one.emulation, compiled.programs):
+        for program in filter(lambda p: p.emulation, compiled.programs):
             print_lines("", f"{program.name}, {HOW_IT_RAN[program.ran]}:")
             print_checks(program.emulation)
         print_lines("", f"{compiled.folder}: compiled")

@@ -20,13 +20,13 @@ def verified_words(manifest: Manifest) -> str:
 
 def emulated_targets(manifest: Manifest) -> tuple[str, ...]:
     """Targets whose programs were verified by emulation on the CPU only."""
-    found = dict.fromkeys(
+    targets = dict.fromkeys(
         entry.target
         for entry in manifest.programs
         if manifest.is_verified(entry.spec.name)
         and manifest.status(entry.spec.name) not in ("run here", "simulated here")
     )
-    return tuple(found)
+    return tuple(targets)
 
 
 def never_run(manifest: Manifest) -> tuple[str, ...]:

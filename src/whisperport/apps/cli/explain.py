@@ -38,9 +38,9 @@ def explain(code: str | None, as_json: bool) -> None:
     if rule is None:
         words = code.lower()
         about = [
-            f"{one.code} ({one.title})"
-            for one in RULES.values()
-            if words in " ".join(f"{one.title} {one.text}".lower().split())
+            f"{candidate.code} ({candidate.title})"
+            for candidate in RULES.values()
+            if words in " ".join(f"{candidate.title} {candidate.text}".lower().split())
         ]
         raise UsageError(
             f"there is no rule `{code}`",

@@ -50,7 +50,7 @@ from whisperport.verification.reference import Reference
 @click.command(
     cls=Verb,
     short_help="Lower a checkpoint to a target, verify it, and write a bundle.",
-    target_options=("--option", {one.spec.name: one.lower_options for one in TARGETS}),
+    target_options=("--option", {target.spec.name: target.lower_options for target in TARGETS}),
 )
 @click.argument("checkpoint", type=Given("checkpoint", as_text=True))
 @target_name(
@@ -84,7 +84,7 @@ from whisperport.verification.reference import Reference
     "--batch",
     group="Target",
     type=click.Choice(["1", "2", "4", "8", "16"]),
-    show_default="the target's: " + targets_by(lambda spec: str(spec.batch), others="1"),
+    show_default="the target's: " + targets_by(lambda spec: str(spec.batch), unlisted="1"),
     help="Number of texts that the program step_B decodes together, such as speech chunks or beams; 1 "
     "exports no such program",
 )
@@ -194,10 +194,10 @@ def _common_precision(precisions: tuple[str, ...]) -> str:
     Raises:
         click.BadParameter: more than one is given.
     """
-    found = [one for one in precisions if "=" not in one]
-    if len(found) > 1:
+    common_precisions = [precision for precision in precisions if "=" not in precision]
+    if len(common_precisions) > 1:
         raise click.BadParameter("`--precision` is given twice without a program")
-    return found[0] if found else ""
+    return common_precisions[0] if common_precisions else ""
 
 
 def _next_command(out: Path, manifest: Manifest) -> tuple[Argument, ...]:
@@ -218,18 +218,20 @@ def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
 
 def _print_timed(searched: Searched) -> None:
     """Print a row per candidate with the times of its programs, and what is not used, with the reason."""
-    programs = list(dict.fromkeys(one.program for one in searched.timed))
-    ms = {(one.candidate, one.program): f"{one.ms:.2f} ms" for one in searched.timed}
+    programs = list(dict.fromkeys(timing.program for timing in searched.timed))
+    ms = {(timing.candidate, timing.program): f"{timing.ms:.2f} ms" for timing in searched.timed}
     print_table(
         ("target", "precision", *programs, "chosen for"),
         [
             (
-                one.target,
-                one.precision,
-                *(ms.get((one, program), "") for program in programs),
-                ", ".join(group for group, chosen in searched.choice.items() if chosen == one),
+                candidate.target,
+                candidate.precision,
+                *(ms.get((candidate, program), "") for program in programs),
+                ", ".join(
+                    group for group, chosen in searched.choice.items() if chosen == candidate
+                ),
             )
-            for one in dict.fromkeys(one.candidate for one in searched.timed)
+            for candidate in dict.fromkeys(timing.candidate for timing in searched.timed)
         ],
     )
     print_lines("", *(f"not used: {name}: {why}" for name, why in _rejected(searched).items()))
@@ -239,8 +241,8 @@ def _timed_json(searched: Searched) -> dict[str, Any]:
     """Return the times, and what is not used, as a JSON object."""
     return {
         "programs": [
-            {"program": one.program, **asdict(one.candidate), "ms": one.ms}
-            for one in searched.timed
+            {"program": timing.program, **asdict(timing.candidate), "ms": timing.ms}
+            for timing in searched.timed
         ],
         "not_used": _rejected(searched),
     }

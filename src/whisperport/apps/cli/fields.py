@@ -25,10 +25,13 @@ def field_options(options: type[Any], *names: str, group: str) -> Decorator:
         names: names of the fields, in the order of the help; none: all that are declared.
         group: heading under which the help shows them.
     """
-    defaults = {one.name: one.default for one in fields(options)}
-    found = declared(options)
+    defaults = {field.name: field.default for field in fields(options)}
+    declarations = declared(options)
     return together(
-        *(_option(group, name, *found[name], defaults[name]) for name in names or tuple(found))
+        *(
+            _option(group, name, *declarations[name], defaults[name])
+            for name in names or tuple(declarations)
+        )
     )
 
 
@@ -45,24 +48,24 @@ def _is_mapping(hint: Any) -> bool:
     return get_origin(hint) is Mapping
 
 
-def _mapping(hint: Any, about: Option, given: tuple[str, ...]) -> dict[str, Any]:
+def _mapping(hint: Any, about: Option, texts: tuple[str, ...]) -> dict[str, Any]:
     """The mapping that an option's NAME=VALUE strings give."""
     return {
-        name: get_args(hint)[1](text) for name, text in pairs(about.flag.split()[0], given).items()
+        name: get_args(hint)[1](text) for name, text in pairs(about.flag.split()[0], texts).items()
     }
 
 
 def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> Decorator:
     kinds = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
-    kind = next(one for one in kinds if one is not type(None))
+    kind = next(member for member in kinds if member is not type(None))
     flag = about.flag or f"--{name.replace('_', '-')}"
     shown: Any = about.default or (default not in (None, False, "", ()))
     if kind is bool:
         if default is False:
             return option(flag, name, group=group, is_flag=True, help=about.help)
-        both = f"{flag}/--no-{flag.removeprefix('--')}"
+        flags = f"{flag}/--no-{flag.removeprefix('--')}"
         text = {"default": default, "show_default": shown, "help": about.help}
-        return option(both, name, group=group, **text)
+        return option(flags, name, group=group, **text)
     if about.or_none:
         limits = f"values: {about.low:g} to {about.high:g}, or none"
         shown = f"{'none' if default is None else format(default, 'g')}; {limits}"

@@ -110,9 +110,9 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
         f"max error is relative to the largest value; verified on {samples}; rule: {fixed.gate.rule}",
         "",
     )
-    failed = [one for step in fixed.steps for one in step.equality.failed]
+    failed = [output for step in fixed.steps for output in step.equality.failed]
     remaining = [
-        *(("", one.sample, one.comparison.reason) for one in failed),
+        *(("", output.sample, output.comparison.reason) for output in failed),
         *((r.rule, r.node, _with_place(r)) for r in (*fixed.remaining, *fixed.lookups)),
     ]
     if remaining:
@@ -124,7 +124,7 @@ def _print_fixed(fixed: Fixed, out: Path) -> None:
         if not fixed.remaining:
             print_lines(f"{fixed.target} rejects none of these nodes: they need no change", "")
     if fixed.unseen:
-        rows = [(one.node, _with_place(one)) for one in fixed.unseen]
+        rows = [(rejection.node, _with_place(rejection)) for rejection in fixed.unseen]
         print_table(("node", "not seen in programs known to compile"), rows)
         print_lines("")
     if fixed.host and fixed.changed:
@@ -150,14 +150,14 @@ def _row(step: RewriteStep) -> tuple[str, ...]:
         return (name, str(changed), declined, "-", "-", "-", "not applied")
     if not changed:
         return (name, "0", declined, "-", "-", "-", "nothing to verify")
-    found = step.equality
+    equality = step.equality
     return (
         name,
         str(changed),
         declined,
-        f"{found.cosine:.6f}",
-        f"{found.sqnr_db:.1f} dB",
-        f"{found.max_relative:.1e}",
+        f"{equality.cosine:.6f}",
+        f"{equality.sqnr_db:.1f} dB",
+        f"{equality.max_relative:.1e}",
         "verified" if step.kept else "failed, not applied",
     )
 
@@ -186,8 +186,8 @@ def _summary(fixed: Fixed, out: Path) -> str:
         remaining += f", and {len(fixed.lookups)} lookup{'s' * (len(fixed.lookups) != 1)}"
     if fixed.unseen:
         remaining += f"; {_nodes(len(fixed.unseen))} not seen in programs known to compile"
-    done = f"{out}: {_nodes(fixed.changed)} replaced" if fixed.changed else "nothing to fix"
-    return f"{done}; {remaining}"
+    outcome = f"{out}: {_nodes(fixed.changed)} replaced" if fixed.changed else "nothing to fix"
+    return f"{outcome}; {remaining}"
 
 
 def _nodes(count: int) -> str:

@@ -67,7 +67,7 @@ class Given(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
             raise _address(text, "checkpoint" in self.kinds)
         kind, why = kind_of(text)
         if kind is not None and kind not in self.kinds:
-            expected = " or ".join(NOUNS[one] for one in self.kinds)
+            expected = " or ".join(NOUNS[expected_kind] for expected_kind in self.kinds)
             raise UsageError(
                 f"`{text}` is {NOUNS[kind]}, not {expected}",
                 why=why,
@@ -147,7 +147,7 @@ def _expect_there(path: str, option: str = "") -> None:
 def _hint(kind: Kind, text: str, ctx: click.Context | None) -> str:
     """How the same verb is given something of this kind, or the command of another verb for it."""
     option, path = OPTIONS.get(kind), shlex.quote(text)
-    if ctx is not None and any(option in one.opts for one in ctx.command.params):
+    if ctx is not None and any(option in parameter.opts for parameter in ctx.command.params):
         return f"give it with `{option} {path}`"
     if kind == "program" and text.endswith(".pte"):
         return f"whisperport inspect {path}"
@@ -158,8 +158,8 @@ def _address(text: str, is_checkpoint: bool) -> UsageError:
     """The error for an address, as it was typed: nothing is downloaded but checkpoints by their names."""
     if text.lower().startswith("file://"):
         hint = f"give the path: {text[7:]}"
-    elif is_checkpoint and (found := _HUB.match(text)):
-        hint = f"give the hub id, which is downloaded: {found[1]}"
+    elif is_checkpoint and (match := _HUB.match(text)):
+        hint = f"give the hub id, which is downloaded: {match[1]}"
     else:
         hint = f"download it, for example with `curl -LO {shlex.quote(text)}`, and give the file"
     return UsageError(

@@ -73,13 +73,13 @@ def run_strip(nodes: Sequence[Drawn], about: str, rest: str = "") -> str:
         rest: what remains of the strip, if the shares do not add up to 1.
     """
     parts, pending = list[Part](), 0.0
-    for key, group in groupby(enumerate(nodes), lambda one: _place_in_strip(*one)):
-        found = [node for _, node in group]
-        share, first = pending + sum(node.share for node in found), found[0]
+    for key, group in groupby(enumerate(nodes), lambda pair: _place_in_strip(*pair)):
+        group_nodes = [node for _, node in group]
+        share, first = pending + sum(node.share for node in group_nodes), group_nodes[0]
         pending = share if share < TINY else 0.0
         if pending:
             continue
-        label = f"{len(found)} nodes\n{percent(share)}"
+        label = f"{len(group_nodes)} nodes\n{percent(share)}"
         if key[0]:
             label = f"{SIGNS[first.kind]}{first.operator}\n{first.amount}"
         parts.append(Part(share, label, _color(first)))
@@ -108,7 +108,9 @@ def legend(on: str, apart: str, maybe: str = "", hint: str = "") -> str:
         ("mark fill", f"{SIGNS['mark']}{maybe}" if maybe else ""),
         ("hint s0", f"{SIGNS['hint']}{hint}" if hint else ""),
     )
-    shown = (f'<span class="node {kind}">{text(one)}</span>' for kind, one in entries if one)
+    shown = (
+        f'<span class="node {kind}">{text(meaning)}</span>' for kind, meaning in entries if meaning
+    )
     return f'<p class="legend">{"".join(shown)}</p>\n'
 
 
@@ -130,7 +132,7 @@ def _blocks(nodes: Sequence[Drawn]) -> Iterator[str]:
     places = enumerate(nodes)
     for (block, _), group in groupby(places, lambda n: (block_of(n[1].module), n[0] // MAX_BLOCK)):
         parts = groupby((node for _, node in group), lambda node: _part_of(node.module))
-        rows = (_row(name, list(one)) for name, one in parts)
+        rows = (_row(name, list(members)) for name, members in parts)
         title = f"<h3>{text(block)}</h3>" if block else ""
         yield f'<section class="block">{title}{"".join(rows)}</section>\n'
 

@@ -188,8 +188,8 @@ def _row(profile: "Profile", node: "NodeProfile") -> tuple[str, ...]:
 
 def _footnotes(profile: "Profile", shown: "Sequence[NodeProfile]") -> list[str]:
     lines = []
-    if more := len(profile.nodes) - len(shown):
-        lines.append(f"{more} more nodes are shown with --top {len(profile.nodes)}")
+    if remainder := len(profile.nodes) - len(shown):
+        lines.append(f"{remainder} more nodes are shown with --top {len(profile.nodes)}")
     if profile.overhead_ms is not None:
         share = profile.overhead_ms / profile.total_ms if profile.total_ms else 0.0
         lines.append(f"time between nodes: {in_ms(profile.overhead_ms)} ms, {share:.1%}")

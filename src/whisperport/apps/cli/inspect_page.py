@@ -33,13 +33,13 @@ def inspect_page(inspected: "Inspected", command: str) -> str:
     profiles = inspected.profiles
     several = len(profiles) > 1
     body = _overview(profiles, command) if several else ""
-    for one in profiles:
-        body += f"<h2>{text(one.program)}</h2>\n" if several else ""
-        body += _program(one, "" if several else command, len(profiles))
+    for profile in profiles:
+        body += f"<h2>{text(profile.program)}</h2>\n" if several else ""
+        body += _program(profile, "" if several else command, len(profiles))
     body += "".join(map(_plan, inspected.plans))
     if inspected.skipped:
         body += f"<p>Not measured here: {text(', '.join(inspected.skipped))}</p>\n"
-    names = ", ".join(one.program for one in profiles[:5]) or "no program that runs here"
+    names = ", ".join(profile.program for profile in profiles[:5]) or "no program that runs here"
     return html_page(f"Where the time goes: {names}", body, _STYLE)
 
 
@@ -55,29 +55,30 @@ def takes_time(profile: Profile, node: NodeProfile) -> bool:
 
 
 def _overview(profiles: tuple[Profile, ...], command: str) -> str:
-    total = sum(one.total_ms for one in profiles)
+    total = sum(profile.total_ms for profile in profiles)
     rows = [
         (
-            text(one.program),
-            f"{in_ms(one.total_ms)} ms",
-            bar(one.total_ms / total if total else 0.0),
-            f"{len(one.nodes)} on the CPU"
-            if one.on_cpu
-            else f"{len(one.undelegated)} of {len(one.nodes)} not delegated",
-            "" if one.on_cpu else _share_off(one),
-            _most(one, one.nodes[0]) if one.nodes else "",
+            text(profile.program),
+            f"{in_ms(profile.total_ms)} ms",
+            bar(profile.total_ms / total if total else 0.0),
+            f"{len(profile.nodes)} on the CPU"
+            if profile.on_cpu
+            else f"{len(profile.undelegated)} of {len(profile.nodes)} not delegated",
+            "" if profile.on_cpu else _share_off(profile),
+            _most(profile, profile.nodes[0]) if profile.nodes else "",
         )
-        for one in profiles
+        for profile in profiles
     ]
-    off, nodes = sum(len(one.undelegated) for one in profiles), sum(len(p.nodes) for p in profiles)
-    on_cpu = all(one.on_cpu for one in profiles)
+    off = sum(len(profile.undelegated) for profile in profiles)
+    nodes = sum(len(profile.nodes) for profile in profiles)
+    on_cpu = all(profile.on_cpu for profile in profiles)
     headings = ("program", ">per run", "", ">nodes", "" if on_cpu else ">of its time", "most time")
     what = (
         f"All {nodes} nodes run on the CPU"
         if on_cpu
         else f"{off} of {nodes} nodes are not delegated"
     )
-    slowest = max(profiles, key=lambda one: one.total_ms)
+    slowest = max(profiles, key=lambda profile: profile.total_ms)
     return verdict(
         f"{what}. The slowest of {len(profiles)} programs is "
         f"{slowest.program}: {in_ms(slowest.total_ms)} ms per run.",

@@ -66,7 +66,9 @@ def log_plot(
         tags: the bars that are marked. Default: none.
         lines: across the plot. Default: none.
     """
-    numbers = [one for one in (*values, *(line.value for line in lines)) if 0 < one < math.inf]
+    numbers = [
+        number for number in (*values, *(line.value for line in lines)) if 0 < number < math.inf
+    ]
     if not numbers:
         return ""
     top = ROOM * max(numbers)
@@ -94,7 +96,7 @@ def log_plot(
         if count > 100
     )
     drawn = "".join(f'<path class="{kind}" d="{path}"/>' for kind, path in paths.items() if path)
-    heights = [height(one) for one in values]
+    heights = [height(value) for value in values]
     marks = "".join(_tag(tag, heights) for tag in tags if tag.label)
     return (
         f'{_key(lines)}<div class="plot" role="img" aria-label="{text(about)}">'

@@ -107,18 +107,18 @@ def _print(lowered: Lowered) -> None:
     rows = [(name.replace("_", " "), _shown(value)) for name, value in lowered.facts.items()]
     changed = [f"{name} {n}" for name, n in lowered.rewrites.items() if n]
     rows.append(("nodes rewritten", ", ".join(changed) or "none"))
-    found, gate = lowered.equality, lowered.gate
+    equality, gate = lowered.equality, lowered.gate
     rows += [
-        ("min cosine", f"{found.cosine:.6f} (limit {gate.min_cosine:g})"),
-        ("min SQNR", f"{found.sqnr_db:.1f} dB (limit {gate.min_sqnr_db:g} dB)"),
+        ("min cosine", f"{equality.cosine:.6f} (limit {gate.min_cosine:g})"),
+        ("min SQNR", f"{equality.sqnr_db:.1f} dB (limit {gate.min_sqnr_db:g} dB)"),
         (
             "max error",
-            f"{found.max_relative:.1e} of the largest value (limit {gate.max_relative:g})",
+            f"{equality.max_relative:.1e} of the largest value (limit {gate.max_relative:g})",
         ),
     ]
     print_table(("fact", "value"), rows)
     beside = [f"file beside it: {file}" for file in lowered.files[1:]]
-    why = "" if lowered.equal else f": {found.reason}"
+    why = "" if lowered.equal else f": {equality.reason}"
     result = f"{lowered.files[0]}: {'equal' if lowered.equal else 'NOT EQUAL'}{why}"
     if get_target(lowered.target).compiler is not None:
         result += "; nothing is delegated before `whisperport compile`, which may reject operators"

@@ -75,14 +75,14 @@ def bundle_of_model(model: str) -> Bundle:
     """
     if embedded_model.is_meant(model):
         print_note(f"note: {embedded_model.UNDERSTANDS}")
-    found = cached_bundle(model)
-    if found is None:
+    bundle = cached_bundle(model)
+    if bundle is None:
         folder = cache_folder()
         print_note(f"exporting {model}, once; its bundle is kept in {folder}")
         with stages() as progress:
-            found = run_watched(bundle_of, model, out=folder / "export", progress=progress)
-    assert isinstance(found, Bundle)
-    return found
+            bundle = run_watched(bundle_of, model, out=folder / "export", progress=progress)
+    assert isinstance(bundle, Bundle)
+    return bundle
 
 
 def model_arguments(bundle: Path | None, model: str | None) -> list[str]:

@@ -53,7 +53,7 @@ def target_name(what: str, auto: str = "") -> Decorator:
         required=True,
         metavar="NAME",
         shell_complete=lambda _, __, typed: [
-            name for name in (one.spec.name for one in TARGETS) if name.startswith(typed)
+            name for name in (target.spec.name for target in TARGETS) if name.startswith(typed)
         ],
         help=f"{what}; `whisperport targets` lists them{f'. {auto}' if auto else ''}",
     )
@@ -125,13 +125,13 @@ sizes_option = option(
     group="Input",
     multiple=True,
     metavar="NAME=NUMBER",
-    callback=lambda _, __, given: sizes_of(given),
+    callback=lambda _, __, values: sizes_of(values),
     help="Number for a dynamic size of a .pt2 file, as the file names it, such as s27=128; may be repeated",
 )
 # The options of each target's runtime, for the help of a verb that has `--run-option`.
 RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (
     "--run-option",
-    {one.spec.name: one.run_options for one in TARGETS},
+    {target.spec.name: target.run_options for target in TARGETS},
 )
 
 
@@ -147,19 +147,19 @@ trust = trusting(
 )
 
 
-def targets_by(value_of: Callable[[TargetSpec], str], others: str | None = None) -> str:
+def targets_by(value_of: Callable[[TargetSpec], str], unlisted: str | None = None) -> str:
     """Values with the targets that share each, such as ".onnx for onnxruntime; .pte for xnnpack".
 
     Args:
         value_of: returns the value of a target.
-        others: value whose targets are not listed, but called "all others"; None: list all targets.
+        unlisted: value whose targets are not listed, but called "all others"; None: list all targets.
     """
-    found: dict[str, list[str]] = {}
+    names_by_value: dict[str, list[str]] = {}
     for target in TARGETS:
-        found.setdefault(value_of(target.spec), []).append(target.spec.name)
-    rest = found.pop(others, None) if others is not None else None
-    listed = [f"{value} for {', '.join(names)}" for value, names in found.items()]
-    return "; ".join([*listed, *([f"{others} for all others"] if rest else [])])
+        names_by_value.setdefault(value_of(target.spec), []).append(target.spec.name)
+    rest = names_by_value.pop(unlisted, None) if unlisted is not None else None
+    listed = [f"{value} for {', '.join(names)}" for value, names in names_by_value.items()]
+    return "; ".join([*listed, *([f"{unlisted} for all others"] if rest else [])])
 
 
 def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
@@ -168,15 +168,15 @@ def pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     Raises:
         click.BadParameter: a string has no `=`, or a name is given twice.
     """
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"expected NAME=VALUE, got {text!r}", param_hint=option)
-        if name in found:
+        if name in mapping:
             raise click.BadParameter(f"`{name}` is given twice", param_hint=option)
-        found[name] = value
-    return found
+        mapping[name] = value
+    return mapping
 
 
 def sizes_of(values: tuple[str, ...]) -> dict[str, int]:
@@ -185,13 +185,13 @@ def sizes_of(values: tuple[str, ...]) -> dict[str, int]:
     Raises:
         click.BadParameter: a string has another form, or a name is given twice.
     """
-    found = pairs("--size", values)
-    for name, number in found.items():
+    numbers = pairs("--size", values)
+    for name, number in numbers.items():
         if not number.isascii() or not number.isdigit() or len(number) > 12:
             raise click.BadParameter(
                 f"expected a whole number for `{name}`, got {number!r}", param_hint="--size"
             )
-    return {name: int(number) for name, number in found.items()}
+    return {name: int(number) for name, number in numbers.items()}
 
 
 def run_options_of(

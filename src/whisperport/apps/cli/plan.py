@@ -70,47 +70,47 @@ def _print(planned: Plan) -> None:
         f"{'s' if cores > 1 else ''} for each model: an estimate, nothing was run",
         "",
     )
-    print_table(HEADINGS, [_row(one) for one in planned.machines])
+    print_table(HEADINGS, [_row(machine_plan) for machine_plan in planned.machines])
     print_lines("")
     for line in _notes(planned):
         print_lines(*textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _print_compiled(planned: Plan) -> None:
-    compilers = ", ".join(dict.fromkeys(one.compiler for one in planned.compiled))
+    compilers = ", ".join(dict.fromkeys(program.compiler for program in planned.compiled))
     print_lines(
         f"{planned.target}, {planned.precision}: estimates of {compilers}; nothing was run or measured",
         "",
     )
-    print_table(COMPILED_HEADINGS, [_compiled_row(one) for one in planned.compiled])
+    print_table(COMPILED_HEADINGS, [_compiled_row(program) for program in planned.compiled])
     print_lines("")
     conditions = dict.fromkeys(
-        f"{one.target}: {one.estimate.conditions}" for one in planned.compiled
+        f"{program.target}: {program.estimate.conditions}" for program in planned.compiled
     )
     print_lines(*conditions)
 
 
-def _compiled_row(one: ProgramEstimate) -> tuple[str, ...]:
-    made = one.estimate
-    memory = (f"{size / 1e6:.4g} MB of {name}" for name, size in made.memory_bytes.items())
+def _compiled_row(program: ProgramEstimate) -> tuple[str, ...]:
+    estimate = program.estimate
+    memory = (f"{size / 1e6:.4g} MB of {name}" for name, size in estimate.memory_bytes.items())
     return (
-        one.program,
-        f"{made.seconds * 1e3:.4g} ms",
-        f"{made.cycles / 1e6:.4g} M",
+        program.program,
+        f"{estimate.seconds * 1e3:.4g} ms",
+        f"{estimate.cycles / 1e6:.4g} M",
         ", ".join(memory),
     )
 
 
-def _row(one: MachinePlan) -> tuple[str, ...]:
+def _row(machine_plan: MachinePlan) -> tuple[str, ...]:
     return (
-        one.machine,
-        str(one.models),
-        f"{one.weights_bytes / GB:.2f} GB",
-        f"{one.state_bytes / GB:.2f} GB",
-        f"{one.memory_bytes / GB:.1f} GB",
-        str(one.largest_batch) if one.largest_batch else "does not fit",
-        f"≥ {one.encoder_s * 1e3:.1f} ms",
-        f"≥ {one.token_s * 1e3:.2f} ms",
+        machine_plan.machine,
+        str(machine_plan.models),
+        f"{machine_plan.weights_bytes / GB:.2f} GB",
+        f"{machine_plan.state_bytes / GB:.2f} GB",
+        f"{machine_plan.memory_bytes / GB:.1f} GB",
+        str(machine_plan.largest_batch) if machine_plan.largest_batch else "does not fit",
+        f"≥ {machine_plan.encoder_s * 1e3:.1f} ms",
+        f"≥ {machine_plan.token_s * 1e3:.2f} ms",
     )
 
 
@@ -138,12 +138,14 @@ def _notes(planned: Plan) -> list[str]:
 
 def _limits(machines: tuple[MachinePlan, ...]) -> list[str]:
     """Return what limits the times, with the machines where the two limits are these."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for one in machines:
-        found.setdefault((one.encoder_limit, one.token_limit), []).append(one.machine)
-    everywhere = len(found) == 1
+    names_by_limits: dict[tuple[str, str], list[str]] = {}
+    for machine_plan in machines:
+        names_by_limits.setdefault(
+            (machine_plan.encoder_limit, machine_plan.token_limit), []
+        ).append(machine_plan.machine)
+    everywhere = len(names_by_limits) == 1
     return [
         f"The encoder is limited by {encoder}, a token by {token}"
         + ("." if everywhere else f": {', '.join(names)}.")
-        for (encoder, token), names in found.items()
+        for (encoder, token), names in names_by_limits.items()
     ]

@@ -64,7 +64,9 @@ def _details(trial: Trial) -> list[str]:
         last = [f"  last message: {message}" for message in trial.messages[-1:]]
         return [f"{trial.program} failed: {trial.failure}", *last]
     lines = [
-        f"{trial.program}, `{one.output}`: {one.reason}" for one in trial.comparisons if not one
+        f"{trial.program}, `{comparison.output}`: {comparison.reason}"
+        for comparison in trial.comparisons
+        if not comparison
     ]
     if trial.elsewhere:
         counts = ", ".join(f"{count} {name}" for name, count in trial.elsewhere.items())

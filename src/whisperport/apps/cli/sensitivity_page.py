@@ -104,12 +104,12 @@ def _table(ruined: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _figures(ruined: Sequence[Mapping[str, Any]]) -> str:
-    more = len(ruined) - MAX_FIGURES
+    remainder = len(ruined) - MAX_FIGURES
     return (
         "<h2>Their channels</h2>\n<p>A bar is the largest absolute value of a channel, over all frames and "
         "samples. What is below the 8-bit step is rounded to 0 or to one step.</p>\n"
         + "".join(map(_figure, ruined[:MAX_FIGURES]))
-        + (f"<p>{more} more are in the table only.</p>\n" if more > 0 else "")
+        + (f"<p>{remainder} more are in the table only.</p>\n" if remainder > 0 else "")
     )
 
 

@@ -62,7 +62,7 @@ def transcribe_several(
     Args:
         opening: returns the bundle, and may export it. It is called if there is audio to transcribe.
     """
-    found: list[dict[str, Any]] = []
+    transcripts: list[dict[str, Any]] = []
     failed: list[str] = []
     if files is not None:
         for name, error in files.prepare().items():
@@ -77,7 +77,7 @@ def transcribe_several(
                     raise outcome
                 _warn_if_truncated(name, outcome)
                 if as_json:
-                    found.append({"audio": name, **asdict(outcome)})
+                    transcripts.append({"audio": name, **asdict(outcome)})
                 elif files is not None:
                     files.write(name, _text(outcome, output_format, subtitles))
                 else:
@@ -89,7 +89,7 @@ def transcribe_several(
                 _report(name, error, failed)
             progress.advance(progress.task_ids[0])
     if as_json:
-        print_json(found)
+        print_json(transcripts)
     _print_summary(len(audio), failed)
     if failed:
         sys.exit(1)
@@ -141,8 +141,8 @@ def _warn_if_truncated(name: str, transcript: Transcript) -> None:
 
 def _print_summary(n_files: int, failed: list[str]) -> None:
     """Print how many files were transcribed, and the names of the others."""
-    done = n_files - len(failed)
-    print_note(f"{done} of {n_files} audio file{'s' * (n_files != 1)} transcribed")
+    n_transcribed = n_files - len(failed)
+    print_note(f"{n_transcribed} of {n_files} audio file{'s' * (n_files != 1)} transcribed")
     for name in failed:
         print_note(f"missing: {one_line(name)}")
 

@@ -87,5 +87,7 @@ def _to_json(spec: TargetSpec) -> dict[str, Any]:
         **asdict(spec),
         "operators": sorted(spec.operators or ()),
         "project_status": project_status(spec.name),
-        "project_evidence": [evidence_to_json(one) for one in project_evidence(spec.name)],
+        "project_evidence": [
+            evidence_to_json(evidence) for evidence in project_evidence(spec.name)
+        ],
     }

@@ -89,16 +89,16 @@ class TranscriptFiles:
         if not is_file and output.exists() and not output.is_dir():
             raise click.UsageError(
                 f"--output-dir {one_line(str(output))} is a file, and no name of a transcript; give a "
-                f"folder, or a name that ends in {', '.join(f'.{one}' for one in FORMATS)}"
+                f"folder, or a name that ends in {', '.join(f'.{suffix}' for suffix in FORMATS)}"
             )
         self._folder = output.parent if is_file else output
         self._inputs: list[str | Path] = [*audio, *inputs]
         self._overwrite = overwrite
         self._files: dict[str, Path] = {}
         self._errors: dict[str, WhisperportError] = {}
-        for one in audio:
-            path = output if is_file else output / f"{Path(one).stem}.{output_format}"
-            self._add(one, path)
+        for source in audio:
+            path = output if is_file else output / f"{Path(source).stem}.{output_format}"
+            self._add(source, path)
         existing = [path for path in self._files.values() if os.path.lexists(path)]
         if existing and not overwrite:
             raise click.UsageError(
@@ -149,9 +149,9 @@ class TranscriptFiles:
     def _reason(self, audio: str, path: Path) -> tuple[str, str] | None:
         """Return why a transcript cannot be written and what to do next, as far as is known before."""
         separate = "rename the audio file, or transcribe it separately with another --output-dir"
-        for other, taken in self._files.items():
-            if is_same(path, taken):
-                return f"it is the transcript of `{other}` too", separate
+        for source, transcript in self._files.items():
+            if is_same(path, transcript):
+                return f"it is the transcript of `{source}` too", separate
         try:
             path.lstat()
         except FileNotFoundError:

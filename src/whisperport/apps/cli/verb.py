@@ -60,18 +60,20 @@ class Verb(click.Command):
     def _other_way(self, ctx: click.Context, error: click.UsageError, typed: list[str]) -> str:
         """How a bundle or checkpoint is given to this verb, if it was given as to another; else ""."""
         if isinstance(error, click.NoSuchOption):
-            takes = {kind for one in self.params for kind in getattr(one.type, "kinds", ())}
+            takes = {
+                kind for parameter in self.params for kind in getattr(parameter.type, "kinds", ())
+            }
             for kind, option in OPTIONS.items():
                 if error.option_name == option and kind in takes:
                     after = typed[typed.index(option) + 1 :] if option in typed else []
                     value = shlex.quote(after[0]) if after else str(kind).upper()
                     return f"whisperport {ctx.info_name} {value}"
         elif "unexpected extra argument" in error.message:
-            options = [option for one in self.params for option in one.opts]
+            options = [option for parameter in self.params for option in parameter.opts]
             for word in typed:
-                other = OPTIONS.get(kind_of(word)[0])
-                if other in options and other not in typed:
-                    return f"give it with `{other} {shlex.quote(word)}`"
+                kind_option = OPTIONS.get(kind_of(word)[0])
+                if kind_option in options and kind_option not in typed:
+                    return f"give it with `{kind_option} {shlex.quote(word)}`"
         return ""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -107,12 +109,14 @@ class Verb(click.Command):
         option, targets = self._target_options
         groups = {}
         for options in dict.fromkeys(targets.values()):
-            names = ", ".join(name for name, one in targets.items() if one is options)
+            names = ", ".join(
+                name for name, option_class in targets.items() if option_class is options
+            )
             if described := describe(options):
                 heading = f"Options of {names}, given as {option} TARGET.NAME=VALUE"
                 groups[textwrap.fill(heading, WIDTH - 1, break_on_hyphens=False)] = [
-                    (one.name, f"{one.help}  [{_default(one.default)}values: {one.values}]")
-                    for one in described
+                    (entry.name, f"{entry.help}  [{_default(entry.default)}values: {entry.values}]")
+                    for entry in described
                 ]
         return groups
 
@@ -126,8 +130,8 @@ def together(*options: Decorator) -> Decorator:
     """Several options as one decorator; the help shows them in this order."""
 
     def add(command: Any) -> Any:
-        for one in reversed(options):
-            command = one(command)
+        for decorator in reversed(options):
+            command = decorator(command)
         return command
 
     return add

@@ -48,7 +48,7 @@ def verify_page(report: Report, reference: Reference, command: str = "") -> str:
     failed = [check for check in report.checks if not check.passed]
     clips = {clip.name: clip for clip in reference.clips}
     machine = ", ".join(
-        f"{name} {one}" for name, one in (*report.machine.items(), *report.versions.items())
+        f"{name} {value}" for name, value in (*report.machine.items(), *report.versions.items())
     )
     body = (
         _verdict(report, failed, command)
@@ -102,7 +102,7 @@ def layers_page(layers: Sequence[LayerComparison]) -> str:
 
 def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
     total, failures = len(report.checks), report.failures()
-    differ = [one for one in report.texts if _differs(one)]
+    differ = [clip_text for clip_text in report.texts if _differs(clip_text)]
     words = (
         f"{len(report.texts) - len(differ)} of {len(report.texts)} transcripts are those of float32"
     )
@@ -201,49 +201,53 @@ def _texts(texts: Sequence[ClipText], clips: dict[str, ReferenceClip]) -> str:
     """Return the transcripts, those that differ first, with their audio as far as it fits."""
     if not texts:
         return ""
-    ordered = sorted(texts, key=lambda one: not _differs(one))[:MAX_CLIPS]
-    audio, _ = within((_audio(clips.get(one.clip)) for one in ordered), MAX_AUDIO)
+    ordered = sorted(texts, key=lambda clip_text: not _differs(clip_text))[:MAX_CLIPS]
+    audio, _ = within((_audio(clips.get(clip_text.clip)) for clip_text in ordered), MAX_AUDIO)
     players = [*audio, *[""] * (len(ordered) - len(audio))]
-    shown = (_clip(one, player) for one, player in zip(ordered, players, strict=True))
-    more = len(texts) - len(ordered)
+    shown = (_clip(clip_text, player) for clip_text, player in zip(ordered, players, strict=True))
+    remainder = len(texts) - len(ordered)
     return (
         "<h2>Words of each clip</h2>\n<p>What the bundle transcribes. Words that differ are marked; what "
         "PyTorch transcribes in float32 instead is below them.</p>\n"
         + "".join(shown)
-        + (f"<p>{more} more clips are not shown.</p>\n" if more else "")
+        + (f"<p>{remainder} more clips are not shown.</p>\n" if remainder else "")
     )
 
 
-def _clip(found: ClipText, player: str) -> str:
-    differs = "differs from float32" if _differs(found) else "as float32"
+def _clip(clip_text: ClipText, player: str) -> str:
+    differs = "differs from float32" if _differs(clip_text) else "as float32"
     correct = ""
-    if found.correct and _normalized(found, found.correct) != _normalized(found, found.expected):
-        correct = f'<p class="dim" dir="auto">The correct transcript: {text(found.correct)}</p>'
-    elif found.correct:
-        differs += ", which is correct" if not _differs(found) else ""
+    if clip_text.correct and _normalized(clip_text, clip_text.correct) != _normalized(
+        clip_text, clip_text.expected
+    ):
+        correct = f'<p class="dim" dir="auto">The correct transcript: {text(clip_text.correct)}</p>'
+    elif clip_text.correct:
+        differs += ", which is correct" if not _differs(clip_text) else ""
     absent = '<p class="dim">The audio is left out, to keep the page small.</p>'
     return (
-        f'<section class="clip"><h3>{text(found.clip)} <span class="dim">{differs}</span></h3>'
-        f'{player or absent}<p class="words" dir="auto">{_aligned(found)}</p>{correct}</section>\n'
+        f'<section class="clip"><h3>{text(clip_text.clip)} <span class="dim">{differs}</span></h3>'
+        f'{player or absent}<p class="words" dir="auto">{_aligned(clip_text)}</p>{correct}</section>\n'
     )
 
 
-def _normalized(found: ClipText, transcript: str) -> str:
-    return normalize(transcript, split_letters=found.unit == "characters")
+def _normalized(clip_text: ClipText, transcript: str) -> str:
+    return normalize(transcript, split_letters=clip_text.unit == "characters")
 
 
-def _differs(found: ClipText) -> bool:
-    return _normalized(found, found.text) != _normalized(found, found.expected)
+def _differs(clip_text: ClipText) -> bool:
+    return _normalized(clip_text, clip_text.text) != _normalized(clip_text, clip_text.expected)
 
 
-def _aligned(found: ClipText) -> str:
+def _aligned(clip_text: ClipText) -> str:
     """Return the words of the bundle as HTML; those that differ stand above the reference's words."""
-    by_letters = found.unit == "characters"
-    actual, expected = (list(t) if by_letters else t.split() for t in (found.text, found.expected))
+    by_letters = clip_text.unit == "characters"
+    actual, expected = (
+        list(t) if by_letters else t.split() for t in (clip_text.text, clip_text.expected)
+    )
     a_keys, b_keys = ([normalize(word) for word in words] for words in (actual, expected))
     between, shown = "" if by_letters else " ", list[str]()
     for kind, a, b, c, d in SequenceMatcher(None, a_keys, b_keys, autojunk=False).get_opcodes():
-        ours, theirs = (between.join(map(text, one)) for one in (actual[a:b], expected[c:d]))
+        ours, theirs = (between.join(map(text, words)) for words in (actual[a:b], expected[c:d]))
         if kind == "equal":
             shown.append(ours)
         else:
