@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from whisperport.build.compile.artifacts import Artifact, put_artifacts
-from whisperport.program.bundle import Bundle
+from whisperport.errors import BundleError
+from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.program.bundle.manifest import EMBEDDING
 from whisperport.program.bundle.writing import rewrite_manifest
 from whisperport.program.evidence import Evidence
 from whisperport.verification.evidence import today
@@ -86,6 +88,23 @@ def test_the_same_file_compiled_again_keeps_one_record_and_what_ran(
     compiled = put(bundle, b"compiled")
 
     assert kinds(put(compiled, b"compiled")) == kinds(compiled) == ["run", "compiled"]
+
+
+def test_a_file_that_changed_while_the_bundle_was_compiled_is_not_copied_as_if_it_were_right(
+    bundle: Bundle, put: Callable[..., Bundle]
+) -> None:
+    # given: a bundle that was checked when it was opened, and whose embedding was damaged since
+    damaged = bundle.folder / EMBEDDING
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    manifest = (bundle.folder / MANIFEST).read_bytes()
+
+    with pytest.raises(BundleError, match=f"{EMBEDDING} .* has changed") as caught:
+        put(bundle, b"compiled")
+
+    assert "SHA-256" in caught.value.why
+    assert (bundle.folder / MANIFEST).read_bytes() == manifest
 
 
 def _with(bundle: Bundle, evidence: Evidence) -> Bundle:

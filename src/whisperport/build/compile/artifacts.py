@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from whisperport.errors import BundleError
 from whisperport.program.bundle import Bundle, Manifest, ProgramEntry, writing_bundle
 from whisperport.program.bundle.folder import file_sha256
+from whisperport.program.bundle.listed_files import DAMAGED
 from whisperport.program.checks import Check
 from whisperport.program.evidence import Evidence, Kind, with_added
 from whisperport.verification.evidence import today
@@ -52,13 +54,19 @@ def put_artifacts(
         opened: the bundle to copy.
         artifacts: program -> its compiled file.
         out: folder of the new bundle. Default: None, the new bundle replaces the old one.
+
+    Raises:
+        BundleError: a file has changed since the bundle was opened, or the new one cannot be written.
     """
     manifest = opened.manifest
     with writing_bundle(out or Path(os.path.realpath(opened.folder))) as writer:
         opened.check_unchanged()  # no other process can replace it from here on
-        for relative in manifest.files:
-            (writer.folder / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(opened.path(relative), writer.folder / relative)
+        for relative, listed in manifest.files.items():
+            copy = writer.folder / relative
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(opened.path(relative), copy)
+            if file_sha256(copy) != listed.sha256:  # the new manifest would list it as it is now
+                raise _changed(relative, opened.folder)
         entries = []
         for entry in manifest.programs:
             artifact = artifacts.get(entry.spec.name)
@@ -67,6 +75,14 @@ def put_artifacts(
             entries.append(entry)
         new_manifest = writer.preview(replace(manifest, programs=tuple(entries))).manifest
         return writer.commit(_without_stale_evidence(new_manifest))
+
+
+def _changed(relative: str, folder: Path) -> BundleError:
+    return BundleError(
+        f"{relative} in bundle {folder} has changed since the command began",
+        why="its SHA-256 differs from the one in the manifest; the bundle was not replaced",
+        hint=DAMAGED,
+    )
 
 
 def put_artifact(
