@@ -281,7 +281,7 @@ def _until_complete(place: Place, process: subprocess.Popen[bytes]) -> None:
 
 def _victims(parent: int, victim: str) -> list[int]:
     tree = processes.tree(parent)
-    children = [pid for pid in tree[1:] if "spawn_main" in processes.command(pid)]
+    children = [pid for pid in tree[1:] if "whisperport.system.child" in processes.command(pid)]
     if victim == "child":
         return children
     return [parent] if victim in ("parent", "terminated") else tree
