@@ -52,13 +52,13 @@ PARTS = re.compile(r"module\.eval\(\)|^torch\.save|greeting\.wav|trace\(\"decode
 BLOCK = re.compile(r"^( *)```(sh|python|text)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 MEASURED = ("whisperport inspect", "whisperport bench")
 NUMBER = re.compile(
-    r"[≈<]?\d+\.\d[\d.e+-]*( ?%)?( ?(ms|s|MB|MiB|GB|dB|GFLOP)\b)?"
-    r"|\d[\d.,]*(e-\d+)?( ?(ms|s|MB|MiB|GB|dB|GFLOP)\b| ?%)"
+    r"[≈<]?\d+\.\d[\d.e+-]*( ?%)?( ?(ms|s|MB|MiB|GB|dB|GFLOP|times as fast)\b)?"
+    r"|\d[\d.,]*(e-\d+)?( ?(ms|s|MB|MiB|GB|dB|GFLOP|times as fast)\b| ?%)"
 )
 FIGURE = re.compile(r"[≈<]?(?P<value>[\d,.]+(e[+-]?\d+)?)(?P<unit>.*)")
 # How far a printed figure may be from that of the page, by its unit. Counts are in the text, which is
 # equal; so is every other figure: shares, sizes, operations, limits.
-OF_THE_MACHINE = ("ms", "s", "MiB", "GB")  # times and memory: any
+OF_THE_MACHINE = ("ms", "s", "times as fast", "MiB", "GB")  # times, speed and memory: any
 # Torch adds in another order on another CPU. Between its kernels with AVX2 and without, which the variable
 # ATEN_CPU_CAPABILITY chooses, `fix` of a decoder of one layer, width 128, differed by 0.2 dB and by
 # a factor of 1.1 in the largest error, which is that of one value. The limits leave room for larger ones.
@@ -184,6 +184,7 @@ def test_the_commands_of_a_page_print_what_it_shows(page, tmp_path):
         ("max error  1.7e-05 of the largest", "max error  9.9e-06 of the largest"),
         ("(x - (3)) * 0.04999966. Read", "(x - (3)) * 0.04999967. Read"),
         ("23 of 146 nodes, 53.1% of 12.1 GFLOP", "23 of 146 nodes, 53.1% of 12.1 GFLOP"),
+        ("in 3 s, 56.2 times as fast as real time", "in 24 s, 6.9 times as fast as real time"),
     ],
 )
 def test_what_a_page_shows_may_differ_in_what_depends_on_the_machine(shown, printed):
