@@ -1,6 +1,6 @@
 """Transcribe features: the encoder's output of consecutive windows, computed elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -47,21 +47,24 @@ class FeatureSession(Session):
     ) -> None:
         frames = engine.audio_frames
         mel = _NoAudio(len(features) * frames / FRAMES_PER_SECOND)
-        super().__init__(engine, tokenizer, options, mel, sampler, [(0, None)])
-        self._all, self._current = features, features[0]
+        parts = [(n * frames, (n + 1) * frames) for n in range(len(features))]
+        super().__init__(engine, tokenizer, options, mel, sampler, parts)
+        self.features = features
+
+    def next_window(self) -> SessionWindow | None:
+        state = self.state
+        if state.part == len(self.parts):
+            return None
+        state.seek, _ = self.parts[state.part]
+        state.part += 1
+        return SessionWindow(state.seek, np.empty((0, 0), np.float32), self.engine.audio_frames)
 
     def _spoken_language(self, decoder: Decoder) -> Language:
-        decoder.start_window(self._current)
+        decoder.start_window(self.features[0])
         return Language(*detect_language(decoder))
 
-    def _windows(self) -> Iterator[SessionWindow]:
-        frames = self.engine.audio_frames
-        for number, features in enumerate(self._all):
-            self._current, self.seek = features, number * frames
-            yield SessionWindow(self.seek, np.empty((0, 0), np.float32), frames)
-
-    def _features(self, mel: Floats) -> Floats:
-        return self._current
+    def _features(self, window: SessionWindow) -> Floats:
+        return self.features[window.seek // window.n_frames]
 
     def _segments_of(
         self, decoded: Decoded, n_frames: int
@@ -69,8 +72,8 @@ class FeatureSession(Session):
         """Return the segments of a window, with the one that the end of the window cuts."""
         begin = self.engine.generation.timestamp_begin
         split = split_segments(decoded.tokens, begin, n_frames)
-        done = sum(len(segment.tokens) for segment in split.segments)
-        rest = decoded.tokens[done:]
+        n_tokens = sum(len(segment.tokens) for segment in split.segments)
+        rest = decoded.tokens[n_tokens:]
         if any(token < self.engine.generation.end_of_text for token in rest):
             start = (
                 max(0, rest[0] - begin) * 2 / FRAMES_PER_SECOND
@@ -127,7 +130,7 @@ def checked_features(engine: Engine, features: Floats | Sequence[Floats]) -> lis
     dims = engine.dims
     shape = (dims.n_audio_ctx, dims.n_audio_state)
     single = isinstance(features, np.ndarray) and features.ndim == 2
-    windows = [np.asarray(one) for one in ([features] if single else features)]
+    windows = [np.asarray(window) for window in ([features] if single else features)]
     if not windows:
         raise UsageError("no features were given", hint="give the features of at least one window")
     for number, window in enumerate(windows, start=1):

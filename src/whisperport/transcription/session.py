@@ -4,8 +4,8 @@ Source: openai/whisper@v20250625, whisper/transcribe.py.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,6 @@ from whisperport.runtime import (
     SegmentedWindow,
     Steps,
     TokenSampler,
-    WindowSegment,
     complete,
     decoding_with_fallback,
     detect_language,
@@ -63,6 +62,15 @@ class Mel(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Language:
+    """The language of the audio, and the window that was encoded to detect it."""
+
+    code: str  # empty: not detected yet
+    probability: float | None = None  # among all languages; None: it was not detected
+    encoded: tuple[Floats, Floats] | None = None  # window (n_mels, 2T), features (T, d)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SessionWindow:
     """A window of the audio that was read and not yet decoded."""
 
@@ -70,9 +78,34 @@ class SessionWindow:
     mel: Floats  # (n_mels, 2T); 0 after the end of the part
     n_frames: int  # number of frames with audio
 
+    @property
+    def start_s(self) -> float:
+        """Time of its first frame in seconds."""
+        return self.seek / FRAMES_PER_SECOND
+
+
+@dataclass(slots=True, eq=False)
+class WindowState:
+    """All that changes from window to window: the text so far, and where the next window begins."""
+
+    language: Language  # with the encoded window until the first one is decoded
+    tokens: list[int]  # of the initial prompt, and then of the segments
+    context_start: int = 0  # index in `tokens` from which on they are the next window's prompt
+    segments: list[Segment] = field(default_factory=list)
+    truncated: list[float] = field(default_factory=list)  # as in `Transcript`
+    last_speech: float = 0.0  # end of the last word, in seconds
+    part: int = 0  # index of the part of the audio in which the next window begins
+    seek: int = 0  # first mel frame of the next window
+    processed_s: float = 0.0  # end of the last window, in seconds
+
+    @property
+    def done_s(self) -> float:
+        """Seconds of the audio that are done: the next window begins there."""
+        return min(self.seek / FRAMES_PER_SECOND, self.processed_s)
+
 
 class Session:
-    """The transcription of one audio file: the text so far, and where the next window begins.
+    """The transcription of one audio file. All attributes but those of `state` are constant.
 
     No decoder is needed between two windows, and each may be decoded with another one: `steps` is one way
     to call `detect_language`, `next_window` and `decode_window`.
@@ -100,22 +133,10 @@ class Session:
         self.engine, self.tokenizer = engine, tokenizer
         self.options, self.mel, self.sampler, self.parts = options, mel, sampler, parts
         self.first_features = first_features
-        self.initial_tokens = self._initial_prompt()
+        self.initial_tokens = tuple(self._initial_prompt())
         self.decode = self._decode_options()
-        self.tokens: list[int] = list(self.initial_tokens)
-        self.seek = 0  # first mel frame of the next window
-        self.last_speech = 0.0  # end of the last word, in seconds
-        self.context_start = (
-            0  # index in `tokens` from which on they are the prompt of the next window
-        )
-        self.segments: list[Segment] = []
-        self.truncated: list[float] = []
-        # Empty until it was detected in the first window.
-        self.language = known_language(engine, options.decode.language) or ""
-        self.language_probability: float | None = None
-        self.detected: Language | None = None  # until the first window is decoded
-        self._reading = self._windows()
-        self.processed_s = 0.0  # end of the last window, in seconds
+        language = Language(known_language(engine, options.decode.language) or "")
+        self.state = WindowState(language, list(self.initial_tokens))
 
     def run(self, decoder: Decoder, progress: ProgressCallback) -> Transcript:
         """Transcribe to the end of the audio.
@@ -136,84 +157,77 @@ class Session:
             self.detect_language(decoder)
             while (window := self.next_window()) is not None:
                 yield from self.decode_window(decoder, window)
-                progress(self.done_s, self.mel.duration_s)
+                progress(self.state.done_s, self.mel.duration_s)
         return self.transcript()
 
     def detect_language(self, decoder: Decoder) -> None:
-        """Detect the language in the first window if it is not known: `language` is empty."""
-        if not self.language:
-            self.detected = self._spoken_language(decoder)
-            self.language = self.detected.code
-            self.language_probability = self.detected.probability
+        """Detect the language in the first window if it is not known: its code is empty."""
+        if not self.state.language.code:
+            self.state.language = self._spoken_language(decoder)
 
     def next_window(self) -> SessionWindow | None:
         """Read the next window; None: the end of the audio. The window before it has been decoded."""
-        return next(self._reading, None)
+        state = self.state
+        while state.part < len(self.parts):
+            start, end = self.parts[state.part]
+            state.seek = max(start, state.seek)
+            if end is not None and state.seek >= end:
+                state.part += 1
+                continue
+            mel, n_frames = self.mel.window(state.seek)
+            n_frames = min(n_frames, self.engine.audio_frames)
+            if end is not None:
+                n_frames = min(n_frames, end - state.seek)
+            if n_frames == 0:
+                return None
+            mel[:, n_frames:] = 0  # openai-whisper pads the spectrogram, not the samples
+            return SessionWindow(state.seek, mel, n_frames)
+        return None
 
     def decode_window(self, decoder: Decoder, window: SessionWindow) -> Steps[None]:
         """Decode a window, keep its segments, and set where the next window begins."""
-        yield from self._window(decoder, window.seek, window.mel, window.n_frames)
-        self.processed_s = (window.seek + window.n_frames) / FRAMES_PER_SECOND
-
-    @property
-    def done_s(self) -> float:
-        """Seconds of the audio that are done: the next window begins there."""
-        return min(self.seek / FRAMES_PER_SECOND, self.processed_s)
-
-    def transcript(self) -> Transcript:
-        """Return the transcript so far."""
-        return Transcript(
-            text=self.tokenizer.decode(self.tokens[len(self.initial_tokens) :]).strip(),
-            segments=tuple(self.segments),
-            language=self.language,
-            duration_s=self.mel.duration_s or self.processed_s,
-            truncated=tuple(self.truncated),
-            language_probability=self.language_probability,
-        )
-
-    def _spoken_language(self, decoder: Decoder) -> "Language":
-        """Return the language of the audio, detected in the first window if none is given."""
-        return spoken_language(decoder, self.options.decode.language, self.mel, 0)
-
-    def _windows(self) -> Iterator[SessionWindow]:
-        """Yield each window. The next one is read when the one before it was decoded."""
-        for start, end in self.parts:
-            self.seek = max(start, self.seek)
-            while end is None or self.seek < end:
-                mel, n_frames = self.mel.window(self.seek)
-                n_frames = min(n_frames, self.engine.audio_frames)
-                if end is not None:
-                    n_frames = min(n_frames, end - self.seek)
-                if n_frames == 0:
-                    return
-                mel[:, n_frames:] = 0  # openai-whisper pads the spectrogram, not the samples
-                yield SessionWindow(self.seek, mel, n_frames)
-
-    def _window(self, decoder: Decoder, seek: int, mel: Floats, n_frames: int) -> Steps[None]:
-        options = replace(self.decode, language=self.language, prompt=self._prompt())
+        state, end = self.state, window.seek + window.n_frames
         decoded, ratio = yield from decoding_with_fallback(
             decoder,
-            self._features(mel),
-            options,
+            self._features(window),
+            replace(self.decode, language=state.language.code, prompt=self._prompt()),
             self.options.temperatures,
             self.options.thresholds,
             self.tokenizer.decode_with_special_tokens,
             self.sampler,
         )
+        state.language = replace(state.language, encoded=None)
         if is_silence(decoded, self.options.thresholds):
-            self.seek += n_frames
-            return
-        used, complete = self._segments_of(decoded, n_frames)
-        if not decoded.ended and used == complete:  # an incomplete segment is decoded again
-            self.truncated.append(seek / FRAMES_PER_SECOND)
-        segments = self._new_segments(used, seek, decoded, ratio)
-        kept = KeptSegments(tuple(segments), seek + used.advance)
-        if self.options.word_timestamps:
-            kept = self._with_words(decoder, segments, kept.seek, used, seek, n_frames)
-        # Always advance: openai-whisper would decode the same window again without end.
-        self.seek = kept.seek if kept.seek > seek else seek + n_frames
-        if not kept.restart:
-            self._keep([_cleared(segment) for segment in kept.segments], decoded)
+            state.seek = end
+        else:
+            used, complete = self._segments_of(decoded, window.n_frames)
+            if not decoded.ended and used == complete:  # an incomplete segment is decoded again
+                state.truncated.append(window.start_s)
+            segments = self._new_segments(used, window, decoded, ratio)
+            kept = KeptSegments(tuple(segments), window.seek + used.advance)
+            if self.options.word_timestamps:
+                kept = self._with_words(decoder, kept, used.closed, window)
+            # Always advance: openai-whisper would decode the same window again without end.
+            state.seek = kept.seek if kept.seek > window.seek else end
+            if not kept.restart:
+                self._keep([_cleared(segment) for segment in kept.segments], decoded)
+        state.processed_s = end / FRAMES_PER_SECOND
+
+    def transcript(self) -> Transcript:
+        """Return the transcript so far."""
+        state = self.state
+        return Transcript(
+            text=self.tokenizer.decode(state.tokens[len(self.initial_tokens) :]).strip(),
+            segments=tuple(state.segments),
+            language=state.language.code,
+            duration_s=self.mel.duration_s or state.processed_s,
+            truncated=tuple(state.truncated),
+            language_probability=state.language.probability,
+        )
+
+    def _spoken_language(self, decoder: Decoder) -> Language:
+        """Return the language of the audio, detected in the first window."""
+        return spoken_language(decoder, self.options.decode.language, self.mel, 0)
 
     def _segments_of(
         self, decoded: Decoded, n_frames: int
@@ -225,109 +239,102 @@ class Session:
             return drop_unreliable_end(complete, begin, n_frames), complete
         return complete, complete
 
-    def _features(self, mel: Floats) -> Floats:
-        """Return the features (T, d) of a window (n_mels, 2T). The first one may already be encoded."""
-        first, self.first_features = self.first_features, None
-        detected, self.detected = self.detected, None
-        if first:
-            return first()
-        if detected and detected.encoded:
-            window, features = detected.encoded
-            if np.array_equal(window, mel):
+    def _features(self, window: SessionWindow) -> Floats:
+        """Return the features (T, d) of a window. The first one may already be encoded."""
+        if self.first_features and window.seek == self.parts[0][0]:
+            return self.first_features()
+        if self.state.language.encoded:
+            mel, features = self.state.language.encoded
+            if np.array_equal(mel, window.mel):
                 return features
-        return self.engine.encode(mel)
+        return self.engine.encode(window.mel)
 
     def _with_words(
-        self,
-        decoder: Decoder,
-        segments: list[Segment],
-        next_seek: int,
-        used: SegmentedWindow,
-        seek: int,
-        n_frames: int,
+        self, decoder: Decoder, kept: KeptSegments, closed: bool, window: SessionWindow
     ) -> KeptSegments:
-        """Return the window's segments with words, and where the next window begins by their times."""
-        end = self.engine.generation.end_of_text
-        text = [token for segment in segments for token in segment.tokens if token < end]
+        """Return the window's segments with words, and where the next window begins by their times.
+
+        Args:
+            decoder: has decoded the window.
+            kept: segments without words, and where the next window would begin by their timestamps.
+            closed: whether the last segment ends with a timestamp.
+            window: the window.
+        """
+        end, state = self.engine.generation.end_of_text, self.state
+        text = [token for segment in kept.segments for token in segment.tokens if token < end]
         timings = align_words(
             decoder,
             self.tokenizer,
             text,
-            language=self.language,
+            language=state.language.code,
             task=self.options.decode.task,
-            n_frames=n_frames,
+            n_frames=window.n_frames,
         )
         segments = add_words(
-            segments,
+            list(kept.segments),
             timings,
             end_of_text=end,
-            last_speech=self.last_speech,
+            last_speech=state.last_speech,
             prepended=self.options.prepend_punctuations,
             appended=self.options.append_punctuations,
         )
-        window = WindowPosition(
-            seek / FRAMES_PER_SECOND,
-            n_frames / FRAMES_PER_SECOND,
+        position = WindowPosition(
+            window.start_s,
+            window.n_frames / FRAMES_PER_SECOND,
             self.engine.audio_frames / FRAMES_PER_SECOND,
             self.mel.duration_s,
         )
-        spoken_until = _spoken_until(segments)
+        next_seek, spoken_until = kept.seek, _spoken_until(segments)
         threshold = self.options.hallucination_silence_threshold
-        if spoken_until is not None and spoken_until > window.start_s and not used.closed:
+        if spoken_until is not None and spoken_until > position.start_s and not closed:
             next_seek = round(spoken_until * FRAMES_PER_SECOND)
-            if threshold is not None and window.end_s - spoken_until <= threshold:
-                next_seek = seek + n_frames
+            if threshold is not None and position.end_s - spoken_until <= threshold:
+                next_seek = window.seek + window.n_frames
         kept = KeptSegments(tuple(segments), next_seek)
         if threshold is not None:
-            kept = skip_hallucinations(segments, window, next_seek, self.last_speech, threshold)
+            kept = skip_hallucinations(segments, position, next_seek, state.last_speech, threshold)
         if not kept.restart and (last := _spoken_until(kept.segments)) is not None:
-            self.last_speech = last
+            state.last_speech = last
         return kept
 
     def _keep(self, segments: list[Segment], decoded: Decoded) -> None:
         """Append segments to the transcript, and decide whether the next window's prompt has their text."""
-        self.segments += segments
+        state = self.state
+        state.segments += segments
         for segment in segments:
-            self.tokens += segment.tokens
+            state.tokens += segment.tokens
         if (
             not self.options.uses_previous_text(self.engine.window)
             or decoded.temperature > MAX_CONTEXT_TEMPERATURE
         ):
-            self.context_start = len(self.tokens)
+            state.context_start = len(state.tokens)
 
     def _new_segments(
-        self, used: SegmentedWindow, seek: int, decoded: Decoded, ratio: float
+        self, used: SegmentedWindow, window: SessionWindow, decoded: Decoded, ratio: float
     ) -> list[Segment]:
-        """Return the segments of a window. Their tokens follow each other, from the first one on."""
-        segments, done = list[Segment](), 0
-        for segment in used.segments:
-            logprobs = decoded.logprobs[done : done + len(segment.tokens)]
-            segments.append(self._segment(segment, seek, decoded, ratio, logprobs))
-            done += len(segment.tokens)
-        return segments
+        """Return the segments of a window, with times from the beginning of the audio.
 
-    def _segment(
-        self,
-        segment: WindowSegment,
-        seek: int,
-        decoded: Decoded,
-        ratio: float,
-        logprobs: tuple[float, ...],
-    ) -> Segment:
-        """Return a segment with times from the beginning of the audio."""
-        start = seek / FRAMES_PER_SECOND
-        return Segment(
-            start=start + segment.start_s,
-            end=start + segment.end_s,
-            text=self.tokenizer.decode(segment.tokens),
-            tokens=segment.tokens,
-            avg_logprob=decoded.avg_logprob,
-            no_speech_prob=decoded.no_speech_prob,
-            temperature=decoded.temperature,
-            compression_ratio=ratio,
-            seek=seek,
-            logprobs=logprobs,
-        )
+        Their tokens follow each other, from the first one of the window on.
+        """
+        segments, n_tokens = list[Segment](), 0
+        for segment in used.segments:
+            end = n_tokens + len(segment.tokens)
+            segments.append(
+                Segment(
+                    start=window.start_s + segment.start_s,
+                    end=window.start_s + segment.end_s,
+                    text=self.tokenizer.decode(segment.tokens),
+                    tokens=segment.tokens,
+                    avg_logprob=decoded.avg_logprob,
+                    no_speech_prob=decoded.no_speech_prob,
+                    temperature=decoded.temperature,
+                    compression_ratio=ratio,
+                    seek=window.seek,
+                    logprobs=decoded.logprobs[n_tokens:end],
+                )
+            )
+            n_tokens = end
+        return segments
 
     def _initial_prompt(self) -> list[int]:
         """Return the tokens of the initial prompt, and warn if it is too long."""
@@ -351,10 +358,11 @@ class Session:
 
     def _prompt(self) -> tuple[int, ...]:
         """Return the prompt of the next window: initial prompt and previous text."""
+        state, n_initial = self.state, len(self.initial_tokens)
         if not self.options.carry_initial_prompt:
-            return tuple(self.tokens[self.context_start :])
-        room = prompt_room(self.engine.dims) - len(self.initial_tokens)
-        recent = self.tokens[max(len(self.initial_tokens), self.context_start) :]
+            return tuple(state.tokens[state.context_start :])
+        room = prompt_room(self.engine.dims) - n_initial
+        recent = state.tokens[max(n_initial, state.context_start) :]
         return (*self.initial_tokens, *recent[-room:])
 
 
@@ -403,16 +411,7 @@ def warn_if_truncated(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Language:
-    """The language of the audio, and the window that was encoded to detect it."""
-
-    code: str
-    probability: float | None = None  # among all languages; None: it was not detected
-    encoded: tuple[Floats, Floats] | None = None  # window (n_mels, 2T), features (T, d)
-
-
-def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -> Language:
+def spoken_language(decoder: Decoder, language: str | None, mel: Mel, start: int) -> Language:
     """Return the language: the given one, the checkpoint's own, or the one detected in a window.
 
     In the window for the detection, silence follows the end of the audio, as in openai-whisper. In the
@@ -420,12 +419,12 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
 
     Args:
         decoder: state of the call.
-        asked: code or name of the language; None: detect it.
+        language: code or name of the language; None: detect it.
         mel: spectrogram of the audio.
         start: first mel frame of the window for the detection.
     """
     engine = decoder.engine
-    if code := known_language(engine, asked):
+    if code := known_language(engine, language):
         return Language(code)
     window, _ = mel.window(start)
     window[:, engine.audio_frames :] = 0
@@ -434,10 +433,10 @@ def spoken_language(decoder: Decoder, asked: str | None, mel: Mel, start: int) -
     return Language(*detect_language(decoder), (window, features))
 
 
-def known_language(engine: Engine, asked: str | None) -> str | None:
+def known_language(engine: Engine, language: str | None) -> str | None:
     """Return the language that is known without audio: the given one, or the checkpoint's own."""
-    if asked is not None:
-        return language_code(asked, engine.generation.languages)
+    if language is not None:
+        return language_code(language, engine.generation.languages)
     return own_language(engine.generation)
 
 

@@ -30,7 +30,7 @@ class WindowsJob(Job):
         engine, tokenizer = self.lanes.transcriber.engine, self.lanes.transcriber.tokenizer
         parts = clip_frames(self.options.clip_timestamps)
         self._session = session = Session(engine, tokenizer, self.options, mel, None, parts)
-        if session.language:
+        if session.state.language.code:
             self._go_on(session)
         else:
             self._submit(session, None)
@@ -67,7 +67,7 @@ class WindowsJob(Job):
         """Report a window that was decoded, and go on with the next."""
         decoding.result()
         if (duration_s := session.mel.duration_s) is not None:
-            self.expect(duration_s - session.done_s)
+            self.expect(duration_s - session.state.done_s)
         self.report(session.transcript)
         self._go_on(session)
 
