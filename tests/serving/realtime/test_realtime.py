@@ -34,7 +34,7 @@ from whisperport.apps.serving.realtime.endpoint import realtime_routes
 from whisperport.apps.serving.realtime.item import Item
 from whisperport.apps.serving.realtime.sessions import Sessions
 from whisperport.apps.serving.realtime.settings import TENTATIVE
-from whisperport.apps.serving.running import MAX_MESSAGE
+from whisperport.apps.serving.server import MAX_MESSAGE
 from whisperport.apps.serving.service import Service
 
 TIMEOUT_S = 60

@@ -3,31 +3,33 @@
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from whisperport.apps.serving.api_error import ApiError
+from whisperport.apps.serving.api_error import SERVER, ApiError
 from whisperport.apps.serving.guard import Guard
+from whisperport.apps.serving.metrics import CONTENT_TYPE
 from whisperport.apps.serving.models import model_routes
-from whisperport.apps.serving.operation import operation_routes
 from whisperport.apps.serving.service import Service
 from whisperport.apps.serving.transcriptions import Endpoint
 from whisperport.apps.serving.web_page import page_routes
 
+READY_TIMEOUT_S = 20.0  # a clip of 1 s on a slow board
 NOT_ALLOWED = "Method not allowed for this URL"
 
 
-def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
+def create_app(service: Service, further: Sequence[BaseRoute] = ()) -> Starlette:
     """Return the application.
 
     Args:
         service: what is served.
-        more: further routes. An endpoint may raise `ApiError` or any `WhisperportError`, which the
+        further: more routes. An endpoint may raise `ApiError` or any `WhisperportError`, which the
             application answers; the key, the host and the origin were checked before.
     """
     audio = "/v1/audio"
@@ -35,9 +37,9 @@ def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route(f"{audio}/transcriptions", Endpoint(service, "transcribe"), methods=["POST"]),
         Route(f"{audio}/translations", Endpoint(service, "translate"), methods=["POST"]),
         *model_routes(service),
-        *operation_routes(service),
+        *_operation_routes(service),
         *page_routes(service),
-        *more,
+        *further,
     ]
     middleware = [Middleware(Guard, service=service)]
     if origins := service.options.allowed_origins:
@@ -65,6 +67,28 @@ def create_app(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
     return app
 
 
+def _operation_routes(service: Service) -> list[Route]:
+    """Return the routes for those who operate a server: `/health`, `/ready` and `/metrics`."""
+
+    async def health(_: Request) -> JSONResponse:
+        """The process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(_: Request) -> JSONResponse:
+        """The bundle was verified, requests are accepted, and a clip was decoded lately, or just now."""
+        if not await run_in_threadpool(service.readiness.check, READY_TIMEOUT_S):
+            closing = service.scheduler.admission.closed
+            message = "The server is shutting down" if closing else "No clip can be decoded now"
+            code = "shutting_down" if closing else "not_ready"
+            raise ApiError(503, message, kind=SERVER, code=code, headers={"retry-after": "5"})
+        return JSONResponse({"status": "ready", **service.about})
+
+    async def all_metrics(_: Request) -> Response:
+        return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    return [Route("/health", health), Route("/ready", ready), Route("/metrics", all_metrics)]
+
+
 def _meant(scope: Scope, routes: Sequence[BaseRoute]) -> str | None:
     """Return the path that a client meant which has doubled or trailing slashes, or no or several /v1.
 
@@ -75,7 +99,7 @@ def _meant(scope: Scope, routes: Sequence[BaseRoute]) -> str | None:
         parts.pop(0)
     rest = "/".join(parts)
     for address in (f"/v1/{rest}", f"/{rest}") if rest else ():
-        found = {**scope, "path": address}
-        if any(route.matches(found)[0] is not Match.NONE for route in routes):
+        corrected = {**scope, "path": address}
+        if any(route.matches(corrected)[0] is not Match.NONE for route in routes):
             return address
     return None

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from whisperport.apps.serving.api_error import ApiError
-from whisperport.apps.serving.asked import Asked
 from whisperport.apps.serving.formats import logprobs_of, n_tokens, verbose_document
+from whisperport.apps.serving.request import TranscriptionRequest
 from whisperport.speech.text import Segment, Tokenizer
 from whisperport.transcription import Transcript
 
@@ -19,13 +19,15 @@ class Events:
     """The events of one transcription.
 
     Args:
-        asked: what the request asks.
+        request: what it asks for.
         tokenizer: of the bundle.
         about: the bundle, for `x_whisperport`.
     """
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, about: dict[str, str]) -> None:
-        self._asked, self._tokenizer, self._about = asked, tokenizer, about
+    def __init__(
+        self, request: TranscriptionRequest, tokenizer: Tokenizer, about: dict[str, str]
+    ) -> None:
+        self._request, self._tokenizer, self._about = request, tokenizer, about
         self._deltas = Deltas()
 
     def window(self, transcript: Transcript, *, final: bool = False) -> bytes:
@@ -34,9 +36,9 @@ class Events:
         if not delta:
             return b""
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
-        if self._asked.logprobs:
+        if self._request.logprobs:
             event["logprobs"] = logprobs_of(segments, self._tokenizer)
-        if self._asked.form == "verbose_json":
+        if self._request.form == "verbose_json":
             event["end"] = transcript.segments[-1].end  # seconds: how much of the audio is done
         return encoded(event)
 
@@ -48,10 +50,10 @@ class Events:
             n_tokens(transcript.segments),
         )
         event: dict[str, Any] = {"type": "transcript.text.done", "text": transcript.text}
-        if self._asked.logprobs:
+        if self._request.logprobs:
             event["logprobs"] = logprobs_of(transcript.segments, self._tokenizer)
-        if self._asked.form == "verbose_json":
-            event = verbose_document(transcript, self._asked, self._about) | event
+        if self._request.form == "verbose_json":
+            event = verbose_document(transcript, self._request, self._about) | event
         counts = {"input_tokens": heard, "output_tokens": written, "total_tokens": heard + written}
         return rest + encoded({**event, "usage": {"type": "tokens", **counts}})
 

@@ -58,10 +58,10 @@ class Fields:
         """Return all values of a list."""
         values = [*self._take(name), *self._take(f"{name}[]")]
         if len(values) == 1 and values[0].lstrip().startswith("["):
-            found = _json(name, values[0])
-            if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            texts = _json(name, values[0])
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise wrong(name, f"`{name}` is not a list of texts")
-            return found
+            return texts
         return [value for value in values if value]
 
     def members(self, name: str) -> dict[str, Any] | str | None:
@@ -73,8 +73,8 @@ class Fields:
         value = self.one(name)
         if value is None or not value.lstrip().startswith("{"):
             return value
-        found = _json(name, value)
-        return found if isinstance(found, dict) else value
+        members = _json(name, value)
+        return members if isinstance(members, dict) else value
 
     def flag(self, name: str) -> bool:
         """Return a boolean; an absent one is False."""
@@ -152,13 +152,13 @@ def wrong(name: str, message: str, *, code: str = "invalid_value") -> ApiError:
 
 def _content_type(request: Request) -> str:
     """Return the type of a body that is a form in UTF-8: others can take minutes to decode."""
-    given = request.headers.get("content-type", "")
-    if not given.startswith("multipart/form-data") or len(given) > MAX_TYPE:
+    content_type = request.headers.get("content-type", "")
+    if not content_type.startswith("multipart/form-data") or len(content_type) > MAX_TYPE:
         raise ApiError(400, "The body must be multipart/form-data", code="invalid_value")
-    _, about = parse_options_header(given)
+    _, about = parse_options_header(content_type)
     if about.get(b"charset", b"utf-8").lower() != b"utf-8":
         raise ApiError(400, "The charset of the form must be utf-8", code="invalid_value")
-    return given
+    return content_type
 
 
 def checked_number(name: str, value: Any, low: float, high: float) -> float:

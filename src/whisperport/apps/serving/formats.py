@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from whisperport.apps.serving.asked import Asked
+from whisperport.apps.serving.request import TranscriptionRequest
 from whisperport.speech.text import LANGUAGES, Segment, Tokenizer, write_srt, write_vtt
 from whisperport.speech.text.writers import segment_fields
 from whisperport.transcription import Transcript
@@ -19,50 +19,59 @@ MEDIA_TYPES = {
 
 
 def response_of(
-    transcript: Transcript, asked: Asked, tokenizer: Tokenizer, about: dict[str, str]
+    transcript: Transcript,
+    request: TranscriptionRequest,
+    tokenizer: Tokenizer,
+    about: dict[str, str],
 ) -> Response:
     """Return the answer of a request.
 
     Args:
         transcript: the result.
-        asked: the format and what it contains.
+        request: the format and what it contains.
         tokenizer: of the bundle.
         about: the bundle, for `x_whisperport`.
     """
-    if asked.form == "json":
-        return JSONResponse(json_document(transcript, asked, tokenizer))
-    if asked.form == "verbose_json":
-        return JSONResponse(verbose_document(transcript, asked, about))
-    return Response(_text(transcript, asked.form), media_type=MEDIA_TYPES[asked.form])
+    if request.form == "json":
+        return JSONResponse(json_document(transcript, request, tokenizer))
+    if request.form == "verbose_json":
+        return JSONResponse(verbose_document(transcript, request, about))
+    return Response(_text(transcript, request.form), media_type=MEDIA_TYPES[request.form])
 
 
-def json_document(transcript: Transcript, asked: Asked, tokenizer: Tokenizer) -> dict[str, Any]:
+def json_document(
+    transcript: Transcript, request: TranscriptionRequest, tokenizer: Tokenizer
+) -> dict[str, Any]:
     """Return the members of the format json."""
     document: dict[str, Any] = {"text": transcript.text}
-    if asked.logprobs:
+    if request.logprobs:
         document["logprobs"] = logprobs_of(transcript.segments, tokenizer)
     seconds = math.ceil(transcript.duration_s)
     return {**document, "usage": {"type": "duration", "seconds": seconds}}
 
 
-def verbose_document(transcript: Transcript, asked: Asked, about: dict[str, str]) -> dict[str, Any]:
+def verbose_document(
+    transcript: Transcript, request: TranscriptionRequest, about: dict[str, str]
+) -> dict[str, Any]:
     """Return the members of the format verbose_json.
 
     Beyond OpenAI's: `probability` of words, `truncated` of the segments of a window that reached the token
     limit, and `x_whisperport`.
     """
-    translated = asked.options.decode.task == "translate"
+    translated = request.options.decode.task == "translate"
     code = "en" if translated else transcript.language
     document: dict[str, Any] = {
-        "task": asked.options.decode.task,
+        "task": request.options.decode.task,
         "language": LANGUAGES.get(code, code),
         "duration": transcript.duration_s,
         "text": transcript.text,
     }
-    if "segment" in asked.granularities:
+    if "segment" in request.granularities:
         segments = enumerate(transcript.segments)
-        document["segments"] = [_segment(n, one, transcript.truncated) for n, one in segments]
-    if "word" in asked.granularities:
+        document["segments"] = [
+            _segment(n, segment, transcript.truncated) for n, segment in segments
+        ]
+    if "word" in request.granularities:
         document["words"] = [
             {
                 "word": word.word.strip(),

@@ -33,5 +33,5 @@ def serve(
         UsageError: the address or the certificate cannot be used.
     """
     with needs("the server's packages are not installed", extra="serve"):
-        from whisperport.apps.serving.running import run_server
+        from whisperport.apps.serving.server import run_server
     run_server(bundle, options or ServeOptions(), run, progress)

@@ -20,7 +20,7 @@ PREFIX_PADDING_MS, SILENCE_MS = 300, 200  # OpenAI's defaults for `server_vad` i
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TranscriptionRequest:
     """The fields of a request, checked."""
 
     options: TranscribeOptions
@@ -30,7 +30,7 @@ class Asked:
     logprobs: bool = False
 
 
-def asked_of(fields: Fields, generation: Generation, task: Task) -> Asked:
+def read_request(fields: Fields, generation: Generation, task: Task) -> TranscriptionRequest:
     """Read the fields of a request. `model` and `file` are read elsewhere.
 
     Args:
@@ -59,7 +59,7 @@ def asked_of(fields: Fields, generation: Generation, task: Task) -> Asked:
         word_timestamps="word" in granularities,
         vad=_vad(fields),
     )
-    return Asked(options, form, granularities, stream, _logprobs(fields, form))
+    return TranscriptionRequest(options, form, granularities, stream, _logprobs(fields, form))
 
 
 def _form(fields: Fields) -> str:
@@ -76,37 +76,37 @@ def _form(fields: Fields) -> str:
 
 def _granularities(fields: Fields, form: str) -> tuple[str, ...]:
     name = "timestamp_granularities"
-    given = tuple(fields.many(name))
-    if unknown := [one for one in given if one not in GRANULARITIES]:
+    granularities = tuple(fields.many(name))
+    if unknown := [value for value in granularities if value not in GRANULARITIES]:
         raise wrong(name, f"`{name}` has {unknown[0][:MAX_SHOWN]!r}; expected {_or(GRANULARITIES)}")
-    if given and form != "verbose_json":
+    if granularities and form != "verbose_json":
         raise wrong(name, f"`{name}` requires response_format verbose_json")
-    return given or ("segment",)
+    return granularities or ("segment",)
 
 
 def _logprobs(fields: Fields, form: str) -> bool:
-    given = fields.many("include")
-    if unknown := [one for one in given if one != "logprobs"]:
+    included = fields.many("include")
+    if unknown := [value for value in included if value != "logprobs"]:
         raise wrong("include", f"`include` has {unknown[0][:MAX_SHOWN]!r}; expected logprobs")
-    if given and form != "json":
+    if included and form != "json":
         raise wrong("include", "`include` requires response_format json")
-    return bool(given)
+    return bool(included)
 
 
 def _language(fields: Fields, generation: Generation, task: Task) -> str | None:
-    name, given = "language", fields.one("language")
-    if not given and (several := fields.many("languages")):
-        name, given = "languages", several[0]
+    name, language = "language", fields.one("language")
+    if not language and (several := fields.many("languages")):
+        name, language = "languages", several[0]
         if len(several) > 1:
             message = "This model detects one of all languages, or is told one: give one language"
             raise wrong(name, message, code="unsupported_value")
     try:
-        options = DecodeOptions(task=task, language=given and given[:MAX_SHOWN])
+        options = DecodeOptions(task=task, language=language and language[:MAX_SHOWN])
         check_language(generation, options)
         code = options.language and language_code(options.language, generation.languages)
     except UsageError as error:
         hint = f". {error.hint}" if error.hint else ""
-        param = name if given else "model"
+        param = name if language else "model"
         raise wrong(param, f"{error.what}{hint}", code="unsupported_value") from error
     return code
 
@@ -120,13 +120,14 @@ def _prompt(fields: Fields) -> str:
 def _vad(fields: Fields) -> VadOptions | None:
     """Return how speech is detected; None: in Whisper's own windows."""
     name = "chunking_strategy"
-    given: Any = fields.members(name)
-    if given is None:
+    strategy: Any = fields.members(name)
+    if strategy is None:
         return None
-    members = {"type": "server_vad"} if given == "auto" else given
+    members = {"type": "server_vad"} if strategy == "auto" else strategy
     if not isinstance(members, dict) or members.get("type") != "server_vad":
         raise wrong(
-            name, f"`{name}` is {str(given)[:50]!r}; expected auto or an object of type server_vad"
+            name,
+            f"`{name}` is {str(strategy)[:50]!r}; expected auto or an object of type server_vad",
         )
     padding = checked_number(name, members.get("prefix_padding_ms", PREFIX_PADDING_MS), 0, 10_000)
     silence = checked_number(name, members.get("silence_duration_ms", SILENCE_MS), 0, 10_000)
