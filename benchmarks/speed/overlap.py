@@ -34,7 +34,7 @@ from whisperport.speech.text import Tokenizer
 from whisperport.speech.text.vocabulary import openai_generation
 from whisperport.targets import RunOptions, get_target
 from whisperport.transcription import TranscribeOptions, Transcript
-from whisperport.transcription.chunked import ChunkedTranscription
+from whisperport.transcription.speech_pipeline import ChunkedTranscription
 from whisperport.verification import versions
 
 from ..models import TINY

@@ -32,13 +32,13 @@ from whisperport.transcription import (
     TranscribeOptions,
     Transcriber,
     Transcript,
-    chunked,
     session,
+    speech_pipeline,
 )
 from whisperport.transcription import (
     transcriber as transcriber_module,
 )
-from whisperport.transcription.chunk import Chunk, ChunkMel
+from whisperport.transcription.speech_chunk import Chunk, ChunkMel
 from whisperport.verification import text_errors
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
@@ -332,7 +332,7 @@ def test_few_chunks_are_held(transcriber: Transcriber, monkeypatch: pytest.Monke
             nonlocal alive
             alive -= 1
 
-    monkeypatch.setattr(chunked, "ChunkMel", Counted)
+    monkeypatch.setattr(speech_pipeline, "ChunkMel", Counted)
     transcriber.transcribe(with_gaps(RECORDINGS[:4] * 2, 3), replace(CHUNKED, workers=2))
 
     assert alive == 0
@@ -411,7 +411,7 @@ def test_audio_before_a_failure_is_kept(
         yield from islice(cut_chunks(*arguments, **options), 3)
         raise AudioError("the sound broke off")
 
-    monkeypatch.setattr(chunked, "cut_chunks", broken_off)
+    monkeypatch.setattr(speech_pipeline, "cut_chunks", broken_off)
 
     with pytest.raises(IncompleteError) as caught:
         transcriber.transcribe(audio, CHUNKED)

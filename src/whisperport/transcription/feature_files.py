@@ -151,14 +151,14 @@ def check_plausible(features: Floats, reference: Sequence[Floats], source: str) 
     """
     if not reference:
         return
-    found, usual = float(features.std()), float(np.mean([one.std() for one in reference]))
-    if not usual / LARGEST_RATIO <= found <= usual * LARGEST_RATIO:
+    deviation, usual = float(features.std()), float(np.mean([window.std() for window in reference]))
+    if not usual / LARGEST_RATIO <= deviation <= usual * LARGEST_RATIO:
         raise _implausible(
             source,
-            f"their standard deviation is {found:.4g}; that of this encoder's output is {usual:.4g} for "
-            "any audio: the dtype, the scale or the zero point is wrong",
+            f"their standard deviation is {deviation:.4g}; that of this encoder's output is {usual:.4g} "
+            "for any audio: the dtype, the scale or the zero point is wrong",
         )
-    means = np.mean([one.mean(axis=0) for one in reference], axis=0)
+    means = np.mean([window.mean(axis=0) for window in reference], axis=0)
     swapped = features.reshape(features.shape[::-1]).T
     if (
         _correlation(features.mean(axis=0), means) < OTHER_CHANNELS

@@ -28,7 +28,6 @@ from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import ProgressCallback
 from whisperport.targets import RunOptions
-from whisperport.transcription.chunked import ChunkedTranscription
 from whisperport.transcription.decoders import decoder_of
 from whisperport.transcription.feature_session import (
     FeatureSession,
@@ -37,6 +36,7 @@ from whisperport.transcription.feature_session import (
 )
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
+from whisperport.transcription.speech_pipeline import ChunkedTranscription
 from whisperport.transcription.transcript import Transcript
 from whisperport.transcription.turns import Turns
 
@@ -280,29 +280,31 @@ def transcribe(
 
 
 def with_arguments(
-    options: TranscribeOptions | None, given: Mapping[str, Any]
+    options: TranscribeOptions | None, arguments: Mapping[str, Any]
 ) -> TranscribeOptions:
     """Return the options with the values of keyword arguments in place of their own.
 
     Args:
         options: transcription options; None: defaults.
-        given: values by the names of `TranscribeArguments`.
+        arguments: values by the names of `TranscribeArguments`.
 
     Raises:
         UsageError: there is no such argument, or a value is out of its range.
     """
-    options, values = options or TranscribeOptions(), dict(given)
+    options, values = options or TranscribeOptions(), dict(arguments)
     for name in values:
         _check_name(name)
     if "temperature" in values:
-        one = values.pop("temperature")
-        values["temperatures"] = (one,) if isinstance(one, int | float) else tuple(one)
+        temperature = values.pop("temperature")
+        values["temperatures"] = (
+            (temperature,) if isinstance(temperature, int | float) else tuple(temperature)
+        )
     if values.get("initial_prompt", "") is None:  # openai-whisper's default
         values["initial_prompt"] = ""
-    own = {one.name for one in fields(TranscribeOptions)}
+    own = {temperature.name for temperature in fields(TranscribeOptions)}
     for part in ("decode", "thresholds"):
         before: DecodeOptions | Thresholds = getattr(options, part)
-        names = {one.name for one in fields(before)} - own
+        names = {temperature.name for temperature in fields(before)} - own
         values[part] = replace(before, **{name: values.pop(name) for name in names & {*values}})
     return replace(options, **values)
 

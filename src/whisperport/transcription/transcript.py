@@ -51,10 +51,10 @@ def incomplete_as_error(transcript: Callable[[], Transcript]) -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Interrupted(transcript()) from error
     except Exception as error:
-        done = transcript()
-        if not done.segments:
+        so_far = transcript()
+        if not so_far.segments:
             raise
-        what = f"the transcription stopped at {done.segments[-1].end:.1f} s"
+        what = f"the transcription stopped at {so_far.segments[-1].end:.1f} s"
         if isinstance(error, WhisperportError):
-            raise IncompleteError(what, done, why=error.what, hint=error.hint) from error
-        raise IncompleteError(what, done, why=f"{type(error).__name__}: {error}") from error
+            raise IncompleteError(what, so_far, why=error.what, hint=error.hint) from error
+        raise IncompleteError(what, so_far, why=f"{type(error).__name__}: {error}") from error

@@ -148,10 +148,10 @@ def _waiting(
     jobs: Sequence[Job], store: Store, transcribe: TranscribeOptions, options: ArchiveOptions
 ) -> list[Job]:
     """Return the files to transcribe; rows that are not current any more are deleted."""
-    found = compared(jobs, store.finished(), transcribe, retry_failed=options.retry_failed)
-    delete_subtitles(store.rows(("id", "segments"), found.old), store.folder)
-    store.change(found.old, found.seen)
-    return found.waiting
+    comparison = compared(jobs, store.finished(), transcribe, retry_failed=options.retry_failed)
+    delete_subtitles(store.rows(("id", "segments"), comparison.old), store.folder)
+    store.change(comparison.old, comparison.seen)
+    return comparison.waiting
 
 
 def _transcribe(

@@ -73,8 +73,8 @@ class Actors:
         if time.monotonic() - self._grown < GROW_S:
             return
         self._grown = time.monotonic()
-        wanted = int(self._ray.cluster_resources().get("CPU", 0)) // self._cores
-        while len(self._actors) < min(wanted, self._limit or wanted):
+        n_workers = int(self._ray.cluster_resources().get("CPU", 0)) // self._cores
+        while len(self._actors) < min(n_workers, self._limit or n_workers):
             actor = self._class.remote(*self._arguments)
             self._actors.add(actor)
             self._calls[actor.start.remote()] = actor, None
@@ -90,10 +90,10 @@ class Actors:
             time.sleep(WAIT_S)
             return
         calls = list(self._calls)
-        done, _ = self._ray.wait(calls, num_returns=1, timeout=WAIT_S)
-        if done:  # and all others that are ready
-            done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
-        for call in done:
+        finished, _ = self._ray.wait(calls, num_returns=1, timeout=WAIT_S)
+        if finished:  # and all others that are ready
+            finished, _ = self._ray.wait(calls, num_returns=len(calls), timeout=0)
+        for call in finished:
             yield from self._event(call)
 
     def close(self) -> None:
@@ -123,9 +123,11 @@ class Actors:
         """Forget an actor. If its node is lost too, its files are not the cause."""
         self._ray.kill(actor)
         self._actors.discard(actor)
-        self._calls = {call: one for call, one in self._calls.items() if one[0] != actor}
+        self._calls = {
+            call: assigned for call, assigned in self._calls.items() if assigned[0] != actor
+        }
         self._grown = -GROW_S
-        nodes = {one["NodeID"] for one in self._ray.nodes() if one["Alive"]}
+        nodes = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         is_suspicious = self._nodes.pop(actor, "") in nodes
         return Ended(actor, " ".join(str(error).split())[:MAX_WHY], is_suspicious)
 

@@ -52,17 +52,17 @@ def compared(
     Raises:
         UsageError: an id has the row of another file.
     """
-    found = Comparison([], {}, {})
+    comparison = Comparison([], {}, {})
     for job in jobs:
         if (row := rows.get(job.id)) is None:
-            found.waiting.append(job)
+            comparison.waiting.append(job)
         elif _is_old(row, job, options, retry_failed):
-            found.waiting.append(job)
-            found.old[job.id] = row
+            comparison.waiting.append(job)
+            comparison.old[job.id] = row
         elif _is_there(job) and not _is_unchanged(row, job):
             place = {"path": stored(job.path), "size": job.size, "modified_ns": job.modified_ns}
-            found.seen[job.id] = place
-    return found
+            comparison.seen[job.id] = place
+    return comparison
 
 
 def own_options_sha256(job: Job, options: TranscribeOptions) -> str:

@@ -101,7 +101,11 @@ class _Dispatch:
         self._failed_starts = 0
 
     def rows(self) -> Iterator[Row]:
-        while self._waiting or self._suspects or any(one.jobs for one in self._assigned.values()):
+        while (
+            self._waiting
+            or self._suspects
+            or any(worker.jobs for worker in self._assigned.values())
+        ):
             self._workers.grow()
             for event in self._workers.events():
                 yield from self._handled(event)
@@ -144,10 +148,12 @@ class _Dispatch:
     def _give(self) -> None:
         """Give one file at a time to the worker that has the fewest, while one has room."""
         while self._waiting:
-            free = [(len(one.jobs), name) for name, one in self._assigned.items() if one.has_room]
+            free = [
+                (len(state.jobs), name) for name, state in self._assigned.items() if state.has_room
+            ]
             if not free:
                 return
-            _, worker = min(free, key=lambda one: one[0])
+            _, worker = min(free, key=lambda choice: choice[0])
             self._assign(worker, self._waiting.popleft())
         for worker, assigned in self._assigned.items():
             if self._suspects and not assigned.jobs:

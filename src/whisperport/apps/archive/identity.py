@@ -46,5 +46,7 @@ def options_sha256(options: TranscribeOptions) -> str:
 
 def options_for(job: Job, options: TranscribeOptions) -> TranscribeOptions:
     """Return the options of a file: those of the archive, with its language and prompt."""
-    given = {"language": job.language, "initial_prompt": job.prompt}
-    return with_arguments(options, {name: one for name, one in given.items() if one is not None})
+    values = {"language": job.language, "initial_prompt": job.prompt}
+    return with_arguments(
+        options, {name: value for name, value in values.items() if value is not None}
+    )

@@ -44,12 +44,12 @@ def with_state(job: Job) -> Job:
     """Return the job with the absolute path of its file, its size and the time of its last change."""
     job = replace(job, path=str(Path(job.path).absolute()))
     try:
-        found = os.stat(job.path)
+        status = os.stat(job.path)
     except (OSError, ValueError):  # ValueError: a zero byte in the path
         return job
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return job
-    return replace(job, size=found.st_size, modified_ns=found.st_mtime_ns)
+    return replace(job, size=status.st_size, modified_ns=status.st_mtime_ns)
 
 
 def stored(text: str) -> str:

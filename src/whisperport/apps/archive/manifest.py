@@ -160,7 +160,7 @@ _READERS = {
 
 
 def _check_ids(jobs: list[Job]) -> None:
-    double = [one for one, count in Counter(job.id for job in jobs).items() if count > 1]
+    double = [id for id, count in Counter(job.id for job in jobs).items() if count > 1]
     if double:
         raise UsageError(
             f"{len(double)} ids occur more than once, such as `{double[0]}`",

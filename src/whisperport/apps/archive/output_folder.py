@@ -41,15 +41,15 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         _refuse(folder, folder, f"it is {other_kind(folder) or 'a file'}, and no folder")
     if not os.path.lexists(folder / RECORD):
-        if other := next(_of_others(folder), None):
-            _refuse(folder, other, f"the folder is no archive: it has no {RECORD}")
+        if foreign := next(_of_others(folder), None):
+            _refuse(folder, foreign, f"the folder is no archive: it has no {RECORD}")
         return
     for name, (kind, is_own) in _ENTRIES.items():
         if not os.path.lexists(path := folder / name):
             continue
-        found = "a link" if path.is_symlink() else other_kind(path) or "a file"
-        if found != kind:
-            _refuse(folder, path, f"it is {found}; expected {kind} that an earlier run wrote")
+        present = "a link" if path.is_symlink() else other_kind(path) or "a file"
+        if present != kind:
+            _refuse(folder, path, f"it is {present}; expected {kind} that an earlier run wrote")
         if not is_own(path):
             _refuse(folder, path, "no earlier run wrote it")
 
@@ -67,16 +67,16 @@ def _says_so(path: Path) -> bool:
 
 
 def _is_record(path: Path) -> bool:
-    found = json_object(path)
-    if found.keys() == {"bundle_sha256", "options_sha256"} or (
-        found.get("generator") == GENERATOR and found.get("format") != FORMAT
+    document = json_object(path)
+    if document.keys() == {"bundle_sha256", "options_sha256"} or (
+        document.get("generator") == GENERATOR and document.get("format") != FORMAT
     ):
         raise UsageError(
             f"`{path.parent}` is an archive of an earlier version, or a later one, of whisperport",
             why=f"its rows have other columns; the format of this version is {FORMAT}",
             hint="choose another folder with `--out`, or use the version that wrote it",
         )
-    return found.get("generator") == GENERATOR
+    return document.get("generator") == GENERATOR
 
 
 _ENTRIES: dict[str, tuple[str, Callable[[Path], bool]]] = {
@@ -96,20 +96,20 @@ def record(folder: Path, identity: Identity) -> None:
         WhisperportError: the record cannot be written.
     """
     path = folder / RECORD
-    wanted = {
+    hashes = {
         "bundle_sha256": identity.bundle_sha256,
         "options_sha256": identity.options_sha256,
     }
     if not path.exists():
-        document = {"generator": GENERATOR, "format": FORMAT, **wanted}
+        document = {"generator": GENERATOR, "format": FORMAT, **hashes}
         write_atomic(path, f"{json.dumps(document, indent=1)}\n".encode())
         return
-    found = json_object(path)
-    for name, value in wanted.items():
-        if found.get(name) != value:
+    stored = json_object(path)
+    for name, value in hashes.items():
+        if stored.get(name) != value:
             raise UsageError(
                 f"`{folder}` has rows of {'another bundle' if 'bundle' in name else 'other options'}",
-                why=f"{RECORD} states {name} {found.get(name)!r:.20}; now it is {value!r:.20}",
+                why=f"{RECORD} states {name} {stored.get(name)!r:.20}; now it is {value!r:.20}",
                 hint="choose another folder with `--out`, or repeat the command with the bundle and the "
                 "options of the first run",
             )
@@ -120,10 +120,10 @@ def json_object(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
-        found = json.loads(text) if len(text) <= MAX_BYTES else None
+        document = json.loads(text) if len(text) <= MAX_BYTES else None
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        document = None
+    return document if isinstance(document, dict) else {}
 
 
 def _refuse(folder: Path, path: Path, why: str) -> NoReturn:

@@ -68,7 +68,9 @@ def convert(*, path: str, out: str, max_text: int, max_rows: int, progress: Prog
             for row in _rows(batch):
                 line = json.dumps(row, default=_other)
                 n_rows, n_bytes = n_rows + 1, n_bytes + len(line)
-                longest = max((len(one) for one in row.values() if isinstance(one, str)), default=0)
+                longest = max(
+                    (len(value) for value in row.values() if isinstance(value, str)), default=0
+                )
                 if longest > max_text:
                     _wrong(
                         path,

@@ -122,8 +122,8 @@ def report(rows: Iterable[Row], folder: Path, summary: ArchiveSummary) -> str:
 
 def _first(summary: ArchiveSummary) -> str:
     """Return what a reader sees first."""
-    done = summary.files - summary.failed
-    sentence = f"{done:,} of {summary.files:,} files have been transcribed"
+    n_transcribed = summary.files - summary.failed
+    sentence = f"{n_transcribed:,} of {summary.files:,} files have been transcribed"
     if not summary.failed:
         sentence = f"All {summary.files:,} files have been transcribed"
     entries = {
@@ -143,7 +143,7 @@ def _first(summary: ArchiveSummary) -> str:
 
 
 def _details(summary: ArchiveSummary) -> str:
-    versions = ", ".join(f"{name} {one}" for name, one in summary.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
     entries = {
         "Bundle, SHA-256": f"<code>{text(summary.bundle_sha256)}</code>",
         "Options, SHA-256": f"<code>{text(summary.options_sha256)}</code>",
@@ -176,8 +176,8 @@ def _searched(rows: Iterable[Row], folder: Path) -> tuple[str, int]:
     """Return the rows as JSON that can stand in a script element, and how many do not fit."""
     # Without `<`, nothing in it can end the element or begin a comment.
     pieces = (json.dumps(_shown(row, folder)).replace("<", "\\u003c") for row in rows)
-    found, n_missing = within(pieces, MAX_SEARCHED)
-    return f"[{','.join(found)}]", n_missing
+    fitting, n_missing = within(pieces, MAX_SEARCHED)
+    return f"[{','.join(fitting)}]", n_missing
 
 
 def _shown(row: Row, folder: Path) -> list[str]:
@@ -190,11 +190,11 @@ def _shown(row: Row, folder: Path) -> list[str]:
     )
     return [
         printable(row["id"]),
-        " · ".join(one for one in shown if one),
+        " · ".join(part for part in shown if part),
         row["text"] or "",
         ", ".join(row["marks"]),
         error["code"],
-        ": ".join(one for one in (error["what"], error["why"]) if one),
+        ": ".join(part for part in (error["what"], error["why"]) if part),
         "" if error["code"] in _NO_AUDIO else audio_link(row["path"], folder),
     ]
 

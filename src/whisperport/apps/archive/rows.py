@@ -71,16 +71,16 @@ def row_of(
 def marks(transcript: Transcript, warnings: Sequence[str], thresholds: Thresholds) -> list[str]:
     """Return what is doubtful about a transcript: some of the names in `MARKS`."""
     ratio, logprob = thresholds.compression_ratio_threshold, thresholds.logprob_threshold
-    found = {
+    is_marked = {
         "no speech": not transcript.text,
         "low log-probability": logprob is not None
-        and any(one.avg_logprob < logprob for one in transcript.segments),
+        and any(segment.avg_logprob < logprob for segment in transcript.segments),
         "repeated text": ratio is not None
-        and any(one.compression_ratio > ratio for one in transcript.segments),
+        and any(segment.compression_ratio > ratio for segment in transcript.segments),
         "truncated": bool(transcript.truncated),
         "damaged audio": bool(warnings),
     }
-    return [name for name, is_found in found.items() if is_found]
+    return [name for name, is_set in is_marked.items() if is_set]
 
 
 MARKS = {
@@ -94,10 +94,10 @@ MARKS = {
 
 def _mean_logprob(segments: Sequence[Segment]) -> float | None:
     """Return the mean of the segments' log-probabilities, each weighted by its number of tokens."""
-    count = sum(len(one.tokens) for one in segments)
+    count = sum(len(segment.tokens) for segment in segments)
     if not count:
         return None
-    return sum(one.avg_logprob * len(one.tokens) for one in segments) / count
+    return sum(segment.avg_logprob * len(segment.tokens) for segment in segments) / count
 
 
 CODES = {

@@ -107,7 +107,7 @@ class Store:
             old: rows to delete, by id.
             values: id -> column -> new value.
         """
-        parts = {one.part for one in old.values()}
+        parts = {row.part for row in old.values()}
         if values:  # rare: a collection has moved
             parts |= {*self._part_files()}
         for part in sorted(parts):
@@ -141,7 +141,7 @@ class Store:
         Raises: see `add`. All rows are kept.
         """
         group, size = list[Path](), 0
-        for part in sorted(self._part_files(), key=lambda one: one.stat().st_size):
+        for part in sorted(self._part_files(), key=lambda path: path.stat().st_size):
             size += part.stat().st_size
             if size > MERGED_BYTES:
                 self._merge(group)
@@ -181,7 +181,7 @@ class Store:
             columns: names, with `id`; None: all.
             only: rows, by id; None: all.
         """
-        parts = self._part_files() if only is None else {one.part for one in only.values()}
+        parts = self._part_files() if only is None else {row.part for row in only.values()}
         for part in parts:
             for row in self._read(part, columns).to_pylist():
                 if only is None or row["id"] in only:

@@ -61,14 +61,14 @@ def _path(row: Row, folder: Path, form: str) -> Path:
 
 
 def _text(row: Row, form: str) -> bytes:
-    return write_as(form, [_segment(one) for one in row["segments"]]).encode()
+    return write_as(form, [_segment(segment) for segment in row["segments"]]).encode()
 
 
 def _has(path: Path, text: bytes) -> bool:
     """Return whether a path is a file, and no link, with this text."""
     try:
-        found = path.lstat()
-        is_as_long = stat.S_ISREG(found.st_mode) and found.st_size == len(text)
+        status = path.lstat()
+        is_as_long = stat.S_ISREG(status.st_mode) and status.st_size == len(text)
         return is_as_long and path.read_bytes() == text
     except OSError:  # it cannot be read
         return False

@@ -58,7 +58,7 @@ class Worker:
         return self._threads.submit(partial(self._row, job))
 
     def _row(self, job: Job, decoder: Decoder) -> Steps[Row]:
-        started, found = time.monotonic(), list[str]()
+        started, messages = time.monotonic(), list[str]()
         result: dict[str, Any] = {}
         own = self._options
         try:
@@ -67,7 +67,7 @@ class Worker:
             result["audio_sha256"] = file_sha256(Path(job.path))
             check_language(self._transcriber.engine.generation, own.decode)
             steps = self._transcribed(job.path, own, decoder)
-            result["transcript"] = yield from _recording(steps, found)
+            result["transcript"] = yield from _recording(steps, messages)
         except GeneratorExit:
             raise
         except BaseException as error:  # of Rust too: a panic is no `Exception`
@@ -75,7 +75,7 @@ class Worker:
         return row_of(
             job,
             **result,
-            warnings=found,
+            warnings=messages,
             thresholds=own.thresholds,
             seconds=time.monotonic() - started,
         )
@@ -105,8 +105,8 @@ def _check_readable(path: str) -> None:
     file.close()
 
 
-def _recording(steps: Steps[T], found: list[str]) -> Steps[T]:
-    """Run the steps of one file, and add the warnings that it raises to `found`.
+def _recording(steps: Steps[T], messages: list[str]) -> Steps[T]:
+    """Run the steps of one file, and add the warnings that it raises to `messages`.
 
     Files decoded together take turns on one thread, so warnings are caught in each turn.
     """
@@ -115,14 +115,14 @@ def _recording(steps: Steps[T], found: list[str]) -> Steps[T]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                wanted = resume()
+                requested = resume()
             except StopIteration as end:
                 result: T = end.value
                 return result
             finally:
-                found += [str(one.message) for one in caught]
+                messages += [str(warning.message) for warning in caught]
         try:
-            scored = yield wanted
+            scored = yield requested
         except BaseException as error:
             resume = partial(steps.throw, error)
         else:

@@ -149,14 +149,14 @@ def limits_of(
         how: program -> how it ran; one that did not run on its target has no limit here.
         rates: of the machine.
     """
-    found = []
+    limits = []
     for entry in manifest.programs:
         work = work_of(entry.spec, entry.precision, manifest.dims, manifest.window)
         ms = medians.get(entry.spec.name)
         if work is not None and ms and how.get(entry.spec.name) == "run here":
             limit = work.limit_ms(rates)
-            found.append(Limit(entry.spec.name, entry.precision, work, limit, ms))
-    return found
+            limits.append(Limit(entry.spec.name, entry.precision, work, limit, ms))
+    return limits
 
 
 def work_of(
@@ -178,9 +178,9 @@ def work_of(
     stored, needed = STORED_BYTES.get(precision), _needed(spec, dims, window, tokens)
     if stored is None or needed is None:
         return None
-    weights, products, others, cached = needed
+    weights, products, other_products, cached = needed
     read_gb = (stored * weights + 4 * cached) / 1e9
-    gop, gflop = 2e-9 * products, 2e-9 * others
+    gop, gflop = 2e-9 * products, 2e-9 * other_products
     if precision in IN_8_BITS:
         return Work(read_gb, gflop, gop)
     return Work(read_gb, gop + gflop)

@@ -54,10 +54,10 @@ class Clock:
         return _TimedRunner(runner, self)
 
     def _by_name(self, index: int) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
+        laps: dict[str, list[float]] = {}
         for lap in self._laps:
-            found.setdefault(lap[0], []).append(float(lap[index]))
-        return found
+            laps.setdefault(lap[0], []).append(float(lap[index]))
+        return laps
 
 
 class _Timing:

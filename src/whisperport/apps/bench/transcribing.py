@@ -168,21 +168,21 @@ def run_bench(
     options = options or BenchOptions()
     rounds: list[list[_Round]] = [[] for _ in bundles]
     for number in range(1, options.repeat + 1):
-        for position, (bundle, done) in enumerate(zip(bundles, rounds, strict=True)):
+        for position, (bundle, results_of_bundle) in enumerate(zip(bundles, rounds, strict=True)):
             stage = f"round {number} of {options.repeat}: {bundle.folder}"
             finished = (number - 1) * len(bundles) + position
             progress(Counted(stage, finished, options.repeat * len(bundles)))
             last = number == options.repeat
-            done.append(_one_round(bundle, audio, options, Clock(), last))
+            results_of_bundle.append(_one_round(bundle, audio, options, Clock(), last))
     results = []
-    language = next((done[0].language for done in rounds), "en")
+    language = next((results_of_bundle[0].language for results_of_bundle in rounds), "en")
     unit = options.unit or unit_of(language)
-    for bundle, done in zip(bundles, rounds, strict=True):
+    for bundle, results_of_bundle in zip(bundles, rounds, strict=True):
         progress(f"measuring peak memory: {bundle.folder}")
         peak = peak_memory_mib(
             bundle.folder, audio, word_timestamps=options.word_timestamps, run=options.run
         )
-        results.append(_result(bundle, audio, done, peak, options, language, unit))
+        results.append(_result(bundle, audio, results_of_bundle, peak, options, language, unit))
     return results
 
 
@@ -285,7 +285,7 @@ def _result(
         rounds=len(rounds),
         acceptance=acceptance(bundle.manifest, latencies, rounds[-1].checks, options.run.options),
         how=how_programs_run(bundle.manifest, options.run.options),
-        uncached=_uncached([second for one in rounds for second in one.uncached]),
+        uncached=_uncached([second for round_ in rounds for second in round_.uncached]),
     )
 
 

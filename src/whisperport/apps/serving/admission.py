@@ -74,9 +74,9 @@ class Admission:
         with self._changed:
             if request not in self._left:
                 return
-            done, self._left[request] = self._left[request] - audio_s, audio_s
-            if done > 0:
-                self.speed.measured(done)
+            done_s, self._left[request] = self._left[request] - audio_s, audio_s
+            if done_s > 0:
+                self.speed.measured(done_s)
             self._set_busy()
 
     def leave(self, request: object) -> None:

@@ -21,16 +21,16 @@ def cancellable(
         raise CancelledError
     decoding = start(decoder)
     try:
-        wanted = next(decoding)
+        requested = next(decoding)
         while True:
             if is_cancelled():
                 raise CancelledError
             try:
-                scored = yield wanted
+                scored = yield requested
             except BaseException as error:
-                wanted = decoding.throw(error)
+                requested = decoding.throw(error)
             else:
-                wanted = decoding.send(scored)
+                requested = decoding.send(scored)
     except StopIteration as end:
         result: T = end.value
         return result

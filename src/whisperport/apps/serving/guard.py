@@ -90,10 +90,10 @@ class Guard:
             "status": answer.status or LEFT,
             "seconds": f"{time.monotonic() - answer.began:.3f}",
         }
-        more = {"id": answer.request_id, **scope["state"]["log"]}
-        fields = " ".join(f"{name}={value}" for name, value in more.items())
+        details = {"id": answer.request_id, **scope["state"]["log"]}
+        fields = " ".join(f"{name}={value}" for name, value in details.items())
         line = "{method} {endpoint} {status} {seconds} s".format(**about)
-        log.info("%s %s", line, fields, extra={"request": about | more})
+        log.info("%s %s", line, fields, extra={"request": about | details})
 
 
 class _Answer:
@@ -124,17 +124,17 @@ class _Answer:
 
     async def fail(self, error: Exception) -> None:
         """Answer an exception, if the answer has not begun; an unexpected one is logged."""
-        found = api_error(error)
-        if found.status == 500:
+        answer = api_error(error)
+        if answer.status == 500:
             log.error("id=%s failed", self.request_id, exc_info=error)
         if self.status:
             return
         if self._scope["type"] == "http" or "websocket.http.response" in self._scope.get(
             "extensions", {}
         ):
-            await found.response()(self._scope, _nothing, self.send)
+            await answer.response()(self._scope, _nothing, self.send)
         else:
-            self.status = found.status
+            self.status = answer.status
             await self._send({"type": "websocket.close", "code": POLICY_VIOLATION})
 
 
@@ -184,9 +184,9 @@ def needs_key(path: str) -> bool:
 
 def key_of(headers: Headers) -> str | None:
     """Return the key that a request has, in its header or, from a browser's WebSocket, its subprotocols."""
-    given = headers.get("authorization", "")
-    if given.lower().startswith(BEARER):
-        return given[len(BEARER) :].strip()
+    authorization = headers.get("authorization", "")
+    if authorization.lower().startswith(BEARER):
+        return authorization[len(BEARER) :].strip()
     for name in headers.get("sec-websocket-protocol", "").split(","):
         if name.strip().startswith(SUBPROTOCOL_KEY):
             return name.strip()[len(SUBPROTOCOL_KEY) :]

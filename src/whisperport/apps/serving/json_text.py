@@ -22,17 +22,17 @@ def parsed(text: str | bytes) -> Any:
     if sum(map(text.count, "[{,:")) > MAX_STRUCTURE:
         raise ValueError(f"it has more than {MAX_STRUCTURE} members")
     try:
-        found = json.loads(text, parse_int=_whole, parse_constant=_no_number)
+        value = json.loads(text, parse_int=_whole, parse_constant=_no_number)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if _SURROGATE.search(text):
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ValueError(
                 "a text has a half of a surrogate pair, which is no character"
             ) from error
-    return found
+    return value
 
 
 def _whole(digits: str) -> int:

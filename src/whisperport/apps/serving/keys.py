@@ -68,8 +68,8 @@ class Keys:
         """Return whether a key opens the server; the time does not depend on which, or how nearly."""
         if not self:
             return True
-        given = sha256((key or "").encode("utf-8", "replace")).digest()
+        client_digest = sha256((key or "").encode("utf-8", "replace")).digest()
         equal = [
-            hmac.compare_digest(given, digest) for digest in self._digests
+            hmac.compare_digest(client_digest, digest) for digest in self._digests
         ]  # always all of them
         return any(equal)

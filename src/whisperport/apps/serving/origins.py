@@ -21,8 +21,8 @@ def is_local(address: str) -> bool:
 
 def host_name(host: str) -> str:
     """Return the name in a Host header, in lower case, without port and brackets; empty: invalid."""
-    found = _HOST.fullmatch(host.lower())
-    return (found["address"] or found["name"].rstrip(".")) if found else ""
+    match = _HOST.fullmatch(host.lower())
+    return (match["address"] or match["name"].rstrip(".")) if match else ""
 
 
 def is_known_host(host: str, allowed: Collection[str]) -> bool:

@@ -11,11 +11,11 @@ and times equal those of `Transcriber.transcribe`, whatever else is decoded at t
 from threading import Lock
 
 from whisperport.apps.serving.admission import CLOSED_RETRY_S, Admission
-from whisperport.apps.serving.chunks_job import ChunksJob
 from whisperport.apps.serving.job import Job, OnWindow, Transcription
 from whisperport.apps.serving.lanes import Lanes
+from whisperport.apps.serving.speech_job import SpeechJob
 from whisperport.apps.serving.urgency import Urgency
-from whisperport.apps.serving.windows_job import WindowsJob
+from whisperport.apps.serving.window_job import WindowJob
 from whisperport.errors import QueueFullError
 from whisperport.speech.audio import AudioSource
 from whisperport.transcription import TranscribeOptions, Transcriber
@@ -83,7 +83,7 @@ class Scheduler:
             UsageError: the checkpoint has no such language or task, or the options contradict each other.
         """
         options = options or TranscribeOptions()
-        kind = WindowsJob if options.vad is None else ChunksJob
+        kind = WindowJob if options.vad is None else SpeechJob
         job = kind(self.lanes, source, options, urgency, on_window, admitted, self._ended)
         if admitted is None:
             self.admission.enter(job, waits=urgency is not Urgency.LIVE)

@@ -149,12 +149,16 @@ def warp(x: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     for diagonal in range(2, n + m + 1):
         i = np.arange(max(1, diagonal - m), min(n, diagonal - 1) + 1)
         j = diagonal - i
-        both, row, column = cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1]
+        diagonal_cost, row, column = cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1]
         move = np.where(
-            (both < row) & (both < column), 0, np.where((row < both) & (row < column), 1, 2)
+            (diagonal_cost < row) & (diagonal_cost < column),
+            0,
+            np.where((row < diagonal_cost) & (row < column), 1, 2),
         )
         moves[i, j] = move
-        cost[i, j] = x[i - 1, j - 1].astype(np.float64) + np.choose(move, (both, row, column))
+        cost[i, j] = x[i - 1, j - 1].astype(np.float64) + np.choose(
+            move, (diagonal_cost, row, column)
+        )
     return _trace(moves)
 
 

@@ -38,7 +38,7 @@ class _Running:
     future: Future[Any]
     idle: list[Decoder]  # to which its decoder returns
     urgent: bool
-    wanted: Sequence[Step] = ()
+    requested: Sequence[Step] = ()
 
 
 class _Worker:
@@ -62,7 +62,7 @@ class _Worker:
 
     def step_all(self, steps: Sequence[tuple[Decoder, Step]]) -> list[Scored | NumericalError]:
         """Decode one token for each step: see `Batch.step_all`."""
-        return self.batch.step_all(steps) if self.batch else [single_step(*one) for one in steps]
+        return self.batch.step_all(steps) if self.batch else [single_step(*step) for step in steps]
 
 
 class BatchExecutor:
@@ -118,8 +118,8 @@ class BatchExecutor:
         if cancel_futures:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
-            for one in waiting:
-                one.future.cancel()
+            for decoding in waiting:
+                decoding.future.cancel()
         self._threads.shutdown()
 
     def _serve(self, worker: _Worker) -> None:
@@ -135,56 +135,62 @@ class BatchExecutor:
         while idle := worker.idle or worker.spare:
             with self._lock:
                 worker.expect(len(self._waiting))
-                allowed = [one for one in self._waiting if one.urgent or idle is worker.idle]
+                allowed = [
+                    decoding for decoding in self._waiting if decoding.urgent or idle is worker.idle
+                ]
                 if not allowed:
                     worker.is_serving = bool(worker.running)
                     return
-                first = min(allowed, key=lambda one: one.due)
+                first = min(allowed, key=lambda decoding: decoding.due)
                 self._waiting.remove(first)
             if not first.future.set_running_or_notify_cancel():
                 continue
             decoder = idle.pop()
-            one = _Running(decoder, _begun(first.start, decoder), first.future, idle, first.urgent)
-            self._resume(one, partial(next, one.decoding), worker)
+            running = _Running(
+                decoder, _begun(first.start, decoder), first.future, idle, first.urgent
+            )
+            self._resume(running, partial(next, running.decoding), worker)
             if any(each.urgent for each in worker.running):
                 return  # it goes on after each encoder run, not after those of all that wait
 
     def _advance(self, worker: _Worker) -> None:
         """Run the steps that all decodings wait for, and let each go on with its own."""
         active, worker.running = worker.running, []
-        steps = [(one.decoder, step) for one in active for step in one.wanted]
+        steps = [(running.decoder, step) for running in active for step in running.requested]
         try:
             results = iter(worker.step_all(steps))
         except BaseException as error:
-            for one in active:
-                self._resume(one, partial(one.decoding.throw, error), worker)
+            for running in active:
+                self._resume(running, partial(running.decoding.throw, error), worker)
             return
-        for one in active:
-            found = [next(results) for _ in one.wanted]
-            logits = [each for each in found if not isinstance(each, NumericalError)]
-            errors = [each for each in found if isinstance(each, NumericalError)]
-            resume = partial(one.decoding.send, logits)
+        for running in active:
+            scores = [next(results) for _ in running.requested]
+            logits = [each for each in scores if not isinstance(each, NumericalError)]
+            errors = [each for each in scores if isinstance(each, NumericalError)]
+            resume = partial(running.decoding.send, logits)
             if errors:
-                resume = partial(one.decoding.throw, errors[0])
-            self._resume(one, resume, worker)
+                resume = partial(running.decoding.throw, errors[0])
+            self._resume(running, resume, worker)
 
-    def _resume(self, one: _Running, resume: Callable[[], Sequence[Step]], worker: _Worker) -> None:
+    def _resume(
+        self, running: _Running, resume: Callable[[], Sequence[Step]], worker: _Worker
+    ) -> None:
         """Let a decoding go on to its next steps, or to its end."""
         try:
-            one.wanted = resume()
-            worker.running.append(one)
+            running.requested = resume()
+            worker.running.append(running)
             return
         except StopIteration as end:
             result, error = end.value, None
         except BaseException as failure:
             result, error = None, failure
-        one.idle.append(
-            one.decoder
+        running.idle.append(
+            running.decoder
         )  # first: what waits for the result may submit the next decoding
         if error is None:
-            one.future.set_result(result)
+            running.future.set_result(result)
         else:
-            one.future.set_exception(error)
+            running.future.set_exception(error)
 
 
 def decode_together(

@@ -112,13 +112,13 @@ def _prompted(decoder: Decoder, prompt: list[int], start: int) -> Steps[tuple[Fl
     """Decode the prompt: logits (V,) after its last token, and after token `start`."""
     if len(prompt) > decoder.joined_prompt:
         return decoder.prefill(prompt, second_index=start)
-    wanted = {start, len(prompt) - 1}
-    found: list[Floats] = []
+    scored_indices = {start, len(prompt) - 1}
+    logits: list[Floats] = []
     for index, token in enumerate(prompt):
-        (scored,) = yield [Step(token, decoder.cache, scored=index in wanted)]
+        (scored,) = yield [Step(token, decoder.cache, scored=index in scored_indices)]
         assert not isinstance(scored, CoarseLogits)
-        found.append(scored.logits.copy())  # the next step may overwrite them
-    return found[-1], found[start]
+        logits.append(scored.logits.copy())  # the next step may overwrite them
+    return logits[-1], logits[start]
 
 
 def detect_language(decoder: Decoder) -> tuple[str, float | None]:
@@ -237,17 +237,17 @@ def _run(
     """
     engine = decoder.engine
     candidates = [Candidate() for _ in range(search.width)]
-    found: Sequence[Scored] = [Scores(logits.copy()) for _ in range(search.width)]
+    scores: Sequence[Scored] = [Scores(logits.copy()) for _ in range(search.width)]
     exact = not search.greedy
     with decoder.caches(search.width) as caches:
         while True:
             allowed = [
                 _allowed(each, rules, candidate.tokens)
-                for candidate, each in zip(candidates, found, strict=True)
+                for candidate, each in zip(candidates, scores, strict=True)
             ]
-            candidates, sources, done = search.advance(candidates, allowed)
+            candidates, sources, is_finished = search.advance(candidates, allowed)
             longest = max(len(candidate.tokens) for candidate in candidates)
-            if done or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
+            if is_finished or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
                 return candidates
             caches = _rearranged(caches, sources)
             last = [candidate.tokens[-1] for candidate in candidates]
@@ -256,21 +256,21 @@ def _run(
             ]
             after = yield [Step(last[i], caches[i], exact) for i in unfinished]
             scored = dict(zip(unfinished, after, strict=True))
-            found = [
+            scores = [
                 scored[i] if i in scored else Scores(each.logits)  # of a candidate that has ended
                 for i, each in enumerate(allowed)
             ]
 
 
-def _allowed(found: Scored, rules: Rules, tokens: Sequence[int]) -> Scores:
+def _allowed(scored: Scored, rules: Rules, tokens: Sequence[int]) -> Scores:
     """Return scores after the rules; coarse logits, if float32 would choose the same token."""
-    if isinstance(found, CoarseLogits):
-        scores = Scores(found.logits)
-        if found.decides(rules.apply(scores, tokens)):
+    if isinstance(scored, CoarseLogits):
+        scores = Scores(scored.logits)
+        if scored.decides(rules.apply(scores, tokens)):
             return scores
-        found = Scores(found.complete())
-    rules.apply(found, tokens)
-    return found
+        scored = Scores(scored.complete())
+    rules.apply(scored, tokens)
+    return scored
 
 
 def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:
@@ -325,28 +325,28 @@ def _rules(engine: Engine, options: DecodeOptions) -> Rules:
     )
 
 
-def suppressed_ids(generation: Generation, dims: Dims, asked: Sequence[int]) -> set[int]:
+def suppressed_ids(generation: Generation, dims: Dims, token_ids: Sequence[int]) -> set[int]:
     """Return the ids that are never decoded, by the rules of openai-whisper's `suppress_tokens`.
 
     Args:
-        asked: ids to suppress; -1 adds the checkpoint's own list. If there is any id, special tokens of
+        token_ids: ids to suppress; -1 adds the checkpoint's own list. If there is any id, special tokens of
             that list and the task, start, previous-text and no-speech tokens are suppressed too. An empty
             sequence suppresses nothing.
 
     Raises:
         UsageError: an id is not in the vocabulary.
     """
-    _check_ids("suppress_tokens", [i for i in asked if i != -1], dims)
-    if not asked:
+    _check_ids("suppress_tokens", [i for i in token_ids if i != -1], dims)
+    if not token_ids:
         return set()
-    listed = [i for i in generation.suppressed if -1 in asked or i > generation.end_of_text]
+    listed = [i for i in generation.suppressed if -1 in token_ids or i > generation.end_of_text]
     special = (
         *generation.tasks.values(),
         generation.start_of_transcript,
         generation.start_of_previous,
         generation.no_speech,
     )
-    return {*asked, *listed, *special} - {-1}
+    return {*token_ids, *listed, *special} - {-1}
 
 
 def _check_ids(name: str, ids: Sequence[int], dims: Dims) -> None:

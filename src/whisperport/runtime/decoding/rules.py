@@ -109,13 +109,13 @@ class Rules:
         Returns:
             By how much they are more or less probable, in nats.
         """
-        times, others = scores.logits[self._begin :], scores.logits[: self._begin]
+        times, texts = scores.logits[self._begin :], scores.logits[: self._begin]
         peak = times.max()
         if peak == -np.inf:
             return math.inf
         # `argmax` is twice as fast as `max`.
         total = peak + np.log(np.exp(times - peak).sum())
-        margin = total - others[others.argmax()]
+        margin = total - texts[texts.argmax()]
         if margin > 0:
             scores.forbid_all_but(slice(self._begin, len(scores.logits)), float(total))
         return float(abs(margin))

@@ -90,8 +90,8 @@ class Sampling:
             rows = np.stack([each.logits for each in scores])
             rows /= np.float32(self._temperature)
             tokens = list(self._sampler(rows))
-        found = zip(candidates, scores, tokens, self._sums, strict=True)
-        for candidate, each, token, sums in found:
+        additions = zip(candidates, scores, tokens, self._sums, strict=True)
+        for candidate, each, token, sums in additions:
             if self._ended(candidate):
                 continue
             logit = each.logits.item(token)
@@ -107,10 +107,14 @@ class Sampling:
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
         finished = []
-        for one, sums in zip(candidates, self._sums, strict=True):
+        for candidate, sums in zip(candidates, self._sums, strict=True):
             totals = [each.value for each in sums]
-            logprobs = [logit - total for logit, total in zip(one.logprobs, totals, strict=True)]
-            finished.append(_ended_at(one.tokens, one.logprob - sum(totals), self._end, logprobs))
+            logprobs = [
+                logit - total for logit, total in zip(candidate.logprobs, totals, strict=True)
+            ]
+            finished.append(
+                _ended_at(candidate.tokens, candidate.logprob - sum(totals), self._end, logprobs)
+            )
         return finished
 
     def _ended(self, candidate: Candidate) -> bool:
@@ -153,8 +157,8 @@ class Beams:
                 break
             self._finished[tokens] = score
         beams = [Candidate(list(tokens), sums[tokens]) for tokens in unfinished]
-        done = len(self._finished) >= self._wanted
-        return beams, [sources[tokens] for tokens in unfinished], done
+        is_finished = len(self._finished) >= self._wanted
+        return beams, [sources[tokens] for tokens in unfinished], is_finished
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
         finished = [_ended_at(tokens, score, self._end) for tokens, score in self._finished.items()]
@@ -186,8 +190,8 @@ def top(row: Floats, count: int) -> NDArray[np.int64]:
     # The maxima of `count` blocks reach the floor, so the largest values are among those that reach it.
     # This is 20 times faster than partitioning the row. `~(row < floor)` keeps NaN values.
     floor = np.partition(peaks, -count)[-count] if peaks.size >= count else -np.inf
-    found = np.flatnonzero(~(row < floor))
-    return found[np.argsort(-row[found], kind="stable")[:count]]
+    indices = np.flatnonzero(~(row < floor))
+    return indices[np.argsort(-row[indices], kind="stable")[:count]]
 
 
 def _ended_at(
@@ -222,5 +226,5 @@ def _index_at(weights: NDArray[Any], at: float) -> tuple[int, float]:
     """Return the index whose cumulative range contains `at`, and the offset in it; its weight is not 0."""
     ends = np.cumsum(weights, dtype=np.float64)
     last = np.searchsorted(ends, ends[-1])  # if rounding puts `at` after all of them
-    found = int(min(np.searchsorted(ends, at, side="right"), last))
-    return found, at - float(ends[found] - weights[found])
+    index = int(min(np.searchsorted(ends, at, side="right"), last))
+    return index, at - float(ends[index] - weights[index])

@@ -40,15 +40,15 @@ def add_words(
     _join_punctuation(timings, prepended, appended)
     offset = segments[0].seek / 100 if segments else 0.0
     remaining = iter(timings)
-    done = []
+    with_words = []
     for segment in segments:
-        wanted = sum(token < end_of_text for token in segment.tokens)
-        words = _take(remaining, wanted, offset)
+        n_tokens = sum(token < end_of_text for token in segment.tokens)
+        words = _take(remaining, n_tokens, offset)
         if words:
             segment, words = _fit(segment, words, last_speech, typical, longest)
             last_speech = segment.end
-        done.append(replace(segment, words=tuple(words)))
-    return done
+        with_words.append(replace(segment, words=tuple(words)))
+    return with_words
 
 
 def _durations(timings: Sequence[Timing]) -> tuple[float, float]:
@@ -95,17 +95,17 @@ def _join_punctuation(timings: list[Timing], prepended: str, appended: str) -> N
             previous = i
 
 
-def _take(timings: Iterator[Timing], wanted: int, offset: float) -> list[Word]:
-    """Return the next words that together have at least `wanted` tokens."""
-    words, taken = [], 0
-    while taken < wanted:
+def _take(timings: Iterator[Timing], n_tokens: int, offset: float) -> list[Word]:
+    """Return the next words that together have at least `n_tokens` tokens."""
+    words, position = [], 0
+    while position < n_tokens:
         timing = next(timings, None)
         if timing is None:
             break
         if timing.word:
             start, end = round(offset + timing.start, 2), round(offset + timing.end, 2)
             words.append(Word(timing.word, start, end, timing.probability))
-        taken += len(timing.tokens)
+        position += len(timing.tokens)
     return words
 
 

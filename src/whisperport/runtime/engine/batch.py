@@ -103,16 +103,16 @@ class Batch:
         rows = {i: (s.cache, s) for i, (_, s) in enumerate(steps) if isinstance(s.cache, Row)}
         if len(rows) < self._fewest:
             rows = {}
-        found: dict[int, Scored | NumericalError] = {}
+        scores: dict[int, Scored | NumericalError] = {}
         for index, (decoder, step) in enumerate(steps):
             if index not in rows:
-                found[index] = single_step(decoder, step)
+                scores[index] = single_step(decoder, step)
             else:
                 step.cache.reserve(step.cache.length + 1)
                 decoder.embed(step.token, step.cache, self._x[rows[index][0].index, 0])
         if rows:
-            found |= zip(rows, self._run(list(rows.values())), strict=True)
-        return [found[index] for index in range(len(steps))]
+            scores |= zip(rows, self._run(list(rows.values())), strict=True)
+        return [scores[index] for index in range(len(steps))]
 
     def reserve(self, count: int) -> None:
         """Make room for `count` tokens in each row, or for the longest row; what is stored stays."""
@@ -237,27 +237,27 @@ class BatchDecoder(Decoder):
 
     def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
         scores: list[Scored] = []
-        for found in self.batch.step_all([(self, step) for step in steps]):
-            if isinstance(found, NumericalError):
-                raise found
-            scores.append(found)
+        for scored in self.batch.step_all([(self, step) for step in steps]):
+            if isinstance(scored, NumericalError):
+                raise scored
+            scores.append(scored)
         return scores
 
     @contextmanager
     def caches(self, count: int) -> Iterator[list[Cache]]:
-        taken: list[Row] = []
+        rows: list[Row] = []
         try:
             with super().caches(1) as caches:
                 for _ in range(count - 1):
                     row = self.batch.take()
                     if row is not None:
-                        taken.append(row)
+                        rows.append(row)
                         row.start_window(self._row.audio)
                         row.copy_of(self._row)
                     caches.append(self._row.copy() if row is None else row)
                 yield caches
         finally:
-            for row in taken:
+            for row in rows:
                 self.batch.release(row)
 
     def _audio_arrays(self) -> dict[str, Array]:

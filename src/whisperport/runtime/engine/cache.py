@@ -61,12 +61,12 @@ class Cache:
         copy.copy_of(self)
         return copy
 
-    def copy_of(self, other: "Cache") -> None:
+    def copy_of(self, source: "Cache") -> None:
         """Replace the tokens by those of another cache of the same sizes, layout and mask."""
         self._forget()
-        self.reserve(other.length)
-        self._write(other.arrays, "self", 0, other.length)
-        self._append(other.length)
+        self.reserve(source.length)
+        self._write(source.arrays, "self", 0, source.length)
+        self._append(source.length)
 
     def clear(self) -> None:
         """Remove all tokens."""
@@ -187,8 +187,8 @@ class Cache:
         copied = self.is_copied
         for kind, axis in (("k", self._form.self_k.axis), ("v", self._form.self_v.axis)):
             read, written = _part(axis, 0, count), _part(axis, start, start + count)
-            for array, name, given in self._layers[prefix, kind]:
-                array[written] = source[given][read]
+            for array, name, source_name in self._layers[prefix, kind]:
+                array[written] = source[source_name][read]
                 if copied:
                     self.notify(name, written)
 

@@ -128,15 +128,15 @@ class CoarseProjection:
             return _all_exact(complete)  # the sum is beyond float32
         peaks = np.maximum.reduceat(highest, self._starts)
         floor = _floor(peaks)
-        likely = np.flatnonzero(highest >= floor)
-        if len(likely) > MOST:
+        candidates = np.flatnonzero(highest >= floor)
+        if len(candidates) > MOST:
             return _all_exact(complete)
-        exact = self._embedding[likely].astype(np.float32, copy=False) @ hidden
-        if (np.abs(exact - logits[likely]) > bound[likely]).any():
+        exact = self._embedding[candidates].astype(np.float32, copy=False) @ hidden
+        if (np.abs(exact - logits[candidates]) > bound[candidates]).any():
             return _all_exact(complete)  # this runtime is less precise than the bound says
-        logits[likely] = exact
+        logits[candidates] = exact
         deviation = float(bound.max()) / math.sqrt(self._width)
-        error = SumError(deviation, likely, np.minimum(peaks, floor), self._size)
+        error = SumError(deviation, candidates, np.minimum(peaks, floor), self._size)
         return CoarseLogits(logits, float(floor), error, complete)
 
     def bounded(self, hidden: Floats) -> tuple[Floats, Floats]:

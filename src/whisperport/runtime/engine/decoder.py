@@ -92,20 +92,20 @@ class Decoder:
                 f"`second_index` is {second_index}; the prompt has {len(tokens)} tokens"
             )
         cache = cache or self.cache
-        done, second = 0, None
+        position, second = 0, None
         last: Floats
-        while done < len(tokens):
-            runner, rows = self.engine.prefill_for(len(tokens) - done)
-            count = min(rows, len(tokens) - done)
-            wanted = second_index - done if 0 <= second_index - done < count else 0
-            piece = tokens[done : done + count]
+        while position < len(tokens):
+            runner, rows = self.engine.prefill_for(len(tokens) - position)
+            count = min(rows, len(tokens) - position)
+            picked_index = second_index - position if 0 <= second_index - position < count else 0
+            piece = tokens[position : position + count]
             if len(piece) == 1:  # a step costs half of the smallest prefill
                 last = picked = self.step(piece[0], cache)
             else:
-                last, picked = self._prefill_piece(runner, rows, piece, wanted, cache)
-            if 0 <= second_index - done < count:
+                last, picked = self._prefill_piece(runner, rows, piece, picked_index, cache)
+            if 0 <= second_index - position < count:
                 second = picked.copy()
-            done += count
+            position += count
         assert second is not None
         return last.copy(), second
 
@@ -194,13 +194,13 @@ class Decoder:
         return outputs
 
     def _prefill_piece(
-        self, runner: Runner, rows: int, tokens: Sequence[int], wanted: int, cache: Cache
+        self, runner: Runner, rows: int, tokens: Sequence[int], picked_index: int, cache: Cache
     ) -> tuple[Floats, Floats]:
-        """Run one prefill program: logits (V,) after the last of `tokens`, and after index `wanted`."""
+        """Run one prefill program: logits (V,) after the last of `tokens`, and after `picked_index`."""
         cache.reserve(cache.length + len(tokens))
         x = self._padded(tokens, rows, cache)
         pick = np.zeros((1, 2, rows), np.float32)
-        pick[0, 0, len(tokens) - 1] = pick[0, 1, wanted] = 1
+        pick[0, 0, len(tokens) - 1] = pick[0, 1, picked_index] = 1
         mask = cache.mask(rows, self.engine.mask_of(runner))
         inputs: dict[str, Array] = {"x": x, "mask": mask, "pick": pick}
         outputs = self._run(runner, inputs, cache)

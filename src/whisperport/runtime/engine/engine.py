@@ -127,9 +127,9 @@ class Engine:
         Raises:
             NumericalError: the encoder returned a NaN or an infinity.
         """
-        (wanted,) = self.encoder.spec.inputs
-        batch = mel[None] if len(wanted.shape) == 3 else mel[None, :, None]
-        outputs = self.encoder.run({wanted.name: np.ascontiguousarray(batch)})
+        (tensor,) = self.encoder.spec.inputs
+        batch = mel[None] if len(tensor.shape) == 3 else mel[None, :, None]
+        outputs = self.encoder.run({tensor.name: np.ascontiguousarray(batch)})
         check_outputs("encoder", outputs)
         features: Floats = outputs["features"][0]
         return features
@@ -282,17 +282,17 @@ def _required(runners: Mapping[str, Runner], name: str) -> Runner:
 
 def _batch_step(runners: Mapping[str, Runner]) -> Runner | None:
     """Return the program `step_B` with the most rows; None if there is none."""
-    found = [runner for runner in runners.values() if runner.spec.kind.is_batch]
-    return max(found, key=lambda runner: runner.spec.kind.batch, default=None)
+    batched = [runner for runner in runners.values() if runner.spec.kind.is_batch]
+    return max(batched, key=lambda runner: runner.spec.kind.batch, default=None)
 
 
 def _prefills(runners: Mapping[str, Runner]) -> dict[int, Runner]:
     """Return every `prefill_P` program by P, the number of tokens that it reads in one run."""
     kinds = {runner.spec.kind: runner for runner in runners.values()}
-    found = {kind.tokens: runner for kind, runner in kinds.items() if kind.name == PREFILL}
-    if not found:
+    prefills = {kind.tokens: runner for kind, runner in kinds.items() if kind.name == PREFILL}
+    if not prefills:
         _required(runners, f"{PREFILL}_P")
-    return found
+    return prefills
 
 
 def in_standard_form(runner: Runner) -> Runner:
@@ -312,8 +312,8 @@ class _StandardRunner(Runner):
         self._returned = [tensor.shape for tensor in self.spec.outputs]
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        given = [array.reshape(shape) for array, shape in zip(inputs, self.given, strict=True)]
-        return self.returned(self.inner._run(given))
+        reshaped = [array.reshape(shape) for array, shape in zip(inputs, self.given, strict=True)]
+        return self.returned(self.inner._run(reshaped))
 
     def binding(self) -> Binding:
         return _StandardBinding(self)
@@ -350,8 +350,8 @@ class _StandardBinding(Binding):
         self._inner.bind(name, view)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        given: list[Array] = [
+        reshaped: list[Array] = [
             inputs[index].reshape(self._standard.given[index]) if array is None else array
             for index, array in enumerate(self._given)
         ]
-        return self._standard.returned(self._inner._run(given))
+        return self._standard.returned(self._inner._run(reshaped))

@@ -50,14 +50,14 @@ def complete(decoder: Stepper, steps: Steps[T]) -> T:
         steps: the decoding.
     """
     try:
-        wanted = next(steps)
+        requested = next(steps)
         while True:
             try:
-                logits = decoder.step_all(wanted)
+                logits = decoder.step_all(requested)
             except BaseException as error:
-                wanted = steps.throw(error)
+                requested = steps.throw(error)
             else:
-                wanted = steps.send(logits)
+                requested = steps.send(logits)
     except StopIteration as end:
         result: T = end.value
         return result

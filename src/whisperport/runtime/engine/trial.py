@@ -151,10 +151,10 @@ def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
 def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
     """Return the SHA-256 of everything that a trial run depends on: bundle, options, machine, versions."""
     packages = (*PACKAGES, *targets.RUNTIMES)
-    found: dict[str, Any] = {name: _version(name) for name in packages}
-    found |= {"bundle": bundle.manifest.checksum(), "options": dict(options)}
-    found["machine"] = [platform.machine(), platform.node()]
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode("ascii")).hexdigest()
+    facts: dict[str, Any] = {name: _version(name) for name in packages}
+    facts |= {"bundle": bundle.manifest.checksum(), "options": dict(options)}
+    facts["machine"] = [platform.machine(), platform.node()]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def _version(package: str) -> str:

@@ -1,6 +1,6 @@
 """Read audio from files, pipes, microphones and arrays, and compute log-mel spectrograms."""
 
-from whisperport.speech.audio.chunks import cut_chunks, fill_windows
+from whisperport.speech.audio.cut_speech import cut_chunks, fill_windows
 from whisperport.speech.audio.decode import ClippedAudioWarning, DamagedAudioWarning
 from whisperport.speech.audio.live import live_audio
 from whisperport.speech.audio.load import AudioWindow, audio_windows, iter_audio, load_audio

@@ -66,8 +66,8 @@ class Buffer:
         audio.
         """
         before = np.pad(self._samples, (N_FFT // 2, 0), mode="reflect")
-        wanted = (self._n_frames - 1) * HOP_LENGTH + N_FFT
-        samples = np.pad(before, (0, max(wanted - before.size, 0)))[:wanted]
+        n_samples = (self._n_frames - 1) * HOP_LENGTH + N_FFT
+        samples = np.pad(before, (0, max(n_samples - before.size, 0)))[:n_samples]
         power = mel_log_power(samples, self._n_mels)
         self._peak = max(self._peak, float(power.max()))
         mel = to_whisper_scale(power, self._peak)

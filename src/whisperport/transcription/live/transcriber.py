@@ -89,8 +89,8 @@ class LiveTranscriber:
         self._waiting = 0  # samples since the last pass
         self._agreement = Agreement()
         self._initial = self._initial_prompt()
-        asked = self._live.transcribe.decode.language
-        self._language = asked and language_code(asked, engine.generation.languages)
+        language = self._live.transcribe.decode.language
+        self._language = language and language_code(language, engine.generation.languages)
         self._previous: list[int] = []  # of the words that were removed from the buffer
         self._segments: list[Segment] = []
         self._open: list[Word] = []  # certain words of the segment that has not ended
@@ -110,9 +110,9 @@ class LiveTranscriber:
         samples, n_closed = _checked(samples), len(self._segments)
         committed: list[Word] = []
         while samples.size:
-            taken, samples = np.split(samples, [self._buffer.room])
-            self._buffer.add(taken)
-            self._waiting += taken.size
+            piece, samples = np.split(samples, [self._buffer.room])
+            self._buffer.add(piece)
+            self._waiting += piece.size
             full = self._buffer.room == 0
             if full or (not samples.size and self._waiting >= self._live.step_s * SAMPLE_RATE):
                 committed += self._pass(full=full)

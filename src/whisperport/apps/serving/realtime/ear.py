@@ -100,9 +100,9 @@ class Ear:
 
     def _taken_until(self, position: int) -> Samples:
         """Return the waiting samples before a position of the session, and remove them."""
-        taken, waiting = np.split(self._waiting, [max(position - self._waiting_from, 0)])
+        samples, waiting = np.split(self._waiting, [max(position - self._waiting_from, 0)])
         self._waiting = waiting.copy()
-        return taken
+        return samples
 
 
 def audio_of(text: object) -> bytes:

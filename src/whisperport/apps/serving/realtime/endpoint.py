@@ -113,22 +113,22 @@ class _Connection:
             await asyncio.shield(session.handle(message.get("text") or ""))
 
 
-def _new_secret(sessions: Sessions, asked: dict[str, Any]) -> dict[str, Any]:
+def _new_secret(sessions: Sessions, body: dict[str, Any]) -> dict[str, Any]:
     """Return a secret and the session that it opens."""
     service = sessions.service
     settings = Settings(service.model_ids[0])
-    if asked.get("session") is not None:
+    if body.get("session") is not None:
         generation = service.transcriber.engine.generation
-        settings = updated(settings, asked["session"], service.model_ids, generation)
-    value, expires_at = service.client_secrets.new(settings, _life_s(asked.get("expires_after")))
+        settings = updated(settings, body["session"], service.model_ids, generation)
+    value, expires_at = service.client_secrets.new(settings, _life_s(body.get("expires_after")))
     session = {**settings.document(f"sess_{secrets.token_hex(12)}"), "expires_at": expires_at}
     return {"value": value, "expires_at": expires_at, "session": session}
 
 
-def _life_s(given: Any) -> float:
-    if given is None:
+def _life_s(expiry: Any) -> float:
+    if expiry is None:
         return DEFAULT_LIFE_S
-    seconds = given.get("seconds", DEFAULT_LIFE_S) if isinstance(given, dict) else None
+    seconds = expiry.get("seconds", DEFAULT_LIFE_S) if isinstance(expiry, dict) else None
     if type(seconds) is not int or not SHORTEST_LIFE_S <= seconds <= LONGEST_LIFE_S:
         limits = f"{SHORTEST_LIFE_S} to {LONGEST_LIFE_S}"
         raise invalid("expires_after.seconds", f"expected a whole number from {limits}")
@@ -143,10 +143,10 @@ async def _object(request: Request) -> dict[str, Any]:
         if len(body) > MAX_JSON:
             raise ApiError(413, f"Maximum content size limit ({MAX_JSON}) exceeded")
     try:
-        found = parsed(body or b"{}")
+        document = parsed(body or b"{}")
     except ValueError as error:
         message = f"The request cannot be read as JSON: {error}"
         raise ApiError(400, message, code="invalid_json") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ApiError(400, "The request is not a JSON object", code="invalid_json")
-    return found
+    return document

@@ -95,8 +95,8 @@ class Session:
         error = api_error(failure)
         if error.status == 500:
             log.error("an event of a realtime session failed", exc_info=failure)
-        given = event.get("event_id") if isinstance(event, dict) else None
-        event_id = given if isinstance(given, str) else None
+        client_id = event.get("event_id") if isinstance(event, dict) else None
+        event_id = client_id if isinstance(client_id, str) else None
         self.outbox.put("error", error={**error.document()["error"], "event_id": event_id})
 
     async def finish(self) -> None:
@@ -146,9 +146,9 @@ class Session:
             message = f"The event {kind[:100]!r} is not part of transcription sessions"
             raise ApiError(400, message, code="unsupported_event", param="type")
 
-    def _update(self, given: Any) -> None:
+    def _update(self, changes: Any) -> None:
         generation = self._service.transcriber.engine.generation
-        settings = updated(self._settings, given, self._service.model_ids, generation)
+        settings = updated(self._settings, changes, self._service.model_ids, generation)
         before, self._settings = self._settings, settings
         audible = ("kind", "rate", "vad")
         if any(getattr(before, name) != getattr(settings, name) for name in audible):

@@ -93,7 +93,7 @@ class Settings:
             "keywords": list(self.keywords),
             "delay": self.delay,
         }
-        given = {
+        audio_input = {
             "format": form,
             "noise_reduction": None,
             "transcription": transcription,
@@ -103,7 +103,7 @@ class Settings:
             "type": KIND,
             "id": session_id,
             "object": "realtime.transcription_session",
-            "audio": {"input": given},
+            "audio": {"input": audio_input},
             "include": list(self.include),
         }
 
@@ -122,61 +122,61 @@ def updated(
     Raises:
         ApiError: a value is wrong; then nothing changes.
     """
-    given = _Given(session, "session")
-    given.one_of("type", KIND, (KIND,))  # sessions that answer are not served
-    settings = replace(settings, include=_include(given, settings))
-    source = given.members("audio").members("input")
+    members = _Members(session, "session")
+    members.one_of("type", KIND, (KIND,))  # sessions that answer are not served
+    settings = replace(settings, include=_include(members, settings))
+    source = members.members("audio").members("input")
     settings = _formatted(settings, source)
-    if "turn_detection" in source.given:
+    if "turn_detection" in source.values:
         settings = replace(settings, vad=_vad(source, settings.vad))
     return _transcribed(settings, source.members("transcription"), models, generation)
 
 
-class _Given:
+class _Members:
     """A JSON object of a client, and its path for messages."""
 
-    def __init__(self, given: Any, path: str) -> None:
-        if not isinstance(given, Mapping):
+    def __init__(self, values: Any, path: str) -> None:
+        if not isinstance(values, Mapping):
             raise invalid(path, "expected an object")
-        self.given, self.path = given, path
+        self.values, self.path = values, path
 
-    def members(self, name: str) -> "_Given":
+    def members(self, name: str) -> "_Members":
         """Return a member that is an object; an empty one, if there is none."""
-        return _Given(self.given.get(name) or {}, f"{self.path}.{name}")
+        return _Members(self.values.get(name) or {}, f"{self.path}.{name}")
 
     def text(self, name: str, default: str, *, null: str | None = None) -> str:
         """Return a member that is a text; `null`, if it is null."""
-        found = self.given.get(name, default)
-        found = null if found is None else found
-        if not isinstance(found, str) or len(found) > MAX_PROMPT:
+        value = self.values.get(name, default)
+        value = null if value is None else value
+        if not isinstance(value, str) or len(value) > MAX_PROMPT:
             raise self.wrong(name, f"expected a text of at most {MAX_PROMPT} characters")
-        return found
+        return value
 
     def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return a member that is a list of texts; null is an empty one."""
-        found = self.given.get(name, list(default)) or []
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        values = self.values.get(name, list(default)) or []
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise self.wrong(name, "expected a list of texts")
-        if sum(map(len, found)) > MAX_PROMPT:
+        if sum(map(len, values)) > MAX_PROMPT:
             raise self.wrong(name, f"the texts have more than {MAX_PROMPT} characters")
-        return tuple(found)
+        return tuple(values)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
         """Return a member that is a number within a range."""
-        found = self.given.get(name, default)
+        value = self.values.get(name, default)
         if (
-            isinstance(found, bool)
-            or not isinstance(found, int | float)
-            or not low <= found <= high
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
         ):
             raise self.wrong(name, f"expected a number from {low:g} to {high:g}")
-        return found
+        return value
 
     def one_of(self, name: str, default: Any, choices: Collection[Any]) -> Any:
         """Return a member that is one of some values."""
-        found = self.given.get(name, default)
+        value = self.values.get(name, default)
         for choice in choices:
-            if found == choice and not isinstance(found, bool):
+            if value == choice and not isinstance(value, bool):
                 return choice
         raise self.wrong(name, f"expected one of {', '.join(map(json.dumps, choices))}")
 
@@ -189,17 +189,17 @@ def invalid(path: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"`{path}`: {message}", code=code, param=path)
 
 
-def _include(given: _Given, settings: Settings) -> tuple[str, ...]:
-    include = given.texts("include", settings.include)
+def _include(source: _Members, settings: Settings) -> tuple[str, ...]:
+    include = source.texts("include", settings.include)
     if LOGPROBS in include:
         message = "log-probabilities are in the answers of /v1/audio/transcriptions only"
         raise invalid("session.include", message, "unsupported_value")
     if set(include) - {TENTATIVE}:
-        raise given.wrong("include", f"expected {TENTATIVE}")
+        raise source.wrong("include", f"expected {TENTATIVE}")
     return include
 
 
-def _formatted(settings: Settings, source: _Given) -> Settings:
+def _formatted(settings: Settings, source: _Members) -> Settings:
     form = source.members("format")
     kind = form.one_of("type", settings.kind, CODECS)
     if kind != "audio/pcm":
@@ -208,54 +208,54 @@ def _formatted(settings: Settings, source: _Given) -> Settings:
     return replace(settings, kind=kind, rate=form.one_of("rate", default, RATES))
 
 
-def _vad(source: _Given, before: ServerVad | None) -> ServerVad | None:
-    if source.given["turn_detection"] is None:
+def _vad(source: _Members, before: ServerVad | None) -> ServerVad | None:
+    if source.values["turn_detection"] is None:
         return None
-    given, vad = source.members("turn_detection"), before or ServerVad()
-    if given.text("type", "server_vad") != "server_vad":
+    detection, vad = source.members("turn_detection"), before or ServerVad()
+    if detection.text("type", "server_vad") != "server_vad":
         message = "only server_vad is served, which detects pauses"
-        raise invalid(f"{given.path}.type", message, "unsupported_value")
+        raise invalid(f"{detection.path}.type", message, "unsupported_value")
     return ServerVad(
-        given.number("threshold", vad.threshold, 0.16, 0.99),
-        round(given.number("prefix_padding_ms", vad.prefix_padding_ms, 0, 5_000)),
-        round(given.number("silence_duration_ms", vad.silence_duration_ms, 50, 10_000)),
+        detection.number("threshold", vad.threshold, 0.16, 0.99),
+        round(detection.number("prefix_padding_ms", vad.prefix_padding_ms, 0, 5_000)),
+        round(detection.number("silence_duration_ms", vad.silence_duration_ms, 50, 10_000)),
     )
 
 
 def _transcribed(
-    settings: Settings, given: _Given, models: Collection[str], generation: Generation
+    settings: Settings, source: _Members, models: Collection[str], generation: Generation
 ) -> Settings:
-    model = given.text("model", settings.model, null=settings.model) or settings.model
+    model = source.text("model", settings.model, null=settings.model) or settings.model
     if model not in models:
-        raise invalid(f"{given.path}.model", unknown_model(model, models), "model_not_found")
+        raise invalid(f"{source.path}.model", unknown_model(model, models), "model_not_found")
     language = settings.language
-    if {"language", "languages"} & given.given.keys():
-        language = _language(given, generation)
+    if {"language", "languages"} & source.values.keys():
+        language = _language(source, generation)
     return replace(
         settings,
         model=model,
         language=language,
-        prompt=given.text("prompt", settings.prompt, null=""),
-        keywords=given.texts("keywords", settings.keywords),
-        delay=given.one_of("delay", settings.delay, (*STEPS_S, None)),
+        prompt=source.text("prompt", settings.prompt, null=""),
+        keywords=source.texts("keywords", settings.keywords),
+        delay=source.one_of("delay", settings.delay, (*STEPS_S, None)),
     )
 
 
-def _language(given: _Given, generation: Generation) -> str | None:
-    several = given.texts("languages", ())
+def _language(source: _Members, generation: Generation) -> str | None:
+    several = source.texts("languages", ())
     if len(several) > 1:
         message = "the model detects one of all languages, or is told one: give one language"
-        raise invalid(f"{given.path}.languages", message, "unsupported_value")
-    asked = given.given.get("language") or (several[0] if several else None)
-    if asked is None:
+        raise invalid(f"{source.path}.languages", message, "unsupported_value")
+    language = source.values.get("language") or (several[0] if several else None)
+    if language is None:
         return None
-    if not isinstance(asked, str):
-        raise given.wrong("language", "expected a text")
+    if not isinstance(language, str):
+        raise source.wrong("language", "expected a text")
     try:
-        options = DecodeOptions(language=asked[:50])
+        options = DecodeOptions(language=language[:50])
         check_language(generation, options)
         code = options.language and language_code(options.language, generation.languages)
     except UsageError as error:
         message = f"{error.what}. {error.hint}"
-        raise invalid(f"{given.path}.language", message, "unsupported_value") from error
+        raise invalid(f"{source.path}.language", message, "unsupported_value") from error
     return code

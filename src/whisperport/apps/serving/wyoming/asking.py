@@ -14,11 +14,11 @@ from whisperport.speech.text import Tokenizer, language_code
 from whisperport.transcription import TranscribeOptions, Transcriber
 
 
-def options_of(asked: Transcribe, transcriber: Transcriber, default: str) -> TranscribeOptions:
+def options_of(event: Transcribe, transcriber: Transcriber, default: str) -> TranscribeOptions:
     """Return the options of one utterance.
 
     Args:
-        asked: the event.
+        event: the event.
         transcriber: the loaded bundle.
         default: language if the event names none; empty: it is detected.
 
@@ -26,9 +26,9 @@ def options_of(asked: Transcribe, transcriber: Transcriber, default: str) -> Tra
         FaultError: the model does not support the language, or the event has values of another type.
     """
     engine = transcriber.engine
-    words = chain(_texts(asked.transcript_names), _texts(asked.transcript_terms))
+    words = chain(_texts(event.transcript_names), _texts(event.transcript_terms))
     prompt = joined(words, transcriber.tokenizer, prompt_room(engine.dims))
-    language = _language(asked.language or default, engine.generation)
+    language = _language(event.language or default, engine.generation)
     return TranscribeOptions(decode=DecodeOptions(language=language), initial_prompt=prompt)
 
 
@@ -45,15 +45,15 @@ def joined(words: Iterable[str], tokenizer: Tokenizer, room: int) -> str:
     return ", ".join(kept)
 
 
-def _language(asked: object, generation: Generation) -> str | None:
+def _language(language: object, generation: Generation) -> str | None:
     """Return the code of a language such as "en", "en-US" or "zh-hans"; None: it is detected.
 
     A language that Whisper does not have is detected. One that only this model does not have is an error.
     """
-    if not isinstance(asked, str) or asked in ("", "auto"):
+    if not isinstance(language, str) or language in ("", "auto"):
         return None
     try:
-        code = language_code(asked.replace("_", "-").split("-")[0], generation.languages)
+        code = language_code(language.replace("_", "-").split("-")[0], generation.languages)
     except UsageError:
         return None
     try:
@@ -63,13 +63,13 @@ def _language(asked: object, generation: Generation) -> str | None:
     return code
 
 
-def _texts(given: object) -> Iterator[str]:
-    if given is None:
+def _texts(values: object) -> Iterator[str]:
+    if values is None:
         return
-    if not isinstance(given, list):
+    if not isinstance(values, list):
         raise FaultError("bad-event", "names and terms are lists of texts")
-    for one in given:
-        if not isinstance(one, str):
+    for value in values:
+        if not isinstance(value, str):
             raise FaultError("bad-event", "names and terms are lists of texts")
-        if text := one.strip():
+        if text := value.strip():
             yield text

@@ -169,13 +169,13 @@ class Connection:
     ) -> Transcript:
         try:
             future = self._service.scheduler.transcribe(samples, options, urgency=Urgency.LIVE)
-            found = await asyncio.wrap_future(future)
+            transcript = await asyncio.wrap_future(future)
         except QueueFullError as error:
             raise FaultError("busy", error.what) from error
         except Exception as error:
             log.error("a Wyoming utterance failed", exc_info=error)
             raise FaultError("internal", "the utterance could not be transcribed") from error
-        return Transcript(found.text.strip(), language=found.language)
+        return Transcript(transcript.text.strip(), language=transcript.language)
 
     async def _send(self, event: Event) -> None:
         async with asyncio.timeout(WRITE_S):

@@ -67,5 +67,5 @@ def _addresses(host: str) -> list[bytes]:
         return [socket.inet_aton(socket.gethostbyname(host))]
     if not address.is_unspecified:
         return [address.packed]
-    own = [ipaddress.ip_address(one) for one in all_addresses()]
-    return [one.packed for one in own if not one.is_loopback]
+    own = [ipaddress.ip_address(address) for address in all_addresses()]
+    return [address.packed for address in own if not address.is_loopback]

@@ -57,21 +57,21 @@ async def read_event(reader: asyncio.StreamReader, turns: Turns) -> Event | None
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        found = parsed(text)
+        header = parsed(text)
     except ValueError as error:
         raise FaultError("bad-event", "a part of an event is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         raise FaultError("bad-event", "a part of an event is not a JSON object")
-    return found
+    return header
 
 
 def _member(head: dict[str, Any], name: str) -> dict[str, Any]:
-    found = head.get(name)
-    if found is None:
+    length = head.get(name)
+    if length is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(length, dict):
         raise FaultError("bad-event", f"`{name}` of an event is not an object")
-    return found
+    return length
 
 
 def _length(head: dict[str, Any], name: str) -> int:

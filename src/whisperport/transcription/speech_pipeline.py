@@ -34,10 +34,10 @@ from whisperport.speech.audio import (
 )
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import ProgressCallback
-from whisperport.transcription.chunk import Chunk, ChunkMel
 from whisperport.transcription.decoders import texts_together
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Language, Mel, Session, spoken_language
+from whisperport.transcription.speech_chunk import Chunk, ChunkMel
 from whisperport.transcription.transcript import Transcript, incomplete_as_error
 
 Result = tuple[Chunk, Transcript]
@@ -177,13 +177,13 @@ class ChunkedTranscription:
     ) -> tuple[MelWindows, Iterator[Chunk]]:
         """Open the spectrogram in an encoder thread and find chunks meanwhile; return both."""
         opening = self._encoders.submit(open_mel, is_stopped=self._stop.is_set)
-        found: list[Chunk] = []
+        opened_chunks: list[Chunk] = []
         try:
             while not opening.done() and (chunk := next(chunks, None)):
-                found.append(chunk)
+                opened_chunks.append(chunk)
         except Exception as error:  # the chunks before it are transcribed
             chunks = _failing(error)
-        return opening.result(), chain(found, chunks)
+        return opening.result(), chain(opened_chunks, chunks)
 
     def _transcribed(
         self, mel: MelWindows, chunks: Iterator[Chunk], progress: ProgressCallback

@@ -11,7 +11,7 @@ from whisperport.speech.audio import MelWindows
 from whisperport.transcription.session import Session, SessionWindow, clip_frames
 
 
-class WindowsJob(Job):
+class WindowJob(Job):
     """Reads a window on a reader's thread, submits its decoding, and goes on when that is done."""
 
     def __init__(self, *arguments: Any) -> None:

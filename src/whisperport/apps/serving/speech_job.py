@@ -9,14 +9,14 @@ from whisperport.apps.serving.job import Job
 from whisperport.runtime import Decoder, Steps
 from whisperport.speech.audio import AudioStream, MelWindows
 from whisperport.transcription import Transcript
-from whisperport.transcription.chunked import ChunkedTranscription
+from whisperport.transcription.speech_pipeline import ChunkedTranscription
 
 T = TypeVar("T")
 
 CHUNK_S = 1.0  # about the time to decode a chunk
 
 
-class ChunksJob(Job):
+class SpeechJob(Job):
     """Finds and reads speech on a thread of its own; the decodings of the chunks are submitted."""
 
     def start(self) -> None:

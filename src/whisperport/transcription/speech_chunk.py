@@ -39,12 +39,12 @@ class Chunk:
         """Length in mel frames."""
         return sum(part.n_frames for part in self.parts)
 
-    def in_audio(self, found: Transcript) -> Transcript:
+    def in_audio(self, transcript: Transcript) -> Transcript:
         """Return a transcript of the chunk with times in the audio."""
         return replace(
-            found,
-            segments=tuple(self._in_audio(segment) for segment in found.segments),
-            truncated=tuple(self.times(start, start)[0] for start in found.truncated),
+            transcript,
+            segments=tuple(self._in_audio(segment) for segment in transcript.segments),
+            truncated=tuple(self.times(start, start)[0] for start in transcript.truncated),
         )
 
     def times(self, start: float, end: float) -> tuple[float, float]:
@@ -103,7 +103,7 @@ class ChunkMel:
         self.frames: Floats = np.concatenate([*parts, silence], axis=1)  # (n_mels, n_frames)
 
     def window(self, start: int) -> tuple[Floats, int]:
-        done = start - self._start
+        offset = start - self._start
         frames = np.zeros_like(self.frames)
-        frames[:, : frames.shape[1] - done] = self.frames[:, done:]
-        return frames, max(self._n_frames - done, 0)
+        frames[:, : frames.shape[1] - offset] = self.frames[:, offset:]
+        return frames, max(self._n_frames - offset, 0)
