@@ -1,6 +1,5 @@
 """Export a checkpoint as a bundle: trace, rewrite, lower and verify the programs, then write the bundle."""
 
-import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,8 +25,8 @@ from whisperport.program.bundle import (
     REFERENCE,
     TOKENIZER,
     Bundle,
+    BundleWriter,
     Manifest,
-    check_writable,
     writing_bundle,
 )
 from whisperport.program.bundle.origin import record_own
@@ -57,6 +56,7 @@ from whisperport.verification.reference import Reference
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint
+    from whisperport.model.network.whisper import Whisper
 
 BUILD_PACKAGES = ("whisperport", "torch", "onnx", "onnxscript", "numpy")  # of every export
 
@@ -181,90 +181,173 @@ def export(
     with requires_torch("export"):
         import torch
     placed = _placed(target, options)
-    check_writable(out)
     if isinstance(checkpoint, str | os.PathLike):
         options.window.check(published_dims(os.fspath(checkpoint)))
-    given, checkpoint = checkpoint, loaded(checkpoint, progress)
-    if options.preflight:
-        _preflight(checkpoint.dims, list(placed.targets.values()), out, progress)
-    uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
-    encoder = placed.target_of(ENCODER).spec
-    window = _known_window(options.window, encoder, checkpoint.dims).of(checkpoint.dims)
-    for warning in checkpoint.warnings:
-        log.warning("%s", warning)
+    if options.run.threads:
+        torch.set_num_threads(options.run.threads)
+    with writing_bundle(out) as writer:
+        draft = _drafted(checkpoint, placed, options, writer.folder, progress)
+        return_freed_memory()  # of torch, for the verification
+        verified = _verified(draft, placed, options, writer, out, progress)
+        progress("moving the bundle to its folder")
+        bundle = writer.commit(verified)
+    record_own(bundle.manifest)
+    return bundle
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """What is read of the user's: a checkpoint, and the forms in which its programs will be made."""
+
+    checkpoint: "Checkpoint"
+    window: Window | None
+    uncached: UncachedForm | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Original:
+    """The model in torch, and what it computes. `further` makes a reference of more clips; None: cannot."""
+
+    model: "Whisper"
+    generation: Generation
+    reference: Reference
+    further: Callable[[], Reference] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A bundle whose files are written and not verified; programs may still be in float32."""
+
+    manifest: Manifest
+    further: Callable[[], Reference] | None
+
+
+def _drafted(
+    checkpoint: "Checkpoint | str | os.PathLike[str]",
+    placed: Placed,
+    options: ExportOptions,
+    folder: Path,
+    progress: Progress,
+) -> _Draft:
+    """Write the files of a bundle. Only this part needs torch, whose memory is free when it returns."""
+    source = _read(checkpoint, placed, options, folder, progress)
+    path = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
+    original = _original(source, path, placed, options, progress)
+    manifest = _lowered(source, original, placed, folder, progress)
+    original.model.unload()
+    return _Draft(manifest=manifest, further=original.further)
+
+
+def _read(
+    checkpoint: "Checkpoint | str | os.PathLike[str]",
+    placed: Placed,
+    options: ExportOptions,
+    folder: Path,
+    progress: Progress,
+) -> _Source:
+    """Read the checkpoint, and check before the work that it and the export fit."""
+    read = loaded(checkpoint, progress)
+    if options.preflight:
+        _preflight(read.dims, list(placed.targets.values()), folder, progress)
+    for warning in read.warnings:
+        log.warning("%s", warning)
+    known = _known_window(options.window, placed.target_of(ENCODER).spec, read.dims)
+    uncached = _uncached_form(placed, read.dims) if options.uncached_decoder else None
+    return _Source(checkpoint=read, window=known.of(read.dims), uncached=uncached)
+
+
+def _original(
+    source: _Source,
+    path: "str | os.PathLike[str] | None",
+    placed: Placed,
+    options: ExportOptions,
+    progress: Progress,
+) -> _Original:
+    """Build the model in torch, and run it on the clips that the bundle is verified with.
+
+    Args:
+        path: where the checkpoint can be read again; None: it was given loaded, and is not kept.
+    """
     from whisperport.model.network.whisper import build_model
     from whisperport.verification.eager import run_eager
 
-    if options.run.threads:
-        torch.set_num_threads(options.run.threads)
+    checkpoint, window = source.checkpoint, source.window
     model = build_model(checkpoint, window)
     generation = with_alignment_heads(
         find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model, progress),
         checkpoint.dims,
     )
-    clips = _clips(options, generation)
-    more: Callable[[], Reference] | None = None
-    if (
-        isinstance(given, str | os.PathLike)
-        and options.clips is None
-        and options.verify_with is None
-    ):
-        more = partial(_further_reference, given, window, generation, progress)
-    del given  # a loaded checkpoint is not kept for it
-    # Those of targets with a program below float32; a rejection names the others of them too.
-    lower = {one.target for one in placed.placements.values() if one.precision != "fp32"}
+    # Those of targets with a program below float32; a rejection names the target's other precisions too.
+    lower = {
+        placement.target
+        for placement in placed.placements.values()
+        if placement.precision != "fp32"
+    }
     precisions = {p for name in lower for p in placed.targets[name].spec.precisions}
     reference = run_eager(
-        model, generation, clips, uncached=uncached, precisions=precisions, progress=progress
+        model,
+        generation,
+        _clips(options, generation),
+        uncached=source.uncached,
+        precisions=precisions,
+        progress=progress,
+    )
+    further = None
+    if path is not None and options.clips is None and options.verify_with is None:
+        further = partial(_further_reference, path, window, generation, progress)
+    return _Original(model=model, generation=generation, reference=reference, further=further)
+
+
+def _lowered(
+    source: _Source, original: _Original, placed: Placed, folder: Path, progress: Progress
+) -> Manifest:
+    """Trace, rewrite and lower every program to the folder; write the tables and the reference."""
+    checkpoint, model, reference = source.checkpoint, original.model, original.reference
+    programs = traced_programs(model, original.generation, placed, source.uncached)
+    entries, rewrites = lower_groups(grouped(programs, placed, progress), placed, folder, progress)
+    masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
+    progress("writing the embedding, the tokenizer and the reference")
+    (folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
+    np.save(folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
+    np.save(folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
+    np.savez_compressed(folder / REFERENCE, allow_pickle=False, **reference.to_arrays())
+    return Manifest(
+        name=f"{checkpoint.source.name} on {', '.join(placed.targets)}",
+        source=checkpoint.source.to_json(),
+        dims=model.dims,
+        window=source.window,
+        generation=original.generation,
+        programs=tuple(
+            replace(entry, placement=replace(placed.placements[name], mask=masks[name]))
+            for entry in entries
+            for name in [entry.spec.name]
+        ),
+        rewrites=rewrites,
+        versions=versions(build_packages(placed.targets)),
+        machine=machine(),
     )
 
-    with writing_bundle(out) as writer:
-        programs = traced_programs(model, generation, placed, uncached)
-        entries, rewrites = lower_groups(
-            grouped(programs, placed, progress), placed, writer.folder, progress
-        )
-        masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
-        progress("writing the embedding, the tokenizer and the reference")
-        (writer.folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
-        np.save(writer.folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
-        np.save(writer.folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
-        np.savez_compressed(writer.folder / REFERENCE, allow_pickle=False, **reference.to_arrays())
-        manifest = Manifest(
-            name=f"{checkpoint.source.name} on {', '.join(placed.targets)}",
-            source=checkpoint.source.to_json(),
-            dims=model.dims,
-            window=window,
-            generation=generation,
-            programs=tuple(
-                replace(entry, placement=replace(placed.placements[name], mask=masks[name]))
-                for entry in entries
-                for name in [entry.spec.name]
-            ),
-            rewrites=rewrites,
-            versions=versions(build_packages(placed.targets)),
-            machine=machine(),
-        )
-        model.unload()  # free memory for the verification
-        del model, programs, checkpoint
-        gc.collect()  # torch graphs contain reference cycles
-        return_freed_memory()
-        run = replace(
-            options.run.with_emulation(placed.targets.values()), trust=True
-        )  # no trial run
-        session = BundleSession(writer.preview(manifest), run)
-        calibration = CalibrationOptions(source=options.calibration)
-        final = quantize_programs(session, placed, calibration, progress)
-        preview = writer.preview(replace(manifest, programs=final))
-        report = verify(preview, run=run, progress=progress)
-        if not report and not options.allow_unverified:
-            raise not_verified(out, report, preview, run, more, progress)
-        manifest = with_evidence(preview.manifest, report, run.options)
-        manifest = with_partitions(manifest, writer.folder, progress)
-        progress("moving the bundle to its folder")
-        bundle = writer.commit(replace(manifest, verification=report.to_json()))
-    record_own(bundle.manifest)
-    return bundle
+
+def _verified(
+    draft: _Draft,
+    placed: Placed,
+    options: ExportOptions,
+    writer: BundleWriter,
+    out: Path,
+    progress: Progress,
+) -> Manifest:
+    """Quantize what calibrated ranges are for, and verify the bundle; return its manifest with evidence."""
+    run = replace(options.run.with_emulation(placed.targets.values()), trust=True)  # no trial run
+    session = BundleSession(writer.preview(draft.manifest), run)
+    calibration = CalibrationOptions(source=options.calibration)
+    programs = quantize_programs(session, placed, calibration, progress)
+    preview = writer.preview(replace(draft.manifest, programs=programs))
+    report = verify(preview, run=run, progress=progress)
+    if not report and not options.allow_unverified:
+        raise not_verified(out, report, preview, run, draft.further, progress)
+    manifest = with_evidence(preview.manifest, report, run.options)
+    manifest = with_partitions(manifest, writer.folder, progress)
+    return replace(manifest, verification=report.to_json())
 
 
 def build_packages(names: Iterable[str]) -> list[str]:
