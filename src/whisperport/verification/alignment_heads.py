@@ -81,16 +81,16 @@ def find_alignment_heads(
         decoded.append(_decode(model, generation, tokenizer, file, heads))
         if _attention_on_words(decoded).max() < MIN_ATTENTION:
             break
-    found = _best_heads(decoded, heads) if decoded else ()
-    if not found:
+    best_heads = _best_heads(decoded, heads) if decoded else ()
+    if not best_heads:
         log.warning(
             "the checkpoint lists no alignment heads, and none were found: word timestamps may have "
             "large errors"
         )
         return generation
-    names = ", ".join(f"{layer}.{head}" for layer, head in found)
+    names = ", ".join(f"{layer}.{head}" for layer, head in best_heads)
     progress(f"alignment heads (layer.head): {names}")
-    return replace(generation, alignment_heads=found)
+    return replace(generation, alignment_heads=best_heads)
 
 
 def _best_heads(decoded: Sequence[_Decoded], heads: Sequence[Head]) -> tuple[Head, ...]:
@@ -152,12 +152,12 @@ def _scores(model: "Whisper", mel: Floats, tokens: list[int], heads: Sequence[He
 def _attention_on_words(decoded: Sequence[_Decoded]) -> NDArray[np.float64]:
     """Return the share of each head's attention that is on the spoken word, (A,), mean over tokens."""
     shares: list[NDArray[np.float64]] = []
-    for one in decoded:
-        rows = one.scores[:, one.first : one.first + len(one.spans)]
+    for decoding in decoded:
+        rows = decoding.scores[:, decoding.first : decoding.first + len(decoding.spans)]
         weights = np.exp(rows - rows.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         seconds = np.arange(weights.shape[-1]) * SECONDS_PER_POSITION
-        spans = np.array(one.spans)
+        spans = np.array(decoding.spans)
         near = (seconds >= spans[:, :1] - MARGIN_S) & (seconds <= spans[:, 1:] + MARGIN_S)
         shares.append((weights * near).sum(axis=-1).mean(axis=-1))
     mean: NDArray[np.float64] = np.mean(shares, axis=0)
@@ -167,8 +167,8 @@ def _attention_on_words(decoded: Sequence[_Decoded]) -> NDArray[np.float64]:
 def _error_s(decoded: Sequence[_Decoded], heads: list[int]) -> float:
     """Return the error of the starts of words in seconds, mean over words."""
     errors = []
-    for one in decoded:
-        times = boundaries(one.scores[heads, :, : one.n_positions], one.first)
-        expected = np.array([one.spans[i][0] for i in one.starts[:-1]])
-        errors.append(np.abs(times[list(one.starts[:-1])] - expected))
+    for decoding in decoded:
+        times = boundaries(decoding.scores[heads, :, : decoding.n_positions], decoding.first)
+        expected = np.array([decoding.spans[i][0] for i in decoding.starts[:-1]])
+        errors.append(np.abs(times[list(decoding.starts[:-1])] - expected))
     return float(np.concatenate(errors).mean())

@@ -44,8 +44,8 @@ def batch_checks(
     if engine.batch_step is None or not clips:
         return
     name = engine.batch_step.spec.name
-    others = "encoder", UNCACHED_DECODER
-    of_decoder = coarsest(p for program, p in precision.items() if program not in others)
+    other_programs = "encoder", UNCACHED_DECODER
+    of_decoder = coarsest(p for program, p in precision.items() if program not in other_programs)
     gate = limit_of(of_decoder, reference.loss(of_decoder, "logits"))
     batch = Batch(engine, fewest=1)
     clips = clips[: batch.size]
@@ -56,15 +56,15 @@ def batch_checks(
     ]
     for run in range(max(row.ends for row in rows)):
         active = [row for row in rows if row.begins <= run < row.ends]
-        found = batch.step_all([(row.decoder, row.step(run)) for row in active])
-        for row, scored in zip(active, found, strict=True):
+        results = batch.step_all([(row.decoder, row.step(run)) for row in active])
+        for row, scored in zip(active, results, strict=True):
             if isinstance(scored, NumericalError):
                 raise scored
             assert isinstance(scored, Scores)  # the steps are exact
-            row.found.append(scored.copy())
+            row.scores.append(scored.copy())
     for index, clip in enumerate(clips):
         of_clip = list(islice(rows, index, None, len(clips)))
-        scores = [each for row in of_clip for each in row.found]
+        scores = [each for row in of_clip for each in row.scores]
         actual = np.stack([each.logits for each in scores])
         expected = np.concatenate([clip.logits[1:]] * len(of_clip))
         yield Check.of("arrays", name, clip.name, compare("logits", actual, expected, gate))
@@ -77,7 +77,7 @@ class _Row:
     def __init__(self, decoder: Decoder, clip: ReferenceClip, begins: int) -> None:
         self.decoder, self.clip = decoder, clip
         self.begins, self.ends = begins, begins + len(clip.logits) - 1
-        self.found: list[Scores] = []
+        self.scores: list[Scores] = []
 
     def step(self, run: int) -> Step:
         """Return the step of a run; the first one begins the window."""
@@ -94,20 +94,20 @@ TOLERANCE = 1e-4
 SUM_RULE = f"|logsumexp - log Σ exp(logit)| ≤ {TOLERANCE:g}"
 
 
-def sum_checks(program: str, what: str, found: Sequence[Scores]) -> Iterator[Check]:
+def sum_checks(program: str, what: str, scores: Sequence[Scores]) -> Iterator[Check]:
     """Compare each `logsumexp` with that of the logits of the same run, computed in float64.
 
     Args:
         program: name of the program that returned them.
         what: what was decoded.
-        found: the scores before any rule.
+        scores: the scores before any rule.
 
     Yields:
         One check; none if the program has no such output.
     """
     errors = [
         abs(each.total - np.logaddexp.reduce(each.logits.astype(np.float64)))
-        for each in found
+        for each in scores
         if each.total is not None
     ]
     if not errors:

@@ -96,13 +96,13 @@ def _verified(
         seconds=round(time.perf_counter() - started, 3),
         texts=tuple(
             ClipText(
-                clip=one.clip.name,
-                text=one.text,
-                expected=one.expected,
-                correct=one.clip.text,
-                unit=one.unit,
+                clip=transcribed.clip.name,
+                text=transcribed.text,
+                expected=transcribed.expected,
+                correct=transcribed.clip.text,
+                unit=transcribed.unit,
             )
-            for one in texts
+            for transcribed in texts
         ),
     )
 
@@ -272,15 +272,21 @@ def _decoded_checks(
     """Compare the tokens of every clip, and the error rates over the clips that decide."""
     end_of_text = bundle.manifest.generation.end_of_text
     own = reference.loss(precision, "logits")
-    luck = {one.clip.name: reason for one in texts if (reason := undecided(one, precision, own))}
+    luck = {
+        transcribed.clip.name: reason
+        for transcribed in texts
+        if (reason := undecided(transcribed, precision, own))
+    }
     for decoded, clip in zip(results, reference.clips, strict=True):
         check = _token_check(decoded, clip, end_of_text, precision)
         yield _reported(check, luck[clip.name]) if clip.name in luck and decoded.tokens else check
-    sure = [one for one in texts if one.clip.name not in luck]
+    sure = [transcribed for transcribed in texts if transcribed.clip.name not in luck]
     if not sure:
         yield no_evidence(texts, luck)
-    for unit in sorted({one.unit for one in sure}, reverse=True):
-        yield word_check([one for one in sure if one.unit == unit], unit, precision)
+    for unit in sorted({transcribed.unit for transcribed in sure}, reverse=True):
+        yield word_check(
+            [transcribed for transcribed in sure if transcribed.unit == unit], unit, precision
+        )
 
 
 def _array_checks(
@@ -330,14 +336,14 @@ def _clip_checks(
     )
 
     input_features = features if exact else clip.features
-    found = _forced_scores(decoder, input_features, clip)
-    logits = _logits(found)
+    forced_scores = _forced_scores(decoder, input_features, clip)
+    logits = _logits(forced_scores)
     first = compare("logits", logits[:1], clip.logits[:1], gate)
     yield Check.of("arrays", "prefill", clip.name, first)
     if len(logits) > 1:
         later = compare("logits", logits[1:], clip.logits[1:], gate)
         yield Check.of("arrays", "step", clip.name, later)
-        yield from sum_checks("step", clip.name, found)
+        yield from sum_checks("step", clip.name, forced_scores)
         ends = compare("logits", _prompted_logits(decoder, clip), clip.logits[[0, -1]], gate)
         yield Check.of("arrays", "prefill, longer", clip.name, ends)
     scores, hidden = _aligned(decoder, clip)
@@ -375,16 +381,16 @@ def compare_features(
 ) -> Comparison:
     """Compare the features (T, d) of a clip with the reference, and with what else they could be."""
     gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
-    others = other_features(clip, reference)
-    return compare("features", features, clip.features, gate, 0, clip.frames, others)
+    wrong_references = other_features(clip, reference)
+    return compare("features", features, clip.features, gate, 0, clip.frames, wrong_references)
 
 
 def other_features(clip: ReferenceClip, reference: Reference) -> dict[str, np.ndarray]:
     """Return what the features of a clip must not be: the stored features of the others, by name."""
     return {
-        f"the features of {other.name}": other.features
-        for other in reference.clips
-        if other.features.shape == clip.features.shape and other.name != clip.name
+        f"the features of {other_clip.name}": other_clip.features
+        for other_clip in reference.clips
+        if other_clip.features.shape == clip.features.shape and other_clip.name != clip.name
     }
 
 
@@ -396,12 +402,12 @@ def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:
 def _forced_scores(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> list[Scores]:
     """Return K scores: after the prompt, and after each of the reference's first K - 1 tokens."""
     decoder.start_window(features)
-    found = [Scores(decoder.prefill(clip.prompt)[0].copy())]
+    scores = [Scores(decoder.prefill(clip.prompt)[0].copy())]
     for token in clip.tokens[: len(clip.logits) - 1]:
         scored = decoder.score(Step(token, decoder.cache))
         assert isinstance(scored, Scores)  # the step is exact
-        found.append(scored.copy())
-    return found
+        scores.append(scored.copy())
+    return scores
 
 
 def _logits(scores: Sequence[Scores]) -> np.ndarray:

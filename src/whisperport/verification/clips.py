@@ -105,8 +105,8 @@ def clips_in(folder: Path, language: str) -> tuple[Clip, ...]:
             why=str(error),
             hint="give a folder of audio files",
         ) from error
-    found = [path for path in paths if path.suffix.lower() != ".txt"]
-    if not found:
+    audio_paths = [path for path in paths if path.suffix.lower() != ".txt"]
+    if not audio_paths:
         raise AudioError(
             f"there are no audio files in {folder}",
             why=f"it has {len(paths)} files that are no audio",
@@ -114,7 +114,7 @@ def clips_in(folder: Path, language: str) -> tuple[Clip, ...]:
         )
     return tuple(
         Clip(path.name, _transcript(path.with_suffix(".txt")), load_audio(path), language)
-        for path in found
+        for path in audio_paths
     )
 
 

@@ -43,8 +43,8 @@ class Gate:
 
 def min_sqnr_of(rule: str) -> float | None:
     """Return the least SQNR in dB of a gate's rule; None: the rule has none."""
-    found = re.search(r"SQNR ≥ (-?[\d.]+) dB", rule)
-    return float(found[1]) if found else None
+    match = re.search(r"SQNR ≥ (-?[\d.]+) dB", rule)
+    return float(match[1]) if match else None
 
 
 # A frame whose root mean square is below this part of the strongest frame's rounds to 0 in 8 bits: half of
@@ -99,7 +99,7 @@ def compare(
     gate: Gate,
     frame_axis: int | None = None,
     speech: int | None = None,
-    others: Mapping[str, NDArray[Any]] | None = None,
+    wrong_references: Mapping[str, NDArray[Any]] | None = None,
 ) -> Comparison:
     """Compare one output with its reference; sums are computed in float64.
 
@@ -109,7 +109,8 @@ def compare(
     - the shapes differ, or one side is integer and the other floating-point;
     - the reference is all zeros;
     - a number is outside the limits of the gate;
-    - the output is clearly closer to one of `others`, or to its reference early, late or transposed;
+    - the output is clearly closer to one of `wrong_references`, or to its reference early, late or
+      transposed;
     - the cosine of a frame is 0 or less, which a mean over 1,500 frames would not show.
 
     Args:
@@ -120,8 +121,8 @@ def compare(
         frame_axis: axis of the frames, if each frame is to be compared too. Frames whose root mean square
             is below 1/254 of the strongest frame's are not compared.
         speech: number of first frames up to the end of the clip; None: all. Needs `frame_axis`.
-        others: what a matrix with the frames first must not be mistaken for, by name, such as the features
-            of another clip; None: this is not checked.
+        wrong_references: what a matrix with the frames first must not be mistaken for, by name, such as the
+            features of another clip; None: this is not checked.
     """
     reason = _incomparable(actual, expected)
     if reason or actual is None or expected is None:
@@ -149,10 +150,10 @@ def compare(
         )
     if worst_frame_cosine <= 0:
         misses.append(f"the cosine of frame {worst_frame} and its reference is 0 or less")
-    if others is not None and (
-        other := mistaken_for(a, e, _divided(others, scale), speech or len(e))
+    if wrong_references is not None and (
+        mistake := mistaken_for(a, e, _divided(wrong_references, scale), speech or len(e))
     ):
-        misses.append(other)
+        misses.append(mistake)
     carriers = _carriers(difference) if misses else None
     if carriers is not None:
         misses.append(f"{carriers:,} of {e.size:,} values carry 90 % of the error")
@@ -268,8 +269,8 @@ def _scaled(
         return e / scale, actual.astype(np.float64) / scale, scale
 
 
-def _divided(others: Mapping[str, NDArray[Any]], scale: float) -> dict[str, NDArray[Any]]:
-    return {name: other.astype(np.float64) / scale for name, other in others.items()}
+def _divided(wrong_references: Mapping[str, NDArray[Any]], scale: float) -> dict[str, NDArray[Any]]:
+    return {name: array.astype(np.float64) / scale for name, array in wrong_references.items()}
 
 
 def _carriers(difference: NDArray[np.float64]) -> int:
@@ -323,33 +324,36 @@ Rows = NDArray[np.float64]
 
 
 def mistaken_for(
-    actual: NDArray[Any], expected: NDArray[Any], others: Mapping[str, NDArray[Any]], rows: int
+    actual: NDArray[Any],
+    expected: NDArray[Any],
+    wrong_references: Mapping[str, NDArray[Any]],
+    rows: int,
 ) -> str:
     """Return what an output is instead of the expected one, as a reason; empty if it is the expected one.
 
     Args:
         actual: (T, d) output, finite and of the shape of `expected`.
         expected: (T, d) reference.
-        others: what else it might be -> (at least `rows`, d), such as another clip's reference.
+        wrong_references: what else it might be -> (at least `rows`, d), such as another clip's reference.
         rows: number of first rows that are compared, such as the frames of speech.
     """
     center = np.median(expected, axis=0).astype(np.float64)
     spread = np.median(np.abs(expected - center), axis=0) + 1e-30
-    found = _clipped(actual[:rows], center, spread)
-    own = _distance(found, _clipped(expected[:rows], center, spread))
-    for what, other in _mistakes(expected, others, rows):
-        if _distance(found, _clipped(other, center, spread)) < CLEARLY * own:
+    clipped = _clipped(actual[:rows], center, spread)
+    own = _distance(clipped, _clipped(expected[:rows], center, spread))
+    for what, mistake in _mistakes(expected, wrong_references, rows):
+        if _distance(clipped, _clipped(mistake, center, spread)) < CLEARLY * own:
             return f"it is closer to {what} than to its reference"
     return ""
 
 
 def _mistakes(
-    expected: NDArray[Any], others: Mapping[str, NDArray[Any]], rows: int
+    expected: NDArray[Any], wrong_references: Mapping[str, NDArray[Any]], rows: int
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield wrong expectations of at least `rows` rows, each with its name."""
-    for what, other in others.items():
-        if len(other) >= rows:
-            yield what, other[:rows]
+    for what, reference in wrong_references.items():
+        if len(reference) >= rows:
+            yield what, reference[:rows]
     for shift in SHIFTS:
         if abs(shift) < rows:
             late = np.roll(expected, shift, axis=0)
@@ -366,8 +370,8 @@ def _transposed(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _clipped(array: NDArray[Any], center: Rows, spread: Rows) -> Rows:
-    found: Rows = np.clip((array - center) / spread, -WIDEST, WIDEST)
-    return found
+    clipped: Rows = np.clip((array - center) / spread, -WIDEST, WIDEST)
+    return clipped
 
 
 def _distance(a: Rows, b: Rows) -> float:

@@ -56,17 +56,17 @@ def run_eager(
     """
     prompts = [_prompt(generation, clip) for clip in clips]
     max_tokens = min(max_tokens, model.dims.n_text_ctx - max(map(len, prompts), default=0))
-    made: list[ReferenceClip] = []
+    reference_clips: list[ReferenceClip] = []
     for index, (clip, prompt) in enumerate(zip(clips, prompts, strict=True)):
         progress(Counted(f"running the model in torch on {clip.name}", index, len(clips)))
         keep = index < KEPT
-        made.append(
+        reference_clips.append(
             _run_clip(model, generation, clip, prompt, max_tokens, keep=keep, uncached=uncached)
         )
     for precision in sorted({TORCH_PRECISIONS[p] for p in precisions if p in TORCH_PRECISIONS}):
         progress(f"running the model in torch in {precision}")
-        made = [_with_loss(model, clip, precision) for clip in made]
-    return Reference(tuple(made), max_tokens)
+        reference_clips = [_with_loss(model, clip, precision) for clip in reference_clips]
+    return Reference(tuple(reference_clips), max_tokens)
 
 
 def _with_loss(model: "Whisper", clip: ReferenceClip, precision: str) -> ReferenceClip:
@@ -84,11 +84,11 @@ def _with_loss(model: "Whisper", clip: ReferenceClip, precision: str) -> Referen
         cross_kv = model.cross_kv(torch.from_numpy(clip.features)[None].to(dtype))
         fed = _kept(list(clip.prompt), list(clip.tokens[:-1]))
         logits = model.logits(fed, cross_kv, first=len(clip.prompt) - 1).float().numpy()
-    found = {
+    losses = {
         (precision, "features"): loss_of(features, clip.features, clip.frames),
         (precision, "logits"): loss_of(logits, clip.logits),
     }
-    return replace(clip, losses={**clip.losses, **found})
+    return replace(clip, losses={**clip.losses, **losses})
 
 
 def _prompt(generation: Generation, clip: Clip) -> list[int]:

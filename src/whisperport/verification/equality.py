@@ -25,14 +25,14 @@ class OutputComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data. NaN and infinity, such as the SQNR of equal outputs, become null."""
-        found = self.comparison
+        comparison = self.comparison
         return {
             "sample": self.sample,
-            "output": found.output,
-            "passed": bool(found),
-            "rule": found.rule,
-            "reason": found.reason,
-            **{name: _finite(number) for name, number in found.numbers().items()},
+            "output": comparison.output,
+            "passed": bool(comparison),
+            "rule": comparison.rule,
+            "reason": comparison.reason,
+            **{name: _finite(number) for name, number in comparison.numbers().items()},
         }
 
 
@@ -48,7 +48,7 @@ class Equality:
     @property
     def failed(self) -> tuple[OutputComparison, ...]:
         """The comparisons that failed."""
-        return tuple(one for one in self.compared if not one.comparison)
+        return tuple(output for output in self.compared if not output.comparison)
 
     @property
     def cosine(self) -> float:
@@ -73,8 +73,8 @@ class Equality:
         if not self.failed:
             return ""
         first = self.failed[0]
-        more = f" ({len(self.failed)} of {len(self.compared)} comparisons failed)"
-        return f"`{first.comparison.output}` on {first.sample}: {first.comparison.reason}{more}"
+        tally = f" ({len(self.failed)} of {len(self.compared)} comparisons failed)"
+        return f"`{first.comparison.output}` on {first.sample}: {first.comparison.reason}{tally}"
 
     def numbers(self) -> dict[str, float | None]:
         """Return the worst value of each number, for JSON."""
@@ -85,7 +85,7 @@ class Equality:
         }
 
     def _worst(self, name: str, choose: Any) -> float:
-        numbers = [getattr(one.comparison, name) for one in self.compared]
+        numbers = [getattr(output.comparison, name) for output in self.compared]
         if not numbers or any(math.isnan(number) for number in numbers):
             return math.nan
         return float(choose(numbers))

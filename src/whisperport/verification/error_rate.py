@@ -113,9 +113,9 @@ def whisper_text_errors(
 
 
 def _count(expected: str, actual: str, unit: Unit) -> TextErrors:
-    found = jiwer.process_words(expected, actual)
+    counts = jiwer.process_words(expected, actual)
     length = len(expected.split())
-    return TextErrors(found.substitutions, found.deletions, found.insertions, length, unit)
+    return TextErrors(counts.substitutions, counts.deletions, counts.insertions, length, unit)
 
 
 def increase_bounds(

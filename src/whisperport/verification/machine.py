@@ -30,13 +30,13 @@ def machine() -> dict[str, Any]:
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """Return the installed version of each package, or "not installed"."""
-    found = {}
+    installed = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 _HAS_AFFINITY = hasattr(os, "sched_getaffinity")  # Linux

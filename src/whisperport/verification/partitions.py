@@ -80,9 +80,9 @@ def partition_check(program: str, partition: Partition) -> Check:
 def _reason(partition: Partition) -> str:
     if not partition.total:
         return "the file has no operators"
-    names = list(dict.fromkeys(one.operator for one in partition.declined))
-    more = ", …" if len(names) > SHOWN else ""
+    names = list(dict.fromkeys(declined.operator for declined in partition.declined))
+    ellipsis = ", …" if len(names) > SHOWN else ""
     return (
         f"{len(partition.declined)} of {partition.total} operators were declined: "
-        f"{', '.join(names[:SHOWN])}{more}"
+        f"{', '.join(names[:SHOWN])}{ellipsis}"
     )

@@ -23,21 +23,21 @@ def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
         BundleError: there are no limits for one of the precisions.
     """
     options = run.options if run else {}
-    found = {}
+    by_program = {}
     for entry in bundle.manifest.programs:
         target = get_target(entry.target)
         precision = entry.precision
         if is_emulated(entry.target, options):
             precision = target.emulated_precision(precision)
-        found[entry.spec.name] = precision
-    unknown = [precision for precision in found.values() if precision not in GATES]
+        by_program[entry.spec.name] = precision
+    unknown = [precision for precision in by_program.values() if precision not in GATES]
     if unknown:
         raise BundleError(
             f"cannot verify {bundle.folder}: a program has the precision `{unknown[0]}`",
             why=f"this version of whisperport has limits for {', '.join(GATES)}",
             hint="pip install --upgrade whisperport",
         )
-    return found
+    return by_program
 
 
 def coarsest(precisions: Iterable[str]) -> str:

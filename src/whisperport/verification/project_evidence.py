@@ -40,8 +40,8 @@ def _read(file: Path) -> Mapping[str, tuple[Evidence, ...]]:
     if not file.is_file():
         return {}
     return {
-        name: tuple(read_evidence(one) for one in found.elements())
-        for name, found in strict_json.parse(file.read_bytes(), file.name).mapping().items()
+        name: tuple(read_evidence(piece) for piece in pieces.elements())
+        for name, pieces in strict_json.parse(file.read_bytes(), file.name).mapping().items()
     }
 
 
@@ -52,7 +52,7 @@ def project_status(target: str) -> Status:
 
 def status_words(target: str) -> str:
     """Return the status in words, with a note if the target was emulated."""
-    emulated = any(one.kind == "emulated" for one in project_evidence(target))
+    emulated = any(piece.kind == "emulated" for piece in project_evidence(target))
     return project_status(target) + ("; emulated on the CPU" if emulated else "")
 
 
@@ -60,12 +60,12 @@ def evidence_rows(target: str) -> list[tuple[str, str, str, str]]:
     """Return a table row for each piece of evidence about a target: kind, versions, date, processor."""
     return [
         (
-            _WORDS[one.kind],
-            ", ".join(f"{name} {version}" for name, version in one.runtime.items()),
-            one.date,
-            f"{one.machine.get('cpu', 'unknown')}, {one.machine.get('architecture', 'unknown')}",
+            _WORDS[piece.kind],
+            ", ".join(f"{name} {version}" for name, version in piece.runtime.items()),
+            piece.date,
+            f"{piece.machine.get('cpu', 'unknown')}, {piece.machine.get('architecture', 'unknown')}",
         )
-        for one in project_evidence(target)
+        for piece in project_evidence(target)
     ]
 
 
@@ -80,35 +80,35 @@ _WORDS: Mapping[Kind, str] = {
 
 def by_target(manifest: Manifest) -> dict[str, tuple[Evidence, ...]]:
     """Merge the evidence in a bundle's manifest: target -> one piece of each kind and runtime."""
-    found: dict[str, dict[tuple[object, ...], list[Evidence]]] = {}
+    groups: dict[str, dict[tuple[object, ...], list[Evidence]]] = {}
     for entry in manifest.programs:
-        pieces = found.setdefault(entry.target, {})
-        for one in manifest.evidence(entry.spec.name):
-            pieces.setdefault((one.kind, *sorted(one.runtime.items())), []).append(one)
+        pieces = groups.setdefault(entry.target, {})
+        for piece in manifest.evidence(entry.spec.name):
+            pieces.setdefault((piece.kind, *sorted(piece.runtime.items())), []).append(piece)
     return {
         target: tuple(_joined(evidence) for evidence in pieces.values())
-        for target, pieces in found.items()
+        for target, pieces in groups.items()
     }
 
 
 def to_bytes(evidence: Mapping[str, Iterable[Evidence]]) -> bytes:
     """Return the contents of an evidence file: target -> its evidence, as JSON with one event per line."""
     targets = []
-    for target, found in evidence.items():
-        lines = [json.dumps(evidence_to_json(one), ensure_ascii=False) for one in found]
+    for target, pieces in evidence.items():
+        lines = [json.dumps(evidence_to_json(piece), ensure_ascii=False) for piece in pieces]
         targets.append(f"{json.dumps(target)}: [\n" + ",\n".join(lines) + "\n]")
     return ("{\n" + ",\n".join(targets) + "\n}\n").encode("utf-8")
 
 
 def _joined(evidence: list[Evidence]) -> Evidence:
     """Merge evidence of one kind and one runtime about several programs, and count its comparisons."""
-    checks = [check for one in evidence for check in one.checks]
+    checks = [check for piece in evidence for check in piece.checks]
     unique = [check for place, check in enumerate(checks) if check not in checks[:place]]
     levels = dict.fromkeys(check.level for check in unique)
     machine = evidence[0].machine
     return Evidence(
         kind=evidence[0].kind,
-        files={path: sha256 for one in evidence for path, sha256 in one.files.items()},
+        files={path: sha256 for piece in evidence for path, sha256 in piece.files.items()},
         runtime=evidence[0].runtime,
         machine={name: machine[name] for name in ("cpu", "architecture") if name in machine},
         date=evidence[0].date,

@@ -70,13 +70,13 @@ class Reference:
             output: "features" or "logits".
         """
         key = TORCH_PRECISIONS.get(precision, ""), output
-        found = [clip.losses[key] for clip in self.clips if key in clip.losses]
-        return worst(found) if found else None
+        losses = [clip.losses[key] for clip in self.clips if key in clip.losses]
+        return worst(losses) if losses else None
 
     def losses(self, output: str) -> dict[str, Loss]:
         """Return precision of torch -> its largest loss over the clips."""
         known = {precision for clip in self.clips for precision, of in clip.losses if of == output}
-        return {p: found for p in sorted(known) if (found := self.loss(p, output))}
+        return {p: loss for p in sorted(known) if (loss := self.loss(p, output))}
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of `reference.npz` by name."""

@@ -73,15 +73,15 @@ def _finer(programs: Iterable[ProgramEntry], losses: Mapping[str, Loss]) -> list
 
     For the encoder, those in which torch itself loses too much are left out.
     """
-    found: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for entry in programs:
         finer = _finer_precisions(entry, losses if entry.spec.name == "encoder" else {})
         if finer:
-            found.setdefault((entry.target, ", ".join(finer)), []).append(entry.spec.name)
+            groups.setdefault((entry.target, ", ".join(finer)), []).append(entry.spec.name)
     return [
         f"`{target}` also runs {', '.join(names)} in {finer}: "
         f"`--precision {names[0]}={finer.split(', ')[-1]}`"
-        for (target, finer), names in found.items()
+        for (target, finer), names in groups.items()
     ]
 
 

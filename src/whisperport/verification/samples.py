@@ -60,9 +60,9 @@ def _samples(program: "Program", files: Sequence[str | os.PathLike[str]]) -> Ite
     if shape := mel_shape(program.spec):
         for name, mel in _shipped(*shape):
             yield Sample(name, (from_numpy(mel).reshape(program.spec.inputs[0].shape),))
-    wanted = [Value(tensor.name, tensor.shape, tensor.dtype) for tensor in program.spec.inputs]
+    values = [Value(tensor.name, tensor.shape, tensor.dtype) for tensor in program.spec.inputs]
     for file in files:
-        arrays = inputs_for(wanted, read_inputs(Path(file)))
+        arrays = inputs_for(values, read_inputs(Path(file)))
         yield Sample(Path(file).name, tuple(from_numpy(array) for array in arrays))
 
 

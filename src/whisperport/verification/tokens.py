@@ -192,8 +192,8 @@ def _incomparable(actual: Any, expected: Any) -> str:
         if logits is None:
             return f"the {side} is missing"
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f" or logits.ndim != 2:
-            found = f"{logits.dtype} {logits.shape}" if isinstance(logits, np.ndarray) else logits
-            return f"the {side} is not a floating-point matrix (positions, vocabulary) but {found}"
+            kind = f"{logits.dtype} {logits.shape}" if isinstance(logits, np.ndarray) else logits
+            return f"the {side} is not a floating-point matrix (positions, vocabulary) but {kind}"
         if logits.shape[0] == 0 or logits.shape[1] < 2:
             return f"the {side} has shape {logits.shape}; expected at least 1 position and 2 tokens"
     if actual.shape != expected.shape:

@@ -95,8 +95,8 @@ def word_check(texts: Sequence[Transcribed], unit: Unit, precision: str) -> Chec
         precision: precision of the programs.
     """
     limit = max_change(precision)
-    with_text = [one for one in texts if one.clip.text]
-    pairs = [one.errors() for one in with_text or texts]
+    with_text = [transcribed for transcribed in texts if transcribed.clip.text]
+    pairs = [transcribed.errors() for transcribed in with_text or texts]
     tested = sum((pair[0] for pair in pairs), TextErrors(unit=unit))
     compared = sum((pair[1] for pair in pairs), TextErrors(unit=unit))
     name, length = compared.name, compared.length
@@ -104,9 +104,10 @@ def word_check(texts: Sequence[Transcribed], unit: Unit, precision: str) -> Chec
     if not length:
         return _check(unit, value, "the reference has words", "the reference has no words")
     between = sum(
-        (text_errors(one.text, one.expected, unit) for one in texts), TextErrors(unit=unit)
+        (text_errors(transcribed.text, transcribed.expected, unit) for transcribed in texts),
+        TextErrors(unit=unit),
     )
-    more, change = tested.errors - compared.errors, tested.rate - compared.rate
+    extra, change = tested.errors - compared.errors, tested.rate - compared.rate
     low, high = increase_bounds(pairs)
     value |= {
         "change": change,
@@ -125,7 +126,7 @@ def word_check(texts: Sequence[Transcribed], unit: Unit, precision: str) -> Chec
     )
     reason = ""
     if change > allowed:
-        reason = f"the {name} is {change:.2%} above the reference's: {more} more errors in {length} {unit}"
+        reason = f"the {name} is {change:.2%} above the reference's: {extra} more errors in {length} {unit}"
     return _check(unit, value, rule, reason)
 
 

@@ -123,7 +123,8 @@ class Expected:
         known: outputs of the 8-bit program that the device runs, computed on this machine.
         losses: output name -> what torch loses of it in this precision; without it, the limit is that of
             every checkpoint.
-        others: what the encoder's features are compared with besides, as `compare` does: what -> (T, d).
+        wrong_features: what the encoder's features are compared with besides, as `compare` does:
+            what -> (T, d).
         speech: number of the encoder's first frames up to the end of the clip; None: all.
     """
 
@@ -137,7 +138,7 @@ class Expected:
     sensitive: Callable[[], str] = field(default=str, repr=False)
     known: Mapping[str, Array] = field(default_factory=dict, repr=False)
     losses: Mapping[str, Loss] = field(default_factory=dict, repr=False)
-    others: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    wrong_features: Mapping[str, Array] = field(default_factory=dict, repr=False)
     speech: int | None = None
 
     def limit(self, output: str) -> Gate:
@@ -153,7 +154,14 @@ class Expected:
         gate, expected = self.limit(tensor.name), tensor.array
         if self.program == ENCODER and expected.ndim == 3 and len(expected) == 1:
             own, speech = (actual[0], expected[0]), self.speech
-            return compare(tensor.name, *own, gate, frame_axis=0, speech=speech, others=self.others)
+            return compare(
+                tensor.name,
+                *own,
+                gate,
+                frame_axis=0,
+                speech=speech,
+                wrong_references=self.wrong_features,
+            )
         return compare(tensor.name, actual, expected, gate)
 
     @cached_property

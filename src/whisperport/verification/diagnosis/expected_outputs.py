@@ -95,7 +95,7 @@ def expected_outputs(
             for t in tensors
             if (loss := reference.loss(limits_of, t.name.partition("_")[0]))
         },
-        others=other_features(found, reference),
+        wrong_features=other_features(found, reference),
         speech=found.frames,
     )
 

@@ -76,18 +76,18 @@ def verify_each_program(
         BundleError: the bundle is damaged, or the CPU provider cannot run one of its programs.
         MissingPackageError: a target's runtime is not installed.
     """
-    asked = cast(ProviderOptions, run.of(get_target(TARGET)))
-    pairs = asked.pairs()
-    if asked.provider == CPU:
+    provider_options = cast(ProviderOptions, run.of(get_target(TARGET)))
+    pairs = provider_options.pairs()
+    if provider_options.provider == CPU:
         raise UsageError(
             "no execution provider is named to try each program on",
             why=f"every program is compared with {CPU}",
             hint="add `--run-option onnxruntime.provider=NAME`",
         )
-    version = str(require_provider(asked.provider).__version__)
+    version = str(require_provider(provider_options.provider).__version__)
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-    entries = _entries(opened, asked)
-    facts = _facts(asked.provider)
+    entries = _entries(opened, provider_options)
+    facts = _facts(provider_options.provider)
     progress("collecting inputs on the CPU")
     clip, recorded = record_inputs(opened, RunOptions(threads=run.threads, trust=run.trust))
     used = [entry.spec.name for entry in entries if entry.spec.name in recorded]
@@ -100,12 +100,12 @@ def verify_each_program(
         trials = []
         for options in facts.option_sets(pairs):
             for name in used:
-                ran = sessions.run(name, asked.provider, options, progress)
+                ran = sessions.run(name, provider_options.provider, options, progress)
                 calls = recorded[name].calls
                 trials.append(_trial(name, calls, options, ran, expected[name], facts))
     return ProviderReport(
         subject=opened.manifest.name,
-        provider=asked.provider,
+        provider=provider_options.provider,
         version=version,
         clip=clip,
         precision=facts.precision,
@@ -167,13 +167,13 @@ class _Sessions:
 
         try:
             report = prefixed(progress, f"{program} on {provider}")
-            found = run_limited(JOB, arguments, _limits(), report)
+            result = run_limited(JOB, arguments, _limits(), report)
         except StoppedError as error:
             return _Ran({}, {}, str(error), _last_messages(log))
-        if "failed" in found:
-            return _Ran({}, {}, f"{found['stage']}: {found['failed']}", _last_messages(log))
+        if "failed" in result:
+            return _Ran({}, {}, f"{result['stage']}: {result['failed']}", _last_messages(log))
         with np.load(outputs, allow_pickle=False) as stored:
-            return _Ran({name: stored[name] for name in stored.files}, found)
+            return _Ran({name: stored[name] for name in stored.files}, result)
 
 
 def _limits() -> Limits:
@@ -221,27 +221,27 @@ def _trial(
     )
 
 
-def _entries(bundle: Bundle, asked: ProviderOptions) -> list[ProgramEntry]:
+def _entries(bundle: Bundle, provider_options: ProviderOptions) -> list[ProgramEntry]:
     """Return the programs to try.
 
     Raises:
         UsageError: the bundle has no program for ONNX Runtime, or not the wanted one.
     """
-    found = [entry for entry in bundle.manifest.programs if entry.target == TARGET]
-    if not found:
+    entries = [entry for entry in bundle.manifest.programs if entry.target == TARGET]
+    if not entries:
         raise UsageError(
             f"the bundle has no program on the target `{TARGET}`",
             why=f"its targets are {', '.join(sorted({e.target for e in bundle.manifest.programs}))}",
             hint=f"export it with `whisperport export CHECKPOINT --target {TARGET} --out BUNDLE`",
         )
-    asked.check_programs([entry.spec.name for entry in found])
-    return [entry for entry in found if asked.on_provider(entry.spec.name)]
+    provider_options.check_programs([entry.spec.name for entry in entries])
+    return [entry for entry in entries if provider_options.on_provider(entry.spec.name)]
 
 
 def _facts(provider: str) -> ExecutionProvider:
     """Return what is known about a provider; nothing but its name for an unknown one."""
     known = (target.execution_provider for target in TARGETS)
-    by_name = {one.name: one for one in known if one is not None}
+    by_name = {facts.name: facts for facts in known if facts is not None}
     return by_name.get(provider, ExecutionProvider(name=provider))
 
 
@@ -249,11 +249,11 @@ def _documented(
     bundle: Bundle,
     entries: list[ProgramEntry],
     facts: ExecutionProvider,
-    given: Mapping[str, str],
+    options: Mapping[str, str],
 ) -> list[str]:
     """Return what the vendor's documentation says about the programs and the given options."""
     graphs = {entry.spec.name: OnnxGraph.of(bundle.folder, entry) for entry in entries}
-    opsets = ", ".join(str(one) for one in sorted({graph.opset() for graph in graphs.values()}))
+    opsets = ", ".join(str(opset) for opset in sorted({graph.opset() for graph in graphs.values()}))
     rule = "whisperport knows no limit of the provider's documentation"
     if facts.min_opset:
         rule = f"the provider's documentation asks for {facts.min_opset} or newer"
@@ -266,19 +266,19 @@ def _documented(
         ),
         *(
             f"`{name}` is not a documented option of {facts.name}; ONNX Runtime may ignore it silently"
-            for name in given
+            for name in options
             if facts.options and name not in facts.options
         ),
     ]
 
 
 def _not_tried(bundle: Bundle) -> list[str]:
-    others = [
+    untried = [
         f"{entry.spec.name} ({entry.target})"
         for entry in bundle.manifest.programs
         if entry.target != TARGET
     ]
-    return [f"not tried, since they have no ONNX file: {', '.join(others)}"] if others else []
+    return [f"not tried, since they have no ONNX file: {', '.join(untried)}"] if untried else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ class Trial:
     @property
     def sqnr_db(self) -> float:
         """The lowest SQNR of an output against the CPU provider; NaN if an output was not compared."""
-        found = [comparison.sqnr_db for comparison in self.comparisons]
-        return math.nan if not found or any(map(math.isnan, found)) else min(found)
+        ratios = [comparison.sqnr_db for comparison in self.comparisons]
+        return math.nan if not ratios or any(map(math.isnan, ratios)) else min(ratios)
 
     @property
     def saved_ms(self) -> float:
@@ -70,9 +70,9 @@ class Trial:
             return "the provider declined all nodes, so that the CPU ran them"
         if not self.comparisons:
             return "it has no outputs"
-        for one in self.comparisons:
-            if not one:
-                return f"output `{one.output}`: {one.reason}"
+        for comparison in self.comparisons:
+            if not comparison:
+                return f"output `{comparison.output}`: {comparison.reason}"
         if not self.deviation <= MAX_DEVIATION:
             return (
                 f"its outputs differ between runs on the same inputs, by {self.deviation:.1e} of the "
@@ -116,12 +116,12 @@ class ProviderReport:
 
     def by_options(self) -> list[list[Trial]]:
         """Return the trials with the same options, for every set of options."""
-        found: list[list[Trial]] = []
+        groups: list[list[Trial]] = []
         for trial in self.trials:
-            if not found or found[-1][0].options != trial.options:
-                found.append([])
-            found[-1].append(trial)
-        return found
+            if not groups or groups[-1][0].options != trial.options:
+                groups.append([])
+            groups[-1].append(trial)
+        return groups
 
     def recommended(self) -> list[Trial]:
         """Return the trials with the options that save the most time per window.
@@ -130,7 +130,7 @@ class ProviderReport:
         """
         return max(
             self.by_options(),
-            key=lambda trials: sum(one.saved_ms for one in trials if not one.why_on_cpu()),
+            key=lambda trials: sum(trial.saved_ms for trial in trials if not trial.why_on_cpu()),
         )
 
     def run_options(self) -> dict[str, str]:
@@ -139,19 +139,19 @@ class ProviderReport:
         chosen = [trial.program for trial in trials if not trial.why_on_cpu()]
         if not chosen:
             return {}
-        found = {"onnxruntime.provider": self.provider}
+        options = {"onnxruntime.provider": self.provider}
         if trials[0].options:
             text = ";".join(f"{name}={value}" for name, value in trials[0].options.items())
-            found["onnxruntime.provider-options"] = text
+            options["onnxruntime.provider-options"] = text
         if len(chosen) < len(trials):
-            found["onnxruntime.provider-programs"] = ",".join(chosen)
-        return found
+            options["onnxruntime.provider-programs"] = ",".join(chosen)
+        return options
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data; NaN and infinity are strings."""
         data = asdict(self)
-        for trial, found in zip(self.trials, data["trials"], strict=True):
-            found |= {"sqnr_db": trial.sqnr_db, "fault": trial.fault()}
+        for trial, trial_data in zip(self.trials, data["trials"], strict=True):
+            trial_data |= {"sqnr_db": trial.sqnr_db, "fault": trial.fault()}
         data |= {"usable": bool(self), "run_options": self.run_options()}
         return cast(dict[str, Any], _plain(data))
 
@@ -159,9 +159,9 @@ class ProviderReport:
 def _plain(value: Any) -> Any:
     """Replace NaN and the infinities, which JSON does not have, by "nan", "inf" and "-inf"."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -138,9 +138,9 @@ def _repeated(
     deviation = 0.0
     for _ in range(repeat):
         started = time.perf_counter()
-        found = session.run(names, feed)
+        outputs = session.run(names, feed)
         times.append(1e3 * (time.perf_counter() - started))
-        for name, array in zip(names, found, strict=True):
+        for name, array in zip(names, outputs, strict=True):
             if not np.array_equal(array, first[name], equal_nan=array.dtype.kind == "f"):
                 deviation = max(deviation, _difference(array, first[name]))
     return times, deviation

@@ -109,14 +109,14 @@ def audio_files(source: Path) -> list[Path]:
     """
     if source.is_file():
         return [source]
-    found = [path for path in source.rglob("*") if path.is_file() and path.name[0] != "."]
-    if not found:
+    paths = [path for path in source.rglob("*") if path.is_file() and path.name[0] != "."]
+    if not paths:
         raise AudioError(
             f"there are no audio files in {source}",
             why="the folder is empty" if source.is_dir() else "the folder does not exist",
             hint="give a folder of audio files like those the device will transcribe",
         )
-    return sorted(found, key=lambda p: hashlib.sha256(os.fsencode(p.relative_to(source))).digest())
+    return sorted(paths, key=lambda p: hashlib.sha256(os.fsencode(p.relative_to(source))).digest())
 
 
 def _fault(samples: Floats, seen: set[bytes]) -> str:

@@ -46,9 +46,9 @@ class GivenInputs:
         Raises:
             ProgramError: there are none.
         """
-        found = [path] if path.is_file() else sorted(path.rglob("*"))
+        paths = [path] if path.is_file() else sorted(path.rglob("*"))
         samples: dict[Path, list[Path]] = {}
-        for file in found:
+        for file in paths:
             if file.is_file() and not file.name.startswith("."):
                 samples.setdefault(file.parent if file.suffix == ".npy" else file, []).append(file)
         if not samples:
@@ -84,14 +84,14 @@ class GivenInputs:
 
         if files[0].suffix not in ARRAYS:
             return [self._spectrogram(files[0])]
-        given = (
+        arrays = (
             read_inputs(files[0]) if files[0].suffix == ".npz" else dict(map(_named_array, files))
         )
-        if any(lookup.tokens.name in given for lookup in self.host.lookups):
-            given = self.host.inputs(given)
-        wanted = [Value(one.name, one.shape, one.dtype) for one in self.spec.inputs]
+        if any(lookup.tokens.name in arrays for lookup in self.host.lookups):
+            arrays = self.host.inputs(arrays)
+        values = [Value(tensor.name, tensor.shape, tensor.dtype) for tensor in self.spec.inputs]
         try:
-            return inputs_for(wanted, given)
+            return inputs_for(values, arrays)
         except ProgramError as error:
             error.hint = HINT
             raise
