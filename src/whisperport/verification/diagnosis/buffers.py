@@ -50,31 +50,31 @@ def constant_run(x: Values, there: Mask, *, at_end: bool) -> Region:
     if not used.size:
         return Region(mask)
     edge = used[-1] if at_end else used[0]
-    others = np.flatnonzero(used != edge)
-    if not others.size:
+    differing = np.flatnonzero(used != edge)
+    if not differing.size:
         return Region(mask)
-    start, stop = (int(others[-1]) + 1, used.size) if at_end else (0, int(others[0]))
+    start, stop = (int(differing[-1]) + 1, used.size) if at_end else (0, int(differing[0]))
     if stop - start < max(SHORTEST, SHORTEST_SHARE * used.size):
         return Region(mask)
     mask[start:stop] = True
     return Region(mask, start, stop, float(edge))
 
 
-def split_between(own: Doubles, other: Doubles) -> tuple[float, int, bool] | None:
+def split_between(own: Doubles, stale: Doubles) -> tuple[float, int, bool] | None:
     """Return how to divide a file between two outputs so that the error is smallest.
 
     Args:
         own: square error of each block if it holds the expected output.
-        other: the same if it holds another output.
+        stale: the same if it holds another output.
 
     Returns:
         The smallest error in parts of that of the expected output alone, the first block of the second
         part, and whether the second part holds the other output; None if no division is better.
     """
     zero = np.zeros(1)
-    mine, others = (np.concatenate([zero, np.cumsum(np.nan_to_num(e))]) for e in (own, other))
-    ends = mine + others[-1] - others  # the other output is at the end
-    starts = others + mine[-1] - mine
+    mine, stale_sums = (np.concatenate([zero, np.cumsum(np.nan_to_num(e))]) for e in (own, stale))
+    ends = mine + stale_sums[-1] - stale_sums  # the other output is at the end
+    starts = stale_sums + mine[-1] - mine
     at_end = bool(ends.min() <= starts.min())
     errors = ends if at_end else starts
     split = int(errors.argmin())
@@ -84,20 +84,20 @@ def split_between(own: Doubles, other: Doubles) -> tuple[float, int, bool] | Non
 
 
 def region_between(
-    own: Doubles, other: Doubles, starts: NDArray[np.int64], split: int, *, at_end: bool
+    own: Doubles, stale: Doubles, starts: NDArray[np.int64], split: int, *, at_end: bool
 ) -> Region:
     """Return the part of a file that holds the other output, to the value.
 
     Args:
         own: (n,) square errors if the file holds the expected output.
-        other: the same for the other output.
+        stale: the same for the other output.
         starts: first value of each block.
         split: first block of the second part.
         at_end: whether the second part holds the other output.
     """
     edges = np.concatenate([starts, [own.size]])
     low, high = int(edges[max(0, split - 1)]), int(edges[min(edges.size - 1, split + 1)])
-    gain = np.concatenate([[0.0], np.cumsum((other - own)[low:high])])
+    gain = np.concatenate([[0.0], np.cumsum((stale - own)[low:high])])
     boundary = low + int(gain.argmax() if at_end else gain.argmin())
     mask = np.zeros(own.size, bool)
     start, stop = (boundary, own.size) if at_end else (0, boundary)

@@ -92,11 +92,11 @@ class _Input:
         """Whether it is the right input of another clip."""
         return self.cause is CauseCode.OTHER_CLIP
 
-    def is_nearer_than(self, other: "_Input", margin_db: float = OTHER_INPUT_DB) -> bool:
+    def is_nearer_than(self, rival: "_Input", margin_db: float = OTHER_INPUT_DB) -> bool:
         """Whether the file is clearly more similar to its outputs than to those for the other one."""
-        if self.best >= other.best + (OTHER_CLIP if self.is_clip else OTHER_INPUT):
+        if self.best >= rival.best + (OTHER_CLIP if self.is_clip else OTHER_INPUT):
             return True
-        return _rest_db(other.best) - _rest_db(self.best) >= margin_db
+        return _rest_db(rival.best) - _rest_db(self.best) >= margin_db
 
     @property
     def has_its_error(self) -> bool:
@@ -164,19 +164,23 @@ def known_output(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> 
 
 
 def _is_of_right_input(known: Array, tensor: ExpectedTensor, expected: Expected) -> bool:
-    one = ReferenceOutput.of(tensor, known, (), "")
-    if one.frames.shape[0] < FEWEST_FRAMES:
+    output = ReferenceOutput.of(tensor, known, (), "")
+    if output.frames.shape[0] < FEWEST_FRAMES:
         return True
-    usual = _Input(of_expected(tensor), _alike(one, of_expected(tensor)))
+    usual = _Input(of_expected(tensor), _alike(output, of_expected(tensor)))
     if usual.exact >= CLEAR:
         return True
-    others = (_Input(r, _alike(one, r)) for r in _references(tensor, expected.alternatives))
-    return usual.exact >= LEAST and not any(other.is_nearer_than(usual) for other in others)
+    wrong_inputs = (
+        _Input(r, _alike(output, r)) for r in _references(tensor, expected.alternatives)
+    )
+    return usual.exact >= LEAST and not any(
+        wrong_input.is_nearer_than(usual) for wrong_input in wrong_inputs
+    )
 
 
-def _alike(one: ReferenceOutput, other: ReferenceOutput) -> float:
+def _alike(output: ReferenceOutput, reference: ReferenceOutput) -> float:
     """Return the correlation of two outputs' deviations from the means of their channels."""
-    x, r = (a.frames - a.frames.mean(axis=0) for a in (one, other))
+    x, r = (a.frames - a.frames.mean(axis=0) for a in (output, reference))
     return float(np.vdot(x, r)) / max(math.sqrt(float(np.vdot(x, x) * np.vdot(r, r))), 1e-300)
 
 
@@ -199,8 +203,8 @@ def coarse_output(
         data = file_values(candidate, right)
         if geometry := rolled_channels(data.in_frames(data.x), right.frames):
             moved = moved_channels(expected, tensor, geometry)
-            found = _in_usual_order([candidate], moved.tensor(tensor.name), moved)
-            return channels_moved_back(found, geometry) if found else None
+            explanation = _in_usual_order([candidate], moved.tensor(tensor.name), moved)
+            return channels_moved_back(explanation, geometry) if explanation else None
     return _in_usual_order(candidates, tensor, expected)
 
 
@@ -219,19 +223,21 @@ def _in_usual_order(
     if not scores:
         return None
     candidate = max(scores)[2]
-    given = _given(candidate, _input(candidate, right, simulated), tensor, expected.alternatives)
-    if given is None or given.best < LEAST:
+    device_input = _device_input(
+        candidate, _input(candidate, right, simulated), tensor, expected.alternatives
+    )
+    if device_input is None or device_input.best < LEAST:
         return None
-    if not given.has_its_error and not _is_noisy(candidate, given):
+    if not device_input.has_its_error and not _is_noisy(candidate, device_input):
         return None
-    return _explained(candidate, given, expected)
+    return _explained(candidate, device_input, expected)
 
 
 def _references(
     tensor: ExpectedTensor, alternatives: Iterable[Alternative]
 ) -> list[ReferenceOutput]:
-    found = (of_alternative(tensor, alternative) for alternative in alternatives)
-    return [reference for reference in found if reference]
+    outputs = (of_alternative(tensor, alternative) for alternative in alternatives)
+    return [reference for reference in outputs if reference]
 
 
 def _simulated(
@@ -249,15 +255,17 @@ def _input(
     candidate: Candidate, reference: ReferenceOutput, simulations: Mapping[str, ReferenceOutput]
 ) -> _Input:
     exact = over_time(candidate, reference)
-    found = {recipe: over_time(candidate, one) for recipe, one in simulations.items()}
-    if not found:
+    correlations = {
+        recipe: over_time(candidate, simulation) for recipe, simulation in simulations.items()
+    }
+    if not correlations:
         return _Input(reference, exact)
-    recipe = max(found, key=lambda one: found[one])
+    recipe = max(correlations, key=lambda name: correlations[name])
     shared = shared_error(candidate, reference, simulations[recipe])
-    return _Input(reference, exact, simulations, recipe, found[recipe], shared)
+    return _Input(reference, exact, simulations, recipe, correlations[recipe], shared)
 
 
-def _given(
+def _device_input(
     candidate: Candidate,
     usual: _Input,
     tensor: ExpectedTensor,
@@ -279,28 +287,35 @@ def _given(
     for alternative in alternatives:
         if reference := of_alternative(tensor, alternative):
             ranked.append((_Input(reference, over_time(candidate, reference)), alternative))
-    ranked.sort(key=lambda one: -one[0].exact)
-    found: list[_Input] = []
-    for one, alternative in ranked:
-        is_first = one.cause not in {other.cause for other in found}
-        if usual.simulations and (is_first or one.is_clip):
-            simulated = _simulated(one.reference, tensor, alternative.simulate(recipes))
-            one = _input(candidate, one.reference, simulated)
-        found.append(one)
-        if usual.simulated >= SETTLED or one.simulated >= SETTLED:
+    ranked.sort(key=lambda pair: -pair[0].exact)
+    wrong_inputs: list[_Input] = []
+    for wrong_input, alternative in ranked:
+        is_first = wrong_input.cause not in {earlier.cause for earlier in wrong_inputs}
+        if usual.simulations and (is_first or wrong_input.is_clip):
+            simulated = _simulated(wrong_input.reference, tensor, alternative.simulate(recipes))
+            wrong_input = _input(candidate, wrong_input.reference, simulated)
+        wrong_inputs.append(wrong_input)
+        if usual.simulated >= SETTLED or wrong_input.simulated >= SETTLED:
             break
-    better = sorted((one for one in found if one.is_nearer_than(usual)), key=lambda one: -one.best)
-    if not better:
+    nearer = sorted(
+        (wrong_input for wrong_input in wrong_inputs if wrong_input.is_nearer_than(usual)),
+        key=lambda wrong_input: -wrong_input.best,
+    )
+    if not nearer:
         return usual
-    others = (one for one in found if one.cause is not better[0].cause)
-    is_clear = all(better[0].is_nearer_than(one, OF_INPUTS_DB) for one in others)
+    rivals = (
+        wrong_input for wrong_input in wrong_inputs if wrong_input.cause is not nearer[0].cause
+    )
+    is_clear = all(nearer[0].is_nearer_than(wrong_input, OF_INPUTS_DB) for wrong_input in rivals)
     if is_clear:
-        return better[0]
-    sharing = [one for one in (usual, *found) if one.has_its_error]
+        return nearer[0]
+    sharing = [
+        device_input for device_input in (usual, *wrong_inputs) if device_input.has_its_error
+    ]
     if not sharing:
         return None
-    likely = max(sharing, key=lambda one: one.best)
-    return replace(likely, is_clear=False, reference=replace(likely.reference, findings=()))
+    best = max(sharing, key=lambda device_input: device_input.best)
+    return replace(best, is_clear=False, reference=replace(best.reference, findings=()))
 
 
 def _rest_db(correlation: float) -> float:
@@ -308,16 +323,16 @@ def _rest_db(correlation: float) -> float:
     return 10 * math.log10(max(1 - correlation**2, 1e-6))
 
 
-def _is_noisy(candidate: Candidate, given: _Input) -> bool:
+def _is_noisy(candidate: Candidate, device_input: _Input) -> bool:
     """Return whether a file is the output with noise, and not that for an input that is not known.
 
     The outputs for all inputs have much in common, but not as much as that. And the error of an unknown
     input changes as slowly over time as the output itself does.
     """
-    if given.exact >= CLEAR:
+    if device_input.exact >= CLEAR:
         return True
-    data = file_values(candidate, given.reference)
-    x, r = (a - a.mean(axis=0) for a in (data.in_frames(data.x), given.reference.frames))
+    data = file_values(candidate, device_input.reference)
+    x, r = (a - a.mean(axis=0) for a in (data.in_frames(data.x), device_input.reference.frames))
     error = x - r * (np.vdot(x, r) / np.vdot(r, r))
     return _like_the_next(r) - _like_the_next(error) >= ROUGH
 
@@ -328,46 +343,50 @@ def _like_the_next(values: Doubles) -> float:
     return float(np.vdot(values[1:], values[:-1])) / max(energy, 1e-300)
 
 
-def _explained(candidate: Candidate, given: _Input, expected: Expected) -> Explanation | None:
+def _explained(
+    candidate: Candidate, device_input: _Input, expected: Expected
+) -> Explanation | None:
     """Return the explanation: reading, layout, scale, input and quantization."""
-    data = file_values(candidate, given.reference)
-    r = data.in_file(given.reference.frames)
+    data = file_values(candidate, device_input.reference)
+    r = data.in_file(device_input.reference.frames)
     outputs = [r]
-    if given.has_its_error:
-        outputs = [data.in_file(given.simulations[given.recipe].frames), r]
+    if device_input.has_its_error:
+        outputs = [data.in_file(device_input.simulations[device_input.recipe].frames), r]
     line = _line(
         data.x,
         outputs,
         data.usable,
         is_stored=candidate.reading.are_stored,
-        has_offset=given.has_its_error,
+        has_offset=device_input.has_its_error,
     )
     if line is None:
         return None
     blocks = BlockSums(data.x, r, data.usable).errors(line)
     fit = ScaleFit(line, int(line.a != 1) + int(line.b != 0), blocks, float(np.nanmean(blocks)))
-    spread = math.sqrt(given.reference.mean_square)
+    spread = math.sqrt(device_input.reference.mean_square)
     of_line, code = line_findings(fit, candidate.reading, spread)
     corrected = (data.x - line.b) / line.a
-    error = float(np.mean(np.square(corrected - r)[data.written])) / given.reference.mean_square
+    error = (
+        float(np.mean(np.square(corrected - r)[data.written])) / device_input.reference.mean_square
+    )
     findings = (
         *candidate.findings,
         *candidate.reading.findings,
         *candidate.layout.findings,
         *of_line,
-        *given.reference.findings,
-        _finding(_sentence(given, error, expected)),
+        *device_input.reference.findings,
+        _finding(_sentence(device_input, error, expected)),
     )
     values = data.in_frames(np.where(data.written, corrected, np.nan))
     return Explanation(
         candidate,
-        given.reference,
+        device_input.reference,
         findings,
         (*candidate.code, *code, *candidate.layout.code()),
         error,
         0.0,
         0.0,
-        given.reference.from_frames(values),
+        device_input.reference.from_frames(values),
     )
 
 
@@ -391,30 +410,33 @@ def _line(
     return Line(a, b) if has_offset else None
 
 
-def _sentence(given: _Input, error: float, expected: Expected) -> str:
+def _sentence(device_input: _Input, error: float, expected: Expected) -> str:
     sqnr = _db(1 / error)
-    if not given.has_its_error:
+    if not device_input.has_its_error:
         return (
             "The quantization is coarse: the values follow the expected ones, with an SQNR of only "
             f"{sqnr:.1f} dB."
         )
-    of_recipes = {recipe: _sqnr(given, one) for recipe, one in given.simulations.items()}
-    best = max(of_recipes, key=lambda one: of_recipes[one])
-    other = ""
-    if best != given.recipe:
-        other = f" The other recipes have at most {of_recipes[best]:.1f} dB: {best}."
-    if not given.is_clear:
-        other += " The input may be another one, too; which is not clear."
+    of_recipes = {
+        recipe: _sqnr(device_input, simulation)
+        for recipe, simulation in device_input.simulations.items()
+    }
+    best = max(of_recipes, key=lambda name: of_recipes[name])
+    remark = ""
+    if best != device_input.recipe:
+        remark = f" The other recipes have at most {of_recipes[best]:.1f} dB: {best}."
+    if not device_input.is_clear:
+        remark += " The input may be another one, too; which is not clear."
     return (
         "The quantization is coarse: the file has the error of static 8 bits with this recipe, simulated "
-        f"here: {given.recipe}. The simulation has {of_recipes[given.recipe]:.1f} dB, and the file "
-        f"{sqnr:.1f} dB.{other} {expected.sensitive()}"
+        f"here: {device_input.recipe}. The simulation has {of_recipes[device_input.recipe]:.1f} dB, and "
+        f"the file {sqnr:.1f} dB.{remark} {expected.sensitive()}"
     ).rstrip()
 
 
-def _sqnr(given: _Input, simulated: ReferenceOutput) -> float:
-    error = float(np.mean(np.square(simulated.array - given.reference.array)))
-    return _db(given.reference.mean_square / error)
+def _sqnr(device_input: _Input, simulated: ReferenceOutput) -> float:
+    error = float(np.mean(np.square(simulated.array - device_input.reference.array)))
+    return _db(device_input.reference.mean_square / error)
 
 
 def _db(ratio: float) -> float:

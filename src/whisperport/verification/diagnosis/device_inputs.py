@@ -154,7 +154,8 @@ def _write_clip(
     at = folder / _folder_name(clip.name)
     inputs = list(zip(spec.inputs, arrays, strict=True))
     outputs = [
-        (tensor, found.array) for tensor, found in zip(spec.outputs, expected.tensors, strict=True)
+        (tensor, output.array)
+        for tensor, output in zip(spec.outputs, expected.tensors, strict=True)
     ]
     return {
         "clip": clip.name,

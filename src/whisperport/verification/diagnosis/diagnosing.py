@@ -105,18 +105,18 @@ def diagnose(
         progress("reading the simulated quantization")
         simulated = _simulated_values(options.simulated, expected, progress)
         expected = replace(expected, known=simulated)
-    found = _diagnosed_all(output, expected, progress)
+    diagnoses = _diagnosed_all(output, expected, progress)
     verdict = None
     if options.simulated is not None:
-        verdict = _verdict(_values_of(found), simulated, expected)
+        verdict = _verdict(_values_of(diagnoses), simulated, expected)
     return Diagnosis(
         program=expected.program,
         clip=expected.clip,
-        outputs=tuple(found.values()),
+        outputs=tuple(diagnoses.values()),
         expected_from=expected.source,
         verdict=verdict.sentence if verdict else "",
         numbers=verdict.numbers if verdict else {},
-        missing=tuple(t.name for t in expected.tensors if t.name not in found),
+        missing=tuple(t.name for t in expected.tensors if t.name not in diagnoses),
     )
 
 
@@ -125,14 +125,14 @@ def _diagnosed_all(
 ) -> dict[str, OutputDiagnosis]:
     """Return the diagnosis of each output that was given, by its name."""
     raws = {
-        name: raw_of(given, 4 * expected.tensor(name).array.size)
-        for name, given in _outputs(output, expected).items()
+        name: raw_of(device_output, 4 * expected.tensor(name).array.size)
+        for name, device_output in _outputs(output, expected).items()
     }
-    found = {}
+    diagnoses = {}
     for name, raw in raws.items():
         progress(f"diagnosing the output {name}")
-        found[name] = _diagnosed(raw, expected.tensor(name), expected)
-    return found
+        diagnoses[name] = _diagnosed(raw, expected.tensor(name), expected)
+    return diagnoses
 
 
 def _simulated_values(
@@ -143,13 +143,13 @@ def _simulated_values(
     Those that resemble the expected outputs as they are need no diagnosis.
     """
     values = {}
-    for name, given in _outputs(output, expected).items():
+    for name, device_output in _outputs(output, expected).items():
         tensor = expected.tensor(name)
-        array = _as_it_is(raw_of(given, 4 * tensor.array.size), tensor)
+        array = _as_it_is(raw_of(device_output, 4 * tensor.array.size), tensor)
         if array is not None and _correlation(array, tensor.array) >= RESEMBLING:
             values[name] = array
         else:
-            values |= _values_of(_diagnosed_all({name: given}, expected, progress))
+            values |= _values_of(_diagnosed_all({name: device_output}, expected, progress))
     return values
 
 
@@ -158,9 +158,13 @@ def _correlation(x: Array, r: Array) -> float:
         return float(np.corrcoef(x.reshape(-1), r.reshape(-1))[0, 1])
 
 
-def _values_of(found: Mapping[str, OutputDiagnosis]) -> dict[str, Array]:
+def _values_of(diagnoses: Mapping[str, OutputDiagnosis]) -> dict[str, Array]:
     """Return the outputs whose values are known, corrected where they can be."""
-    return {name: one.corrected for name, one in found.items() if one.corrected is not None}
+    return {
+        name: diagnosis.corrected
+        for name, diagnosis in diagnoses.items()
+        if diagnosis.corrected is not None
+    }
 
 
 def _verdict(
@@ -236,10 +240,10 @@ def _diagnosed(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Ou
         return replace(as_it_is, findings=(constant,))
     best = known_output(raw, tensor, expected)
     if best is None:
-        found = search(raw, tensor, expected)
-        best = _explained(found, tensor, expected, gate)
+        result = search(raw, tensor, expected)
+        best = _explained(result, tensor, expected, gate)
         if best is None:
-            return replace(as_it_is, excluded=_excluded(raw, tensor, before, found))
+            return replace(as_it_is, excluded=_excluded(raw, tensor, before, result))
     corrected = best.corrected.astype(np.float32).reshape(tensor.array.shape)
     is_changed = as_it_is.corrected is None or _is_changed(corrected, as_it_is.corrected)
     return replace(
@@ -259,10 +263,10 @@ def _is_changed(corrected: Array, as_it_is: Array) -> bool:
 
 
 def _explained(
-    found: Search, tensor: ExpectedTensor, expected: Expected, gate: Gate
+    result: Search, tensor: ExpectedTensor, expected: Expected, gate: Gate
 ) -> Explanation | None:
     """Return the explanation with quantization as its last cause, if that is the rest of the error."""
-    best = found.best
+    best = result.best
     if best is not None:
         if best.findings and (best.is_complete or _after(best, tensor, gate)):
             return best
@@ -270,7 +274,7 @@ def _explained(
             if best.reference.is_window:  # the rest is the distance of two windows
                 return best
             return replace(best, findings=(*best.findings, quantization_error(best)))
-    return coarse_output(found.likely, tensor, expected)
+    return coarse_output(result.candidates, tensor, expected)
 
 
 def _before(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Comparison:
@@ -300,10 +304,10 @@ def _after(best: Explanation, tensor: ExpectedTensor, gate: Gate) -> Comparison:
     """Compare the corrected values with the output that the file holds, where values exist."""
     reference = best.reference
     known = np.isfinite(best.corrected)
-    actual, wanted = best.corrected, reference.array
+    actual, expected = best.corrected, reference.array
     if known.all():
-        return compare(reference.name, actual, wanted, gate, frame_axis=reference.frame_axis)
-    return compare(reference.name, actual[known], wanted[known], gate)
+        return compare(reference.name, actual, expected, gate, frame_axis=reference.frame_axis)
+    return compare(reference.name, actual[known], expected[known], gate)
 
 
 def _constant(raw: RawOutput) -> Finding | None:
@@ -333,17 +337,17 @@ def _are_zeros(data: NDArray[Any]) -> bool:
 
 
 def _excluded(
-    raw: RawOutput, tensor: ExpectedTensor, before: Comparison, found: Search
+    raw: RawOutput, tensor: ExpectedTensor, before: Comparison, result: Search
 ) -> tuple[str, ...]:
     """Return what was tried and does not explain a file, one sentence each."""
     sizes = explain_size(raw.data.size, tensor.name, tensor.array.shape)
-    if found.best is None or before.reason.startswith("the file has"):
-        return (*sizes, *found.tried)
+    if result.best is None or before.reason.startswith("the file has"):
+        return (*sizes, *result.tried)
     rest = (
-        f"The best correction leaves an SQNR of {found.best.sqnr_db:.1f} dB, which is too low to name a "
+        f"The best correction leaves an SQNR of {result.best.sqnr_db:.1f} dB, which is too low to name a "
         "cause."
     )
-    return (*sizes, *found.tried, rest)
+    return (*sizes, *result.tried, rest)
 
 
 def _fix_program(best: Explanation, raw: RawOutput, tensor: ExpectedTensor) -> str:

@@ -86,8 +86,8 @@ class ComparedValue:
         """Return a JSON object; a number that is not finite is a string."""
         members = {"layer": self.layer, **asdict(self), "sqnr_db": self.sqnr_db}
         return {
-            name: str(one) if isinstance(one, float) and not math.isfinite(one) else one
-            for name, one in members.items()
+            name: str(member) if isinstance(member, float) and not math.isfinite(member) else member
+            for name, member in members.items()
         }
 
 
@@ -117,18 +117,18 @@ class ComparedPrograms:
 
     def __bool__(self) -> bool:
         """Return True if outputs were compared and all passed, and no matched value is NaN."""
-        finite = all(math.isfinite(one.error) for one in self.values)
+        finite = all(math.isfinite(value.error) for value in self.values)
         return bool(self.outputs) and all(self.outputs) and bool(self.values) and finite
 
     @property
     def layers(self) -> tuple[ComparedValue, ...]:
         """The value of each layer with the largest error, in the order of A; `first` is always one."""
         first = None if self.first is None else self.values[self.first]
-        found = []
-        for _, group in groupby(self.values, key=lambda one: one.layer):
+        largest = []
+        for _, group in groupby(self.values, key=lambda value: value.layer):
             values = list(group)
-            found.append(first if first in values else max(values, key=lambda one: one.error))
-        return tuple(one for one in found if one)
+            largest.append(first if first in values else max(values, key=lambda value: value.error))
+        return tuple(value for value in largest if value)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -140,10 +140,10 @@ class ComparedPrograms:
             "kept": list(self.kept),
             "first": None if self.first is None else self.values[self.first].to_json(),
             "worst": None if self.worst is None else self.values[self.worst].to_json(),
-            "values": [one.to_json() for one in self.values],
+            "values": [value.to_json() for value in self.values],
             "outputs": [
-                {"output": one.output, "reason": one.reason, "rule": one.rule}
-                for one in self.outputs
+                {"output": comparison.output, "reason": comparison.reason, "rule": comparison.rule}
+                for comparison in self.outputs
             ],
             "notes": list(self.notes),
         }
@@ -165,28 +165,30 @@ def matched_values(
         for (_, recording), of in zip((a, b), nodes, strict=True)
     ]
     layouts = a[0].format != b[0].format and "tflite" in (a[0].format, b[0].format)
-    found: dict[str, ComparedValue] = {}
+    compared: dict[str, ComparedValue] = {}
     for i, j in matched(*named):
         x, y = named[0][i], named[1][j]
         fitted = aligned(x.array, y.array, layouts=layouts)
         error = math.inf if fitted is None else error_of(x.array, fitted)
-        found[x.name] = _compared(x, y, nodes, error)
-    while mistaken := list(_mistaken(a[0], found)):
+        compared[x.name] = _compared(x, y, nodes, error)
+    while mistaken := list(_mistaken(a[0], compared)):
         for name in mistaken:
-            del found[name]
-    others = {one.other for one in found.values()}
-    between = [_between(a[0], set(found)), _between(b[0], others)]
+            del compared[name]
+    names_in_b = {value.other for value in compared.values()}
+    between = [_between(a[0], set(compared)), _between(b[0], names_in_b)]
     by_operator = a[0].format == b[0].format
-    for name, one in found.items():
-        own, other = between[0][name], between[1][one.other]
-        extra = tuple(_extra(own, other, by_operator=by_operator)) or _joined(own)
-        modules = dict.fromkeys(node.module for node in (*own, *other) if _has_weights(node))
-        found[name] = replace(one, between=extra, modules=tuple(modules))
+    for name, value in compared.items():
+        own, counterpart = between[0][name], between[1][value.other]
+        extra = tuple(_extra(own, counterpart, by_operator=by_operator)) or _joined(own)
+        modules = dict.fromkeys(node.module for node in (*own, *counterpart) if _has_weights(node))
+        compared[name] = replace(value, between=extra, modules=tuple(modules))
     if layouts and (lost := _lost(a[0], *named)):
-        matched_ones = (one for one in lost if any(out.name in found for out in one.outputs))
-        _put_first(a[0], found, next(matched_ones, lost[0]))
-    values = with_errors_before(a[0], found)
-    return tuple(one for one in values if one.operator != OUTPUT or one.error > JUMP * one.before)
+        matched_nodes = (node for node in lost if any(out.name in compared for out in node.outputs))
+        _put_first(a[0], compared, next(matched_nodes, lost[0]))
+    values = with_errors_before(a[0], compared)
+    return tuple(
+        value for value in values if value.operator != OUTPUT or value.error > JUMP * value.before
+    )
 
 
 def _lost(graph: "Graph", a: Sequence[NamedValue], b: Sequence[NamedValue]) -> list["Node"]:
@@ -199,34 +201,40 @@ def _lost(graph: "Graph", a: Sequence[NamedValue], b: Sequence[NamedValue]) -> l
     good = {a[place].name for place in reproduced(a, b)}
     if not good:
         return []
-    kept = {one.name for one in a}
+    kept = {value.name for value in a}
     nodes = list(dependent(graph))
     for node in reversed(nodes):
-        if any(one.name in good for one in node.outputs):
-            good.update(one.name for one in node.tensors)
-    bad = {one.name for node in nodes for one in node.outputs} - good
+        if any(output.name in good for output in node.outputs):
+            good.update(tensor.name for tensor in node.tensors)
+    bad = {output.name for node in nodes for output in node.outputs} - good
     return [
         node
         for node in nodes
-        if any(one.name in bad & kept for one in node.outputs)
-        and not any(one.name in bad for one in node.tensors)
+        if any(output.name in bad & kept for output in node.outputs)
+        and not any(tensor.name in bad for tensor in node.tensors)
     ]
 
 
-def _put_first(graph: "Graph", found: dict[str, ComparedValue], lost: "Node") -> None:
+def _put_first(graph: "Graph", compared: dict[str, ComparedValue], lost: "Node") -> None:
     """Let the first matched value at or behind a node name this node, and forget large errors before it."""
-    behind = {one.name for one in lost.outputs}
+    behind = {output.name for output in lost.outputs}
     for node in dependent(graph):
-        if any(one.name in behind for one in node.tensors):
-            behind.update(one.name for one in node.outputs)
-    for name in [name for name, one in found.items() if name not in behind and one.error > SAME]:
-        del found[name]
-    first = next((name for name in found if name in behind and found[name].error > SAME), None)
+        if any(tensor.name in behind for tensor in node.tensors):
+            behind.update(output.name for output in node.outputs)
+    for name in [
+        name for name, value in compared.items() if name not in behind and value.error > SAME
+    ]:
+        del compared[name]
+    first = next(
+        (name for name in compared if name in behind and compared[name].error > SAME), None
+    )
     if first is not None:
         between = (
-            () if first in {one.name for one in lost.outputs} else (("A", lost.op, lost.module),)
+            ()
+            if first in {output.name for output in lost.outputs}
+            else (("A", lost.op, lost.module),)
         )
-        found[first] = replace(found[first], between=between)
+        compared[first] = replace(compared[first], between=between)
 
 
 def _with_outputs(graph: "Graph", run: Recording) -> tuple["Graph", Recording]:
@@ -246,10 +254,12 @@ def _with_outputs(graph: "Graph", run: Recording) -> tuple["Graph", Recording]:
     )
 
 
-def _mistaken(graph: "Graph", found: Mapping[str, ComparedValue]) -> Iterator[str]:
+def _mistaken(graph: "Graph", compared: Mapping[str, ComparedValue]) -> Iterator[str]:
     """Yield the values whose large error is gone in everything that is computed from them."""
-    for name, readers in _readers(graph, found).items():
-        if found[name].error > LARGE and all(found[one].error <= GONE for one in readers):
+    for name, readers in _readers(graph, compared).items():
+        if compared[name].error > LARGE and all(
+            compared[reader].error <= GONE for reader in readers
+        ):
             yield name
 
 
@@ -258,11 +268,11 @@ def _between(graph: "Graph", values: Collection[str]) -> dict[str, list["Node"]]
     open_nodes: dict[str, dict[str, Node]] = {}  # value -> nodes since the nearest matched values
     for node in dependent(graph):
         before: dict[str, Node] = {}
-        for one in node.tensors:
-            if one.name not in values:
-                before |= open_nodes.get(one.name, {})
-        for one in node.outputs:
-            open_nodes[one.name] = before | {node.name: node}
+        for tensor in node.tensors:
+            if tensor.name not in values:
+                before |= open_nodes.get(tensor.name, {})
+        for output in node.outputs:
+            open_nodes[output.name] = before | {node.name: node}
     return {name: list(nodes.values()) for name, nodes in open_nodes.items() if name in values}
 
 
@@ -275,9 +285,9 @@ def _extra(
         by_operator: whether a node of the same operator and module is another; else any of the same module.
     """
     modules = {node.module for node in a} & {node.module for node in b}
-    own, other = ([(node.op, node.module) for node in nodes] for nodes in (a, b))
-    for side, more, fewer in (("A", own, other), ("B", other, own)):
-        for operator, module in (Counter(more) - Counter(fewer)).elements():
+    of_a, of_b = ([(node.op, node.module) for node in nodes] for nodes in (a, b))
+    for side, nodes_here, nodes_there in (("A", of_a, of_b), ("B", of_b, of_a)):
+        for operator, module in (Counter(nodes_here) - Counter(nodes_there)).elements():
             if by_operator or (modules - {""} and module and module not in modules):
                 yield side, operator, module
 
@@ -285,25 +295,25 @@ def _extra(
 def _joined(nodes: Sequence["Node"]) -> tuple[tuple[str, str, str], ...]:
     """Return the last unmatched node of another module, before a node of A that has no weights itself."""
     *before, own = nodes
-    others = [node for node in before if node.module not in ("", own.module)]
-    if not others or _has_weights(own):
+    foreign = [node for node in before if node.module not in ("", own.module)]
+    if not foreign or _has_weights(own):
         return ()
-    return (("A", others[-1].op, others[-1].module),)
+    return (("A", foreign[-1].op, foreign[-1].module),)
 
 
 def _has_weights(node: "Node") -> bool:
-    return bool(node.module) and any(one.constant for one in node.tensors)
+    return bool(node.module) and any(tensor.constant for tensor in node.tensors)
 
 
 def with_errors_before(
-    graph: "Graph", found: Mapping[str, ComparedValue]
+    graph: "Graph", compared: Mapping[str, ComparedValue]
 ) -> tuple[ComparedValue, ...]:
     """Return the values with the largest error of what each is computed from."""
-    before = dict.fromkeys(found, 0.0)
-    for name, readers in _readers(graph, found).items():
+    before = dict.fromkeys(compared, 0.0)
+    for name, readers in _readers(graph, compared).items():
         for reader in readers:
-            before[reader] = max(before[reader], found[name].error)
-    return tuple(replace(one, before=before[name]) for name, one in found.items())
+            before[reader] = max(before[reader], compared[name].error)
+    return tuple(replace(value, before=before[name]) for name, value in compared.items())
 
 
 def divergence(
@@ -315,15 +325,15 @@ def divergence(
         values: the matched values, in the order of A.
         dtypes: those of both programs' values.
     """
-    rounding = max((ROUNDING.get(one, ROUNDING_OF_FLOAT32) for one in dtypes), default=0.0)
+    rounding = max((ROUNDING.get(dtype, ROUNDING_OF_FLOAT32) for dtype in dtypes), default=0.0)
     jumps = [
         place
-        for place, one in enumerate(values)
-        if one.error > rounding and one.error > JUMP * one.before
+        for place, value in enumerate(values)
+        if value.error > rounding and value.error > JUMP * value.before
     ]
     largest = max((min(values[place].error, 1.0) for place in jumps), default=0.0)
     first = next((p for p in jumps if values[p].error >= FAINT * largest), None)
-    grown = [min(one.error, 1e30) - min(one.before, 1e30) for one in values]
+    grown = [min(value.error, 1e30) - min(value.before, 1e30) for value in values]
     worst = max(range(len(values)), key=grown.__getitem__, default=None)
     if worst is not None and values[worst].error <= rounding:
         worst = None
@@ -331,7 +341,7 @@ def divergence(
 
 
 def _by_value(graph: "Graph") -> dict[str, "Node"]:
-    return {one.name: node for node in graph.nodes for one in node.outputs}
+    return {output.name: node for node in graph.nodes for output in node.outputs}
 
 
 def _named(name: str, array: Any, nodes: Mapping[str, "Node"]) -> NamedValue:
@@ -355,21 +365,23 @@ def _compared(
     )
 
 
-def _readers(graph: "Graph", found: Mapping[str, Any]) -> dict[str, set[str]]:
+def _readers(graph: "Graph", compared: Mapping[str, Any]) -> dict[str, set[str]]:
     """Return for each matched value the next matched values that are computed from it."""
     sources: dict[
         str, set[str]
     ] = {}  # value -> the nearest matched values that it is computed from
     readers: dict[str, set[str]] = {}
     for node in dependent(graph):
-        read = set().union(*(_nearest(one.name, sources, found) for one in node.tensors))
-        for one in node.outputs:
-            sources[one.name] = read
-            if one.name in found:
+        read = set().union(*(_nearest(tensor.name, sources, compared) for tensor in node.tensors))
+        for output in node.outputs:
+            sources[output.name] = read
+            if output.name in compared:
                 for name in read:
-                    readers.setdefault(name, set()).add(one.name)
+                    readers.setdefault(name, set()).add(output.name)
     return readers
 
 
-def _nearest(name: str, sources: Mapping[str, set[str]], found: Mapping[str, Any]) -> Iterator[str]:
-    return iter((name,)) if name in found else iter(sources.get(name, ()))
+def _nearest(
+    name: str, sources: Mapping[str, set[str]], compared: Mapping[str, Any]
+) -> Iterator[str]:
+    return iter((name,)) if name in compared else iter(sources.get(name, ()))

@@ -25,8 +25,8 @@ def border_graph(method: "Method") -> "Graph":
     """
     from whisperport.model.inspection.graph import Node, Value
 
-    read = tuple(one for one in method.inputs if one is not None)[:1]
-    read = tuple(replace(one, name="input_0") for one in read)
+    read = tuple(value for value in method.inputs if value is not None)[:1]
+    read = tuple(replace(value, name="input_0") for value in read)
     nodes = []
     for (chain, place), call in method.instructions.items():
         if call.backend:
@@ -59,9 +59,9 @@ def dumped_values(
         program = with_etdump(path, buffer_bytes)
         results = program.load_method(method.name).call([from_numpy(np.array(a)) for a in inputs])
         outputs = [
-            np.array(one.float() if _is_bfloat16(one) else one)
-            for one in results
-            if isinstance(one, Tensor)
+            np.array(result.float() if _is_bfloat16(result) else result)
+            for result in results
+            if isinstance(result, Tensor)
         ]
         with tempfile.TemporaryDirectory(prefix="whisperport-") as folder:
             dump, values = Path(folder, "etdump"), Path(folder, "values")
@@ -81,7 +81,7 @@ def _events(dump: Path, values: Path) -> list[Any]:
 
 
 def _named(method: "Method", events: Sequence[Any]) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for event in events:
         data = event.debug_data
         call = method.instructions.get((0, event._instruction_id))
@@ -89,7 +89,7 @@ def _named(method: "Method", events: Sequence[Any]) -> dict[str, Array]:
             continue
         names = [f"{DELEGATE} 0.{event._instruction_id}"]
         if call.node is not None and not call.backend:
-            names = [one.name for one in call.node.outputs]
+            names = [output.name for output in call.node.outputs]
         for name, tensor in zip(reversed(names), reversed(list(data)), strict=False):
-            found[name] = np.array(tensor.float() if _is_bfloat16(tensor) else tensor)
-    return found
+            arrays[name] = np.array(tensor.float() if _is_bfloat16(tensor) else tensor)
+    return arrays

@@ -71,8 +71,8 @@ def expected_outputs(
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     session = BundleSession(opened, run or RunOptions())
     source = _Source(session, spec_of(opened, program), progress)
-    found = reference_clip(opened, clip)
-    arrays = source.outputs(found)
+    chosen_clip = reference_clip(opened, clip)
+    arrays = source.outputs(chosen_clip)
     declared = quantization or {}
     tensors = tuple(
         ExpectedTensor(t.name, arrays[t.name], frame_axis(t), declared.get(t.name))
@@ -83,20 +83,20 @@ def expected_outputs(
     reference = session.reference
     return Expected(
         program=program,
-        clip=found.name,
+        clip=chosen_clip.name,
         tensors=tensors,
-        source=FROM_REFERENCE if program == ENCODER and found.features.size else FROM_BUNDLE,
+        source=FROM_REFERENCE if program == ENCODER and chosen_clip.features.size else FROM_BUNDLE,
         precision=limits_of,
-        make_alternatives=lambda: tuple(source.alternatives(found)),
-        simulate=partial(source.simulated_clip, found),
+        make_alternatives=lambda: tuple(source.alternatives(chosen_clip)),
+        simulate=partial(source.simulated_clip, chosen_clip),
         sensitive=source.sensitive,
         losses={
             t.name: loss
             for t in tensors
             if (loss := reference.loss(limits_of, t.name.partition("_")[0]))
         },
-        wrong_features=other_features(found, reference),
-        speech=found.frames,
+        wrong_features=other_features(chosen_clip, reference),
+        speech=chosen_clip.frames,
     )
 
 
@@ -129,14 +129,14 @@ class _Source:
 
     def alternatives(self, clip: ReferenceClip) -> Iterator[Alternative]:
         """Yield the outputs for other clips and, for the encoder and `cross_kv`, for wrong spectrograms."""
-        for other in self.session.reference.clips:
-            if other.name != clip.name:
+        for other_clip in self.session.reference.clips:
+            if other_clip.name != clip.name:
                 yield Alternative(
                     CauseCode.OTHER_CLIP,
-                    f"The file holds the output for the clip `{other.name}`.",
-                    self.outputs(other),
+                    f"The file holds the output for the clip `{other_clip.name}`.",
+                    self.outputs(other_clip),
                     "Give the device the input of the clip that is compared.",
-                    partial(self.simulated_clip, other),
+                    partial(self.simulated_clip, other_clip),
                 )
         if self.spec.name not in AFTER_AUDIO:
             return
@@ -153,8 +153,8 @@ class _Source:
         if self.spec.name not in AFTER_AUDIO or self._simulation is None:
             return {}
         self.progress("simulating the encoder in static 8 bits")
-        found = self._simulation.features(mel, recipes)
-        return {recipe: self._of_features(features) for recipe, features in found.items()}
+        by_recipe = self._simulation.features(mel, recipes)
+        return {recipe: self._of_features(features) for recipe, features in by_recipe.items()}
 
     def simulated_clip(self, clip: ReferenceClip, recipes: Sequence[str]) -> Simulations:
         """Return the same for a clip."""

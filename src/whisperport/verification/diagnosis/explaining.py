@@ -95,14 +95,14 @@ class Explanation:
 
 
 def explain(
-    candidate: Candidate, reference: ReferenceOutput, others: Sequence[ReferenceOutput]
+    candidate: Candidate, reference: ReferenceOutput, stale_outputs: Sequence[ReferenceOutput]
 ) -> Explanation | None:
     """Fit a candidate to an output.
 
     Args:
         candidate: the reading and the layout.
         reference: the output.
-        others: outputs that a stale part of the file may hold.
+        stale_outputs: outputs that a stale part of the file may hold.
 
     Returns:
         The simplest explanation; None if the file holds too few values.
@@ -110,14 +110,16 @@ def explain(
     data = file_values(candidate, reference)
     if np.count_nonzero(data.usable) < 8:
         return None
-    same = [o for o in others if o is not reference and o.array.shape == reference.array.shape]
-    explanations = (_explanation(data, one, same) for one in best_fits(data))
-    found = min(explanations, key=lambda e: e.cost_db, default=None)
-    if found is None or found.error > _chance(int(np.count_nonzero(np.isfinite(found.corrected)))):
+    same = [
+        o for o in stale_outputs if o is not reference and o.array.shape == reference.array.shape
+    ]
+    explanations = (_explanation(data, fitted, same) for fitted in best_fits(data))
+    best = min(explanations, key=lambda e: e.cost_db, default=None)
+    if best is None or best.error > _chance(int(np.count_nonzero(np.isfinite(best.corrected)))):
         return None
-    if len(found.findings) > MANY and not found.is_complete:
+    if len(best.findings) > MANY and not best.is_complete:
         return None
-    return found
+    return best
 
 
 def _chance(count: int) -> float:
@@ -130,12 +132,12 @@ def _chance(count: int) -> float:
 
 
 def _explanation(
-    data: FileValues, fitted: Fitted, others: Sequence[ReferenceOutput]
+    data: FileValues, fitted: Fitted, stale_outputs: Sequence[ReferenceOutput]
 ) -> Explanation:
     """Add what is found from the errors: stale parts and saturation."""
     candidate, reference, line = data.candidate, data.reference, fitted.fit.line
     used = data.written & fitted.held
-    stale = _stale(data, fitted, used, others)
+    stale = _stale(data, fitted, used, stale_outputs)
     if stale:
         used &= ~stale[0].mask
     of_line, line_code = line_findings(
@@ -207,7 +209,7 @@ def _read(candidate: Candidate, line_code: Sequence[str]) -> tuple[Finding, ...]
 
 
 def _stale(
-    data: FileValues, fitted: Fitted, used: Mask, others: Sequence[ReferenceOutput]
+    data: FileValues, fitted: Fitted, used: Mask, stale_outputs: Sequence[ReferenceOutput]
 ) -> tuple[Region, str] | None:
     """Return the part of the file that holds something else, and what; "" if that is not known.
 
@@ -222,15 +224,15 @@ def _stale(
     own = BlockSums(data.x, fitted.r, usable)
     own_errors = own.squares(line)
     best: tuple[float, int, bool, Doubles, str] | None = None
-    for other in others:
-        r, _ = in_order(data, fitted.geometry, other)
-        found = split_between(own_errors, BlockSums(data.x, r, usable).squares(line))
-        if found and (best is None or found[0] < best[0]):
-            best = (*found, np.square(data.x - line.a * r - line.b), other.described)
+    for output in stale_outputs:
+        r, _ = in_order(data, fitted.geometry, output)
+        division = split_between(own_errors, BlockSums(data.x, r, usable).squares(line))
+        if division and (best is None or division[0] < best[0]):
+            best = (*division, np.square(data.x - line.a * r - line.b), output.described)
     is_known = best is not None and best[0] <= STALE_PART
     if not is_known and not data.reference.findings:  # with a wrong input, it would be two guesses
-        found = split_between(own_errors, own.n * UNRELATED * size)
-        best = (*found, np.full(data.x.size, UNRELATED * size), "") if found else None
+        division = split_between(own_errors, own.n * UNRELATED * size)
+        best = (*division, np.full(data.x.size, UNRELATED * size), "") if division else None
     if best is None or not (is_known or best[-1] == ""):
         return None
     _, split, at_end, errors, described = best

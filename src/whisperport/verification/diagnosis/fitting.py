@@ -73,7 +73,7 @@ def best_fits(data: FileValues) -> list[Fitted]:
                 return [best]
         if most is None or fitted.agreeing > most.agreeing + FEWEST_BLOCKS:
             most = fitted
-    return [one for one in dict.fromkeys((best, most)) if one]
+    return [fit for fit in dict.fromkeys((best, most)) if fit]
 
 
 def _is_done(fitted: Fitted) -> bool:
@@ -91,8 +91,8 @@ def _fit(data: FileValues, geometry: Geometry) -> Fitted | None:
     if not sums.mean_square > 0:
         return None
     if reading.are_stored:
-        both = sums.fit(scale=True, offset=True)
-        lines = [ScaleFit(both.line, 0, both.blocks, both.error)] if both else []
+        affine = sums.fit(scale=True, offset=True)
+        lines = [ScaleFit(affine.line, 0, affine.blocks, affine.error)] if affine else []
     else:
         lines = fits(sums)
     there = data.exists & held

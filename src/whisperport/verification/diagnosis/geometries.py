@@ -201,8 +201,8 @@ def _channel_order(x: Doubles, r: Doubles) -> Map | None:
     parts = [slice(None)]
     if third >= FEWEST_FRAMES:
         parts += [slice(0, third), slice(frames - third, frames)]
-    found = (_similar_order(x[part], r[part]) for part in parts)
-    return next((order for order in found if order is not None), None)
+    orders = (_similar_order(x[part], r[part]) for part in parts)
+    return next((order for order in orders if order is not None), None)
 
 
 def _similar_order(x: Doubles, r: Doubles) -> Map | None:
@@ -215,19 +215,21 @@ def _similar_order(x: Doubles, r: Doubles) -> Map | None:
         return None
     known = index[certain]
     nearest = known[np.abs(index[:, None] - known[None, :]).argmin(axis=1)]
-    found: Map = best[nearest] + (index - nearest)
-    if np.array_equal(found, index) or not np.array_equal(np.sort(found), index):
+    order: Map = best[nearest] + (index - nearest)
+    if np.array_equal(order, index) or not np.array_equal(np.sort(order), index):
         return None
-    return found
+    return order
 
 
 def _similarities(x: Doubles, r: Doubles) -> Doubles:
     """Return the correlations of the columns of x and r, with the sign that makes most of them positive."""
     u, v = (a - a.mean(axis=0) for a in (x, r))
     norms = np.linalg.norm(u, axis=0)[:, None] * np.linalg.norm(v, axis=0)
-    found: Doubles = u.T @ v / np.maximum(norms, 1e-30)
-    is_negative = -found.min(axis=1).sum() > found.max(axis=1).sum()  # a scale may be negative
-    return -found if is_negative else found
+    correlations: Doubles = u.T @ v / np.maximum(norms, 1e-30)
+    is_negative = (
+        -correlations.min(axis=1).sum() > correlations.max(axis=1).sum()
+    )  # a scale may be negative
+    return -correlations if is_negative else correlations
 
 
 def _block_finding(order: Map) -> Finding:

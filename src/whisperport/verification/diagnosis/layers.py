@@ -69,19 +69,19 @@ def compare_layers(
                 hint="dump the layers as NAME.npy or NAME.bin, one file each",
             )
     names = sorted((path.stem for path in reference.glob("*.npy")), key=_natural)
-    found = []
+    comparisons = []
     for name in names:
         files = [path for suffix in SUFFIXES if (path := device / f"{name}{suffix}").is_file()]
         if files:
             progress(f"comparing the layer {name}")
-            found.append(_compared(name, files[0], reference / f"{name}.npy"))
-    if not found:
+            comparisons.append(_compared(name, files[0], reference / f"{name}.npy"))
+    if not comparisons:
         raise UsageError(
             f"no layer of {reference} is in {device}",
             why=f"the reference has {', '.join(names[:5]) or 'no .npy file'}",
             hint="give both files of a layer the same name",
         )
-    return tuple(found)
+    return tuple(comparisons)
 
 
 def layer_sentences(layers: Sequence[LayerComparison]) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ def compared_layer(name: str, device: Path, array: Array) -> LayerComparison:
         return LayerComparison(name=name, sqnr_db=float("nan"), problem=problem)
     axis = int(np.argmax(array.shape)) if array.ndim else 0
     tensor = ExpectedTensor(name, np.atleast_1d(array).astype(np.float32), axis)
-    found = diagnose(Expected("layers", "", (tensor,)), {name: device}, DiagnoseOptions())
-    output = found.outputs[0]
-    return LayerComparison(name=name, sqnr_db=output.after.sqnr_db, causes=found.causes)
+    diagnosis = diagnose(Expected("layers", "", (tensor,)), {name: device}, DiagnoseOptions())
+    output = diagnosis.outputs[0]
+    return LayerComparison(name=name, sqnr_db=output.after.sqnr_db, causes=diagnosis.causes)
 
 
 def _compared(name: str, device: Path, reference: Path) -> LayerComparison:

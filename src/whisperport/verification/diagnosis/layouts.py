@@ -106,22 +106,22 @@ def layouts_of(shape: tuple[int, ...], count: int) -> tuple[Layout, ...]:
         shape: shape of the tensor, without axes of size 1.
         count: number of values in the file.
     """
-    found = [layout for layout in _unpadded(shape) if layout.size == count]
-    if not found and count > math.prod(shape):
-        found = list(_padded_to(shape, count))
-    return tuple(dict.fromkeys(found))
+    layouts = [layout for layout in _unpadded(shape) if layout.size == count]
+    if not layouts and count > math.prod(shape):
+        layouts = list(_padded_to(shape, count))
+    return tuple(dict.fromkeys(layouts))
 
 
 @lru_cache(maxsize=256)
 def common_layouts(shape: tuple[int, ...]) -> tuple[Layout, ...]:
     """Return the layouts that are tried with files that are too short or too long."""
-    found = list(_unpadded(shape))
+    layouts = list(_unpadded(shape))
     for order in _orders(shape):
         sizes = tuple(shape[axis] for axis in order)
         for position in range(1, len(sizes)):  # padding of the outermost axis is at the end
             for padded in _aligned(sizes[position]):
-                found.append(_padded(shape, order, {position: padded}))
-    return tuple(dict.fromkeys(found))
+                layouts.append(_padded(shape, order, {position: padded}))
+    return tuple(dict.fromkeys(layouts))
 
 
 def _unpadded(shape: tuple[int, ...]) -> Iterator[Layout]:
@@ -138,11 +138,11 @@ def _orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def _tiled(shape: tuple[int, ...]) -> Iterator[Layout]:
     for axis in reversed(range(len(shape))):
-        others = tuple(a + (a > axis) for a in range(len(shape)) if a != axis)
+        rest = tuple(a + (a > axis) for a in range(len(shape)) if a != axis)
         for c in TILES:
             if shape[axis] % c or shape[axis] == c:
                 continue
-            order = (axis, *others, axis + 1)
+            order = (axis, *rest, axis + 1)
             findings = [_tile_finding(shape, axis, c)]
             if axis != len(shape) - 1:
                 findings.insert(0, _order_finding(shape, (*_without(axis, shape), axis)))
@@ -160,16 +160,18 @@ def _padded_to(shape: tuple[int, ...], count: int) -> Iterator[Layout]:
     for order in _orders(shape):
         sizes = tuple(shape[axis] for axis in order)
         for position in reversed(range(len(sizes))):
-            others = math.prod(sizes) // sizes[position]
-            if count % others == 0 and count // others in _aligned(sizes[position]):
-                yield _padded(shape, order, {position: count // others})
+            rest = math.prod(sizes) // sizes[position]
+            if count % rest == 0 and count // rest in _aligned(sizes[position]):
+                yield _padded(shape, order, {position: count // rest})
         for alignment in ALIGNMENTS:
             padded = [-(-size // alignment) * alignment for size in sizes]
             for first in range(len(sizes)):
                 for second in range(first):
-                    both = {first: padded[first], second: padded[second]}
-                    layout = _padded(shape, order, both)
-                    if layout.size == count and all(both[p] > sizes[p] for p in both):
+                    aligned_sizes = {first: padded[first], second: padded[second]}
+                    layout = _padded(shape, order, aligned_sizes)
+                    if layout.size == count and all(
+                        aligned_sizes[p] > sizes[p] for p in aligned_sizes
+                    ):
                         yield layout
 
 
@@ -209,8 +211,8 @@ def _padding_finding(changed: list[tuple[int, int]], stored: tuple[int, ...]) ->
 
 
 def _tile_finding(shape: tuple[int, ...], axis: int, c: int) -> Finding:
-    others = [str(size) for a, size in enumerate(shape) if a != axis]
-    stored = f"({shape[axis] // c}, {', '.join(others)}, {c})"
+    sizes = [str(size) for a, size in enumerate(shape) if a != axis]
+    stored = f"({shape[axis] // c}, {', '.join(sizes)}, {c})"
     return Finding(
         cause=CauseCode.CHANNEL_TILES,
         sentence=f"The axis of {shape[axis]} is stored in tiles of {c}: the file holds {stored}.",
@@ -250,12 +252,12 @@ def explain_size(size: int, name: str, shape: tuple[int, ...]) -> tuple[str, ...
                     f"{size:,} bytes are {stored} values of {itemsize} byte(s): `{name}` as {either}, "
                     "with padding."
                 )
-    found = [*exact, *padded][:LONGEST]
-    if not found:
+    sentences = [*exact, *padded][:LONGEST]
+    if not sentences:
         full = 4 * count
-        found.append(
+        sentences.append(
             f"{size:,} bytes fit no dtype and layout of `{name}`, which has {product} values: {full:,} "
             f"bytes in float32, {count:,} bytes in int8; the file is {size / full:.3g} times the float32 "
             "size."
         )
-    return tuple(found)
+    return tuple(sentences)

@@ -64,10 +64,10 @@ def matched(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> list[tuple[int,
 def reproduced(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Iterator[int]:
     """Yield the places in `a` of the values that are in `b` too, whatever the order of their axes."""
     distance = _distances(_statistics(a), _statistics(b))
-    for place, one in enumerate(a):
-        for other in np.flatnonzero(distance[place] < ALIKE[0][0]):
-            fitted = aligned(one.array, b[int(other)].array, layouts=True)
-            if fitted is not None and error_of(one.array, fitted) < SAME:
+    for place, value in enumerate(a):
+        for place_in_b in np.flatnonzero(distance[place] < ALIKE[0][0]):
+            fitted = aligned(value.array, b[int(place_in_b)].array, layouts=True)
+            if fitted is not None and error_of(value.array, fitted) < SAME:
                 yield place
                 break
 
@@ -75,10 +75,10 @@ def reproduced(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Iterator[int
 def _scores(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Doubles:
     """Return the score of every pair, (values of a, values of b); 0 for a pair that cannot be matched."""
     distance = _distances(_statistics(a), _statistics(b))
-    shapes = [[tuple(n for n in one.array.shape if n != 1) for one in side] for side in (a, b)]
-    told = NAME * _equal([one.name for one in a], [one.name for one in b])
-    told += MODULE * _equal([one.module for one in a], [one.module for one in b])
-    told += OPERATOR * _equal([one.operator for one in a], [one.operator for one in b])
+    shapes = [[tuple(n for n in value.array.shape if n != 1) for value in side] for side in (a, b)]
+    told = NAME * _equal([value.name for value in a], [value.name for value in b])
+    told += MODULE * _equal([value.module for value in a], [value.module for value in b])
+    told += OPERATOR * _equal([value.operator for value in a], [value.operator for value in b])
     similar = np.zeros(distance.shape)
     for largest, score in reversed(ALIKE):
         similar[distance < largest] = score
@@ -86,7 +86,7 @@ def _scores(a: Sequence[NamedValue], b: Sequence[NamedValue]) -> Doubles:
         0  # roughly alike: as an operator's own parts are
     )
     scores = similar + told + SHAPE * _equal(*shapes)
-    sizes = _equal([one.array.size for one in a], [one.array.size for one in b])
+    sizes = _equal([value.array.size for value in a], [value.array.size for value in b])
     permuted = _equal(*[[tuple(sorted(shape)) for shape in side] for side in shapes])
     # Values of one size whose axes differ are a reshaped form only if their values are alike.
     return np.where(
@@ -99,7 +99,10 @@ def _equal(a: Sequence[object], b: Sequence[object]) -> NDArray[np.bool_]:
     numbers: dict[object, int] = {}
     x, y = (
         np.array(
-            [numbers.setdefault(one, len(numbers)) if one != "" else -1 - place for one in side]
+            [
+                numbers.setdefault(member, len(numbers)) if member != "" else -1 - place
+                for member in side
+            ]
         )
         for place, side in enumerate((a, b))
     )
@@ -111,8 +114,8 @@ def _equal(a: Sequence[object], b: Sequence[object]) -> NDArray[np.bool_]:
 def _statistics(values: Sequence[NamedValue]) -> Doubles:
     """Return of each value what no order of its axes changes, (values, 6)."""
     rows = []
-    for one in values:
-        x = one.array.ravel().astype(np.float32)
+    for value in values:
+        x = value.array.ravel().astype(np.float32)
         x = np.where(np.abs(x) < MASKED, x, np.float32(0))
         size = max(float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))), 1e-30)
         x = x / np.float32(size)
@@ -166,10 +169,10 @@ def arrangements(shape: tuple[int, ...], b: Array) -> Iterator[Array]:
     if prod(shape) != b.size:
         return
     yield b.reshape(shape)
-    wanted, squeezed = tuple(n for n in shape if n != 1), b.squeeze()
-    if sorted(wanted) == sorted(squeezed.shape) and squeezed.ndim <= MAX_PERMUTED_RANK:
+    lengths, squeezed = tuple(n for n in shape if n != 1), b.squeeze()
+    if sorted(lengths) == sorted(squeezed.shape) and squeezed.ndim <= MAX_PERMUTED_RANK:
         for order in permutations(range(squeezed.ndim)):
-            if tuple(squeezed.shape[axis] for axis in order) == wanted:
+            if tuple(squeezed.shape[axis] for axis in order) == lengths:
                 yield squeezed.transpose(order).reshape(shape)
 
 

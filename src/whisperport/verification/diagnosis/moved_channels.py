@@ -21,8 +21,8 @@ def moved_channels(expected: Expected, tensor: ExpectedTensor, geometry: Geometr
     def of(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         if tensor.name not in arrays or arrays[tensor.name].size != tensor.array.size:
             return {}
-        one = ReferenceOutput.of(tensor, arrays[tensor.name], (), "")
-        values = one.from_frames(one.frames[:, geometry.channel_map])
+        output = ReferenceOutput.of(tensor, arrays[tensor.name], (), "")
+        values = output.from_frames(output.frames[:, geometry.channel_map])
         return {tensor.name: values.reshape(tensor.array.shape)}
 
     def simulating(own: Simulate) -> Simulate:
@@ -40,17 +40,17 @@ def moved_channels(expected: Expected, tensor: ExpectedTensor, geometry: Geometr
     )
 
 
-def channels_moved_back(found: Explanation, geometry: Geometry) -> Explanation:
+def channels_moved_back(explanation: Explanation, geometry: Geometry) -> Explanation:
     """Return an explanation of moved channels with the channels in the expected order."""
-    reference = found.reference
+    reference = explanation.reference
 
     def back(array: Doubles) -> Doubles:
         return reference.from_frames(undone(geometry, reference.in_frames(array)))
 
     return replace(
-        found,
+        explanation,
         reference=replace(reference, array=back(reference.array)),
-        findings=(*geometry.findings, *found.findings),
-        code=(*found.code, *on_frames(reference, geometry.code)),
-        corrected=back(found.corrected),
+        findings=(*geometry.findings, *explanation.findings),
+        code=(*explanation.code, *on_frames(reference, geometry.code)),
+        corrected=back(explanation.corrected),
     )

@@ -71,7 +71,7 @@ def files_of(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
     Raises:
         UsageError: no file has the name of an output, or two files have the same.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for name in names:
         paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
         there = [path for path in paths if os.path.lexists(path)]
@@ -82,15 +82,15 @@ def files_of(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
                 hint="delete one of them, or give a file instead of the folder",
             )
         if there:
-            found[name] = there[0]
-    if not found:
-        some = ", ".join(f"{name}.bin" for name in names[:3])
+            files[name] = there[0]
+    if not files:
+        example = ", ".join(f"{name}.bin" for name in names[:3])
         raise UsageError(
             f"{folder} has no file of an output",
             why=f"the program's outputs are {', '.join(names[:8])}{' …' if len(names) > 8 else ''}",
-            hint=f"name each file after its output, such as {some}; or give NAME=FILE",
+            hint=f"name each file after its output, such as {example}; or give NAME=FILE",
         )
-    return found
+    return files
 
 
 def _content(path: Path, largest: int) -> bytes:

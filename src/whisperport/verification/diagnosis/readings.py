@@ -138,8 +138,8 @@ def _read(data: Bytes, form: _Format, declared: Quantization | None) -> Reading:
     if declared and form.name == declared.dtype:
         lines = (*_load(data, form), f"x = (x - {declared.zero_point}) * {declared.scale:.9g}")
         values = (values - np.float32(declared.zero_point)) * np.float32(declared.scale)
-        others = tuple(f for f in findings if f.cause is not _C.INTEGERS_READ_AS_FLOATS)
-        return Reading(form.name, values, others, lines, declared.scale**2 / 12, declared.scale)
+        remaining = tuple(f for f in findings if f.cause is not _C.INTEGERS_READ_AS_FLOATS)
+        return Reading(form.name, values, remaining, lines, declared.scale**2 / 12, declared.scale)
     if declared and not form.is_integer:
         findings = (_expected_integers(form, declared), *findings)
     rounding, step = _rounding(values, form)

@@ -56,14 +56,14 @@ class Recordable:
     note: str = ""
 
 
-def split_name(given: str) -> tuple[Path, str]:
+def split_name(argument: str) -> tuple[Path, str]:
     """Return the path, and the name of the program behind `BUNDLE:PROGRAM`; empty: none is given."""
-    path, colon, program = given.rpartition(":")
-    return (Path(path), program) if colon and not Path(given).exists() else (Path(given), "")
+    path, colon, program = argument.rpartition(":")
+    return (Path(path), program) if colon and not Path(argument).exists() else (Path(argument), "")
 
 
 @contextmanager
-def opened(given: str) -> Iterator[Recordable]:
+def opened(argument: str) -> Iterator[Recordable]:
     """Open a program: a file, or `BUNDLE:PROGRAM`; of a .pte file, `FILE:METHOD`.
 
     Raises:
@@ -72,7 +72,7 @@ def opened(given: str) -> Iterator[Recordable]:
         BundleError: the bundle is damaged, or has no such program.
         MissingPackageError: torch, or the runtime of its format, is not installed.
     """
-    path, program = split_name(given)
+    path, program = split_name(argument)
     if (kind := other_kind(path)) and not path.is_dir():
         raise ProgramError(f"{path} is not a program", why=f"the path is {kind}", hint=HINT)
     with TemporaryDirectory(prefix="whisperport-") as folder:
@@ -130,9 +130,9 @@ def _of_bundle(folder: Path, program: str, work: Path) -> Recordable:
     if file.suffix == ".tflite":
         from whisperport.model.inspection.tflite_signatures import copy_of_program, read_signatures
 
-        found = read_signatures(file).get(entry.method)
-        if found is not None and found.subgraph:
-            copy_of_program(file, found.subgraph, work / "program.tflite")
+        signature = read_signatures(file).get(entry.method)
+        if signature is not None and signature.subgraph:
+            copy_of_program(file, signature.subgraph, work / "program.tflite")
             file = work / "program.tflite"
         return _tflite(file)
     if file.suffix == ".pte":
@@ -165,20 +165,20 @@ def _torch_values(
     import torch
     from torch.fx import Interpreter, Node
 
-    found: dict[str, Array] = {}
+    values: dict[str, Array] = {}
 
     class Keeping(Interpreter):
         def run_node(self, n: Node) -> Any:
             result = super().run_node(n)
             if isinstance(result, torch.Tensor) and result.is_floating_point():
-                found[n.name] = _as_array(result.clone())  # later nodes may write to it
+                values[n.name] = _as_array(result.clone())  # later nodes may write to it
             return result
 
     exported = program.exported
     stored = {**exported.state_dict, **exported.constants}
-    given = iter(inputs)
+    arrays = iter(inputs)
     arguments = [
-        torch.from_numpy(np.array(next(given))).to(node.meta["val"].dtype)
+        torch.from_numpy(np.array(next(arrays))).to(node.meta["val"].dtype)
         if spec.target is None
         else stored[spec.target]
         for spec, node in zip(
@@ -192,9 +192,9 @@ def _torch_values(
             results = Keeping(exported.graph_module).run(*arguments, enable_io_processing=False)
     except (RuntimeError, MemoryError, IndexError) as error:
         raise _cannot_run("torch", program.name, error, inputs) from error
-    outputs = [one for one in results if isinstance(one, torch.Tensor)]
+    outputs = [result for result in results if isinstance(result, torch.Tensor)]
     count = len(program.spec.outputs)  # in front of them are buffers that the program writes to
-    return found, [_as_array(one) for one in outputs[len(outputs) - count :]]
+    return values, [_as_array(tensor) for tensor in outputs[len(outputs) - count :]]
 
 
 def _as_array(tensor: Any) -> Array:
@@ -214,8 +214,8 @@ def _onnx(path: Path) -> Recordable:
     model = OnnxActivations.read(path)
 
     def record(inputs: Sequence[Array]) -> Recording:
-        names = [one.name for one in _kept(graph)]
-        feed = {one.name: array for one, array in zip(graph.inputs, inputs, strict=True)}
+        names = [value.name for value in _kept(graph)]
+        feed = {value.name: array for value, array in zip(graph.inputs, inputs, strict=True)}
         try:
             ((outputs, values),) = model.run(names, [feed])
         except WhisperportError:
@@ -232,7 +232,7 @@ def _tflite(path: Path) -> Recordable:
     from whisperport.targets.tflite.kept_values import RUNTIME, run_keeping
 
     graph = read_tflite(path)[0]
-    places = {one.name: int(one.name.partition(":")[0]) for one in _kept(graph)}
+    places = {value.name: int(value.name.partition(":")[0]) for value in _kept(graph)}
 
     def record(inputs: Sequence[Array]) -> Recording:
         try:
@@ -250,9 +250,9 @@ def _pte(path: Path, method: str) -> Recordable:
 
     with quiet():
         methods = {
-            name: one
-            for name, one in read_pte(path.read_bytes(), path.name).items()
-            if one.instructions
+            name: parsed
+            for name, parsed in read_pte(path.read_bytes(), path.name).items()
+            if parsed.instructions
         }
     if method not in methods and (method or len(methods) != 1):
         raise ProgramError(
@@ -263,9 +263,9 @@ def _pte(path: Path, method: str) -> Recordable:
             hint=f"name one: {path}:{next(iter(methods), 'forward')}",
         )
     chosen = methods[method or next(iter(methods))]
-    values = [one for one in chosen.inputs if one is not None]
-    inputs = tuple(replace(one, name=f"input_{place}") for place, one in enumerate(values))
-    size = sum(one.n_bytes or 0 for node in chosen.graph.nodes for one in node.outputs)
+    values = [value for value in chosen.inputs if value is not None]
+    inputs = tuple(replace(value, name=f"input_{place}") for place, value in enumerate(values))
+    size = sum(output.n_bytes or 0 for node in chosen.graph.nodes for output in node.outputs)
     graph = replace(border_graph(chosen), name=path.stem, inputs=inputs)
 
     def record(arrays: Sequence[Array]) -> Recording:
@@ -292,25 +292,25 @@ def _cannot_run(
 
 def _recorded(graph: "Graph", values: Mapping[str, Array], outputs: Sequence[Array]) -> Recording:
     """Return the values that are floating-point, in the order of the graph."""
-    names = [one.name for one in _kept(graph)]
+    names = [value.name for value in _kept(graph)]
     kept = {name: values[name] for name in names if name in values}
-    floats = {name: one for name, one in kept.items() if one.dtype.kind == "f" and one.size}
+    floats = {name: array for name, array in kept.items() if array.dtype.kind == "f" and array.size}
     return Recording(floats, tuple(outputs))
 
 
 def _kept(graph: "Graph") -> Iterator["Value"]:
     """Yield the values that nodes compute from the inputs, and that are or represent real numbers."""
     for node in dependent(graph):
-        for one in node.outputs:
-            quantized = one.quantization is not None and bool(one.quantization.scale)
-            if "float" in one.dtype or quantized or not one.dtype:
-                yield one
+        for value in node.outputs:
+            quantized = value.quantization is not None and bool(value.quantization.scale)
+            if "float" in value.dtype or quantized or not value.dtype:
+                yield value
 
 
 def dependent(graph: "Graph") -> Iterator["Node"]:
     """Yield the nodes that depend on an input."""
-    known = {one.name for one in graph.inputs}
+    known = {tensor.name for tensor in graph.inputs}
     for node in graph.nodes:
-        if any(one.name in known for one in node.tensors):
-            known.update(one.name for one in node.outputs)
+        if any(tensor.name in known for tensor in node.tensors):
+            known.update(output.name for output in node.outputs)
             yield node

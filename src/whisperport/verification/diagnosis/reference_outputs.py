@@ -73,8 +73,8 @@ class ReferenceOutput:
         if self.frame_axis is None:
             return values.reshape(self.array.shape)
         shape = self.array.shape
-        others = shape[: self.frame_axis] + shape[self.frame_axis + 1 :]
-        moved = values.reshape(shape[self.frame_axis], *others)
+        other_sizes = shape[: self.frame_axis] + shape[self.frame_axis + 1 :]
+        moved = values.reshape(shape[self.frame_axis], *other_sizes)
         return np.moveaxis(moved, 0, self.frame_axis)
 
 

@@ -98,8 +98,8 @@ class Diagnosis:
     @property
     def causes(self) -> tuple[CauseCode, ...]:
         """All causes that were found, each once, in the order of `CauseCode`; empty if there are none."""
-        found = {finding.cause for output in self.outputs for finding in output.findings}
-        return tuple(cause for cause in CauseCode if cause in found)
+        causes = {finding.cause for output in self.outputs for finding in output.findings}
+        return tuple(cause for cause in CauseCode if cause in causes)
 
     @property
     def unexplained(self) -> tuple[str, ...]:

@@ -84,13 +84,13 @@ class BlockSums:
 
     def errors(self, line: Line) -> Doubles:
         """Return the mean square error of every block, divided by that of a·r; NaN without values."""
-        found: Doubles = self._errors(np.array([line.a]), np.array([line.b]))[0]
-        return found
+        errors: Doubles = self._errors(np.array([line.a]), np.array([line.b]))[0]
+        return errors
 
     def squares(self, line: Line) -> Doubles:
         """Return the sum of the square errors of every block."""
-        found: Doubles = self._squares(np.array([line.a]), np.array([line.b]))[0]
-        return found
+        squares: Doubles = self._squares(np.array([line.a]), np.array([line.b]))[0]
+        return squares
 
     def _squares(self, a: Doubles, b: Doubles) -> Doubles:
         """Return the same for several lines (k,): (k, blocks)."""
@@ -158,8 +158,8 @@ def block_starts(size: int) -> NDArray[np.int64]:
 def fits(sums: BlockSums) -> list[ScaleFit]:
     """Return the fits of the four models: no cause, a scale, an offset, and both."""
     models = ((False, False), (True, False), (False, True), (True, True))
-    found = (sums.fit(scale=scale, offset=offset) for scale, offset in models)
-    return [fit for fit in found if fit]
+    candidates = (sums.fit(scale=scale, offset=offset) for scale, offset in models)
+    return [fit for fit in candidates if fit]
 
 
 def line_findings(
@@ -177,8 +177,8 @@ def line_findings(
         return [], _dequantization(a, b)
     if not fit.causes:
         return [], []
-    if _are_integers(reading) and (found := _not_dequantized(a, b, reading)):
-        return [found], _dequantization(a, b)
+    if _are_integers(reading) and (finding := _not_dequantized(a, b, reading)):
+        return [finding], _dequantization(a, b)
     findings = []
     if abs(a - 1) > NEGLIGIBLE:
         findings.append(

@@ -44,12 +44,12 @@ class Search:
     Attributes:
         best: the cheapest explanation; None if there is no hypothesis at all.
         tried: what was tried, one sentence each.
-        likely: the most similar readings and layouts, if nothing explains the file completely.
+        candidates: the most similar readings and layouts, if nothing explains the file completely.
     """
 
     best: Explanation | None
     tried: tuple[str, ...]
-    likely: tuple[Candidate, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
 
 def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Search:
@@ -72,16 +72,16 @@ def search(raw: RawOutput, tensor: ExpectedTensor, expected: Expected) -> Search
         tried.append(_described(inexact, references))
     if _is_done(best):
         return Search(best, tuple(tried))
-    likely = _likely(exact, inexact, references)
+    candidates = _likely(exact, inexact, references)
     wrong = list(_wrong(tensor, expected))
     if wrong:
         # A stale part is what another run left: the output for the right input of any clip.
         right = [*references, *(r for r in wrong if _is_right(r))]
         best = _again(best, right)
-        best = _best_of(likely, references, right, best, thorough=False)
-        best = _best_of(likely, wrong, right, best)
+        best = _best_of(candidates, references, right, best, thorough=False)
+        best = _best_of(candidates, wrong, right, best)
         tried += [f"Not the output for another input: {r.findings[0].sentence}" for r in wrong]
-    return Search(best, tuple(tried), tuple(likely))
+    return Search(best, tuple(tried), tuple(candidates))
 
 
 def _is_right(reference: ReferenceOutput) -> bool:
@@ -103,45 +103,47 @@ def _likely(
 
     They are the most similar ones, and always the usual layout: no output is similar to that of silence.
     """
-    found = dict.fromkeys(candidate for candidate in exact if candidate.is_plain)
+    kept = dict.fromkeys(candidate for candidate in exact if candidate.is_plain)
     for candidates in (exact, inexact):
         pairs = heapq.nlargest(KEPT, scored(candidates, references), key=lambda pair: pair[0])
-        found |= dict.fromkeys(candidate for _, candidate, _ in pairs)
-    return list(found)
+        kept |= dict.fromkeys(candidate for _, candidate, _ in pairs)
+    return list(kept)
 
 
-def _again(best: Explanation | None, others: Sequence[ReferenceOutput]) -> Explanation | None:
+def _again(
+    best: Explanation | None, stale_outputs: Sequence[ReferenceOutput]
+) -> Explanation | None:
     """Fit the best hypothesis again: a part of the file may hold the output for another input."""
     if best is None:
         return None
-    again = explain(best.candidate, best.reference, others)
+    again = explain(best.candidate, best.reference, stale_outputs)
     return again if again and again.cost_db <= best.cost_db + 1e-9 else best
 
 
 def _wrong(tensor: ExpectedTensor, expected: Expected) -> Iterator[ReferenceOutput]:
     """Yield the outputs for other inputs, and other outputs for other clips."""
     for alternative in expected.alternatives:
-        if found := of_alternative(tensor, alternative):
-            yield found
+        if output := of_alternative(tensor, alternative):
+            yield output
         if alternative.cause is not CauseCode.OTHER_CLIP:
             continue
         for swapped in _other_outputs(tensor, expected):
-            if found := of_alternative(expected.tensor(swapped.name), alternative):
-                yield replace(found, findings=(*found.findings, *swapped.findings))
+            if output := of_alternative(expected.tensor(swapped.name), alternative):
+                yield replace(output, findings=(*output.findings, *swapped.findings))
 
 
 def _other_outputs(tensor: ExpectedTensor, expected: Expected) -> list[ReferenceOutput]:
     return [
-        of_other_output(other, tensor.name)
-        for other in expected.tensors
-        if other.name != tensor.name and other.array.size == tensor.array.size
+        of_other_output(output, tensor.name)
+        for output in expected.tensors
+        if output.name != tensor.name and output.array.size == tensor.array.size
     ]
 
 
 def _best_of(
     candidates: Sequence[Candidate],
     references: Sequence[ReferenceOutput],
-    others: Sequence[ReferenceOutput],
+    stale_outputs: Sequence[ReferenceOutput],
     best: Explanation | None,
     *,
     thorough: bool = True,
@@ -151,7 +153,7 @@ def _best_of(
     Args:
         candidates: readings with layouts.
         references: outputs that the file may hold.
-        others: outputs that a stale part of the file may hold.
+        stale_outputs: outputs that a stale part of the file may hold.
         best: the cheapest explanation so far.
         thorough: fit more pairs if the output is small, since similarity says little about few values.
     """
@@ -171,9 +173,9 @@ def _best_of(
             or _cheapest_db(candidate, reference) >= best.cost_db - 1e-9
         ):
             continue
-        found = explain(candidate, reference, others)
-        if found and (best is None or found.cost_db < best.cost_db - 1e-9):
-            best = found
+        explanation = explain(candidate, reference, stale_outputs)
+        if explanation and (best is None or explanation.cost_db < best.cost_db - 1e-9):
+            best = explanation
     return best
 
 

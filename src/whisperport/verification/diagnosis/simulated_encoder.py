@@ -30,9 +30,9 @@ class SimulatedEncoder:
 
         from whisperport.model.network.static_int8 import RECIPES
 
-        wanted = torch.from_numpy(np.ascontiguousarray(mel, np.float32))[None]
+        batch = torch.from_numpy(np.ascontiguousarray(mel, np.float32))[None]
         names = recipes or tuple(RECIPES)
-        return {name: self.encoder.encode(wanted, name)[0].numpy() for name in names}
+        return {name: self.encoder.encode(batch, name)[0].numpy() for name in names}
 
     def sensitive(self) -> str:
         """Return which tensor 8 bits suit least, in one sentence."""

@@ -200,22 +200,22 @@ def storage_by_example(
     run = run or RunOptions()
     progress("computing the expected features")
     expected = expected_outputs(bundle, ENCODER, clip, run=run, progress=progress)
-    (found,) = diagnose(expected, example, DiagnoseOptions(run=run), progress=progress).outputs
-    sentences = tuple(finding.sentence for finding in found.findings)
-    others = [f for f in found.findings if f.cause not in SAME_IN_EVERY_FILE]
-    if not found.explained or others:
+    (diagnosis,) = diagnose(expected, example, DiagnoseOptions(run=run), progress=progress).outputs
+    sentences = tuple(finding.sentence for finding in diagnosis.findings)
+    faults = [f for f in diagnosis.findings if f.cause not in SAME_IN_EVERY_FILE]
+    if not diagnosis.explained or faults:
         raise UsageError(
             f"{example} does not show how the device stores features",
-            why=" ".join(f.sentence for f in others)
+            why=" ".join(f.sentence for f in faults)
             or f"it is not the encoder's output for the clip `{expected.clip}`, in any known form",
             hint=f"`whisperport diagnose {bundle.folder} {example}` says what to change",
         )
-    if found.passed:
+    if diagnosis.passed:
         return FeatureStorage(), sentences
     (tensor,) = expected.tensors
-    assert found.storage is not None, "the diagnosis explains the file"
-    causes = {finding.cause for finding in found.findings}
-    reading, layout = found.storage.reading, found.storage.layout
+    assert diagnosis.storage is not None, "the diagnosis explains the file"
+    causes = {finding.cause for finding in diagnosis.findings}
+    reading, layout = diagnosis.storage.reading, diagnosis.storage.layout
     scale, zero_point = None, 0.0
     if causes & SCALING:
         stored = layout.view(reading.values).astype(np.float64)
@@ -227,7 +227,7 @@ def storage_by_example(
         zero_point=zero_point,
         is_big_endian=CauseCode.BYTE_ORDER in causes,
         layout=layout,
-        skipped=found.storage.cut[0],
+        skipped=diagnosis.storage.cut[0],
     ), sentences
 
 

@@ -170,14 +170,14 @@ def _zeros(samples: Floats, dims: Dims) -> Floats:
 
 
 def _other_bins(dims: Dims) -> InputMistake:
-    other = OTHER_BINS[dims.n_mels]
-    count = min(other, dims.n_mels)
-    rest = "" if other >= dims.n_mels else ", followed by zeros"
+    n_bins = OTHER_BINS[dims.n_mels]
+    count = min(n_bins, dims.n_mels)
+    rest = "" if n_bins >= dims.n_mels else ", followed by zeros"
     return InputMistake(
         _C.WRONG_MEL_BINS,
-        f"The spectrogram has {other} mel bins, not {dims.n_mels}; the input holds its first {count} "
+        f"The spectrogram has {n_bins} mel bins, not {dims.n_mels}; the input holds its first {count} "
         f"bins{rest}.",
-        partial(_first_bins, other),
+        partial(_first_bins, n_bins),
     )
 
 
