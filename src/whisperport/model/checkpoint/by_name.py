@@ -7,7 +7,12 @@ from pathlib import Path
 
 from whisperport.errors import CheckpointError, MissingPackageError
 from whisperport.model.checkpoint import hub
-from whisperport.model.checkpoint.download import UnreachableError, Wanted, check_digest, download
+from whisperport.model.checkpoint.download import (
+    RemoteFile,
+    UnreachableError,
+    check_digest,
+    download,
+)
 from whisperport.model.checkpoint.names import HUB_IDS
 from whisperport.model.checkpoint.openai_releases import ALIASES, RELEASES
 from whisperport.system.progress import Progress
@@ -49,38 +54,38 @@ def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Pa
         return path
     if folder := hub.cached(HUB_IDS[name]):
         return folder
-    wanted = Wanted(
+    remote = RemoteFile(
         f"{SERVER}/{release.sha256}/{release.name}.pt", path, release.sha256, release.most_bytes
     )
     reasons: list[str] = []
     try:
         if hub.is_offline():
             raise UnreachableError("offline", why="HF_HUB_OFFLINE is set")
-        return download(wanted, progress)
+        return download(remote, progress)
     except (UnreachableError, MissingPackageError) as error:
-        reasons.append(f"{wanted.url}: {error.why}")
+        reasons.append(f"{remote.url}: {error.why}")
     try:
         folder = hub.fetch(HUB_IDS[name], None, check)
     except (CheckpointError, MissingPackageError) as error:
         reasons.append(f"{HUB_IDS[name]} on the Hugging Face hub: {error.why}")
-        raise _nowhere(name, wanted, reasons, error) from error
+        raise _nowhere(name, remote, reasons, error) from error
     log.warning("%s; the hub's copy is used: %s", reasons[0], HUB_IDS[name])
     return folder
 
 
 def _nowhere(
-    name: str, wanted: Wanted, reasons: list[str], error: CheckpointError | MissingPackageError
+    name: str, remote: RemoteFile, reasons: list[str], error: CheckpointError | MissingPackageError
 ) -> CheckpointError | MissingPackageError:
     """The one error that names every place that was looked in."""
     places = [
         f"there is no file or folder `{name}`",
-        f"{wanted.path} does not exist",
+        f"{remote.path} does not exist",
         f"{HUB_IDS[name]} is not in the hub's cache",
         *reasons,
     ]
     by_hand = (
-        f"connect to the network, or bring the file by hand: download {wanted.url} on another machine and "
-        f"copy it to {wanted.path}, or give its path"
+        f"connect to the network, or bring the file by hand: download {remote.url} on another machine and "
+        f"copy it to {remote.path}, or give its path"
     )
     packages = f"{error.hint}; or {by_hand}" if isinstance(error, MissingPackageError) else by_hand
     return type(error)(

@@ -82,16 +82,16 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
     """
     path = folder / MODEL_BIN
     try:
-        found = read_model_bin(path)
+        variables = read_model_bin(path)
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=str(error), hint=HINT) from error
     numbers = {
         name: int(tensor)
-        for name, tensor in found.tensors.items()
+        for name, tensor in variables.tensors.items()
         if tensor.dim() == 0 and not tensor.dtype.is_floating_point
     }
     _check_architecture(numbers, folder)
-    tensors, quantized = _dequantized(found, numbers, folder)
+    tensors, quantized = _dequantized(variables, numbers, folder)
     weights, unexpected = _openai_named(tensors, folder)
     dims = _dims(weights, numbers, folder)
     check_tensors(weights, dims, where=str(folder), unexpected=unexpected)
@@ -133,16 +133,16 @@ def _check_architecture(numbers: Mapping[str, int], folder: Path) -> None:
 
 
 def _dequantized(
-    found: Variables, numbers: Mapping[str, int], folder: Path
+    variables: Variables, numbers: Mapping[str, int], folder: Path
 ) -> tuple[dict[str, Tensor], str]:
     """Return the float tensors, and the dtypes that weights were quantized to; "": none was."""
     what = f"cannot use `{MODEL_BIN}` in `{folder}`"
     tensors: dict[str, Tensor] = {}
     kinds = set()
-    for name, tensor in found.tensors.items():
+    for name, tensor in variables.tensors.items():
         if name in numbers or name.endswith("_scale"):
             continue
-        scale = found.tensors.get(f"{name}_scale")
+        scale = variables.tensors.get(f"{name}_scale")
         if tensor.dtype.is_floating_point != (scale is None):
             why = (
                 f"`{shorten(name)}` of {_dtype(tensor)} has {'no' if scale is None else 'a'} scale"
@@ -160,7 +160,7 @@ def _dequantized(
             tensor = tensor.float().div_(scale.reshape(-1, *[1] * (tensor.dim() - 1)))
         tensors[name] = tensor
     projection = tensors.pop(_PROJECTION, None)
-    tied = found.aliases.get(_PROJECTION) == _EMBEDDING or (
+    tied = variables.aliases.get(_PROJECTION) == _EMBEDDING or (
         projection is not None
         and _EMBEDDING in tensors
         and torch.equal(projection.float(), tensors[_EMBEDDING].float())

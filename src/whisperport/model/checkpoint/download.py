@@ -44,7 +44,7 @@ class _CutError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RemoteFile:
     """A file to download.
 
     Attributes:
@@ -78,19 +78,19 @@ def check_digest(path: Path, sha256: str) -> None:
             hint="move it away; `whisperport fetch` then downloads the file",
         )
     try:
-        found = sha256_of(path)
+        digest = sha256_of(path)
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=str(error)) from error
-    if found != sha256:
+    if digest != sha256:
         raise CheckpointError(
             f"`{path}` is not OpenAI's file",
-            why=f"its SHA-256 is {found}; expected {sha256}",
+            why=f"its SHA-256 is {digest}; expected {sha256}",
             hint="it is incomplete, damaged or changed, and was not used: delete it or move it away, then "
             "run the command again. To use it as it is, give its path",
         )
 
 
-def download(wanted: Wanted, progress: Progress) -> Path:
+def download(remote: RemoteFile, progress: Progress) -> Path:
     """Download a file, unless it exists with the right digest; return its path.
 
     While another process downloads the same file, wait for it. A cut download continues at the next call:
@@ -102,24 +102,24 @@ def download(wanted: Wanted, progress: Progress) -> Path:
         MissingPackageError: requests is not installed.
     """
     try:
-        wanted.path.parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"waiting for another process that downloads {wanted.path.name}"
-        with waiting_for_lock(lock_path(wanted.path), lambda: progress(waiting)):
-            if os.path.lexists(wanted.path):
-                check_digest(wanted.path, wanted.sha256)
-                return wanted.path
-            _download(wanted, progress)
-            return wanted.path
+        remote.path.parent.mkdir(parents=True, exist_ok=True)
+        waiting = f"waiting for another process that downloads {remote.path.name}"
+        with waiting_for_lock(lock_path(remote.path), lambda: progress(waiting)):
+            if os.path.lexists(remote.path):
+                check_digest(remote.path, remote.sha256)
+                return remote.path
+            _download(remote, progress)
+            return remote.path
     except OSError as error:
         raise CheckpointError(
-            f"cannot store `{wanted.path}`",
+            f"cannot store `{remote.path}`",
             why=str(error),
             hint="check the free space and the permissions; `XDG_CACHE_HOME` names another cache folder",
         ) from error
 
 
-def _download(wanted: Wanted, progress: Progress) -> None:
-    partial = wanted.partial
+def _download(remote: RemoteFile, progress: Progress) -> None:
+    partial = remote.partial
     if partial.is_symlink() or other_kind(partial):
         raise CheckpointError(
             f"`{partial}` is not a regular file",
@@ -127,29 +127,29 @@ def _download(wanted: Wanted, progress: Progress) -> None:
             hint="move it away",
         )
     resumed = partial.exists() and partial.stat().st_size > 0
-    _transfer(wanted, progress)
-    if resumed and sha256_of(partial) != wanted.sha256:  # what was there before may be at fault
+    _transfer(remote, progress)
+    if resumed and sha256_of(partial) != remote.sha256:  # what was there before may be at fault
         partial.unlink()
-        _transfer(wanted, progress)
-    found = sha256_of(partial)
-    if found != wanted.sha256:
+        _transfer(remote, progress)
+    digest = sha256_of(partial)
+    if digest != remote.sha256:
         partial.unlink()
         raise CheckpointError(
-            f"`{wanted.url}` did not give the published file",
-            why=f"the SHA-256 of what was downloaded is {found}; expected {wanted.sha256}",
+            f"`{remote.url}` did not give the published file",
+            why=f"the SHA-256 of what was downloaded is {digest}; expected {remote.sha256}",
             hint="nothing was kept. A proxy or a login page may have answered: try another network",
         )
-    os.replace(partial, wanted.path)
-    flush_folder(wanted.path.parent)
+    os.replace(partial, remote.path)
+    flush_folder(remote.path.parent)
 
 
-def _transfer(wanted: Wanted, progress: Progress) -> None:
+def _transfer(remote: RemoteFile, progress: Progress) -> None:
     """Fill the partial file, with several requests if necessary.
 
     Raises:
         UnreachableError: the last request failed too.
     """
-    with needs(f"cannot download `{wanted.path.name}`: requests is not installed", hint=INSTALL):
+    with needs(f"cannot download `{remote.path.name}`: requests is not installed", hint=INSTALL):
         import requests
         import urllib3
     why = ""
@@ -157,7 +157,7 @@ def _transfer(wanted: Wanted, progress: Progress) -> None:
         session.max_redirects = MAX_REDIRECTS
         for attempt in range(ATTEMPTS):
             try:
-                _request(session, wanted, progress)
+                _request(session, remote, progress)
                 return
             except _CutError as error:
                 why, pause = str(error), max(error.pause_s, PAUSE_S * 2**attempt)
@@ -175,31 +175,31 @@ def _transfer(wanted: Wanted, progress: Progress) -> None:
             if attempt < ATTEMPTS - 1:
                 time.sleep(pause)
     raise UnreachableError(
-        f"cannot download `{wanted.url}`",
+        f"cannot download `{remote.url}`",
         why=shorten(why),
         hint="try again: the download continues where it was cut",
     )
 
 
-def _request(session: "requests.Session", wanted: Wanted, progress: Progress) -> None:
+def _request(session: "requests.Session", remote: RemoteFile, progress: Progress) -> None:
     """Make one request for the bytes that the partial file does not have, and append them."""
-    partial = wanted.partial
+    partial = remote.partial
     have = partial.stat().st_size if partial.exists() else 0
     # No compression: the lengths that the server states are then those of the file.
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
-    with session.get(wanted.url, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
+    with session.get(remote.url, headers=headers, stream=True, timeout=TIMEOUT_S) as answer:
         _check_status(answer, partial)
         start, total = _extent(answer, have, partial)
-        if total > wanted.most_bytes:
+        if total > remote.most_bytes:
             raise CheckpointError(
-                f"`{wanted.url}` did not give the published file",
-                why=f"it has {total} bytes; expected at most {wanted.most_bytes}",
+                f"`{remote.url}` did not give the published file",
+                why=f"it has {total} bytes; expected at most {remote.most_bytes}",
                 hint="a proxy may have answered: try another network",
             )
-        _check_space(wanted, (total or wanted.most_bytes) - start)
-        _report(wanted, start, total, progress, first=True)
+        _check_space(remote, (total or remote.most_bytes) - start)
+        _report(remote, start, total, progress, first=True)
         with open(partial, "ab" if start else "wb") as file:
-            _append(answer, file, wanted, (start, total), progress)
+            _append(answer, file, remote, (start, total), progress)
 
 
 def _check_status(answer: "requests.Response", partial: Path) -> None:
@@ -232,11 +232,11 @@ def _extent(answer: "requests.Response", have: int, partial: Path) -> tuple[int,
     return 0, int(length) if re.fullmatch(r"\d{1,15}", length) else 0
 
 
-def _check_space(wanted: Wanted, needed: int) -> None:
-    free = shutil.disk_usage(wanted.path.parent).free
+def _check_space(remote: RemoteFile, needed: int) -> None:
+    free = shutil.disk_usage(remote.path.parent).free
     if free < needed:
         raise CheckpointError(
-            f"not enough free disk space for `{wanted.path}`",
+            f"not enough free disk space for `{remote.path}`",
             why=f"{needed / 1e6:.0f} MB are needed; {free / 1e6:.0f} MB are free",
             hint="free some space; `XDG_CACHE_HOME` names another cache folder",
         )
@@ -245,30 +245,30 @@ def _check_space(wanted: Wanted, needed: int) -> None:
 def _append(
     answer: "requests.Response",
     file: BinaryIO,
-    wanted: Wanted,
+    remote: RemoteFile,
     extent: tuple[int, int],
     progress: Progress,
 ) -> None:
-    done, total = extent
-    step = max((total or wanted.most_bytes) // STEPS, 1)
-    reported = done
+    n_bytes, total = extent
+    step = max((total or remote.most_bytes) // STEPS, 1)
+    reported = n_bytes
     for chunk in answer.raw.stream(CHUNK, decode_content=False):
-        done += len(chunk)
-        if done > (total or wanted.most_bytes):
+        n_bytes += len(chunk)
+        if n_bytes > (total or remote.most_bytes):
             raise _CutError("the server sent more bytes than it stated or the file has")
         file.write(chunk)
-        if done - reported >= step:
-            reported = done
-            _report(wanted, done, total, progress)
+        if n_bytes - reported >= step:
+            reported = n_bytes
+            _report(remote, n_bytes, total, progress)
     file.flush()
     os.fsync(file.fileno())
-    if done < total:
-        raise _CutError(f"the connection ended after {done} of {total} bytes")
+    if n_bytes < total:
+        raise _CutError(f"the connection ended after {n_bytes} of {total} bytes")
 
 
 def _report(
-    wanted: Wanted, done: int, total: int, progress: Progress, *, first: bool = False
+    remote: RemoteFile, n_bytes: int, total: int, progress: Progress, *, first: bool = False
 ) -> None:
     size = f"{total / 1e6:.1f} MB" if total else "size not stated"
-    where = f" from {wanted.url} to {wanted.path}" if first else f", {done / 1e6:.1f} MB done"
-    progress(Counted(f"downloading {wanted.path.name} ({size}){where}", done, total))
+    where = f" from {remote.url} to {remote.path}" if first else f", {n_bytes / 1e6:.1f} MB done"
+    progress(Counted(f"downloading {remote.path.name} ({size}){where}", n_bytes, total))

@@ -133,9 +133,9 @@ class _Reader:
                 f"the id {known} of the tokenizer's {token} is used instead"
             )
             stated = None
-        for found in (stated, known, self.token_id(self.config.get(key), key, "config.json")):
-            if found is not None:
-                return found
+        for token_id in (stated, known, self.token_id(self.config.get(key), key, "config.json")):
+            if token_id is not None:
+                return token_id
         if self.openai is not None:
             return int(getattr(self.openai, field))
         raise CheckpointError(
@@ -172,8 +172,8 @@ class _Reader:
             return {}, {}
         inside = {text: n for text, n in self.ids.items() if n < self.dims.n_vocab}
         if not languages:
-            found = {m[1]: n for text, n in inside.items() if (m := _LANGUAGE.fullmatch(text))}
-            languages = dict(sorted(found.items(), key=lambda item: item[1]))
+            ids = {m[1]: n for text, n in inside.items() if (m := _LANGUAGE.fullmatch(text))}
+            languages = dict(sorted(ids.items(), key=lambda item: item[1]))
         if not tasks:
             tasks = {task: inside[f"<|{task}|>"] for task in _TASKS if f"<|{task}|>" in inside}
         return languages, tasks
@@ -225,12 +225,12 @@ class _Reader:
                 why=f"`{key}` is {quoted(value)}; expected names and token ids",
                 hint="correct or remove it",
             )
-        found = {}
+        ids = {}
         for name, number in value.items():
             token = self.token_id(number, f"{key} {quoted(name)}", self.file)
             if token is not None:
-                found[name.removeprefix("<|").removesuffix("|>")] = token
-        return found
+                ids[name.removeprefix("<|").removesuffix("|>")] = token
+        return ids
 
     def token_list(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Return a list of token ids from generation_config.json or config.json, or the default."""

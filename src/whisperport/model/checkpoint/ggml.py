@@ -111,14 +111,16 @@ def _dims(reader: BinaryReader, path: Path) -> Dims:
 
 def _check_filters(reader: BinaryReader, dims: Dims) -> None:
     shape = reader.numbers("2i", "the size of the mel filters")
-    found = reader.tensor(torch.float32, shape, "mel filters").numpy()
+    filters = reader.tensor(torch.float32, shape, "mel filters").numpy()
     try:
-        ours = mel_filters(dims.n_mels)
+        expected = mel_filters(dims.n_mels)
     except ValueError as error:
         raise reader.error(str(error)) from error
-    if found.shape != ours.shape or not np.allclose(found, ours, rtol=0, atol=_FILTER_TOLERANCE):
+    if filters.shape != expected.shape or not np.allclose(
+        filters, expected, rtol=0, atol=_FILTER_TOLERANCE
+    ):
         raise reader.error(
-            f"its mel filters {found.shape} are not Whisper's for {dims.n_mels} bands",
+            f"its mel filters {filters.shape} are not Whisper's for {dims.n_mels} bands",
             "a model that was trained with other mel filters is not supported",
         )
 

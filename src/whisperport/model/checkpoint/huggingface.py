@@ -244,8 +244,8 @@ def _hint_for(folder: Path) -> str:
         path.parent for path in [*folder.glob("*/config.json"), *folder.glob(_HUB_CACHE_CONFIGS)]
     )
     if below:
-        more = f", or another of the {len(below)} checkpoints in it" if len(below) > 1 else ""
-        return f"give the checkpoint folder inside it: `{below[0]}`{more}"
+        rest = f", or another of the {len(below)} checkpoints in it" if len(below) > 1 else ""
+        return f"give the checkpoint folder inside it: `{below[0]}`{rest}"
     pickled = sorted(path.name for path in folder.glob("*.pt"))
     if pickled:
         return f"give the file in the folder: `{folder / pickled[0]}`"

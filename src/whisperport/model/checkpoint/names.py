@@ -71,11 +71,11 @@ def strip_wrapper_prefix(tensors: Mapping[str, Tensor], *, own: str = "") -> dic
         (n.removesuffix(_ALWAYS_PRESENT) for n in tensors if n.endswith(_ALWAYS_PRESENT)), ""
     )
     wrapper = before.removesuffix(own)
-    found = {}
+    unwrapped = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(wrapper)
-        found[name if bare in tensors else bare] = tensor
-    return found
+        unwrapped[name if bare in tensors else bare] = tensor
+    return unwrapped
 
 
 def to_huggingface(name: str) -> str:

@@ -157,10 +157,12 @@ def alignment_heads(sha256: str, *, n_layers: int, n_heads: int) -> tuple[tuple[
         n_layers: number of decoder layers.
         n_heads: number of heads per decoder layer.
     """
-    release = next((one for one in RELEASES.values() if one.sha256 == sha256), None)
+    release = next(
+        (candidate for candidate in RELEASES.values() if candidate.sha256 == sha256), None
+    )
     if release is not None:
         mask = np.frombuffer(gzip.decompress(base64.b85decode(release.heads)), dtype=bool)
-        found = np.argwhere(mask.reshape(n_layers, n_heads))
-        return tuple((int(layer), int(head)) for layer, head in found)
+        pairs = np.argwhere(mask.reshape(n_layers, n_heads))
+        return tuple((int(layer), int(head)) for layer, head in pairs)
     upper_half = range(n_layers // 2, n_layers)
     return tuple((layer, head) for layer in upper_half for head in range(n_heads))

@@ -55,10 +55,10 @@ def reject_other_forms(folder: Path) -> None:
             hint=f"give the file: `{ggml[0]}`",
         )
     for sign, form in _FOLDERS:
-        if found := next(folder.glob(sign), None):
+        if path := next(folder.glob(sign), None):
             raise CheckpointError(
                 f"`{folder}` holds {form}, which is not supported",
-                why=f"it has {found.relative_to(folder)}, and no weights in a supported format",
+                why=f"it has {path.relative_to(folder)}, and no weights in a supported format",
                 hint=_HINT,
             )
 

@@ -173,8 +173,8 @@ def check_pickle(file: IO[bytes]) -> None:
     """
     stack: list[int] = []  # number of objects that each entry represents
     memo: dict[int, int] = {}
-    for opcode, given, _ in pickletools.genops(file):
-        argument: Any = given
+    for opcode, operand, _ in pickletools.genops(file):
+        argument: Any = operand
         name = opcode.name
         if name == "MARK":
             stack.append(_MARK)

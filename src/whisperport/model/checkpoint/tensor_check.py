@@ -59,10 +59,10 @@ def dims_of_tensors(
     """
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
-        found = tuple(weights[name].shape) if name in weights else ()
-        if len(found) != rank:
+        stored_shape = tuple(weights[name].shape) if name in weights else ()
+        if len(stored_shape) != rank:
             raise error(f"`{name}` is missing or not of rank {rank}")
-        return found
+        return stored_shape
 
     def layers(side: str) -> int:
         return len({name.split(".")[2] for name in weights if name.startswith(f"{side}.blocks.")})
@@ -154,9 +154,9 @@ def check_tensors(
     for name, shape in shapes.items():
         if name not in weights:
             continue
-        found = tuple(weights[name].shape)
-        if found != shape:
-            misshaped.append(f"{original_name(name)} (expected {shape}, found {found})")
+        stored_shape = tuple(weights[name].shape)
+        if stored_shape != shape:
+            misshaped.append(f"{original_name(name)} (expected {shape}, found {stored_shape})")
         elif weights[name].dtype not in _DTYPES:
             mistyped.append(
                 f"{original_name(name)} ({str(weights[name].dtype).removeprefix('torch.')})"
@@ -192,5 +192,5 @@ def _listing(kind: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     listed = ", ".join(shorten(name) for name in names[:_LISTED])
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{len(names)} {kind}: {listed}{more}"
+    rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{len(names)} {kind}: {listed}{rest}"

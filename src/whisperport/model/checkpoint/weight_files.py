@@ -53,10 +53,10 @@ def read_weights(folder: Path) -> StoredWeights:
     Raises:
         CheckpointError: the folder has no supported weight file, or a file cannot be read.
     """
-    found = find_weights(folder)
-    if found is None:
+    path = find_weights(folder)
+    if path is None:
         raise _no_weights(folder)
-    files = _shards(found) if found.suffix == ".json" else [found]
+    files = _shards(path) if path.suffix == ".json" else [path]
     tensors: dict[str, Tensor] = {}
     for file in files:
         read = _read_bin if file.suffix == ".bin" else read_safetensors
@@ -73,11 +73,11 @@ def _no_weights(folder: Path) -> CheckpointError:
             why=f"its {broken_link} is a link to {os.readlink(folder / broken_link)}, which does not exist",
             hint="download the checkpoint again, or copy it with `cp -rL`, which copies the linked files",
         )
-    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
     return CheckpointError(
         what,
         why=f"it has none of {', '.join(_FILES)}"
-        + (f"; it has {', '.join(others[:6])}" if others else ""),
+        + (f"; it has {', '.join(names[:6])}" if names else ""),
         hint="save the checkpoint with transformers' `save_pretrained`",
     )
 
@@ -186,25 +186,25 @@ def _check_header(path: Path, what: str) -> None:
     if not isinstance(header, dict):
         raise CheckpointError(what, why="its header is not a JSON object", hint=_HINT)
     header.pop("__metadata__", None)
-    others = {
+    wrong_dtypes = {
         name: entry.get("dtype") if isinstance(entry, dict) else entry
         for name, entry in header.items()
         if not (isinstance(entry, dict) and entry.get("dtype") in _DTYPES)
     }
-    if others:
-        name, dtype = next(iter(others.items()))
+    if wrong_dtypes:
+        name, dtype = next(iter(wrong_dtypes.items()))
         raise CheckpointError(
             what,
             why=f"`{shorten(name)}` is of dtype {quoted(dtype)}; expected F32, F16 or BF16 "
-            f"(tensors with another dtype: {len(others)})",
+            f"(tensors with another dtype: {len(wrong_dtypes)})",
             hint="give a checkpoint that is not quantized",
         )
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"`{shorten(twice)}` occurs twice")
-    return found
+    return members

@@ -71,17 +71,17 @@ class FindingGroup:
     @property
     def flops(self) -> int:
         """Floating-point operations of these nodes."""
-        return sum(found.cost.flops for found in self.occurrences if found.cost)
+        return sum(occurrence.cost.flops for occurrence in self.occurrences if occurrence.cost)
 
     @property
     def bytes(self) -> int:
         """Bytes that these nodes read and write."""
-        return sum(found.cost.bytes for found in self.occurrences if found.cost)
+        return sum(occurrence.cost.bytes for occurrence in self.occurrences if occurrence.cost)
 
     @property
     def nodes(self) -> int:
         """Number of occurrences that are nodes."""
-        return sum(found.cost is not None for found in self.occurrences)
+        return sum(occurrence.cost is not None for occurrence in self.occurrences)
 
 
 @dataclass(frozen=True)  # without slots: a cached property is kept in the object
@@ -152,7 +152,7 @@ class CheckedProgram:
             "suggested_rewrite": group.rewrite or None,
             "flops_share": flops,
             "bytes_share": size,
-            "occurrences": [found.to_json() for found in group.occurrences],
+            "occurrences": [occurrence.to_json() for occurrence in group.occurrences],
         }
 
 
@@ -176,8 +176,8 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
         rewrite = suggested if finding.fixable else ""
         if finding.node is not None and finding.node.name in constant:
             rewrite = FOLD_CONSTANTS
-        found = Occurrence(finding.name, finding.reason, rewrite, costs.get(id(finding.node)))
-        groups.setdefault((limit.rule, operator, rewrite), (limit, []))[1].append(found)
+        occurrence = Occurrence(finding.name, finding.reason, rewrite, costs.get(id(finding.node)))
+        groups.setdefault((limit.rule, operator, rewrite), (limit, []))[1].append(occurrence)
     findings = [
         FindingGroup(rule, operator, limit.source, rewrite, limit.kind, _by_cost(occurrences))
         for (rule, operator, rewrite), (limit, occurrences) in groups.items()
@@ -231,23 +231,23 @@ def _applies(limit: Limit, graph: Graph) -> bool:
 
 def _findings(graph: Graph, spec: TargetSpec) -> Iterator[tuple[Limit, Finding]]:
     """Yield each finding with its limit; a node only for the first limit that it breaks."""
-    found: set[str] = set()
+    names: set[str] = set()
     for limit in limits_of(spec):
         if not _applies(limit, graph):
             continue
         for finding in RULES[limit.rule].check(graph, limit):
             if finding.node is not None and limit.kind != "warning":
-                if finding.node.name in found:
+                if finding.node.name in names:
                     continue
-                found.add(finding.node.name)
+                names.add(finding.node.name)
             yield limit, finding
 
 
 def _by_cost(occurrences: Sequence[Occurrence]) -> tuple[Occurrence, ...]:
     """Sort occurrences, the most expensive first."""
 
-    def key(found: Occurrence) -> tuple[int, int]:
-        return (-found.cost.flops, -found.cost.bytes) if found.cost else (0, 0)
+    def key(occurrence: Occurrence) -> tuple[int, int]:
+        return (-occurrence.cost.flops, -occurrence.cost.bytes) if occurrence.cost else (0, 0)
 
     return tuple(sorted(occurrences, key=key))
 

@@ -46,14 +46,14 @@ class Rates:
         return max(0.0, ms - work / rate) if work and rate else None
 
 
-def rates(compute: tuple[int, float], others: tuple[int, float]) -> Rates:
+def rates(compute: tuple[int, float], memory: tuple[int, float]) -> Rates:
     """Compute the rates of delegated nodes.
 
     Args:
         compute: (FLOPs, milliseconds) of the compute-bound nodes.
-        others: (bytes, milliseconds) of all other nodes.
+        memory: (bytes, milliseconds) of all other nodes.
     """
-    return Rates(*(work / ms if work and ms else None for work, ms in (compute, others)))
+    return Rates(*(work / ms if work and ms else None for work, ms in (compute, memory)))
 
 
 def xnnpack_rates(nodes: Iterable[Node], times: Iterable[tuple[str, float]]) -> Rates:

@@ -105,10 +105,10 @@ CONSTANT_ARGUMENT_OPS |= {"reshape", "slice", "split", "squeeze", "sum", "transp
 
 def without_arguments(op: str, inputs: Iterable[Value | None]) -> tuple[Value | None, ...]:
     """Return the inputs of an ONNX or TFLite node without those that are arguments, such as axes."""
-    given = tuple(inputs)
+    values = tuple(inputs)
     if op not in CONSTANT_ARGUMENT_OPS:
-        return given
-    return given[:1] + tuple(value for value in given[1:] if value and not value.constant)
+        return values
+    return values[:1] + tuple(value for value in values[1:] if value and not value.constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +199,9 @@ def _is_constant(node: Node) -> bool:
 def _has_no_effect(node: Node) -> bool:
     if len(node.outputs) != 1 or not node.tensors:
         return False
-    given, made = node.tensors[0], node.output
+    source, result = node.tensors[0], node.output
     return node.op in _NO_OPS or (
         node.op == "to"
-        and made.dtype != ""
-        and (given.shape, given.dtype) == (made.shape, made.dtype)
+        and result.dtype != ""
+        and (source.shape, source.dtype) == (result.shape, result.dtype)
     )

@@ -21,28 +21,28 @@ INPUTS_HINT = "give an array for every input with --inputs FILE.npz"
 
 
 def inputs_for(
-    wanted: Sequence[Value],
-    given: Mapping[str, Array] | None,
+    values: Sequence[Value],
+    arrays: Mapping[str, Array] | None,
     *,
     seed: int = SEED,
     rows: Mapping[str, int] | None = None,
 ) -> list[Array]:
-    """Return one array for each input in `wanted`, in their order.
+    """Return one array for each input in `values`, in their order.
 
     Args:
-        wanted: the program's inputs.
-        given: arrays by input name. None: random arrays from `seed`; floats are normally
+        values: the program's inputs.
+        arrays: arrays by input name. None: random arrays from `seed`; floats are normally
             distributed, integers are 0 to 99, booleans are true or false.
         rows: input -> number of rows of the table that its integers index, if fewer than 100.
 
     Raises:
-        ProgramError: the names, shapes or dtypes in `given` differ from the inputs; or nothing is given
+        ProgramError: the names, shapes or dtypes in `arrays` differ from the inputs; or nothing is given
             and a shape is not static.
     """
-    if given is not None:
-        return _checked(wanted, given)
+    if arrays is not None:
+        return _checked(values, arrays)
     random = np.random.default_rng(seed)
-    return [_random(value, random, (rows or {}).get(value.name)) for value in wanted]
+    return [_random(value, random, (rows or {}).get(value.name)) for value in values]
 
 
 def table_rows(graph: Graph) -> dict[str, int]:
@@ -59,9 +59,9 @@ def table_rows(graph: Graph) -> dict[str, int]:
     return rows
 
 
-def hint_for(given: Sequence[Array]) -> str:
+def hint_for(arrays: Sequence[Array]) -> str:
     """Return a hint for the case that a program fails on these inputs; empty if none is an integer."""
-    if not any(array.dtype.kind in "iu" for array in given):
+    if not any(array.dtype.kind in "iu" for array in arrays):
         return ""
     return (
         f"random integer inputs are 0 to {HIGHEST_TOKEN}; "
@@ -125,16 +125,16 @@ def _dtype(value: Value) -> np.dtype[Any]:
     return dtype
 
 
-def _checked(wanted: Sequence[Value], given: Mapping[str, Array]) -> list[Array]:
-    names = [value.name for value in wanted]
-    if set(names) != set(given):
+def _checked(values: Sequence[Value], arrays: Mapping[str, Array]) -> list[Array]:
+    names = [value.name for value in values]
+    if set(names) != set(arrays):
         raise ProgramError(
             "the arrays given do not match the inputs of the program",
-            why=f"expected {', '.join(names) or 'none'}; got {', '.join(given) or 'none'}",
+            why=f"expected {', '.join(names) or 'none'}; got {', '.join(arrays) or 'none'}",
             hint=INPUTS_HINT,
         )
-    for value in wanted:
-        array = given[value.name]
+    for value in values:
+        array = arrays[value.name]
         fits = value.shape is None or (
             array.ndim == len(value.shape)
             and all(
@@ -148,4 +148,4 @@ def _checked(wanted: Sequence[Value], given: Mapping[str, Array]) -> list[Array]
                 f"the array for input `{value.name}` has the wrong shape or dtype",
                 why=f"expected {value.shape} {value.dtype}, got {array.shape} {array.dtype}",
             )
-    return [np.ascontiguousarray(given[name]) for name in names]
+    return [np.ascontiguousarray(arrays[name]) for name in names]

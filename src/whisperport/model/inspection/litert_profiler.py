@@ -136,29 +136,29 @@ class _Session:
         self._place, self._signature = self._first_subgraph()
 
     def _owned(self, kind: str, name: str, *arguments: Any) -> c_void_p:
-        made = self._call.create(name, *arguments)
+        handle = self._call.create(name, *arguments)
         destroy = self._call.function(f"LiteRtDestroy{kind}")
         destroy.restype = None
-        self._stack.callback(destroy, made)
-        return made
+        self._stack.callback(destroy, handle)
+        return handle
 
     def _set(self, options: c_void_p, name: bytes, text: bytes) -> None:
         """Set options of one component, as TOML."""
         kept = ctypes.create_string_buffer(text)
         no_destructor = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: None)
         self._kept += (kept, no_destructor)
-        made = self._call.create("LiteRtCreateOpaqueOptions", name, kept, no_destructor)
-        self._call("LiteRtAddOpaqueOptions", options, made)
+        handle = self._call.create("LiteRtCreateOpaqueOptions", name, kept, no_destructor)
+        self._call("LiteRtAddOpaqueOptions", options, handle)
 
     def _first_subgraph(self) -> tuple[c_size_t, c_void_p]:
         """Return index and handle of the signature of subgraph 0, which LiteRT's interpreter runs."""
-        wanted = self._call.create("LiteRtGetModelSubgraph", self._model, c_size_t(0))
+        first = self._call.create("LiteRtGetModelSubgraph", self._model, c_size_t(0))
         count = c_size_t()
         self._call("LiteRtGetNumModelSignatures", self._model, byref(count))
         for place in map(c_size_t, range(count.value)):
             signature = self._call.create("LiteRtGetModelSignature", self._model, place)
             subgraph = self._call.create("LiteRtGetSignatureSubgraph", signature)
-            if subgraph.value == wanted.value:
+            if subgraph.value == first.value:
                 return place, signature
         raise ProfilerUnavailableError("no signature of the model runs its first subgraph")
 
@@ -190,7 +190,7 @@ class _Session:
             )
 
     def _buffers(self, side: str) -> Any:
-        made = []
+        buffers = []
         for place, tensor in enumerate(self._tensors(side)):
             kind = ctypes.create_string_buffer(RANKED_TYPE_BYTES)
             self._call("LiteRtGetRankedTensorType", tensor, kind)
@@ -199,8 +199,8 @@ class _Session:
                 *(self._compiled, self._place, c_size_t(place)),
             )
             create = "LiteRtCreateManagedTensorBufferFromRequirements"
-            made.append(self._owned("TensorBuffer", create, self._environment, kind, needs))
-        return (c_void_p * len(made))(*made)
+            buffers.append(self._owned("TensorBuffer", create, self._environment, kind, needs))
+        return (c_void_p * len(buffers))(*buffers)
 
     def _fill(self, buffer: c_void_p, array: Array) -> None:
         size = c_size_t()

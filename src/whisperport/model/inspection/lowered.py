@@ -108,7 +108,7 @@ def _profile_file(
     """Run and measure a file that contains one program; `head` is its first bytes."""
     if head[4:8] == TFLITE:
         return profile_tflite(path, options)
-    own = next((one for one in profilers if one.recognizes(head)), None)
+    own = next((profiler for profiler in profilers if profiler.recognizes(head)), None)
     if own is not None:
         return own.profile([path], options)
     if head.startswith(ONNX_IR_VERSION) or path.suffix == ".onnx":
@@ -140,11 +140,11 @@ def _inspect_bundle(
             hint=_hint(profilers),
         )
     bundle = Bundle.open(folder)
-    wanted = [bundle.manifest.program(name) for name in options.programs]
+    selection = [bundle.manifest.program(name) for name in options.programs]
     profiles: list[Profile] = []
     skipped: list[str] = []
     plans: list[Plan] = []
-    for entries in _by_file(wanted or bundle.manifest.programs):
+    for entries in _by_file(selection or bundle.manifest.programs):
         file = bundle.path(entries[0].files[0])
         names = [entry.spec.name for entry in entries]
         compiled = [plan for plan in map(_plan, entries) if plan]
@@ -158,14 +158,14 @@ def _inspect_bundle(
             profiles += _profile_methods(file, entries, options, reasons)
         elif file.suffix == ".onnx":
             OnnxGraph.of(bundle.folder, entries[0]).read()  # checks the paths of its external data
-            one = profile_onnx(file, replace(options, programs=()))
-            profiles.append(replace(one, program=names[0]))
+            profile = profile_onnx(file, replace(options, programs=()))
+            profiles.append(replace(profile, program=names[0]))
         elif file.suffix == ".tflite":
             profiles += _profile_signatures(file, entries, options)
         elif own := _own_profiler(entries[0], profilers):
             files = [bundle.path(name) for name in entries[0].files]
-            one = own.profile(files, replace(options, programs=()))
-            profiles.append(replace(one, program=names[0]))
+            profile = own.profile(files, replace(options, programs=()))
+            profiles.append(replace(profile, program=names[0]))
         else:
             skipped += names
     return Inspected(tuple(profiles), tuple(skipped), tuple(plans))
@@ -173,9 +173,9 @@ def _inspect_bundle(
 
 def _own_profiler(entry: ProgramEntry, profilers: Sequence[Profiler]) -> Profiler | None:
     """Return the profiler of the format that a program's files have; None: there is none."""
-    for one in profilers:
-        if entry.files[0].endswith(one.suffix) and len(entry.files) == one.files:
-            return one
+    for profiler in profilers:
+        if entry.files[0].endswith(profiler.suffix) and len(entry.files) == profiler.files:
+            return profiler
     return None
 
 
@@ -201,8 +201,10 @@ def _profile_methods(
         method: tuple(tensor.name for tensor in entry.spec.inputs)
         for method, entry in methods.items()
     }
-    found = profile_pte(file, replace(options, programs=tuple(methods)), reasons, names)
-    by_method = {one.program: one for one in found}  # the order in the file may differ
+    profiles = profile_pte(file, replace(options, programs=tuple(methods)), reasons, names)
+    by_method = {
+        profile.program: profile for profile in profiles
+    }  # the file may have another order
     return [replace(by_method[name], program=entry.spec.name) for name, entry in methods.items()]
 
 

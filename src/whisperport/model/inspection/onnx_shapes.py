@@ -137,14 +137,14 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or node.domain not in OWN_DOMAINS or not node.attribute:
         return None
     attribute = node.attribute[0]
-    given = helper.get_attribute_value(attribute)
+    value = helper.get_attribute_value(attribute)
     if attribute.name == "value":
         copy = onnx.TensorProto()
-        copy.CopyFrom(given)
+        copy.CopyFrom(value)
         return copy
     dtypes = {"f": np.float32, "i": np.int64}
     kind = dtypes.get(attribute.name.removeprefix("value_")[:1])
-    return None if kind is None else numpy_helper.from_array(np.array(given, kind))
+    return None if kind is None else numpy_helper.from_array(np.array(value, kind))
 
 
 def _put(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
@@ -193,10 +193,10 @@ class _ShapePass:
             return False
         if not all(_is_static(self._types.get(name)) for name in node.output if name):
             self._infer(node)
-        made = self._computed(node)
-        if made is None:
+        arrays = self._computed(node)
+        if arrays is None:
             return False
-        for name, array in zip(node.output, made, strict=True):
+        for name, array in zip(node.output, arrays, strict=True):
             tensor = numpy_helper.from_array(np.asarray(array), name)
             self._data[name] = tensor
             self._graph.initializer.append(tensor)
@@ -209,42 +209,44 @@ class _ShapePass:
         data = {name: self._data[name] for name in node.input if name in self._data}
         try:
             schema = get_schema(node.op_type, self._opset, "")
-            found = shape_inference.infer_node_outputs(
+            result_types = shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=list(self._model.opset_import)
             )
         except (SchemaError, shape_inference.InferenceError, RuntimeError, ValueError):
             return  # not known: the nodes that read it have no known shape either
-        self._types |= found
+        self._types |= result_types
 
     def _computed(self, node: onnx.NodeProto) -> list[Any] | None:
-        given = self._types.get(node.input[0]) if node.input else None
-        if node.op_type == "Shape" and given is not None and _is_static(given):
+        input_type = self._types.get(node.input[0]) if node.input else None
+        if node.op_type == "Shape" and input_type is not None and _is_static(input_type):
             between = {a.name: a.i for a in node.attribute}
-            sizes = _sizes(given)[between.get("start", 0) : between.get("end")]
+            sizes = _sizes(input_type)[between.get("start", 0) : between.get("end")]
             return [np.array(sizes, np.int64)]
         if node.op_type not in FOLDED or not all(n in self._data for n in node.input if n):
             return None
         if not self._is_small(node):
             return None
-        made = self._evaluated(node)
+        arrays = self._evaluated(node)
         return (
-            made if made and all(np.size(array) <= MAX_FOLDED_ELEMENTS for array in made) else None
+            arrays
+            if arrays and all(np.size(array) <= MAX_FOLDED_ELEMENTS for array in arrays)
+            else None
         )
 
     def _is_small(self, node: onnx.NodeProto) -> bool:
         """Whether the node's result is small; a file can request tensors of any size."""
-        given = [self._data[name] for name in node.input if name]
+        operands = [self._data[name] for name in node.input if name]
         if node.op_type == CONSTANT_OF_SHAPE:
             return (
-                prod(max(1, int(n)) for n in numpy_helper.to_array(given[0]).flat)
+                prod(max(1, int(n)) for n in numpy_helper.to_array(operands[0]).flat)
                 <= MAX_FOLDED_ELEMENTS
             )
         if node.op_type in ("Max", "Min"):  # any number of operands, which broadcast
             return bool(
-                prod(max(1, prod(tensor.dims)) for tensor in given) <= MAX_FOLDED_ELEMENTS**2
+                prod(max(1, prod(tensor.dims)) for tensor in operands) <= MAX_FOLDED_ELEMENTS**2
             )
         if node.op_type == "Concat":
-            return bool(sum(prod(tensor.dims) for tensor in given) <= MAX_FOLDED_ELEMENTS)
+            return bool(sum(prod(tensor.dims) for tensor in operands) <= MAX_FOLDED_ELEMENTS)
         return True
 
     def _evaluated(self, node: onnx.NodeProto) -> list[Any] | None:

@@ -37,7 +37,7 @@ class Partitions:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return {
-            "subgraphs": [asdict(one) for one in self.subgraphs],
+            "subgraphs": [asdict(subgraph) for subgraph in self.subgraphs],
             "splitting_nodes": list(self.splitting),
             "border_bytes": border_bytes(self.subgraphs),
         }
@@ -72,18 +72,18 @@ def border(inside: Sequence[Node], nodes: Iterable[Node], returned: Collection[V
         nodes: all nodes of the program, also those inside.
         returned: what the program returns.
     """
-    made = {value.name: value for node in inside for value in node.outputs}
+    results = {value.name: value for node in inside for value in node.outputs}
     members = {id(node) for node in inside}
-    given = {
+    inputs = {
         value.name: value
         for node in inside
         for value in node.tensors
-        if not value.constant and value.name not in made
+        if not value.constant and value.name not in results
     }
     read = {v.name for node in nodes if id(node) not in members for v in node.tensors}
     read |= {value.name for value in returned}
-    left = [value for name, value in made.items() if name in read]
-    return Subgraph(len(inside), _total(given.values()), _total(left))
+    outputs = [value for name, value in results.items() if name in read]
+    return Subgraph(len(inside), _total(inputs.values()), _total(outputs))
 
 
 def _total(values: Iterable[Value]) -> int | None:
@@ -98,12 +98,12 @@ def _decomposed(graph: Graph, parts: Parts) -> tuple[list[Node], list[bool]]:
     delegated: list[bool] = []
     for node in graph.nodes:
         of = parts.get(node.name, (True,))
-        for place, one in enumerate(of):
+        for place, is_delegated in enumerate(of):
             inputs = node.inputs if place == 0 else (nodes[-1].output,)
             last = place == len(of) - 1
             outputs = node.outputs if last else (replace(node.output, name=f"{node.name}.{place}"),)
             nodes.append(replace(node, inputs=inputs, outputs=outputs))
-            delegated.append(one)
+            delegated.append(is_delegated)
     return nodes, delegated
 
 
@@ -147,14 +147,14 @@ def _backward(
 
 
 def _forward(before: Sequence[int], delegated: Sequence[bool]) -> list[list[int]]:
-    done, left = 0, list(range(len(before)))
+    placed, left = 0, list(range(len(before)))
     sets: list[list[int]] = []
     while left:
         turn, members, rest = delegated[left[0]], [], []
         for index in left:
-            if delegated[index] is turn and not before[index] & ~done:
+            if delegated[index] is turn and not before[index] & ~placed:
                 members.append(index)
-                done |= 1 << index
+                placed |= 1 << index
             else:
                 rest.append(index)
         if turn and members:
@@ -168,11 +168,11 @@ def _splitting(
 ) -> Iterable[str]:
     """Yield the nodes between two subgraphs, which read one of them and are read by another."""
     inside = {index for members in sets for index in members}
-    made = {value.name for index in inside for value in nodes[index].outputs}
+    results = {value.name for index in inside for value in nodes[index].outputs}
     needed = 0
     for index in inside:
         needed |= before[index]
     for index, node in enumerate(nodes):
         outside = index not in inside and needed >> index & 1
-        if outside and any(value.name in made for value in node.tensors):
+        if outside and any(value.name in results for value in node.tensors):
             yield node.name

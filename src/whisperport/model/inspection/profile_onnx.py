@@ -71,9 +71,9 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
         settings.profile_file_prefix = os.path.join(folder, "trace")
         try:
             session = ort.InferenceSession(os.fspath(path), settings, providers=[provider])
-            wanted = [_value(i) for i in session.get_inputs()]
-            arrays = inputs_for(wanted, options.inputs)
-            feed = {value.name: array for value, array in zip(wanted, arrays, strict=True)}
+            values = [_value(i) for i in session.get_inputs()]
+            arrays = inputs_for(values, options.inputs)
+            feed = {value.name: array for value, array in zip(values, arrays, strict=True)}
             for _ in range(options.repeat + 1):
                 session.run(None, feed)
             trace = _trace(Path(session.end_profiling()))
@@ -156,7 +156,7 @@ def _profile(
     rate = _rates(provider, times, examples)
     nodes = [_node(examples[key], ms, provider, rate, modules) for key, ms in times.items()]
     inferred = filled([node.module for node in nodes])
-    nodes = [replace(node, module=one) for node, one in zip(nodes, inferred, strict=True)]
+    nodes = [replace(node, module=module) for node, module in zip(nodes, inferred, strict=True)]
     return Profile(
         program=name,
         runtime="ONNX Runtime",
@@ -199,15 +199,15 @@ def _rates(
 ) -> Rates:
     """Compute the provider's rates from the nodes that it ran."""
     compute: list[Node] = []
-    others: list[Node] = []
+    memory: list[Node] = []
     spent = {True: 0.0, False: 0.0}
     for key, event in events.items():
         if event["args"]["provider"] == provider:
             node = _graph_node(event)
-            (compute if is_compute_bound(node) else others).append(node)
+            (compute if is_compute_bound(node) else memory).append(node)
             spent[is_compute_bound(node)] += times[key]
     return rates(
-        (compute_and_bytes(compute)[0], spent[True]), (compute_and_bytes(others)[1], spent[False])
+        (compute_and_bytes(compute)[0], spent[True]), (compute_and_bytes(memory)[1], spent[False])
     )
 
 

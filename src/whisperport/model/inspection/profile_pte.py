@@ -160,10 +160,10 @@ def _profile(method: Method, runs: Sequence[Any], reasons: Reasons) -> Profile:
     rejected = _rejected(method.graph, reasons) if BACKEND in backends or not backends else {}
     inner = [node for i in method.instructions.values() for node in i.inner]
     rate = xnnpack_rates(inner, [(key[2], time) for key, time in ms.items() if key[2]])
-    delegates = (place for place, one in method.instructions.items() if one.backend)
+    delegates = (place for place, i in method.instructions.items() if i.backend)
     calls = {place: number for number, place in enumerate(delegates, start=1)}
     nodes = []
-    for key, time in sorted(ms.items(), key=lambda one: one[0][:2]):  # as instructions run
+    for key, time in sorted(ms.items(), key=lambda item: item[0][:2]):  # as instructions run
         place = key[:2]
         instruction = method.instructions[place]
         if instruction.backend:

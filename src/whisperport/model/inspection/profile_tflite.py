@@ -91,11 +91,11 @@ def _with_times(path: Path, measured: Measured) -> Profile:
 def _borders(ops: Sequence[Op], graphs: Sequence[Graph]) -> tuple[Subgraph, ...]:
     """Return what enters and leaves each call of the delegate; empty if the file could not be read."""
     file = [op for op in ops if op.name != DELEGATE]
-    taken = [replaced(op, file) for op in ops if op.name == DELEGATE]
+    index_sets = [replaced(op, file) for op in ops if op.name == DELEGATE]
     return tuple(
         border([n for n in graph.nodes if _index(n) in indices], graph.nodes, graph.outputs)
         for graph in graphs
-        for indices in taken
+        for indices in index_sets
     )
 
 
@@ -190,14 +190,14 @@ def _without_times(name: str, measured: Measured, repeat: int) -> Profile:
 def replaced(call: Op, file: Sequence[Op]) -> set[int]:
     """Return the indices of the nodes between the inputs and the outputs of a delegate's call."""
     makers = {tensor: op for op in file for tensor in op.outputs}
-    given = set(call.inputs)
-    found: set[int] = set()
+    inputs = set(call.inputs)
+    indices: set[int] = set()
     pending = list(call.outputs)
     while pending:
         tensor = pending.pop()
         op = makers.get(tensor)
-        if op is None or tensor in given or op.index in found:
+        if op is None or tensor in inputs or op.index in indices:
             continue
-        found.add(op.index)
-        pending += [t for t in op.inputs if t not in given]
-    return found
+        indices.add(op.index)
+        pending += [t for t in op.inputs if t not in inputs]
+    return indices

@@ -30,25 +30,25 @@ def read_exported(name: str, exported: "ExportedProgram") -> Graph:
     constants = {n for n in stored if signature.inputs_to_buffers.get(n) not in written_to}
     values: dict[str, Value] = {}
     nodes: list[Node | None] = []
-    given: list[Value] = []
+    inputs: list[Value] = []
     for node in exported.graph.nodes:
         if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
             value = _value(node.name, node.meta["val"], node.name in constants)
             values[node.name] = value
             if node.name not in stored:
-                given.append(value)
+                inputs.append(value)
         elif node.op == "call_function" and "getitem" not in str(node.target):
             outputs = _outputs(node)
             values |= dict(outputs)
-            made = [value for _, value in outputs]
+            results = [value for _, value in outputs]
             arguments, trace = _arguments(node, values), str(node.meta.get("stack_trace") or "")
             nodes.append(
-                torch_node(node.name, _target(node), arguments, made, _module(node), trace)
+                torch_node(node.name, _target(node), arguments, results, _module(node), trace)
             )
     specs = signature.output_specs  # results, and tensors written back to buffers and inputs
     returned = [values[spec.arg.name] for spec in specs if spec.arg.name in values]
-    found, newest = follow_writes([node for node in nodes if node], returned)
-    return build(name, "torch", found, given, newest)
+    newest_nodes, newest = follow_writes([node for node in nodes if node], returned)
+    return build(name, "torch", newest_nodes, inputs, newest)
 
 
 def _target(node: "fx.Node") -> str:

@@ -176,7 +176,7 @@ def _exported(name: str, config: Any, model: nn.Module) -> ExportedProgram:
     try:
         return exported_module(name, model, (), inputs)
     except LoweringError as error:
-        shapes = [f"{one} {tuple(x.shape)}" for one, x in inputs.items() if isinstance(x, Tensor)]
+        shapes = [f"{key} {tuple(x.shape)}" for key, x in inputs.items() if isinstance(x, Tensor)]
         raise LoweringError(
             f"torch.export could not trace `{name}` with {', '.join(shapes)}",
             why=error.why,
@@ -208,16 +208,16 @@ def _inputs(name: str, config: Any, parameters: Any) -> dict[str, Tensor]:
         "input_features": _spectrogram(config),
         "pixel_values": _image(getattr(config, "vision_config", config)),
     }
-    given = {one: shape for one, shape in shapes.items() if one in parameters}
-    if not given:
+    input_shapes = {key: shape for key, shape in shapes.items() if key in parameters}
+    if not input_shapes:
         raise ProgramError(
             f"cannot make inputs for {name}",
             why=f"its `forward` takes none of {', '.join(shapes)}",
             hint=HINT,
         )
     return {
-        one: torch.zeros(shape, dtype=torch.long if one.endswith("ids") else torch.float32)
-        for one, shape in given.items()
+        key: torch.zeros(shape, dtype=torch.long if key.endswith("ids") else torch.float32)
+        for key, shape in input_shapes.items()
     }
 
 
@@ -249,4 +249,4 @@ def _image(config: Any) -> tuple[int, ...]:
 def _number(config: Any, default: int, *names: str) -> int:
     """Return the first of a configuration's values that is a positive integer."""
     values = (getattr(config, name, None) for name in names)
-    return next((one for one in values if isinstance(one, int) and one > 0), default)
+    return next((value for value in values if isinstance(value, int) and value > 0), default)

@@ -146,12 +146,12 @@ def _check_names(model: "onnx.ModelProto") -> None:
 
 def _check_sources(model: "onnx.ModelProto", stored: Mapping[str, Any]) -> None:
     """Check that every tensor that is read or returned is an input, a constant or the output of a node."""
-    made = {value.name for value in model.graph.input} | set(stored) | {""}
-    made |= {sparse.values.name for sparse in model.graph.sparse_initializer}
-    made.update(name for node in model.graph.node for name in node.output)
+    sources = {value.name for value in model.graph.input} | set(stored) | {""}
+    sources |= {sparse.values.name for sparse in model.graph.sparse_initializer}
+    sources.update(name for node in model.graph.node for name in node.output)
     read = [name for node in model.graph.node for name in node.input]
     for name in (*read, *(value.name for value in model.graph.output)):
-        if name not in made:
+        if name not in sources:
             raise ValueError(f"no node, input or initializer provides the tensor `{name}`")
 
 
@@ -212,7 +212,9 @@ def _is_embedding(inputs: Sequence[Value | None], arguments: Mapping[str, Any]) 
     return bool(table and table.constant and len(table.shape or ()) == 2 and not arguments["dim"])
 
 
-def _arguments(op: str, given: dict[str, Any], small: Sequence[Any], opset: int) -> dict[str, Any]:
+def _arguments(
+    op: str, attributes: dict[str, Any], small: Sequence[Any], opset: int
+) -> dict[str, Any]:
     """Return attributes with aten's names.
 
     Their values come from the node's attributes or, in later opsets, from its small constant inputs.
@@ -224,25 +226,25 @@ def _arguments(op: str, given: dict[str, Any], small: Sequence[Any], opset: int)
         return None if tensor is None else numpy_helper.to_array(tensor).tolist()
 
     if op in ("softmax", "log_softmax"):
-        return {"dim": given.get("axis", -1 if opset >= SOFTMAX_AXIS_OPSET else 1)}
+        return {"dim": attributes.get("axis", -1 if opset >= SOFTMAX_AXIS_OPSET else 1)}
     if op in ("mean", "sum", "amax"):
-        axes = given.get("axes", constant(1))
-        return {"dim": axes, "keepdim": bool(given.get("keepdims", 1))}
+        axes = attributes.get("axes", constant(1))
+        return {"dim": axes, "keepdim": bool(attributes.get("keepdims", 1))}
     if op in ("unsqueeze", "squeeze"):
-        return {"dim": given.get("axes", constant(1))}
+        return {"dim": attributes.get("axes", constant(1))}
     if op in ("gather", "cat", "split"):
-        return {"dim": given.get("axis", 0)}
+        return {"dim": attributes.get("axis", 0)}
     if op == "slice":
         steps = constant(4)
         return {"step": max((abs(step) for step in steps), default=1) if steps else 1}
     if op == "pow":
         return {"exponent": constant(1)}
     if op == "gelu":
-        return {"approximate": given.get("approximate", b"none").decode("utf-8", "replace")}
+        return {"approximate": attributes.get("approximate", b"none").decode("utf-8", "replace")}
     if op == "linear":
-        return {"transposed_left": bool(given.get("transA", 0))}
+        return {"transposed_left": bool(attributes.get("transA", 0))}
     if op == "conv":
-        return {"groups": given.get("group", 1)}
+        return {"groups": attributes.get("group", 1)}
     return {}
 
 

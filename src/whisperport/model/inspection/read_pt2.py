@@ -122,15 +122,15 @@ def _graph(path: Path, name: str, text: bytes, sizes: Mapping[str, int]) -> Grap
     program = fix_sizes(path.name, program, sizes) if sizes else program
     module = program["graph_module"]
     graph, signature = _flat(module["graph"]), module["signature"]
-    constants, given = _stored(signature)
+    constants, input_names = _stored(signature)
     values = {
         key: _value(key, meta, key in constants) for key, meta in graph["tensor_values"].items()
     }
     nodes = [_node(node, values, index) for index, node in enumerate(graph["nodes"])]
-    inputs = [values[key] for key in given if key in values]
+    inputs = [values[key] for key in input_names if key in values]
     returned = [values[key] for key in _returned(signature) if key in values]
-    found, newest = follow_writes([node for node in nodes if node], returned)
-    return build(name, "torch", found, inputs, newest)
+    newest_nodes, newest = follow_writes([node for node in nodes if node], returned)
+    return build(name, "torch", newest_nodes, inputs, newest)
 
 
 def _flat(graph: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -140,18 +140,18 @@ def _flat(graph: Mapping[str, Any]) -> Mapping[str, Any]:
         if node["target"] != NO_GRAD:
             nodes.append(node)
             continue
-        _, body, *arguments = (one["arg"] for one in node["inputs"])
+        _, body, *arguments = (argument["arg"] for argument in node["inputs"])
         inner = _flat(body["as_graph"]["graph"])
         names = {name: f"{body['as_graph']['name']}.{name}" for name in inner["tensor_values"]}
         names |= dict(zip(_names(inner["inputs"]), _names(arguments), strict=True))
         names |= dict(zip(_names(inner["outputs"]), _names(node["outputs"]), strict=True))
-        nodes += [_renamed(one, names) for one in inner["nodes"]]
+        nodes += [_renamed(inner_node, names) for inner_node in inner["nodes"]]
         values = {names[name]: meta for name, meta in inner["tensor_values"].items()} | values
     return {**graph, "nodes": nodes, "tensor_values": values}
 
 
-def _names(given: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [one["as_tensor"]["name"] for one in given if "as_tensor" in one]
+def _names(arguments: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [argument["as_tensor"]["name"] for argument in arguments if "as_tensor" in argument]
 
 
 def _renamed(node: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _renamed(node: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
             return data
         return {key: names.get(x, x) if key == "name" else rename(x) for key, x in data.items()}
 
-    inputs = [{**one, "arg": rename(one["arg"])} for one in node["inputs"]]
+    inputs = [{**argument, "arg": rename(argument["arg"])} for argument in node["inputs"]]
     return {**node, "inputs": inputs, "outputs": rename(node["outputs"])}
 
 
@@ -175,16 +175,16 @@ def _stored(signature: Mapping[str, Any]) -> tuple[set[str], list[str]]:
         for spec in signature["output_specs"]
         if "buffer_mutation" in spec
     }
-    constants, given = set(), []
+    constants, arguments = set(), []
     for spec in signature["input_specs"]:
         ((kind, body),) = spec.items()
         if kind == "user_input":
-            given.append(next(iter(body["arg"].values())))
+            arguments.append(next(iter(body["arg"].values())))
         elif kind in ("parameter", "tensor_constant") or (
             kind == "buffer" and body["buffer_name"] not in written_to
         ):
             constants.add(body["arg"]["name"])
-    return constants, [arg["name"] for arg in given if isinstance(arg, dict) and "name" in arg]
+    return constants, [arg["name"] for arg in arguments if isinstance(arg, dict) and "name" in arg]
 
 
 def _returned(signature: Mapping[str, Any]) -> list[str]:
@@ -214,16 +214,16 @@ def _expression(text: str) -> str:
 def _node(node: Mapping[str, Any], values: Mapping[str, Value], index: int) -> Node | None:
     outputs = []
     for output in node["outputs"]:
-        found = _plain(output, values)
-        outputs += found if isinstance(found, list) else [found]
-    made = [value for value in outputs if isinstance(value, Value)]
+        content = _plain(output, values)
+        outputs += content if isinstance(content, list) else [content]
+    results = [value for value in outputs if isinstance(value, Value)]
     arguments: list[Argument] = [
-        (str(given["name"]), _plain(given["arg"], values)) for given in node["inputs"]
+        (str(argument["name"]), _plain(argument["arg"], values)) for argument in node["inputs"]
     ]
-    name = node.get("name") or (made[0].name if made else f"node_{index}")
+    name = node.get("name") or (results[0].name if results else f"node_{index}")
     metadata = node.get("metadata", {})
     module, trace = _module(metadata.get("nn_module_stack", "")), metadata.get("stack_trace", "")
-    return torch_node(str(name), str(node["target"]), arguments, made, module, trace)
+    return torch_node(str(name), str(node["target"]), arguments, results, module, trace)
 
 
 def _module(stack: str) -> tuple[str, str]:

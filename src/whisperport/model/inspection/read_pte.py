@@ -48,7 +48,9 @@ class Method:
     @property
     def borders(self) -> tuple[Subgraph, ...]:
         """What enters and leaves each XNNPACK delegate."""
-        inner = [one.inner for one in self.instructions.values() if one.inner]
+        inner = [
+            instruction.inner for instruction in self.instructions.values() if instruction.inner
+        ]
         return tuple(border(nodes, self.graph.nodes, self.graph.outputs) for nodes in inner)
 
 
@@ -151,9 +153,9 @@ class _Reader:
             return named, tensors[-1:]
         # The returned values follow the arguments; they repeat the `out` arguments.
         pairs = list(zip(schema.arguments, values, strict=False))
-        given = [(argument.name, value) for argument, value in pairs if not argument.is_out]
+        named = [(argument.name, value) for argument, value in pairs if not argument.is_out]
         outputs = [v for argument, v in pairs if argument.is_out and isinstance(v, Value)]
-        return given, outputs
+        return named, outputs
 
     def _value(self, number: int) -> Any:
         if number < 0:

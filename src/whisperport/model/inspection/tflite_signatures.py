@@ -137,8 +137,8 @@ def exchange(path: Path, subgraph: int) -> None:
         start = table.Vector(table.Offset(SUBGRAPHS))
         places = (start, start + 4 * subgraph)
         # An entry is the distance from itself to its subgraph.
-        first, other = (place + struct.unpack_from("<I", data, place)[0] for place in places)
-        struct.pack_into("<I", data, places[0], other - places[0])
+        first, second = (place + struct.unpack_from("<I", data, place)[0] for place in places)
+        struct.pack_into("<I", data, places[0], second - places[0])
         struct.pack_into("<I", data, places[1], first - places[1])
 
 

@@ -78,12 +78,12 @@ class CoarseProjection(nn.Module):
         first = (x / steps).round() * steps
         rest = x - first
         rows = torch.cat([first.reshape(1, 1, -1), rest.reshape(1, 1, -1)], dim=1)
-        both = matmul_8bits(rows, self.weight, self.scales)
+        logits = matmul_8bits(rows, self.weight, self.scales)
         # By Cauchy and Schwarz, per block. A value of `rest` is rounded to a 127th of the largest one.
         lengths = (x * x).sum(1).sqrt()
         rounding = rest.abs().amax(1) * (math.sqrt(self.block) / LEVELS)
         bound = torch.cat([lengths, rounding]).reshape(1, 1, -1) @ self.limits
-        return both[:, :1] + both[:, 1:], bound
+        return logits[:, :1] + logits[:, 1:], bound
 
 
 def block_of(width: int) -> int:

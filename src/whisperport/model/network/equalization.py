@@ -37,7 +37,9 @@ def equalize(encoder: Encoder) -> None:
         _behind_norm(block.mlp_ln, (cast(nn.Linear, block.mlp[0]),))
         values = _range(attention.value, block.attn_ln)
         _move(attention.value, _scale(values, _columns([attention.out])), attention.out)
-        queries, keys = (_range(one, block.attn_ln) for one in (attention.query, attention.key))
+        queries, keys = (
+            _range(linear, block.attn_ln) for linear in (attention.query, attention.key)
+        )
         scale = _scale(queries, keys)
         _divide(attention.query, scale)
         _divide(attention.key, 1 / scale)
@@ -71,7 +73,7 @@ def _scale(activations: Tensor, weights: Tensor) -> Tensor:
 
 def _columns(linears: Sequence[nn.Linear]) -> Tensor:
     """Return the largest absolute weight of each input channel."""
-    return torch.stack([one.weight.abs().amax(0) for one in linears]).amax(0)
+    return torch.stack([linear.weight.abs().amax(0) for linear in linears]).amax(0)
 
 
 def _range(linear: nn.Linear, norm: nn.LayerNorm) -> Tensor:

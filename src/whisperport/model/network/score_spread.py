@@ -31,8 +31,8 @@ def score_spread(decoder: Decoder, texts: Iterable[tuple[CrossKV, Sequence[int]]
     """
     layers: list[list[tuple[Tensor, Tensor]]] = [[] for _ in decoder.blocks]
     for cross_kv, tokens in texts:
-        for layer, found in zip(layers, _queries_and_keys(decoder, cross_kv, tokens), strict=True):
-            layer.append(found)
+        for layer, pair in zip(layers, _queries_and_keys(decoder, cross_kv, tokens), strict=True):
+            layer.append(pair)
     return max((_spread(layer) for layer in layers if layer), default=0.0)
 
 
@@ -52,7 +52,7 @@ def _queries_and_keys(
         x = torch.zeros(1, count + 1, embedded.shape[1])
         x[0, :count] = embedded + decoder.positional_embedding[:count]
         mask = torch.full((1, count + 1, count + 1), -torch.inf).triu(1)
-        cross_k, cross_v = (list(one) for one in zip(*cross_kv, strict=True))
+        cross_k, cross_v = (list(tensors) for tensors in zip(*cross_kv, strict=True))
         none = [keys[:, :, :0] for keys in cross_k], [values[:, :0] for values in cross_v]
         Decode(decoder).hidden(x, mask, *none, cross_k, cross_v)
     finally:

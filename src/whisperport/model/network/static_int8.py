@@ -152,5 +152,5 @@ class StaticInt8Encoder(TorchFunctionMode):
             sizes = np.abs(values)
             ratio = float(sizes.max() / max(np.median(sizes), 1e-30))
             channel = int(sizes.argmax()) % values.shape[-1]
-            found = Widest(ratio, key.split(" ")[0], channel)
-            self.widest = max(found, self.widest) if self.widest else found
+            widest = Widest(ratio, key.split(" ")[0], channel)
+            self.widest = max(widest, self.widest) if self.widest else widest

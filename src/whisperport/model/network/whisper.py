@@ -84,7 +84,7 @@ class Whisper(nn.Module):
             cross_kv: keys and values of each layer, as `cross_kv` returns them.
             heads: (layer, head) of each of the A heads.
         """
-        queries = [found for _, found in self._layers(tokens, cross_kv)]
+        queries = [layer_queries for _, layer_queries in self._layers(tokens, cross_kv)]
         return torch.stack(
             [queries[layer][head] @ cross_kv[layer][0][head] for layer, head in heads]
         )

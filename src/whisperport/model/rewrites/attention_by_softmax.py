@@ -45,23 +45,23 @@ def attention_by_softmax(module: GraphModule) -> tuple[list[str], list[Rejection
     rejected: list[Rejection] = []
     masks: dict[Any, Node] = {}  # layers with the same mask share one node
     for node in calls(module, aten.scaled_dot_product_attention.default):
-        given = arguments(node)
-        if reason := _obstacle(module, given):
+        args = arguments(node)
+        if reason := _obstacle(module, args):
             rejected.append(Rejection(node.name, reason))
             continue
-        _replace(module, node, given, masks)
+        _replace(module, node, args, masks)
         changed.append(node.name)
     return changed, rejected
 
 
-def _obstacle(module: GraphModule, given: dict[str, Any]) -> str:
-    if given["dropout_p"]:
-        return f"attention has a dropout of {given['dropout_p']}; call eval() before the export"
-    if given["enable_gqa"]:
+def _obstacle(module: GraphModule, args: dict[str, Any]) -> str:
+    if args["dropout_p"]:
+        return f"attention has a dropout of {args['dropout_p']}; call eval() before the export"
+    if args["enable_gqa"]:
         return "attention has grouped queries (enable_gqa); only one key per query is supported"
-    if value(given["query"]).dtype != torch.float32:
-        return f"the query is {value(given['query']).dtype}; only float32 is supported"
-    mask = given["attn_mask"]
+    if value(args["query"]).dtype != torch.float32:
+        return f"the query is {value(args['query']).dtype}; only float32 is supported"
+    mask = args["attn_mask"]
     if mask is not None and _has_fully_masked_row(stored(module, mask)):
         return "a row of the mask excludes every position: fused attention returns zeros for such a row"
     return ""
@@ -74,10 +74,10 @@ def _has_fully_masked_row(mask: Tensor | None) -> bool:
     return not bool(attended.any(dim=-1).all())
 
 
-def _replace(module: GraphModule, node: Node, given: dict[str, Any], masks: Any) -> None:
-    q, k, v = given["query"], given["key"], given["value"]
-    scale = given["scale"] if given["scale"] is not None else 1 / math.sqrt(shape(q)[-1])
-    mask = _mask(module, node, given, masks)
+def _replace(module: GraphModule, node: Node, args: dict[str, Any], masks: Any) -> None:
+    q, k, v = args["query"], args["key"], args["value"]
+    scale = args["scale"] if args["scale"] is not None else 1 / math.sqrt(shape(q)[-1])
+    mask = _mask(module, node, args, masks)
     call = module.graph.call_function
     with module.graph.inserting_before(node):
         scaled = q if scale == 1 else call(aten.mul.Tensor, (q, scale))
@@ -89,11 +89,11 @@ def _replace(module: GraphModule, node: Node, given: dict[str, Any], masks: Any)
     replace(node, result)
 
 
-def _mask(module: GraphModule, node: Node, given: dict[str, Any], masks: Any) -> Node | None:
+def _mask(module: GraphModule, node: Node, args: dict[str, Any], masks: Any) -> Node | None:
     """Return the node of the mask that is added to the scores; None if nothing is masked."""
-    mask, rows, columns = given["attn_mask"], shape(given["query"])[-2], shape(given["key"])[-2]
+    mask, rows, columns = args["attn_mask"], shape(args["query"])[-2], shape(args["key"])[-2]
     key = mask if mask is not None else (rows, columns)
-    if mask is None and not given["is_causal"]:
+    if mask is None and not args["is_causal"]:
         return None
     if key not in masks:
         at = node if mask is None else _after(mask)

@@ -75,10 +75,10 @@ def find_rewrite(requested: str) -> Rewrite:
             f"no rewrite is called {name!r}",
             hint=f"known rewrites: {', '.join(sorted(REWRITES))}",
         )
-    found = REWRITES[name]
+    entry = REWRITES[name]
     if not equals:
-        return found
-    if found.number is None:
+        return entry
+    if entry.number is None:
         raise LoweringError(
             f"rewrite `{name}` has no number, but {requested!r} gives one",
             hint=f"write {name!r}",
@@ -86,9 +86,9 @@ def find_rewrite(requested: str) -> Rewrite:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise LoweringError(
             f"the number of rewrite `{name}` is {text!r}; expected an integer of 1 or more",
-            hint=f"write, for example, {name}={found.number}",
+            hint=f"write, for example, {name}={entry.number}",
         )
-    return replace(found, number=int(text))
+    return replace(entry, number=int(text))
 
 
 def run_rewrites(program: Program, names: Sequence[str]) -> tuple[Program, list[Outcome]]:

@@ -24,38 +24,38 @@ def conv1d_by_conv2d(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     changed: list[str] = []
     rejected: list[Rejection] = []
     for node in calls(module, *CONVOLUTIONS):
-        given = arguments(node)
+        args = arguments(node)
         if len(shape(node)) != 3:
             continue
-        if reason := _obstacle(module, given):
+        if reason := _obstacle(module, args):
             rejected.append(Rejection(node.name, reason))
             continue
-        _replace(module, node, given)
+        _replace(module, node, args)
         changed.append(node.name)
     return changed, rejected
 
 
-def _obstacle(module: GraphModule, given: dict[str, Any]) -> str:
-    if stored(module, given["weight"]) is None:
+def _obstacle(module: GraphModule, args: dict[str, Any]) -> str:
+    if stored(module, args["weight"]) is None:
         return "the weight is computed, not stored; only a stored weight is supported"
-    if isinstance(given["padding"], str):
-        return f"the padding is {given['padding']!r}; only a number is supported"
-    if given.get("transposed"):
+    if isinstance(args["padding"], str):
+        return f"the padding is {args['padding']!r}; only a number is supported"
+    if args.get("transposed"):
         return "the convolution is transposed; this is not supported"
     return ""
 
 
-def _replace(module: GraphModule, node: Node, given: dict[str, Any]) -> None:
-    x, weight = given["input"], stored(module, given["weight"])
+def _replace(module: GraphModule, node: Node, args: dict[str, Any]) -> None:
+    x, weight = args["input"], stored(module, args["weight"])
     assert weight is not None
     batch, channels, length = shape(x)
     numbers = [
-        [outer, *given[name]] for name, outer in (("stride", 1), ("padding", 0), ("dilation", 1))
+        [outer, *args[name]] for name, outer in (("stride", 1), ("padding", 0), ("dilation", 1))
     ]
     call = module.graph.call_function
     with module.graph.inserting_before(node):
         kernel = store(module, f"{node.name}_kernel", weight.unsqueeze(2))
         flat = call(aten.reshape.default, (x, [batch, channels, 1, length]))
-        result = call(aten.conv2d.default, (flat, kernel, given["bias"], *numbers, given["groups"]))
+        result = call(aten.conv2d.default, (flat, kernel, args["bias"], *numbers, args["groups"]))
         result = call(aten.reshape.default, (result, shape(node)))
     replace(node, result)

@@ -82,11 +82,11 @@ def _remaining(module: GraphModule, number: int, rejected: dict[str, str]) -> li
         elif node.op == "output":
             reasons += [
                 Rejection(
-                    given.name,
-                    f"an output of rank {_rank(given)}; the limit is {number}: fold it on the host",
+                    result.name,
+                    f"an output of rank {_rank(result)}; the limit is {number}: fold it on the host",
                 )
-                for given in node.all_input_nodes
-                if _rank(given) > number and given.op != "placeholder"
+                for result in node.all_input_nodes
+                if _rank(result) > number and result.op != "placeholder"
             ]
     return reasons
 
@@ -133,8 +133,8 @@ def _put(node: Node, folded: Node) -> None:
 
 def _reshape(source: Any, sizes: Sequence[int], number: int) -> Node:
     """Reshape `source`; if its rank is too high, reshape the tensor before the preceding reshapes."""
-    found = source if _rank(source) <= number else _origin(source, number)
-    return found.graph.call_function(aten.reshape.default, (found, list(sizes)))
+    origin = source if _rank(source) <= number else _origin(source, number)
+    return origin.graph.call_function(aten.reshape.default, (origin, list(sizes)))
 
 
 def _origin(node: Node, number: int) -> Node:
@@ -156,11 +156,11 @@ def _rank(node: Any) -> int:
 
 def _permuted(node: Node, number: int) -> Node:
     """Permute without axes of length 1, and with adjacent axes joined if they stay adjacent."""
-    given = arguments(node)
-    source, sizes = given["self"], shape(given["self"])
-    order = [axis % len(sizes) for axis in given.get("dims", range(len(sizes)))]
+    args = arguments(node)
+    source, sizes = args["self"], shape(args["self"])
+    order = [axis % len(sizes) for axis in args.get("dims", range(len(sizes)))]
     if node.target == aten.transpose.int:
-        first, second = given["dim0"] % len(sizes), given["dim1"] % len(sizes)
+        first, second = args["dim0"] % len(sizes), args["dim1"] % len(sizes)
         order[first], order[second] = second, first
     sizes, order = _join_adjacent(sizes, order)
     while len(sizes) > number:
@@ -207,18 +207,18 @@ def _expanded(node: Node, number: int) -> Node:
 
 def _along_one_axis(node: Node, number: int) -> Node:
     """Fold to (before, n, after), and apply the operator along the middle axis."""
-    given = arguments(node)
-    axes = given["dim"] if isinstance(given["dim"], list | tuple) else [given["dim"]]
+    args = arguments(node)
+    axes = args["dim"] if isinstance(args["dim"], list | tuple) else [args["dim"]]
     if len(axes) != 1 or axes[0] is None:  # None and [] mean all axes
         many = len(axes) if len(axes) > 1 else "all"
         raise _RankError(
-            f"rank {_rank(given['self'])}; folding {node.target} over {many} axes is not supported"
+            f"rank {_rank(args['self'])}; folding {node.target} over {many} axes is not supported"
         )
-    given["dim"] = [1] if isinstance(given["dim"], list | tuple) else 1
-    given["self"] = _fold_around(given["self"], axes[0], number)
+    args["dim"] = [1] if isinstance(args["dim"], list | tuple) else 1
+    args["self"] = _fold_around(args["self"], axes[0], number)
     schema = node.target._schema  # type: ignore[union-attr]  # an OpOverload: it is among `_ALONG`
-    named = {a.name: given.pop(a.name) for a in schema.arguments if a.kwarg_only}
-    return node.graph.call_function(node.target, tuple(given.values()), named)  # type: ignore[arg-type]
+    named = {a.name: args.pop(a.name) for a in schema.arguments if a.kwarg_only}
+    return node.graph.call_function(node.target, tuple(args.values()), named)  # type: ignore[arg-type]
 
 
 def _fold_around(source: Node, axis: int, number: int) -> Node:
@@ -228,30 +228,30 @@ def _fold_around(source: Node, axis: int, number: int) -> Node:
 
 
 def _concatenated(node: Node, number: int) -> Node:
-    given = arguments(node)
-    pieces = [_fold_around(piece, given["dim"], number) for piece in given["tensors"]]
+    args = arguments(node)
+    pieces = [_fold_around(piece, args["dim"], number) for piece in args["tensors"]]
     return node.graph.call_function(aten.cat.default, (pieces, 1))
 
 
 def _fold_pieces(node: Node, number: int) -> None:
     """Replace each piece that is used by a separate slice."""
-    given = arguments(node)
-    source, axis = given["self"], given["dim"]
+    args = arguments(node)
+    source, axis = args["self"], args["dim"]
     whole = _fold_around(source, axis, number)
     for user in list(node.users):
         index = user.args[1]
         assert isinstance(index, int)
-        length = 1 if node.target == aten.unbind.int else _piece(given, shape(source)[axis])
-        sizes = given.get("split_sizes") or [length] * (index + 1)
+        length = 1 if node.target == aten.unbind.int else _piece(args, shape(source)[axis])
+        sizes = args.get("split_sizes") or [length] * (index + 1)
         start = sum(sizes[:index])
         with node.graph.inserting_before(user):
             end = min(shape(source)[axis], start + sizes[index])
             _put(user, node.graph.call_function(aten.slice.Tensor, (whole, 1, start, end)))
 
 
-def _piece(given: dict[str, Any], length: int) -> int:
+def _piece(args: dict[str, Any], length: int) -> int:
     """Return the length of every piece except the last."""
-    return int(given.get("split_size") or -(-length // given.get("chunks", 1)))
+    return int(args.get("split_size") or -(-length // args.get("chunks", 1)))
 
 
 def _by_outer_axes(node: Node, number: int, inner: int, least: int = 0) -> Node:
@@ -260,16 +260,18 @@ def _by_outer_axes(node: Node, number: int, inner: int, least: int = 0) -> Node:
     Args:
         least: minimum number of broadcast axes that the operator needs.
     """
-    tensors = [given for given in node.all_input_nodes if _rank(given) > inner]
-    outers = [shape(given)[: _rank(given) - inner] for given in tensors]
+    tensors = [tensor for tensor in node.all_input_nodes if _rank(tensor) > inner]
+    outers = [shape(tensor)[: _rank(tensor) - inner] for tensor in tensors]
     folded, merged = _merge_axes(shape(node)[: _rank(node) - inner], outers)
     _check(max(len(merged), least) + inner, number)
-    ones = [1] * (least - len(merged))
+    leading = [1] * (least - len(merged))
     new = {
-        given: _reshape(given, [*ones, *outer, *shape(given)[_rank(given) - inner :]], number)
-        for given, outer in zip(tensors, folded, strict=True)
+        tensor: _reshape(
+            tensor, [*leading, *outer, *shape(tensor)[_rank(tensor) - inner :]], number
+        )
+        for tensor, outer in zip(tensors, folded, strict=True)
     }
-    arguments = torch.fx.map_arg((node.args, node.kwargs), lambda given: new.get(given, given))
+    arguments = torch.fx.map_arg((node.args, node.kwargs), lambda arg: new.get(arg, arg))
     return node.graph.call_function(node.target, *arguments)  # type: ignore[arg-type]
 
 

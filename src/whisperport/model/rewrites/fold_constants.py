@@ -48,17 +48,17 @@ def fold_constants(module: GraphModule) -> tuple[list[str], list[Rejection]]:
 def _constants(module: GraphModule) -> dict[Node, None]:
     """Return the nodes that depend on no input and on no state, in order."""
     written = memory_written(module.graph)
-    found: dict[Node, None] = {}
+    constants: dict[Node, None] = {}
     for node in module.graph.nodes:
         if node in written:
             continue
         if node.op == "get_attr":
-            found[node] = None
+            constants[node] = None
         elif node.op == "call_function" and not node.is_impure():
             random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if not random and all(source in found for source in node.all_input_nodes):
-                found[node] = None
-    return found
+            if not random and all(source in constants for source in node.all_input_nodes):
+                constants[node] = None
+    return constants
 
 
 def _is_needed(node: Node, constants: dict[Node, None]) -> bool:

@@ -18,8 +18,8 @@ def calls(module: GraphModule, *targets: Any) -> list[Node]:
 def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of a call by name, with the defaults of the operator's schema."""
     schema = node.target._schema  # type: ignore[union-attr]  # an OpOverload: `calls` found it
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
-    return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
+    values = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    return {a.name: values.get(a.name, a.default_value) for a in schema.arguments}
 
 
 def value(node: Node) -> Tensor:
@@ -38,10 +38,10 @@ def stored(module: GraphModule, node: object) -> Tensor | None:
     """Return the parameter, buffer or constant that `node` reads; None if it is computed or an input."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
-    found: Any = module
+    attribute: Any = module
     for part in str(node.target).split("."):
-        found = getattr(found, part)
-    return found if isinstance(found, Tensor) else None
+        attribute = getattr(attribute, part)
+    return attribute if isinstance(attribute, Tensor) else None
 
 
 def store(module: GraphModule, name: str, tensor: Tensor) -> Node:
@@ -50,8 +50,8 @@ def store(module: GraphModule, name: str, tensor: Tensor) -> Node:
     Args:
         name: of the buffer; a number is appended if the name exists.
     """
-    taken, free, count = set(dir(module)), name, 1
-    while free in taken:
+    names, free, count = set(dir(module)), name, 1
+    while free in names:
         free, count = f"{name}_{count}", count + 1
     module.register_buffer(free, tensor.detach())
     return module.graph.get_attr(free)
@@ -94,8 +94,8 @@ def replace(old: Node, new: Node) -> None:
 def inherit_origin(old: Node, new: Node) -> None:
     """Give `new`, and the nodes that were made for it, the module and the line of Python of `old`."""
     origin = {key: old.meta[key] for key in ORIGIN if old.meta.get(key)}
-    made = [new] if origin else []
-    for node in made:
+    nodes = [new] if origin else []
+    for node in nodes:
         if node.op == "call_function" and not any(node.meta.get(key) for key in ORIGIN):
             node.meta |= origin
-            made += node.all_input_nodes
+            nodes += node.all_input_nodes

@@ -76,8 +76,8 @@ def run_host_rewrite(program: Program, name: str) -> tuple[Program, HostPart, Ou
     module.graph.lint()
     module.delete_all_unused_submodules()
     module.recompile()
-    given = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    examples = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in given)
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    examples = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in values)
     try:
         with torch.no_grad():
             exported = torch.export.export(

@@ -35,13 +35,13 @@ def _functional(node: Node) -> torch._ops.OpOverload | None:
     """Return the operator that computes what `node` writes, if its result has the same shape and dtype."""
     packet, overload = node.target._schema.name, node.target._overloadname  # type: ignore[union-attr]
     name = packet.removeprefix("aten::")
-    found = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
-    if not name.endswith("_") or found is None or found._schema.is_mutable:
+    functional = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
+    if not name.endswith("_") or functional is None or functional._schema.is_mutable:
         return None
-    args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     try:
-        result = found(*args, **kwargs)
+        result = functional(*args, **kwargs)
     except (RuntimeError, TypeError):  # the functional form has other arguments
         return None
     same = (result.shape, result.dtype) == (node.meta["val"].shape, node.meta["val"].dtype)
-    return found if same else None
+    return functional if same else None

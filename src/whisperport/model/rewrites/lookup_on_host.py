@@ -81,23 +81,23 @@ def _move(module: GraphModule, embedding: Node, tokens: Node, spec: ProgramSpec)
     cut = _cut(rows, [1, width, count, 1])
     # By position: torch renames an input that has the name of a function of Python, such as `input`.
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    wanted = spec.inputs[inputs.index(tokens)]
-    name = _free_name(module, spec, wanted.name)
+    original = spec.inputs[inputs.index(tokens)]
+    name = _free_name(module, spec, original.name)
     with module.graph.inserting_before(tokens):
-        given = module.graph.placeholder(name)
-    given.meta["val"] = value(embedding).new_empty((1, width, count, 1))
+        embeddings = module.graph.placeholder(name)
+    embeddings.meta["val"] = value(embedding).new_empty((1, width, count, 1))
     if cut is not None:
-        cut.replace_all_uses_with(given)
+        cut.replace_all_uses_with(embeddings)
     else:
         call = module.graph.call_function
         with module.graph.inserting_before(rows):
-            flat = call(aten.reshape.default, (given, [1, width, count]))
+            flat = call(aten.reshape.default, (embeddings, [1, width, count]))
             again = call(aten.permute.default, (flat, [0, 2, 1]))
         rows.replace_all_uses_with(again)
     module.graph.eliminate_dead_code()
     module.graph.erase_node(tokens)
     return Lookup(
-        tokens=wanted,
+        tokens=original,
         embeddings=TensorSpec(name, (1, width, count, 1)),
         table=table.detach().numpy().copy(),
         positions=None if positions is None else positions.numpy().copy(),
@@ -113,14 +113,14 @@ def _with_positions(module: GraphModule, embedding: Node) -> tuple[Node, torch.T
     _, count, width = shape(embedding)
     if len(users) != 1 or users[0].target is not aten.add.Tensor or users[0].kwargs:
         return embedding, None
-    others = [source for source in users[0].args[:2] if source is not embedding]
-    added = stored(module, others[0]) if len(others) == 1 else None
+    addends = [source for source in users[0].args[:2] if source is not embedding]
+    added = stored(module, addends[0]) if len(addends) == 1 else None
     if added is None or added.dtype != torch.float32 or shape(users[0]) != shape(embedding):
         return embedding, None
     return users[0], added.detach().expand(1, count, width)[0]
 
 
-def _cut(rows: Node, wanted: list[int]) -> Node | None:
+def _cut(rows: Node, sizes: list[int]) -> Node | None:
     """Return the node after `rows` that has them in the shape (1, d, S, 1); None if there is none."""
     node, indices = rows, torch.arange(rows.meta["val"].numel()).reshape(shape(rows))
     channels_first = indices.transpose(1, 2).unsqueeze(-1)
@@ -128,12 +128,12 @@ def _cut(rows: Node, wanted: list[int]) -> Node | None:
         function = user.target
         assert callable(function)
         indices, node = function(indices, *user.args[1:]), user
-        if shape(node) == wanted and torch.equal(indices, channels_first):
+        if shape(node) == sizes and torch.equal(indices, channels_first):
             return node
     return None
 
 
 def _free_name(module: GraphModule, spec: ProgramSpec, tokens: str) -> str:
-    taken = {node.name for node in module.graph.nodes}
-    taken.update(tensor.name for tensor in (*spec.inputs, *spec.outputs))
-    return "embeddings" if "embeddings" not in taken else f"{tokens}_embeddings"
+    names = {node.name for node in module.graph.nodes}
+    names.update(tensor.name for tensor in (*spec.inputs, *spec.outputs))
+    return "embeddings" if "embeddings" not in names else f"{tokens}_embeddings"

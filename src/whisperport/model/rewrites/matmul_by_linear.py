@@ -32,14 +32,14 @@ def matmul_by_linear(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     changed: list[str] = []
     rejected: list[Rejection] = []
     for node in calls(module, aten.matmul.default, aten.mm.default, aten.addmm.default):
-        given = arguments(node)
+        args = arguments(node)
         x, right = (
-            (given["mat1"], given["mat2"])
+            (args["mat1"], args["mat2"])
             if node.target is aten.addmm.default
-            else (given["self"], given.get("other", given.get("mat2")))
+            else (args["self"], args.get("other", args.get("mat2")))
         )
         weight = transposed_weight(module, right)
-        bias = given["self"] if node.target is aten.addmm.default else None
+        bias = args["self"] if node.target is aten.addmm.default else None
         if weight is None:
             if stored(module, right) is not None:
                 reason = (
@@ -47,7 +47,7 @@ def matmul_by_linear(module: GraphModule) -> tuple[list[str], list[Rejection]]:
                 )
                 rejected.append(Rejection(node.name, reason))
             continue
-        if reason := _obstacle(given, bias, weight):
+        if reason := _obstacle(args, bias, weight):
             rejected.append(Rejection(node.name, reason))
             continue
         with module.graph.inserting_before(node):
@@ -57,11 +57,11 @@ def matmul_by_linear(module: GraphModule) -> tuple[list[str], list[Rejection]]:
     return changed, rejected
 
 
-def _obstacle(given: dict[str, object], bias: object, weight: Node) -> str:
+def _obstacle(args: dict[str, object], bias: object, weight: Node) -> str:
     if bias is None:
         return ""
-    if (given["alpha"], given["beta"]) != (1, 1):
-        return f"alpha is {given['alpha']} and beta is {given['beta']}; only 1 is supported"
+    if (args["alpha"], args["beta"]) != (1, 1):
+        return f"alpha is {args['alpha']} and beta is {args['beta']}; only 1 is supported"
     if not isinstance(bias, Node) or shape(bias) != shape(weight)[:1]:
         return "the added tensor does not have one number per output column, as the bias of a linear has"
     return ""

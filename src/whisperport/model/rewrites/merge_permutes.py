@@ -60,11 +60,11 @@ def _merge(module: GraphModule, first: Node, second: Node) -> None:
 
 def _order(node: Node) -> list[int]:
     """Return for each axis of the result the corresponding axis of the input."""
-    given, axes = arguments(node), list(range(len(shape(node))))
+    args, axes = arguments(node), list(range(len(shape(node))))
     if node.target is aten.permute.default:
-        return [axes[axis] for axis in given["dims"]]
-    one, other = given["dim0"], given["dim1"]
-    axes[one], axes[other] = axes[other], axes[one]
+        return [axes[axis] for axis in args["dims"]]
+    first, second = args["dim0"], args["dim1"]
+    axes[first], axes[second] = axes[second], axes[first]
     return axes
 
 

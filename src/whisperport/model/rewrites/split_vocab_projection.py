@@ -45,9 +45,9 @@ def split_vocab_projection(module: GraphModule, number: int) -> tuple[list[str],
 
 
 def _obstacle(module: GraphModule, node: Node, number: int) -> str:
-    given = arguments(node)
-    weight, bias = stored(module, given["weight"]), stored(module, given["bias"])
-    if weight is None or (given["bias"] is not None and bias is None):
+    args = arguments(node)
+    weight, bias = stored(module, args["weight"]), stored(module, args["bias"])
+    if weight is None or (args["bias"] is not None and bias is None):
         return "the weight is computed, not stored; only a stored weight is supported"
     if weight.shape[0] < number:
         return f"{weight.shape[0]} columns cannot be split into {number} pieces"
@@ -65,8 +65,8 @@ def _is_piece(node: Node) -> bool:
 
 
 def _replace(module: GraphModule, node: Node, number: int) -> None:
-    given = arguments(node)
-    weight, bias = stored(module, given["weight"]), stored(module, given["bias"])
+    args = arguments(node)
+    weight, bias = stored(module, args["weight"]), stored(module, args["bias"])
     assert weight is not None
     size = weight.shape[0] // number
     bounds = [*(i * size for i in range(number)), weight.shape[0]]
@@ -76,6 +76,6 @@ def _replace(module: GraphModule, node: Node, number: int) -> None:
         for start, end in pairwise(bounds):
             parts = [store(module, f"{node.name}_weight", weight[start:end])]
             parts += [] if bias is None else [store(module, f"{node.name}_bias", bias[start:end])]
-            pieces.append(call(aten.linear.default, (given["input"], *parts)))
+            pieces.append(call(aten.linear.default, (args["input"], *parts)))
         result = call(aten.cat.default, (pieces, -1))
     replace(node, result)

@@ -273,9 +273,9 @@ def _rename(model: ir.Model, program: Program) -> None:
     graph = model.graph
     sides = (graph.inputs, program.spec.inputs), (graph.outputs, program.spec.outputs)
     reserved = {spec.name for _, specs in sides for spec in specs}
-    made = [value for node in graph for value in node.outputs]
-    names = reserved | {str(value.name) for value in made} | set(graph.initializers)
-    for value in made:
+    results = [value for node in graph for value in node.outputs]
+    names = reserved | {str(value.name) for value in results} | set(graph.initializers)
+    for value in results:
         if value.name in reserved:
             value.name = next(n for i in count() if (n := f"{value.name}_{i}") not in names)
             names.add(value.name)

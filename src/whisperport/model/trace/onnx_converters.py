@@ -37,12 +37,12 @@ class NodeWriter:
             shape: of the output; None: the shape of the original node's first input.
             dtype: of the output; None: the dtype of that input.
         """
-        made = ir.node(operator, inputs, attributes)
-        made.outputs[0].name = f"{self.node.outputs[0].name}/{operator}_{len(self.nodes)}"
-        made.outputs[0].shape = ir.Shape(self.shape if shape is None else shape)
-        made.outputs[0].type = ir.TensorType(dtype or self.x.dtype or ir.DataType.FLOAT)
-        self.nodes.append(made)
-        return made.outputs[0]
+        node = ir.node(operator, inputs, attributes)
+        node.outputs[0].name = f"{self.node.outputs[0].name}/{operator}_{len(self.nodes)}"
+        node.outputs[0].shape = ir.Shape(self.shape if shape is None else shape)
+        node.outputs[0].type = ir.TensorType(dtype or self.x.dtype or ir.DataType.FLOAT)
+        self.nodes.append(node)
+        return node.outputs[0]
 
     def constant(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """Write a small constant and return it; its default dtype is that of the original node's input."""
@@ -186,12 +186,12 @@ def _pad(s: NodeWriter) -> ir.Value:
 @_converts("Reshape")
 def _reshape(s: NodeWriter) -> ir.Value:
     """Write a reshape without `allowzero`, which has an effect only if a size is 0."""
-    wanted = s.known(1)
-    if wanted is None or 0 in wanted:
+    sizes = s.known(1)
+    if sizes is None or 0 in sizes:
         raise ConversionError("its shape contains a 0")
     shape = s.node.outputs[0].shape
     assert shape is not None
-    return s.write("Reshape", s.x, s.constant(wanted, ir.DataType.INT64), shape=shape.numpy())
+    return s.write("Reshape", s.x, s.constant(sizes, ir.DataType.INT64), shape=shape.numpy())
 
 
 @_converts("CastLike")

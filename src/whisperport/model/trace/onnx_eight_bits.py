@@ -79,8 +79,8 @@ def _multiplies(node: ir.Node) -> bool:
     if node.op_type == "MatMul":
         return True
     factors = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
-    given = {name: one.value for name, one in node.attributes.items()}
-    return node.op_type == "Gemm" and {**factors, **given} == factors
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    return node.op_type == "Gemm" and {**factors, **attributes} == factors
 
 
 def _stored(graph: ir.Graph, weight: ir.Value) -> tuple[ir.Value, ir.Value] | None:
@@ -111,16 +111,16 @@ def _replace(graph: ir.Graph, node: ir.Node, levels: ir.Value, scales: ir.Value)
     columns, blocks, block = levels.shape.numpy()
     bias = list(node.inputs[2:])
     attributes = {"K": blocks * block, "N": columns, "block_size": block, "bits": 8}
-    made = ir.node(
+    matmul = ir.node(
         "MatMulNBits",
         [node.inputs[0], levels, scales, *([None, None, *bias] if bias else [])],
         {**attributes, "accuracy_level": 4},
         domain=DOMAIN,
         name=node.name,
     )
-    output, given = made.outputs[0], node.outputs[0]
-    output.name, output.shape, output.type = given.name, given.shape, given.type
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [made], [given], [output])
+    output, original = matmul.outputs[0], node.outputs[0]
+    output.name, output.shape, output.type = original.name, original.shape, original.type
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [matmul], [original], [output])
 
 
 assert whisperport.model.network.coarse_projection  # it registers the torch operator

@@ -46,10 +46,10 @@ def downgrade(model: ir.Model, opset: int, program: str) -> None:
     """
     rejected = [reason for node in list(model.graph) if (reason := _downgrade(node, opset))]
     if rejected:
-        more = f" (and {len(rejected) - 1} more)" if len(rejected) > 1 else ""
+        rest = f" (and {len(rejected) - 1} more)" if len(rejected) > 1 else ""
         raise LoweringError(
             f"`{program}` cannot be written as ONNX opset {opset}",
-            why=rejected[0] + more,
+            why=rejected[0] + rest,
             hint="choose a newer opset, or write the program without this operator",
         )
     RemoveUnusedNodesPass()(model)  # such as constants of axes that became an attribute
@@ -125,8 +125,8 @@ def _type_name(value: ir.Value) -> str:
 
 def _is_default(attribute: ir.Attr, schema: Any) -> bool:
     default = onnx.helper.get_attribute_value(schema.default_value)
-    given = attribute.value
-    return bool((given.encode() if isinstance(given, str) else given) == default)
+    value = attribute.value
+    return bool((value.encode() if isinstance(value, str) else value) == default)
 
 
 def _drop_defaults(node: ir.Node, old: Any) -> None:

@@ -61,7 +61,7 @@ def exported_module(
     Raises:
         LoweringError: torch cannot export the module.
     """
-    modes = {one: one.training for one in module.modules()}
+    modes = {submodule: submodule.training for submodule in module.modules()}
     try:
         with torch.no_grad():
             return torch.export.export(module.eval(), inputs, dict(keywords or {}), strict=False)
@@ -72,8 +72,8 @@ def exported_module(
             hint="write the module without Python control flow that depends on the values of tensors",
         ) from error
     finally:
-        for one, training in modes.items():
-            one.training = training
+        for submodule, training in modes.items():
+            submodule.training = training
 
 
 def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()) -> Program:
@@ -89,13 +89,13 @@ def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()
     """
     values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
     signature = exported.graph_signature
-    given, returned = signature.user_inputs, signature.user_outputs
+    arguments, returned = signature.user_inputs, signature.user_outputs
     names = tuple(outputs) or tuple(str(node) for node in returned)
     if len(names) != len(returned):
         raise ValueError(f"`{name}` returns {len(returned)} tensors; {len(names)} names were given")
     spec = ProgramSpec(
         name,
-        tuple(_tensor_spec(name, str(node), values.get(str(node))) for node in given),
+        tuple(_tensor_spec(name, str(node), values.get(str(node))) for node in arguments),
         tuple(
             _tensor_spec(name, label, values.get(str(node)))
             for label, node in zip(names, returned, strict=True)
@@ -121,8 +121,8 @@ def written_input(program: Program) -> str | None:
     signature = program.exported.graph_signature
     for name in signature.user_inputs_to_mutate.values():
         return str(name)
-    given = {str(name) for name in signature.user_inputs}
-    return next((name for name in _written(program.exported) if name in given), None)
+    input_names = {str(name) for name in signature.user_inputs}
+    return next((name for name in _written(program.exported) if name in input_names), None)
 
 
 def _written(exported: ExportedProgram) -> Iterator[str]:

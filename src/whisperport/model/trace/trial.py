@@ -36,9 +36,9 @@ def check_comparable(program: Program, *, as_arrays: bool) -> None:
             why="compilers drop such state silently, and a comparison of one run does not detect it",
             hint="pass the state as an input and return it as an output",
         )
-    if given := written_input(program):
+    if name := written_input(program):
         raise ProgramError(
-            f"`{program.name}` writes to its input `{given}`",
+            f"`{program.name}` writes to its input `{name}`",
             why="compilers do not support a change of the caller's array",
             hint="copy the input first, and return the changed copy as an output",
         )

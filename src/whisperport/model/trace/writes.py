@@ -9,14 +9,14 @@ from torch.fx import Graph, Node
 
 def memory_written(graph: Graph) -> dict[Node, None]:
     """Return the nodes whose memory a node writes to, also through views, in the order of the writes."""
-    found: dict[Node, None] = {}
+    nodes: dict[Node, None] = {}
     for node in graph.nodes:
         for written in written_by(node):
-            found[written] = None
+            nodes[written] = None
             while is_view(written) and written.all_input_nodes:
                 written = written.all_input_nodes[0]
-                found[written] = None
-    return found
+                nodes[written] = None
+    return nodes
 
 
 def written_by(node: Node) -> list[Node]:

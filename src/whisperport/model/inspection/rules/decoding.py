@@ -60,11 +60,13 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     these programs as `cross_kv` and `step`: `whisperport export CHECKPOINT --target TARGET --out DIR`.
     """
     again: dict[str, list[_Projection]] = {}
-    for found in _repeated(graph):
-        again.setdefault(next(iter(found.inputs)), []).append(found)
+    for projection in _repeated(graph):
+        again.setdefault(next(iter(projection.inputs)), []).append(projection)
     for name, projections in again.items():
-        for found in projections:
-            yield Finding(found.node.name, _reason(found, name, projections), found.node)
+        for projection in projections:
+            yield Finding(
+                projection.node.name, _reason(projection, name, projections), projection.node
+            )
 
 
 @rule("WP602", "An input is not used", "remove the input")
@@ -105,19 +107,19 @@ def kept_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """
     known = {value.name for value in graph.inputs}
     stored: dict[str, str] = {}  # tensor -> name of the stored tensor whose memory it has
-    found: set[str] = set()
+    names: set[str] = set()
     for node in graph.nodes if graph.format == "torch" else ():
         for value in node.tensors:
             written = not value.constant and value.name not in known
             if value.constant or written:
                 stored.setdefault(value.name, value.name)
-            if written and value.name not in found:
-                found.add(value.name)
+            if written and value.name not in names:
+                names.add(value.name)
                 yield Finding(value.name, f"the buffer `{value.name}` is written by every call")
         known.update(value.name for value in node.outputs)
         source = stored.get(node.tensors[0].name, "") if node.tensors else ""
-        if source and node.in_place and source not in found:
-            found.add(source)
+        if source and node.in_place and source not in names:
+            names.add(source)
             yield Finding(node.name, f"{node.op} writes to the stored tensor `{source}`", node)
         if source and (node.in_place or node.op in VIEWS):
             stored[node.output.name] = source
@@ -132,24 +134,23 @@ def is_whisper_decoder(graph: Graph) -> bool:
 def _repeated(graph: Graph) -> Iterator[_Projection]:
     """Yield the projections of one input that have more rows than those that read other inputs too."""
     depends = _dependencies(graph)
-    projections = [found for node in graph.nodes if (found := _projection(node, depends))]
-    rows_of_tokens: dict[
-        str, int
-    ] = {}  # input -> rows of the projections that read other inputs too
-    for found in projections:
-        for name in found.inputs if len(found.inputs) > 1 else ():
-            rows_of_tokens[name] = max(rows_of_tokens.get(name, 0), found.rows)
-    for found in projections:
-        name = next(iter(found.inputs)) if len(found.inputs) == 1 else ""
-        if name in rows_of_tokens and found.rows > rows_of_tokens[name]:
-            yield found
+    projections = [projection for node in graph.nodes if (projection := _projection(node, depends))]
+    # Input -> rows of the projections that read other inputs too.
+    rows_of_tokens: dict[str, int] = {}
+    for projection in projections:
+        for name in projection.inputs if len(projection.inputs) > 1 else ():
+            rows_of_tokens[name] = max(rows_of_tokens.get(name, 0), projection.rows)
+    for projection in projections:
+        name = next(iter(projection.inputs)) if len(projection.inputs) == 1 else ""
+        if name in rows_of_tokens and projection.rows > rows_of_tokens[name]:
+            yield projection
 
 
 def _dependencies(graph: Graph) -> Dependencies:
     depends = {value.name: frozenset({value.name}) for value in graph.inputs}
     for node in graph.nodes:
-        given = (depends.get(value.name, frozenset()) for value in node.tensors)
-        together: frozenset[str] = frozenset().union(*given)
+        sets = (depends.get(value.name, frozenset()) for value in node.tensors)
+        together: frozenset[str] = frozenset().union(*sets)
         depends.update({value.name: together for value in node.outputs})
     return depends
 
@@ -164,14 +165,14 @@ def _projection(node: Node, depends: Dependencies) -> _Projection | None:
     return _Projection(node, 1 if left else 0, left | right)
 
 
-def _reason(found: _Projection, name: str, projections: list[_Projection]) -> str:
-    left, right = (format_shape(value.shape) for value in found.node.tensors[:2])
+def _reason(projection: _Projection, name: str, projections: list[_Projection]) -> str:
+    left, right = (format_shape(value.shape) for value in projection.node.tensors[:2])
     text = (
-        f"{found.node.op} {left} by {right} reads only `{name}`, which is the same for every token of a "
-        f"window: {found.gflop:.2g} GFLOP and {found.megabytes:.3g} MB per token"
+        f"{projection.node.op} {left} by {right} reads only `{name}`, which is the same for every token of "
+        f"a window: {projection.gflop:.2g} GFLOP and {projection.megabytes:.3g} MB per token"
     )
     if len(projections) == 1:
         return text
-    gflop = sum(one.gflop for one in projections)
-    megabytes = sum(one.megabytes for one in projections)
+    gflop = sum(p.gflop for p in projections)
+    megabytes = sum(p.megabytes for p in projections)
     return f"{text}; all {len(projections)} of `{name}`: {gflop:.3g} GFLOP and {megabytes:.3g} MB"

@@ -126,13 +126,13 @@ def argument(graph: Graph, node: Node, value: tuple[str, Set[str]]) -> str:
     a reshape and a slice.
     """
     name, supported = value
-    found = node.attributes.get(name)
+    attribute = node.attributes.get(name)
     if name == "exponent" and len(node.tensors) > 1:
-        found = "a tensor"
-    if found is None or str(found) in supported:
+        attribute = "a tensor"
+    if attribute is None or str(attribute) in supported:
         return ""
     listed = " and ".join(sorted(supported)) or "none"
-    return f"{node.op} with {name}={found}; supported: {listed}"
+    return f"{node.op} with {name}={attribute}; supported: {listed}"
 
 
 @node_rule("WP306", "A number in arithmetic has an unsupported form")
@@ -145,11 +145,11 @@ def scalar(graph: Graph, node: Node, _: Any) -> str:
     """
     if node.original_op.endswith(".Scalar") and node.op != "rsub":
         return f"{node.original_op}: the number is not a tensor; the target supports tensors only"
-    found = [v for k, v in node.attributes.items() if k in ("other", "self") and type(v) is int]
+    integers = [v for k, v in node.attributes.items() if k in ("other", "self") and type(v) is int]
     floats = node.output.dtype.startswith(("float", "bfloat"))
     return (
-        f"{node.op} with the integer {found[0]}; write it as a floating-point number"
-        if found and floats
+        f"{node.op} with the integer {integers[0]}; write it as a floating-point number"
+        if integers and floats
         else ""
     )
 
@@ -161,10 +161,12 @@ def conversion(graph: Graph, node: Node, _: Any) -> str:
 
     What to do: convert weights before the export, and inputs on the host.
     """
-    given, made = node.tensors[0].dtype, node.output.dtype
-    if given == made:
+    source, result = node.tensors[0].dtype, node.output.dtype
+    if source == result:
         return ""
-    return f"conversion from {given} to {made}; the target converts no dtypes: convert on the host"
+    return (
+        f"conversion from {source} to {result}; the target converts no dtypes: convert on the host"
+    )
 
 
 @node_rule("WP308", "A tensor is concatenated with itself")
@@ -198,8 +200,12 @@ def written_part(graph: Graph, node: Node, views: Set[str]) -> str:
     What to do: write the operation without a change in place: `torch.cat([x[:, :2] + y, x[:, 2:]], 1)`. If
     the view is all of the tensor, leave out the slice, or write `rows = rows + y`.
     """
-    found = [view for view in node.attributes.get(WRITTEN, ()) if view in views]
-    return f"{node.op} writes in place through {found[0]}: torch adds a copy" if found else ""
+    written_views = [view for view in node.attributes.get(WRITTEN, ()) if view in views]
+    return (
+        f"{node.op} writes in place through {written_views[0]}: torch adds a copy"
+        if written_views
+        else ""
+    )
 
 
 @node_rule("WP311", "Too many tensors are concatenated")

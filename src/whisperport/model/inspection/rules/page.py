@@ -13,14 +13,14 @@ def rule_section(rule: Rule, specs: Sequence[TargetSpec]) -> str:
     Args:
         specs: of the targets whose limits are listed. Targets with the same limit share a line.
     """
-    found: dict[str, list[str]] = {}
+    targets: dict[str, list[str]] = {}
     for spec in specs:
         for limit in limits_of(spec):
             if limit.rule == rule.code:
-                found.setdefault(_limit_line(limit, spec), []).append(spec.name)
+                targets.setdefault(_limit_line(limit, spec), []).append(spec.name)
     lines = [
         f"- {'all targets' if len(names) == len(specs) else ', '.join(names)}{line}\n"
-        for line, names in found.items()
+        for line, names in targets.items()
     ]
     limits = "Targets:\n\n" + "".join(lines)
     if not lines:

@@ -102,10 +102,10 @@ def conv_rank(graph: Graph, node: Node, ranks: Set[int]) -> str:
     """
     if node.op != "conv":
         return ""
-    found = len(node.tensors[0].shape or ())
-    if found in ranks:
+    rank = len(node.tensors[0].shape or ())
+    if rank in ranks:
         return ""
-    return f"convolution of rank {found}; supported: rank {' and '.join(map(str, sorted(ranks)))}"
+    return f"convolution of rank {rank}; supported: rank {' and '.join(map(str, sorted(ranks)))}"
 
 
 @node_rule("WP206", "A tensor is too large")
