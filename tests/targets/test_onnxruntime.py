@@ -74,7 +74,7 @@ def test_graphs_are_valid_and_of_the_opset_that_is_stated(bundle: Bundle) -> Non
 
         model = onnx.load(str(file), load_external_data=False)
         opsets = {o.domain: o.version for o in model.opset_import}
-        assert opsets[""] == entry.facts.others["opset"]
+        assert opsets[""] == entry.facts.target_facts["opset"]
         assert [i.name for i in model.graph.input] == [t.name for t in entry.spec.inputs]
         assert [o.name for o in model.graph.output] == [t.name for t in entry.spec.outputs]
 
@@ -92,7 +92,7 @@ def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
     for entry in older.manifest.programs:
         model = onnx.load(str(older.folder / entry.files[0]), load_external_data=False)
         assert {o.domain: o.version for o in model.opset_import} == {"": 13}
-        assert entry.facts.others["opset"] == 13
+        assert entry.facts.target_facts["opset"] == 13
 
 
 @pytest.mark.parametrize("opset", core_or_all(OPSETS[:1], OPSETS))

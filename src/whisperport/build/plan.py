@@ -344,7 +344,7 @@ def _estimates(manifest: Manifest) -> tuple[ProgramEstimate, ...]:
     programs = []
     for entry in manifest.programs:
         compiler = get_target(entry.target).compiler
-        estimate = compiler.estimate(entry.facts.others) if compiler else None
+        estimate = compiler.estimate(entry.facts.target_facts) if compiler else None
         if compiler and estimate:
             programs.append(
                 ProgramEstimate(

@@ -71,13 +71,17 @@ class Evidence:
 def with_added(old: Iterable[Evidence], new: Evidence) -> tuple[Evidence, ...]:
     """Return `old` and `new`; `new` replaces evidence of the same kind, runtime and machine."""
 
-    def key(one: Evidence) -> tuple[object, ...]:
-        return one.kind, one.runtime, one.machine
+    def key(record: Evidence) -> tuple[object, ...]:
+        return record.kind, record.runtime, record.machine
 
-    return (*(one for one in old if key(one) != key(new)), new)
+    return (*(record for record in old if key(record) != key(new)), new)
 
 
 def status_of(evidence: Iterable[Evidence]) -> Status:
     """Return the strongest status that the evidence supports. Evidence that did not pass is ignored."""
-    found = [_STATUS_OF[one.kind] for one in evidence if one.passed and one.kind in _STATUS_OF]
-    return max(found, key=STATUSES.index, default=STATUSES[0])
+    statuses = [
+        _STATUS_OF[record.kind]
+        for record in evidence
+        if record.passed and record.kind in _STATUS_OF
+    ]
+    return max(statuses, key=STATUSES.index, default=STATUSES[0])

@@ -88,11 +88,11 @@ class HostPart:
     def __add__(self, other: "HostPart") -> "HostPart":
         return HostPart((*self.lookups, *other.lookups), (*self.joins, *other.joins))
 
-    def inputs(self, given: Mapping[str, Array]) -> dict[str, Array]:
+    def inputs(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the program's inputs from the inputs of the original program.
 
         Args:
-            given: input name of the original program -> array.
+            arrays: input name of the original program -> array.
 
         Returns:
             Input name of the program -> array.
@@ -100,19 +100,21 @@ class HostPart:
         Raises:
             ProgramError: token ids are missing, have another shape or dtype, or are not in the table.
         """
-        made = dict(given)
+        inputs = dict(arrays)
         for lookup in self.lookups:
-            if lookup.tokens.name not in made:
+            if lookup.tokens.name not in inputs:
                 raise ProgramError(f"the input `{lookup.tokens.name}` is missing")
-            made[lookup.embeddings.name] = lookup.embed(made.pop(lookup.tokens.name))
-        return made
+            inputs[lookup.embeddings.name] = lookup.embed(inputs.pop(lookup.tokens.name))
+        return inputs
 
     def outputs(self, returned: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the original program's outputs, name -> array, from the outputs of the program."""
-        made = dict(returned)
+        outputs = dict(returned)
         for join in self.joins:
-            made[join.output.name] = np.concatenate([made.pop(n) for n in join.pieces], axis=-1)
-        return made
+            outputs[join.output.name] = np.concatenate(
+                [outputs.pop(n) for n in join.pieces], axis=-1
+            )
+        return outputs
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that describes the steps, without the arrays."""
@@ -141,12 +143,12 @@ class HostPart:
         if not self:
             return {}
         description, files = self.to_json(), {}
-        for lookup, one in zip(self.lookups, description["lookups"], strict=True):
+        for lookup, entry in zip(self.lookups, description["lookups"], strict=True):
             arrays = {"table": lookup.table, "positions": lookup.positions}
             for kind, array in arrays.items():
                 if array is not None:
-                    one[kind] = f"{name}.{lookup.tokens.name}.{kind}.npy"
-                    files[one[kind]] = _npy(array)
+                    entry[kind] = f"{name}.{lookup.tokens.name}.{kind}.npy"
+                    files[entry[kind]] = _npy(array)
         return {f"{name}.host.json": (json.dumps(description, indent=2) + "\n").encode(), **files}
 
     @classmethod
@@ -164,10 +166,10 @@ class HostPart:
             if path.stat().st_size > LARGEST_JSON:
                 raise ValueError(f"it has more than {LARGEST_JSON} bytes")
             description = json.loads(path.read_bytes())
-            lookups = tuple(_lookup(path.parent, one) for one in description["lookups"])
+            lookups = tuple(_lookup(path.parent, entry) for entry in description["lookups"])
             joins = tuple(
-                Join(TensorSpec.from_json(one["output"]), tuple(map(str, one["pieces"])))
-                for one in description["joins"]
+                Join(TensorSpec.from_json(entry["output"]), tuple(map(str, entry["pieces"])))
+                for entry in description["joins"]
             )
         except Exception as error:  # numpy raises nine types of exceptions for damaged files
             raise ProgramError(

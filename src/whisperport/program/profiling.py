@@ -61,7 +61,7 @@ class Subgraph:
 
 def border_bytes(subgraphs: Sequence[Subgraph]) -> int | None:
     """Return the bytes that enter and leave all subgraphs; None if a shape is not static."""
-    sizes = [size for one in subgraphs for size in (one.input_bytes, one.output_bytes)]
+    sizes = [size for s in subgraphs for size in (s.input_bytes, s.output_bytes)]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
 
@@ -133,7 +133,7 @@ class Profile:
             "runs": self.runs,
             "nodes": [asdict(node) | {"time_share": self.time_share(node)} for node in self.nodes],
             "notes": list(self.notes),
-            "borders": [asdict(one) for one in self.borders],
+            "borders": [asdict(subgraph) for subgraph in self.borders],
         }
 
 
@@ -171,7 +171,7 @@ def block_of(module: str) -> str:
 
 def readable_formats(profilers: Sequence[Profiler]) -> str:
     """Return the formats of compiled programs that can be measured, for help and hints."""
-    return f"{', '.join(['.pte', '.onnx', *(one.title for one in profilers)])} or .tflite"
+    return f"{', '.join(['.pte', '.onnx', *(profiler.title for profiler in profilers)])} or .tflite"
 
 
 def by_time(nodes: Sequence[NodeProfile]) -> tuple[NodeProfile, ...]:

@@ -55,10 +55,10 @@ _KINDS = {
 @lru_cache(maxsize=256)
 def kind_of(program: str) -> ProgramKind:
     """Return the kind of a program by its name. `step_1` is none: `step` decodes one text."""
-    found = _NUMBERED.fullmatch(program)
-    if found is None:
+    match = _NUMBERED.fullmatch(program)
+    if match is None:
         return _KINDS.get(program, ProgramKind(""))
-    number = int(found[2])
-    if found[1] == PREFILL:
+    number = int(match[2])
+    if match[1] == PREFILL:
         return ProgramKind(PREFILL, "caches", "prompt", tokens=number)
     return ProgramKind(STEP, "caches", "token", batch=number) if number > 1 else ProgramKind("")

@@ -88,12 +88,12 @@ class Runner(ABC):
             BundleError, ForkError: as for `run`.
         """
         feed = self._feed(inputs)
-        given = [outputs[name] for name in self._output_names if name in outputs]
-        forms = [(array.shape, array.dtype) for array in given]
-        if forms != self._output_forms or not all(array.flags.c_contiguous for array in given):
+        arrays = [outputs[name] for name in self._output_names if name in outputs]
+        forms = [(array.shape, array.dtype) for array in arrays]
+        if forms != self._output_forms or not all(array.flags.c_contiguous for array in arrays):
             raise ValueError(f"the arrays for the outputs of {self.spec.name!r} have another form")
         with self.run_lock:
-            self._run_into(feed, given)
+            self._run_into(feed, arrays)
 
     def binding(self) -> "Binding":
         """Return a new `Binding` with nothing bound; a target with device memory returns a subclass."""
@@ -110,9 +110,9 @@ class Runner(ABC):
 
     def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Run as `_run` does, and write the outputs to arrays."""
-        found = self.named(self._run(inputs)).values()
-        for array, given in zip(found, outputs, strict=True):
-            given[...] = array
+        results = self.named(self._run(inputs)).values()
+        for array, output in zip(results, outputs, strict=True):
+            output[...] = array
 
     @final
     def check_process(self) -> None:
@@ -133,8 +133,10 @@ class Runner(ABC):
         name, shape, dtype = self._inputs[index]
         fits = array is not None and array.dtype == dtype
         if array is None or not fits or not (array.shape == shape or self._is_short(index, array)):
-            found = "nothing" if array is None else f"{array.shape} {array.dtype}"
-            raise ValueError(f"{self.spec.name!r} expects {name!r} as {shape} {dtype}, got {found}")
+            description = "nothing" if array is None else f"{array.shape} {array.dtype}"
+            raise ValueError(
+                f"{self.spec.name!r} expects {name!r} as {shape} {dtype}, got {description}"
+            )
         return np.asarray(array, order="C")
 
     def _is_short(self, index: int, array: Array) -> bool:
@@ -160,9 +162,9 @@ class Runner(ABC):
     def _other_outputs(self, forms: Sequence[tuple[Any, Any]]) -> BundleError:
         """Return the error of outputs of other shapes or dtypes."""
         stated = zip(self._output_names, self._output_forms, forms, strict=True)
-        name, (shape, dtype), found = next(one for one in stated if one[1] != one[2])
+        name, (shape, dtype), form = next(entry for entry in stated if entry[1] != entry[2])
         return BundleError(
-            f"the program {self.spec.name!r} returned {name!r} as {found[0]} {found[1]}",
+            f"the program {self.spec.name!r} returned {name!r} as {form[0]} {form[1]}",
             why=f"its signature states {shape} {dtype}",
             hint="export the bundle again",
         )
@@ -209,12 +211,12 @@ class Binding:
         if role not in ("constant", "state"):
             raise ValueError(f"{self.runner.spec.name!r} has no constant or state input {name!r}")
         index = self._index[name]
-        found = self.runner.checked(index, array)
+        contiguous = self.runner.checked(index, array)
         if role == "state" and not array.flags.c_contiguous:  # a copy would miss later changes
             raise ValueError(f"the array for the state input {name!r} is not C-contiguous")
-        self._feed[index] = found
+        self._feed[index] = contiguous
         self._unbound.pop(index, None)
-        self._bind(name, found)
+        self._bind(name, contiguous)
 
     @property
     def copies(self) -> bool:

@@ -98,39 +98,39 @@ def roles(program: ProgramSpec) -> dict[str, Role]:
     }
 
 
-def standard_form(found: ProgramSpec) -> ProgramSpec:
+def standard_form(spec: ProgramSpec) -> ProgramSpec:
     """Return the signature of a program of the `rank4` variant as that of the default variant.
 
     In the `rank4` variant the mask, the logits and all K/V have one more axis, the first one, of size 1. A
     signature of another variant is returned as it is, and so is a tensor whose first axis is not of size 1.
     """
-    if not _has_rank4_form(found):
-        return found
+    if not _has_rank4_form(spec):
+        return spec
     return ProgramSpec(
-        found.name,
-        tuple(map(_without_leading_axis, found.inputs)),
-        tuple(map(_without_leading_axis, found.outputs)),
+        spec.name,
+        tuple(map(_without_leading_axis, spec.inputs)),
+        tuple(map(_without_leading_axis, spec.outputs)),
     )
 
 
-def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, Any]:
+def form_of(spec: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, Any]:
     """Read the fields of `CacheForm` from a program's mask and its tensors of decoder layer 0.
 
     If the number of rows equals the width of a head, both layouts have the same shape. The default layout
     is assumed then.
 
     Args:
-        found: the program's signature.
+        spec: the program's signature.
         dims: sizes of the model.
         window: the bundle's window; None for the checkpoint's own window.
 
     Returns:
         Field of `CacheForm` -> value, for the tensors that the program has.
     """
-    found = standard_form(found)
+    spec = standard_form(spec)
     lengths = {"self": dims.n_text_ctx, "cross": _positions(dims, window)}
-    tensors = {tensor.name: tensor for tensor in (*found.outputs, *found.inputs)}
-    heads = found.kind.batch * dims.n_text_head
+    tensors = {tensor.name: tensor for tensor in (*spec.outputs, *spec.inputs)}
+    heads = spec.kind.batch * dims.n_text_head
     form: dict[str, Any] = {}
     for cache, length in lengths.items():
         for name in (f"{cache}_k", f"{cache}_v"):
@@ -143,13 +143,13 @@ def form_of(found: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, 
 
 
 def expected_signature(
-    found: ProgramSpec, dims: Dims, window: Window | None, heads: int
+    spec: ProgramSpec, dims: Dims, window: Window | None, heads: int
 ) -> ProgramSpec:
     """Return the signature that a program must have.
 
     Args:
-        found: the program's signature in the manifest. Its name tells which program it is. The model's
-            sizes do not determine everything, so these facts are read from `found`: the form of the
+        spec: the program's signature in the manifest. Its name tells which program it is. The model's
+            sizes do not determine everything, so these facts are read from `spec`: the form of the
             encoder's input, the number of tokens, the number of vocabulary pieces, and the form of the
             caches and the mask.
         dims: sizes of the model.
@@ -159,38 +159,38 @@ def expected_signature(
     Raises:
         ValueError: no program has this name, or the number of tokens, rows or pieces is out of range.
     """
-    expected = _expected_standard(standard_form(found), dims, window, heads)
-    return _in_rank4(expected) if _has_rank4_form(found) else expected
+    expected = _expected_standard(standard_form(spec), dims, window, heads)
+    return _in_rank4(expected) if _has_rank4_form(spec) else expected
 
 
 def _expected_standard(
-    found: ProgramSpec, dims: Dims, window: Window | None, heads: int
+    spec: ProgramSpec, dims: Dims, window: Window | None, heads: int
 ) -> ProgramSpec:
     """Return the signature that a program must have, from a signature in the usual form."""
-    sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(found, dims, window)))
-    kind = found.kind
+    sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(spec, dims, window)))
+    kind = spec.kind
     if kind.name == PREFILL:
-        return _prefill(sizes, _in_range("tokens", kind.tokens, 1, MAX_TOKENS), found)
+        return _prefill(sizes, _in_range("tokens", kind.tokens, 1, MAX_TOKENS), spec)
     if kind.name == ENCODER:
-        return _encoder(dims, nchw=_rank(found, 0) == 4)
+        return _encoder(dims, nchw=_rank(spec, 0) == 4)
     if kind.name == CROSS_KV:
         return ProgramSpec(CROSS_KV, (_features(dims),), _cross_cache(sizes))
     if kind.name == STEP:
         rows = _in_range("rows", kind.batch, 1, MAX_BATCH)
-        return _step(replace(sizes, batch=rows), found)
+        return _step(replace(sizes, batch=rows), spec)
     if kind.name == ALIGN:
-        return _align(sizes, heads, _in_range("tokens", _size(found, 0, 1), 1, MAX_TOKENS))
+        return _align(sizes, heads, _in_range("tokens", _size(spec, 0, 1), 1, MAX_TOKENS))
     if kind.name == VOCAB_PROJECTION:
         return _vocab_projection(
-            dims, _in_range("pieces", len(found.outputs), 1, min(MAX_PIECES, dims.n_vocab))
+            dims, _in_range("pieces", len(spec.outputs), 1, min(MAX_PIECES, dims.n_vocab))
         )
     if kind.name == COARSE_PROJECTION:
         logits = (1, 1, dims.n_vocab)
         outputs = (TensorSpec("logits", logits), TensorSpec("bound", logits))
         return ProgramSpec(COARSE_PROJECTION, (_rows(dims, "hidden", 1),), outputs)
     if kind.name == UNCACHED_DECODER:
-        return _uncached_decoder(dims, _uncached_form(found, dims))
-    raise ValueError(f"this version of whisperport has no program named {found.name[:80]!r}")
+        return _uncached_decoder(dims, _uncached_form(spec, dims))
+    raise ValueError(f"this version of whisperport has no program named {spec.name[:80]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,32 +208,32 @@ def _encoder(dims: Dims, *, nchw: bool) -> ProgramSpec:
     return ProgramSpec("encoder", (TensorSpec("mel", shape),), (_features(dims),))
 
 
-def _result(found: ProgramSpec) -> str:
+def _result(spec: ProgramSpec) -> str:
     """Return the name of a program's first output: "hidden", or "logits" for any other."""
-    return "hidden" if found.outputs and found.outputs[0].name == "hidden" else "logits"
+    return "hidden" if spec.outputs and spec.outputs[0].name == "hidden" else "logits"
 
 
-def _prefill(sizes: _Sizes, tokens: int, found: ProgramSpec) -> ProgramSpec:
+def _prefill(sizes: _Sizes, tokens: int, spec: ProgramSpec) -> ProgramSpec:
     pick = TensorSpec("pick", (1, PICKED_ROWS, tokens))
     return ProgramSpec(
         f"prefill_{tokens}",
         (*_token_inputs(sizes, tokens), pick, *_caches(sizes)),
-        (*_results(sizes.dims, PICKED_ROWS, found), *_new_rows(sizes, tokens)),
+        (*_results(sizes.dims, PICKED_ROWS, spec), *_new_rows(sizes, tokens)),
     )
 
 
-def _step(sizes: _Sizes, found: ProgramSpec) -> ProgramSpec:
+def _step(sizes: _Sizes, spec: ProgramSpec) -> ProgramSpec:
     """Return the signature of `step`, or of `step_B` if there are several rows."""
     inputs = (*_token_inputs(sizes, 1), *_caches(sizes))
-    results = _results(sizes.dims, sizes.batch, found)
-    return ProgramSpec(found.name, inputs, (*results, *_new_rows(sizes, 1)))
+    results = _results(sizes.dims, sizes.batch, spec)
+    return ProgramSpec(spec.name, inputs, (*results, *_new_rows(sizes, 1)))
 
 
-def _results(dims: Dims, rows: int, found: ProgramSpec) -> tuple[TensorSpec, ...]:
+def _results(dims: Dims, rows: int, spec: ProgramSpec) -> tuple[TensorSpec, ...]:
     """Return the outputs before the new keys and values, for so many tokens whose logits are computed."""
-    if _result(found) == "logits" and any(output.name == LOGSUMEXP for output in found.outputs):
+    if _result(spec) == "logits" and any(output.name == LOGSUMEXP for output in spec.outputs):
         return (_rows(dims, "logits", rows), TensorSpec(LOGSUMEXP, (rows, 1)))
-    return (_rows(dims, _result(found), rows),)
+    return (_rows(dims, _result(spec), rows),)
 
 
 def _rows(dims: Dims, result: str, rows: int) -> TensorSpec:
@@ -274,20 +274,18 @@ def _uncached_decoder(dims: Dims, form: UncachedForm) -> ProgramSpec:
     return ProgramSpec(UNCACHED_DECODER, (_features(dims), embeddings), logits)
 
 
-def _uncached_form(found: ProgramSpec, dims: Dims) -> UncachedForm:
+def _uncached_form(spec: ProgramSpec, dims: Dims) -> UncachedForm:
     """Read the form from a program's signature.
 
     The shape of the embeddings tells where positions are added: (1, d, S, 1) by the host, (1, d, 1, S) by
     the program.
     """
-    pieces = _in_range("pieces", len(found.outputs), 1, min(MAX_PIECES, dims.n_vocab))
-    if _size(found, 1, 3) == 1:
+    pieces = _in_range("pieces", len(spec.outputs), 1, min(MAX_PIECES, dims.n_vocab))
+    if _size(spec, 1, 3) == 1:
         return UncachedForm(
-            _in_range("tokens", _size(found, 1, 2), 8, dims.n_text_ctx), "host", pieces
+            _in_range("tokens", _size(spec, 1, 2), 8, dims.n_text_ctx), "host", pieces
         )
-    return UncachedForm(
-        _in_range("tokens", _size(found, 1, 3), 8, dims.n_text_ctx), "graph", pieces
-    )
+    return UncachedForm(_in_range("tokens", _size(spec, 1, 3), 8, dims.n_text_ctx), "graph", pieces)
 
 
 def _features(dims: Dims) -> TensorSpec:
@@ -345,9 +343,9 @@ def _layout_of(tensor: TensorSpec, usual: int, heads: tuple[int, int], length: i
         length: number of rows.
     """
     width, dtype = heads[1], _float(tensor)
-    other = KvLayout(3 - usual, dtype)
-    if tensor.shape == other.shape(*heads, length) and length != width:
-        return other
+    alternative = KvLayout(3 - usual, dtype)
+    if tensor.shape == alternative.shape(*heads, length) and length != width:
+        return alternative
     return KvLayout(usual, dtype)
 
 
@@ -356,11 +354,11 @@ def _float(tensor: TensorSpec) -> str:
     return tensor.dtype if tensor.dtype in HOST_DTYPES else "float32"
 
 
-def _has_rank4_form(found: ProgramSpec) -> bool:
+def _has_rank4_form(spec: ProgramSpec) -> bool:
     """Whether a program is of the `rank4` variant: the mask, or the cross-attention K/V, have four axes."""
-    if found.name not in RANK4_PROGRAMS and found.kind.name != PREFILL:
+    if spec.name not in RANK4_PROGRAMS and spec.kind.name != PREFILL:
         return False
-    tensors = (*found.inputs, *found.outputs)
+    tensors = (*spec.inputs, *spec.outputs)
     return any(len(t.shape) == 4 for t in tensors if t.name in ("mask", "cross_k_0"))
 
 
@@ -385,13 +383,13 @@ def _has_leading_axis(tensor: TensorSpec) -> bool:
     return tensor.name in ("mask", "logits", LOGSUMEXP) or _LAYER.search(tensor.name) is not None
 
 
-def _rank(found: ProgramSpec, tensor: int) -> int:
-    return len(found.inputs[tensor].shape) if tensor < len(found.inputs) else 0
+def _rank(spec: ProgramSpec, tensor: int) -> int:
+    return len(spec.inputs[tensor].shape) if tensor < len(spec.inputs) else 0
 
 
-def _size(found: ProgramSpec, tensor: int, axis: int) -> int:
+def _size(spec: ProgramSpec, tensor: int, axis: int) -> int:
     """Return the size of one axis of an input; 0 if there is no such axis."""
-    return found.inputs[tensor].shape[axis] if axis < _rank(found, tensor) else 0
+    return spec.inputs[tensor].shape[axis] if axis < _rank(spec, tensor) else 0
 
 
 def _in_range(what: str, number: int, lowest: int, highest: int) -> int:

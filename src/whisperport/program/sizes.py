@@ -34,8 +34,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "StrictGreaterThan": operator.gt,
     "LessThan": operator.le,
     "StrictLessThan": operator.lt,
-    "And": lambda *given: reduce(operator.and_, given, True),
-    "Or": lambda *given: reduce(operator.or_, given, False),
+    "And": lambda *operands: reduce(operator.and_, operands, True),
+    "Or": lambda *operands: reduce(operator.or_, operands, False),
     "Not": operator.not_,
 }
 
@@ -53,14 +53,17 @@ def symbols(program: Mapping[str, Any]) -> dict[str, str]:
         program: JSON of `models/NAME.json`, as torch 2.8 to 2.13 write it.
     """
     ranges: Mapping[str, Mapping[str, Any]] = program.get("range_constraints") or {}
-    return {name: f"{_low(one)} to {one.get('max_val') or 'any'}" for name, one in ranges.items()}
+    return {
+        name: f"{_low(limits)} to {limits.get('max_val') or 'any'}"
+        for name, limits in ranges.items()
+    }
 
 
 def dynamic_shapes(name: str, program: Mapping[str, Any]) -> ProgramError:
     """Return the error of a program with dynamic sizes where fixed ones are needed."""
     known = symbols(program)
-    options = " ".join(f"--size {one}=NUMBER" for one in known)
-    ranges = "; ".join(f"{one}: {limits}" for one, limits in known.items())
+    options = " ".join(f"--size {symbol}=NUMBER" for symbol in known)
+    ranges = "; ".join(f"{symbol}: {limits}" for symbol, limits in known.items())
     return ProgramError(
         f"`{name}` has dynamic shapes",
         why=f"a size in the graph is a symbol ({ranges}); accelerators support static shapes only"
@@ -139,10 +142,10 @@ def _replaced(data: Any, sizes: Mapping[str, int]) -> Any:
     if not isinstance(data, dict):
         return data
     if expression := data.get("as_expr"):
-        found = _value(ast.parse(expression["expr_str"], mode="eval").body, sizes)
-        if not isinstance(found, bool) and not 0 <= found <= MAX_SIZE:
-            raise ValueError(f"a size is {found}")
-        return {"as_bool" if isinstance(found, bool) else "as_int": found}
+        size = _value(ast.parse(expression["expr_str"], mode="eval").body, sizes)
+        if not isinstance(size, bool) and not 0 <= size <= MAX_SIZE:
+            raise ValueError(f"a size is {size}")
+        return {"as_bool" if isinstance(size, bool) else "as_int": size}
     return {key: _replaced(item, sizes) for key, item in data.items()}
 
 
@@ -157,8 +160,8 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Any:
         case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str() as symbol)]):
             return sizes[symbol]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            found = _FUNCTIONS[name](*(_value(argument, sizes) for argument in args))
-            if abs(found) > MAX_SIZE:  # also inside an expression: powers of powers have no end
+            result = _FUNCTIONS[name](*(_value(argument, sizes) for argument in args))
+            if abs(result) > MAX_SIZE:  # also inside an expression: powers of powers have no end
                 raise ValueError(f"{name} gives a number above {MAX_SIZE}")
-            return found
+            return result
     raise ValueError(ast.unparse(node)[:100])

@@ -46,7 +46,7 @@ def test_each_program_is_one_subgraph_and_its_graph_agrees_with_float32(compiled
         assert entry.facts.compiled_for == "ethos-u85-256"
         assert entry.facts.plan["NPU subgraphs"] == 1
         assert b"COP1" in compiled.path(entry.files[0]).read_bytes()  # without an operating system
-        assert entry.facts.others["estimate"]["estimated_s"] > 0
+        assert entry.facts.target_facts["estimate"]["estimated_s"] > 0
         assert entry.facts.notes[0].startswith("Vela estimates")
         assert compiled.manifest.status(name) == "compiled here"
         (run,) = (

@@ -107,7 +107,9 @@ def test_the_entry_tells_the_device_which_numbers_go_in_and_out(
 ) -> None:
     _, entry, _ = quantize("w8a16", operators)
 
-    (given,), (returned,) = (entry.facts.others[DEVICE_IO][side] for side in ("inputs", "outputs"))
+    (given,), (returned,) = (
+        entry.facts.target_facts[DEVICE_IO][side] for side in ("inputs", "outputs")
+    )
     if operators == "all":
         assert (given["dtype"], returned["dtype"]) == (dtype, dtype)
         assert given["scale"] > 0

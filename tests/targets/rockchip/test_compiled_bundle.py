@@ -61,7 +61,9 @@ def test_encoder_and_step_in_float16_lose_little_and_the_words_are_equal(copied)
     for program in made.programs:
         assert manifest.status(program.name) == "simulated here"
         assert manifest.program(program.name).files[0] == f"rk3588/{program.name}.rknn"
-        assert manifest.program(program.name).facts.others["disabled_rules"] == [MISCOMPILING_RULE]
+        assert manifest.program(program.name).facts.target_facts["disabled_rules"] == [
+            MISCOMPILING_RULE
+        ]
     assert {c.level for c in made.programs[0].emulation} == {"arrays", "tokens", "words"}
     assert all(c.passed for program in made.programs for c in program.emulation)
 

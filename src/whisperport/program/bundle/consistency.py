@@ -110,12 +110,12 @@ def _check_signature(path: str, entry: ProgramEntry, manifest: Manifest) -> None
     _compare(f"{path}.spec.outputs", entry.spec.outputs, expected.outputs)
 
 
-def _compare(path: str, found: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...]) -> None:
-    if len(found) != len(expected):
-        _reject(path, f"has {len(found)} tensors; expected {len(expected)} for these `dims`")
-    for i, (one, wanted) in enumerate(zip(found, expected, strict=True)):
+def _compare(path: str, tensors: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...]) -> None:
+    if len(tensors) != len(expected):
+        _reject(path, f"has {len(tensors)} tensors; expected {len(expected)} for these `dims`")
+    for i, (tensor, reference) in enumerate(zip(tensors, expected, strict=True)):
         for part in ("name", "shape", "dtype"):
-            value, right = getattr(one, part), getattr(wanted, part)
+            value, right = getattr(tensor, part), getattr(reference, part)
             if value != right:
                 _reject(
                     f"{path}[{i}].{part}",
@@ -143,12 +143,12 @@ def _check_form(manifest: Manifest) -> None:
     # Field of the form -> the first program that has it, and that program's value.
     first: dict[str, tuple[str, Any]] = {}
     for i, entry in enumerate(manifest.programs):
-        for name, found in form_of(entry.spec, manifest.dims, manifest.window).items():
-            program, expected = first.setdefault(name, (entry.spec.name, found))
-            if found != expected:
+        for name, value in form_of(entry.spec, manifest.dims, manifest.window).items():
+            program, expected = first.setdefault(name, (entry.spec.name, value))
+            if value != expected:
                 _reject(
                     f"programs[{i}].spec",
-                    f"has `{name}` as {_described(found)}; `{program}` has it as {_described(expected)}",
+                    f"has `{name}` as {_described(value)}; `{program}` has it as {_described(expected)}",
                 )
 
 

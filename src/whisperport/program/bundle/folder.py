@@ -181,11 +181,11 @@ class Bundle:
     def _check_table(self, relative: str, shape: tuple[int, int]) -> tuple[np.dtype[Any], int]:
         """Check the header and size of a table; return its dtype and the offset of its data in bytes."""
         file = self.path(relative)
-        found, fortran, dtype, start = _read_file(file, _npy_header)
-        if found != shape or fortran or dtype not in TABLE_DTYPES:
+        stored_shape, fortran, dtype, start = _read_file(file, _npy_header)
+        if stored_shape != shape or fortran or dtype not in TABLE_DTYPES:
             raise BundleError(
                 f"{relative} in bundle {self.folder} does not match the sizes of the model",
-                why=f"expected {shape} float16 or float32, got {str(found)[:80]} {dtype}",
+                why=f"expected {shape} float16 or float32, got {str(stored_shape)[:80]} {dtype}",
                 hint=DAMAGED,
             )
         expected, size = start + dtype.itemsize * math.prod(shape), file.stat().st_size

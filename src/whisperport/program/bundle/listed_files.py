@@ -49,14 +49,14 @@ class ListedFiles:
                 why="it may refer only to files in its own folder, by name",
                 hint=DAMAGED,
             )
-        found = self.path((PurePosixPath(relative).parent / name).as_posix())
-        if found != self.path(relative).parent / name:
+        file = self.path((PurePosixPath(relative).parent / name).as_posix())
+        if file != self.path(relative).parent / name:
             raise BundleError(
                 f"{name!r} in bundle {self.folder} is a link to another folder",
                 why=f"{relative} refers to this file, and a link could lead to any file",
                 hint=DAMAGED,
             )
-        return found
+        return file
 
 
 def regular_file(folder: Path, relative: str) -> Path:

@@ -68,7 +68,7 @@ class Manifest:
 
     def evidence(self, name: str) -> tuple[Evidence, ...]:
         """Return the valid evidence about a program: that about files which have not changed since."""
-        return tuple(one for one in self.program(name).evidence if self._is_unchanged(one))
+        return tuple(record for record in self.program(name).evidence if self._is_unchanged(record))
 
     def status(self, name: str) -> Status:
         """Return the status of a program, from the evidence about the file that its target loads."""
@@ -76,7 +76,7 @@ class Manifest:
 
     def is_verified(self, name: str) -> bool:
         """Whether every comparison passed when the file that the program's target loads was last run."""
-        ran = [one for one in self._evidence_about_loaded(name) if one.kind in RAN]
+        ran = [record for record in self._evidence_about_loaded(name) if record.kind in RAN]
         return bool(ran) and ran[-1].passed
 
     @property
@@ -92,7 +92,7 @@ class Manifest:
 
     def _evidence_about_loaded(self, name: str) -> list[Evidence]:
         loaded = self.program(name).files[0]
-        return [one for one in self.evidence(name) if loaded in one.files]
+        return [record for record in self.evidence(name) if loaded in record.files]
 
     def _is_unchanged(self, evidence: Evidence) -> bool:
         return all(

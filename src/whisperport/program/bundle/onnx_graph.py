@@ -131,7 +131,9 @@ class OnnxGraph:
         Raises:
             BundleError: see `read`.
         """
-        stated = [one.version for one in self.read().opset_import if one.domain in ("", "ai.onnx")]
+        stated = [
+            entry.version for entry in self.read().opset_import if entry.domain in ("", "ai.onnx")
+        ]
         return max(stated, default=0)
 
     def operators(self) -> dict[str, int]:

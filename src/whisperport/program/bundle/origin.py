@@ -71,14 +71,14 @@ def _state_folder() -> Path | None:
 def _is_private(folder: Path) -> bool:
     """Whether a folder belongs to this user and no other user may write to it."""
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return False
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return False
     if os.name != "posix":  # on Windows, the folders of an account are private by default
         return True
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _drop_oldest(folder: Path) -> None:

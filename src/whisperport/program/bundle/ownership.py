@@ -41,13 +41,13 @@ def delete_listed(folder: Path, name: Path | None = None) -> None:
         OSError: another file has appeared in the folder, or a file cannot be deleted. The remaining files
             are not deleted.
     """
-    found = _own_entries(folder, name or folder)
-    for relative in sorted(found, key=lambda path: path.count("/"), reverse=True):
+    entries = _own_entries(folder, name or folder)
+    for relative in sorted(entries, key=lambda path: path.count("/"), reverse=True):
         if (folder / relative).is_dir():
             os.rmdir(folder / relative)
         elif relative != MANIFEST:
             os.unlink(folder / relative)
-    if MANIFEST in found:
+    if MANIFEST in entries:
         os.unlink(folder / MANIFEST)
     os.rmdir(folder)
 
@@ -66,7 +66,7 @@ def _own_entries(folder: Path, name: Path) -> list[str]:
             hint="choose another folder, or delete the files in this one",
         ) from error
     folders = {str(parent) for file in files for parent in PurePosixPath(file).parents}
-    found = []
+    entries = []
     for relative, mode in _entries(folder):
         if not (stat.S_ISREG(mode) and relative in files) and not (
             stat.S_ISDIR(mode) and relative in folders
@@ -76,8 +76,8 @@ def _own_entries(folder: Path, name: Path) -> list[str]:
                 why="replacing the bundle would delete it",
                 hint="move it to another folder, or choose another output folder",
             )
-        found.append(relative)
-    return found
+        entries.append(relative)
+    return entries
 
 
 def _entries(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:

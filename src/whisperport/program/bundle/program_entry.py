@@ -45,7 +45,7 @@ class ProgramEntry:
             "method": self.method,
             "files": list(self.files),
             "delegation": self.facts.to_json(),
-            "evidence": [evidence_to_json(one) for one in self.evidence],
+            "evidence": [evidence_to_json(record) for record in self.evidence],
         }
 
 
@@ -67,7 +67,7 @@ def read_program(entry: Field) -> ProgramEntry:
         method=m["method"].non_empty_text(),
         files=files,
         facts=read_facts(m["delegation"]),
-        evidence=tuple(read_evidence(one) for one in m["evidence"].elements()),
+        evidence=tuple(read_evidence(element) for element in m["evidence"].elements()),
     )
 
 

@@ -22,7 +22,7 @@ class ProgramFacts:
         snr_db: layer -> signal-to-noise ratio in dB, as the compiler measured it.
         plan: engine of the chip -> number of parts that the compiler gave to it.
         notes: sentences that the user should read.
-        others: JSON facts that only the target reads.
+        target_facts: JSON facts that only the target reads.
     """
 
     delegated: int | None = None
@@ -35,32 +35,32 @@ class ProgramFacts:
     snr_db: Mapping[str, float] = field(default_factory=dict)
     plan: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    others: Mapping[str, Any] = field(default_factory=dict)
+    target_facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """Create facts from those of a tool by their names; all other names become `others`."""
+        """Create facts from those of a tool by their names; all other names become `target_facts`."""
         known = {name: facts[name] for name in _NAMES if name in facts}
         for name in ("undelegated", "notes"):
             if known.get(name) is not None:
                 known[name] = tuple(known[name])
-        return cls(**known, others={n: fact for n, fact in facts.items() if n not in _NAMES})
+        return cls(**known, target_facts={n: fact for n, fact in facts.items() if n not in _NAMES})
 
     def compiled(self, facts: Mapping[str, Any]) -> Self:
         """Return these facts with those of a compiler. They replace what an earlier compilation told."""
         kept = {name: getattr(self, name) for name in ("delegated", "undelegated", "subgraphs")}
-        return type(self).of({**kept, **self.others, **facts})
+        return type(self).of({**kept, **self.target_facts, **facts})
 
     def to_json(self) -> dict[str, Any]:
         """Convert the facts to a JSON object."""
-        found = {name: getattr(self, name) for name in _NAMES}
-        lists = {n: list(fact) if isinstance(fact, tuple) else fact for n, fact in found.items()}
+        facts = {name: getattr(self, name) for name in _NAMES}
+        lists = {n: list(fact) if isinstance(fact, tuple) else fact for n, fact in facts.items()}
         counts = ("delegated", "undelegated", "subgraphs")  # 0 and an empty list are facts, too
         shown = {n: f for n, f in lists.items() if (f is not None if n in counts else f)}
-        return {**shown, **self.others}
+        return {**shown, **self.target_facts}
 
 
-_NAMES = tuple(one.name for one in fields(ProgramFacts) if one.name != "others")
+_NAMES = tuple(f.name for f in fields(ProgramFacts) if f.name != "target_facts")
 
 
 def read_facts(facts: Field) -> ProgramFacts:
@@ -75,9 +75,9 @@ def read_facts(facts: Field) -> ProgramFacts:
         elif name in ("compiler", "compiled_for", "imported"):
             member.text()
         elif name in ("undelegated", "notes"):
-            [one.text() for one in member.elements()]
+            [element.text() for element in member.elements()]
         elif name == "snr_db":
-            [one.number() for one in member.mapping().values()]
+            [value.number() for value in member.mapping().values()]
         elif name == "plan":
-            [one.integer() for one in member.mapping().values()]
+            [value.integer() for value in member.mapping().values()]
     return ProgramFacts.of(facts.json_object())

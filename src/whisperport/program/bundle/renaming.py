@@ -17,7 +17,7 @@ UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 OCCUPIED = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange two paths in one step.
 
     Returns:
@@ -26,7 +26,7 @@ def exchange(one: Path, other: Path) -> bool:
     Raises:
         OSError: the system supports it, and it failed.
     """
-    return _renameat2(one, other, RENAME_EXCHANGE)
+    return _renameat2(first, second, RENAME_EXCHANGE)
 
 
 def rename_if_free(source: Path, destination: Path) -> bool:

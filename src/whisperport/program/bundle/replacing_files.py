@@ -80,8 +80,9 @@ def restore_files(new: Path, aside: Path, out: Path) -> None:
             if not (new / name).exists() and _mark(out.with_name(name)) == mark:
                 out.with_name(name).unlink()
         old = sorted((aside / OLD).iterdir())
-        if taken := [path for path in old if not rename_if_free(path, out.with_name(path.name))]:
-            names = ", ".join(path.name for path in taken)
+        collisions = [p for p in old if not rename_if_free(p, out.with_name(p.name))]
+        if collisions:
+            names = ", ".join(path.name for path in collisions)
             raise FileExistsError(f"there are other files of these names: {names}")
     (aside / NAMES).unlink()
     shutil.rmtree(aside)
@@ -90,10 +91,10 @@ def restore_files(new: Path, aside: Path, out: Path) -> None:
 def _mark(file: Path) -> list[int] | None:
     """What a file keeps when it is moved, and another file has not; None: there is no file."""
     try:
-        found = file.lstat()
+        status = file.lstat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _marks(file: Path, out: Path) -> dict[str, list[int]]:

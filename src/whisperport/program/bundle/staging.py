@@ -196,8 +196,8 @@ def _leftovers(out: Path) -> list[Staging]:
         rf"\.{re.escape(out.name)}\.({'|'.join(KINDS)})-([0-9a-f]{{{2 * TOKEN_BYTES}}})"
     )
     matches = [match for path in out.parent.iterdir() if (match := name.fullmatch(path.name))]
-    found = [Staging(out, token) for token in sorted({match[2] for match in matches})]
-    return [one for one in found if one.exists()]
+    stagings = [Staging(out, token) for token in sorted({match[2] for match in matches})]
+    return [candidate for candidate in stagings if candidate.exists()]
 
 
 def _delete_or_keep(folder: Path, out: Path) -> None:

@@ -44,14 +44,14 @@ class Field:
 
     def members(self, names: Collection[str]) -> dict[str, "Field"]:
         """The members of a JSON object that must have exactly the members `names`."""
-        found = self.mapping()
+        members = self.mapping()
         for name in names:
-            if name not in found:
+            if name not in members:
                 self.reject(f"has no `{name}`")
-        for name in found:
+        for name in members:
             if name not in names:
                 self.reject(f"has an unknown member {name[:80]!r}")
-        return found
+        return members
 
     def elements(self) -> list["Field"]:
         """The elements of a JSON array."""
@@ -76,10 +76,10 @@ class Field:
     def one_of(self, known: Sequence[T]) -> T:
         """The value, which must be one of the strings `known`."""
         text = self.text()
-        found = next((one for one in known if one == text), None)
-        if found is None:
+        value = next((string for string in known if string == text), None)
+        if value is None:
             self.reject(f"is {text[:80]!r}; expected one of {', '.join(known)}")
-        return found
+        return value
 
     def sha256(self) -> str:
         """The value, which must be a SHA-256 in lower-case hexadecimal."""

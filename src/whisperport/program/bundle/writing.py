@@ -123,15 +123,15 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
             other files; another process is
             writing it; its parent folder is not writable; or fewer than `needed_bytes` are free.
     """
-    given = Path(out)
+    unresolved = Path(out)
     try:
         out = Path(os.path.realpath(out))  # an OSError here: the working directory was deleted
     except ValueError as error:  # a NUL in the path
         raise _cannot_write(out, error) from error
     try:
-        if given.is_symlink() and out.is_dir() and os.listdir(out):
+        if unresolved.is_symlink() and out.is_dir() and os.listdir(out):
             raise BundleError(
-                f"cannot write a bundle to {given}",
+                f"cannot write a bundle to {unresolved}",
                 why=f"it is a link to {out}, which is not empty",
                 hint="to replace the bundle there, give the path of that folder; or delete the link",
             )

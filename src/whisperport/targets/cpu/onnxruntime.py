@@ -211,7 +211,7 @@ class OnnxRuntime(Target):
                     method=program.name,
                     files=(f"{FOLDER}/{path.name}", f"{FOLDER}/{weights.path.name}"),
                     facts=ProgramFacts(
-                        delegated=nodes, undelegated=(), subgraphs=1, others={"opset": opset}
+                        delegated=nodes, undelegated=(), subgraphs=1, target_facts={"opset": opset}
                     ),
                 )
             )

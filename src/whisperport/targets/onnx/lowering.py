@@ -47,7 +47,7 @@ def lower_file_to_onnx(
         method=program.name,
         files=tuple(file.relative_to(path.parent).as_posix() for file in facts.files),
         facts=ProgramFacts(
-            delegated=facts.nodes, undelegated=(), subgraphs=1, others={"opset": facts.opset}
+            delegated=facts.nodes, undelegated=(), subgraphs=1, target_facts={"opset": facts.opset}
         ),
     )
     return entry, {

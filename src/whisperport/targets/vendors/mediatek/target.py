@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # boards have no torch
 # Programs without attention: linears only. All others multiply two activations in their attention.
 WITHOUT_ATTENTION = frozenset({"cross_kv", "vocab_projection"})
 ON_THE_CPU = "run Whisper on its CPU: export with `--target litert`"
-DEVICE_IO = "device_io"  # in `ProgramFacts.others`: inputs and outputs of the .tflite
+DEVICE_IO = "device_io"  # in `ProgramFacts.target_facts`: inputs and outputs of the .tflite
 
 log = logging.getLogger(__name__)
 
@@ -197,9 +197,9 @@ class Genio(CompiledTarget):
         from whisperport.targets.vendors.mediatek.neuronrt import NeuronrtRunner
 
         io = {
-            entry.spec.name: DeviceIo.from_json(entry.facts.others[DEVICE_IO], entry.spec)
+            entry.spec.name: DeviceIo.from_json(entry.facts.target_facts[DEVICE_IO], entry.spec)
             for entry in entries
-            if DEVICE_IO in entry.facts.others
+            if DEVICE_IO in entry.facts.target_facts
         }
         name = self.spec.name
         return {
@@ -227,7 +227,7 @@ class Genio(CompiledTarget):
             delegated=len(graph.nodes),
             undelegated=(),
             subgraphs=1,
-            others={DEVICE_IO: DeviceIo.of_tflite(path, spec).to_json()},
+            target_facts={DEVICE_IO: DeviceIo.of_tflite(path, spec).to_json()},
         )
 
 
