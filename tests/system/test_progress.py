@@ -128,7 +128,7 @@ def test_a_counted_stage_is_its_name_and_keeps_its_count_between_processes():
     copy = pickle.loads(pickle.dumps(stage))
 
     assert copy == "transcribing a clip"
-    assert (copy.done, copy.total) == (3, 18)
+    assert (copy.n_finished, copy.total) == (3, 18)
 
 
 def test_a_verification_counts_its_clips(exported):
@@ -137,7 +137,7 @@ def test_a_verification_counts_its_clips(exported):
     verify(exported("onnxruntime"), progress=stages.append)
 
     clips = [stage for stage in stages if isinstance(stage, Counted)]
-    assert [stage.done for stage in clips] == list(range(len(clips)))
+    assert [stage.n_finished for stage in clips] == list(range(len(clips)))
     assert len(clips) > 0
     assert {stage.total for stage in clips} == {len(clips)}
 

@@ -143,7 +143,7 @@ def exit_reason(code: int, *, was_memory_short: bool | None = None) -> str:
 
 
 def _signal_name(number: int) -> str:
-    known = {one.value: f" ({one.name})" for one in signal.Signals}
+    known = {member.value: f" ({member.name})" for member in signal.Signals}
     return known.get(number, "")
 
 
@@ -363,8 +363,8 @@ def memory_within(more_bytes: int) -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = _statm(os.getpid())[5] + more_bytes
-    lowest = min(limit for limit in (soft, hard, wanted) if limit != resource.RLIM_INFINITY)
+    total = _statm(os.getpid())[5] + more_bytes
+    lowest = min(limit for limit in (soft, hard, total) if limit != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
     try:
         yield
@@ -514,11 +514,11 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
         return
     import resource
 
-    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: cpu_s}
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: cpu_s}
     if sys.platform == "linux":
         stacks = STACKS_BYTES * (os.cpu_count() or 1)  # stacks count as data, but are hardly used
-        wanted[resource.RLIMIT_DATA] = memory_bytes + stacks
-    for kind, limit in wanted.items():
+        limits[resource.RLIMIT_DATA] = memory_bytes + stacks
+    for kind, limit in limits.items():
         _, hard = resource.getrlimit(kind)
         lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (lowest, lowest))

@@ -33,9 +33,9 @@ class Memory:
             self._rest = np.empty(max(needed, self._block), np.uint8)
         start = -self._rest.ctypes.data % ALIGNMENT
         end = start + needed - ALIGNMENT
-        found = self._rest[start:end].view(dtype).reshape(shape)
+        array = self._rest[start:end].view(dtype).reshape(shape)
         self._rest = self._rest[end:]
-        return found
+        return array
 
 
 def room(shape: Sequence[int], dtype: DTypeLike = np.float32) -> int:

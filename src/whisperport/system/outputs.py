@@ -53,9 +53,9 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | os.PathLike[
         UsageError: an output is an input or a file in one, would be written twice, or would replace
             something that whisperport did not write.
     """
-    given = list(inputs)
+    paths = list(inputs)
     for number, output in enumerate(outputs):
-        reason = reason_against(output, given) or _reason_among(output, outputs[:number])
+        reason = reason_against(output, paths) or _reason_among(output, outputs[:number])
         if reason:
             raise UsageError(
                 f"cannot write `{output.flag} {output.path}`", why=reason[0], hint=reason[1]
@@ -78,14 +78,14 @@ def reason_against(
     return _reason_at(output)
 
 
-def is_same(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+def is_same(path: str | os.PathLike[str], other_path: str | os.PathLike[str]) -> bool:
     """Whether two paths are, or will be, one file."""
     try:
-        return os.path.samefile(path, other)
+        return os.path.samefile(path, other_path)
     except (OSError, ValueError):  # one does not exist, or a path has a NUL byte
         pass
     try:
-        return _future_name(path) == _future_name(other)
+        return _future_name(path) == _future_name(other_path)
     except (OSError, ValueError):
         return False
 
@@ -140,13 +140,13 @@ def _reason_at(output: Output) -> tuple[str, str] | None:
     return None
 
 
-def _reason_among(output: Output, others: Iterable[Output]) -> tuple[str, str] | None:
+def _reason_among(output: Output, earlier_outputs: Iterable[Output]) -> tuple[str, str] | None:
     """Return why an output collides with another one of the same command."""
-    for other in others:
-        named = f"`{other.flag} {other.path}`"
-        if is_same(output.path, other.path):
+    for earlier in earlier_outputs:
+        named = f"`{earlier.flag} {earlier.path}`"
+        if is_same(output.path, earlier.path):
             return f"{named} is the same path", "choose two different paths"
-        for inner, outer in ((output, other), (other, output)):
+        for inner, outer in ((output, earlier), (earlier, output)):
             if outer.kind == "bundle" and is_inside(inner.path, outer.path):
                 return (
                     f"{named}: one of the two is in the other, which is replaced as a whole",
@@ -168,8 +168,8 @@ def _future_name(path: str | os.PathLike[str]) -> tuple[str, ...]:
 def _ignores_case(folder: Path) -> bool:
     """Whether the file system of an existing folder takes names in other letter case as the same."""
     for path in _with_letters(folder):
-        other = path.with_name(path.name.swapcase())
-        return other.exists() and os.path.samefile(path, other)
+        swapped = path.with_name(path.name.swapcase())
+        return swapped.exists() and os.path.samefile(path, swapped)
     return False
 
 

@@ -193,8 +193,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         headings: text of each column; one that begins with ">" is of numbers. Empty: no line of headings.
         rows: the cells of each, as HTML.
     """
-    kinds = [' class="n"' if one.startswith(">") else "" for one in headings]
-    names = [one.removeprefix(">") for one in headings]
+    kinds = [' class="n"' if heading.startswith(">") else "" for heading in headings]
+    names = [heading.removeprefix(">") for heading in headings]
     cells = (
         f"<{'th' if name else 'td'}{kind}>{text(name)}"  # an empty cell is no heading
         for kind, name in zip(kinds, names, strict=True)
@@ -226,11 +226,11 @@ def verdict(sentence: str, kind: str, html: str) -> str:
 
 def within(pieces: Iterable[str], limit: int) -> tuple[list[str], int]:
     """Return the pieces of HTML or JSON that fit in a number of characters, and how many do not."""
-    found, size, n_missing = list[str](), 0, 0
+    fitting, size, n_missing = list[str](), 0, 0
     for piece in pieces:
         size += len(piece)
         if size <= limit:
-            found.append(piece)
+            fitting.append(piece)
         else:
             n_missing += 1
-    return found, n_missing
+    return fitting, n_missing

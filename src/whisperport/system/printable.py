@@ -32,13 +32,13 @@ def escaped_json(document: str) -> str:
     return _UNSAFE.sub(_as_json, document)
 
 
-def _visible(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8, see `os.fsdecode`
         code -= 0xDC00
-    return _SHORT.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
-def _as_json(found: re.Match[str]) -> str:
+def _as_json(match: re.Match[str]) -> str:
     # A line feed separates the lines of an indented document.
-    return "\n" if found[0] == "\n" else f"\\u{ord(found[0]):04x}"
+    return "\n" if match[0] == "\n" else f"\\u{ord(match[0]):04x}"

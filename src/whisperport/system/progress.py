@@ -16,16 +16,16 @@ class Counted(str):
     """The name of a stage that is one of several equal ones, such as one clip of many.
 
     Attributes:
-        done: number of the equal stages that are finished when this one begins.
+        n_finished: number of the equal stages that are finished when this one begins.
         total: number of all of them; 0: not known.
     """
 
-    done: int
+    n_finished: int
     total: int
 
-    def __new__(cls, name: str, done: int = 0, total: int = 0) -> "Counted":
+    def __new__(cls, name: str, n_finished: int = 0, total: int = 0) -> "Counted":
         stage = super().__new__(cls, name)
-        stage.done, stage.total = done, total
+        stage.n_finished, stage.total = n_finished, total
         return stage
 
 
@@ -50,20 +50,20 @@ class Remaining:
         self._first: tuple[float, float] = (0.0, 0.0)  # time and work of the first report
         self._last = self._first
 
-    def report(self, done: float, total: float | None) -> None:
+    def report(self, work: float, total: float | None) -> None:
         """Record how much of the work is done, in any unit."""
         now = self._now()
-        if total != self._total or done < self._last[1]:
-            self._total, self._first = total, (now, done)
-        self._last = now, done
+        if total != self._total or work < self._last[1]:
+            self._total, self._first = total, (now, work)
+        self._last = now, work
 
     def seconds(self) -> float | None:
         """Return the estimate; None: the total is unknown, too little was measured, or it is exceeded."""
-        (started, before), (reported, done) = self._first, self._last
+        (started, before), (reported, work) = self._first, self._last
         measured = reported - started
-        if not self._total or done <= before or measured < LEAST_MEASURED_S:
+        if not self._total or work <= before or measured < LEAST_MEASURED_S:
             return None
-        left = measured * (self._total - done) / (done - before) - (self._now() - reported)
+        left = measured * (self._total - work) / (work - before) - (self._now() - reported)
         return left if left > 0 else None
 
 

@@ -211,7 +211,7 @@ class Stages:
         self.finish()
         self._stage, self._started = printable(stage), time.perf_counter()
         if isinstance(stage, Counted):
-            self._remaining.report(stage.done, stage.total)
+            self._remaining.report(stage.n_finished, stage.total)
         else:
             self._remaining.report(0, None)
         if self._progress is not None and self._task is not None:
