@@ -48,7 +48,7 @@ def fill_windows(chunks: Iterable[Span], limit: int) -> Iterator[tuple[Span, ...
     """
     held: list[Span] = []
     for chunk in chunks:
-        if held and sum(one.n_frames for one in held) + chunk.n_frames > limit:
+        if held and sum(span.n_frames for span in held) + chunk.n_frames > limit:
             yield tuple(held)
             held = []
         held.append(chunk)

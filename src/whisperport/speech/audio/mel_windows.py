@@ -181,8 +181,8 @@ def _power(stream: AudioStream, start: int, n_frames: int, n_mels: int) -> Float
 def _samples(stream: AudioStream, start: int, n_frames: int) -> Floats:
     """Return the samples of frames, reflected before the beginning of the audio; fewer at its end."""
     first = start * HOP_LENGTH - HALF
-    wanted = n_frames * HOP_LENGTH + N_FFT - HOP_LENGTH  # samples up to the end of the last frame
-    samples = stream.read(max(first, 0), wanted + min(first, 0))
+    n_samples = n_frames * HOP_LENGTH + N_FFT - HOP_LENGTH  # up to the end of the last frame
+    samples = stream.read(max(first, 0), n_samples + min(first, 0))
     if first >= 0:
         return samples
     samples = np.pad(samples, (0, max(0, 1 - first - samples.size)))

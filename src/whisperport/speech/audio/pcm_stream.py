@@ -62,7 +62,9 @@ class PcmStream:
         self._rest = data[complete:]
         size = BLOCK * self._frame_bytes
         pieces = (data[at : min(at + size, complete)] for at in range(0, complete, size))
-        return self._converted(f for one in pieces for f in self._decoder.decode(av.Packet(one)))
+        return self._converted(
+            f for piece in pieces for f in self._decoder.decode(av.Packet(piece))
+        )
 
     def end(self) -> NDArray[np.int16]:
         """Return the remaining samples at the end of the stream. An incomplete sample is dropped."""

@@ -49,9 +49,9 @@ class ReadAhead:
             else:
                 self._ended, self._end = True, item
         if pieces:
-            taken = np.concatenate(pieces)
-            self._n_taken += taken.size
-            return taken
+            samples = np.concatenate(pieces)
+            self._n_taken += samples.size
+            return samples
         if self._end is not None:
             raise self._end
         return None

@@ -120,11 +120,11 @@ class SpeechDetector:
 
     def _probabilities(self, samples: NDArray[np.float32]) -> list[float]:
         inputs = _frames(np.concatenate([self._context, samples]))
-        found, self._hidden, self._cell = self._session.run(
+        output, self._hidden, self._cell = self._session.run(
             None, {"input": inputs, "h": self._hidden, "c": self._cell}
         )
         self._context = samples[-CONTEXT:]
-        probabilities: list[float] = found.ravel().tolist()
+        probabilities: list[float] = output.ravel().tolist()
         return probabilities
 
 
@@ -133,8 +133,8 @@ def speech_seconds(samples: NDArray[np.float32]) -> float:
     peak = np.abs(samples).max(initial=0)
     threshold = VadOptions().threshold
     with AudioStream(samples / peak if peak else samples, look_back_s=1.0) as stream:
-        found = sum(one >= threshold for one in speech_probabilities(stream))
-    return found * HOP / SAMPLE_RATE
+        n_hops = sum(probability >= threshold for probability in speech_probabilities(stream))
+    return n_hops * HOP / SAMPLE_RATE
 
 
 def spans_above(probabilities: Iterable[float], options: VadOptions) -> Iterator[Span]:

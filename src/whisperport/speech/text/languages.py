@@ -142,13 +142,13 @@ def language_code(name: str, known: Container[str] = ()) -> str:
     """
     if name in known:
         return name
-    wanted = name.strip().lower()
+    key = name.strip().lower()
     by_name = {language: code for code, language in LANGUAGES.items()} | ALIASES
-    if wanted in LANGUAGES:
-        return wanted
-    if wanted in by_name:
-        return by_name[wanted]
-    close = difflib.get_close_matches(wanted, [*LANGUAGES, *by_name], n=3)
+    if key in LANGUAGES:
+        return key
+    if key in by_name:
+        return by_name[key]
+    close = difflib.get_close_matches(key, [*LANGUAGES, *by_name], n=3)
     raise UsageError(
         f"Whisper has no language `{name}`",
         why=f"it has {len(LANGUAGES)} languages, each with a code and a name",

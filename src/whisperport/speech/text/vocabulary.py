@@ -222,9 +222,9 @@ _MUSIC = set("♩♪♫♬♭♮♯")
 def _non_speech(tokenizer: Tokenizer) -> set[int]:
     """Return the ids of symbols that are not speech, without common punctuation."""
     # A hyphen or an apostrophe is allowed between letters, not at the beginning of a word.
-    found = {tokenizer.encode(" -")[0], tokenizer.encode(" '")[0]}
+    symbol_ids = {tokenizer.encode(" -")[0], tokenizer.encode(" '")[0]}
     for symbol in [*_SYMBOLS, *_MUSIC]:
         for ids in (tokenizer.encode(symbol), tokenizer.encode(" " + symbol)):
             if len(ids) == 1 or symbol in _MUSIC:
-                found.add(ids[0])
-    return found
+                symbol_ids.add(ids[0])
+    return symbol_ids
