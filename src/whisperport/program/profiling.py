@@ -1,4 +1,4 @@
-"""Profiles of compiled programs: where each node runs and how long it takes; what measures them."""
+"""Profiles of compiled programs: where each node runs and how long it takes. A `Profiler` measures them."""
 
 import statistics
 from abc import ABC, abstractmethod

@@ -140,7 +140,7 @@ class Runner(ABC):
         return np.asarray(array, order="C")
 
     def _is_short(self, index: int, array: Array) -> bool:
-        """Return whether an array has the shape of an input but for a shorter axis of tokens."""
+        """Return whether an array has the shape of an input, except that the axis of tokens is shorter."""
         name, shape, _ = self._inputs[index]
         axis = self.cache_axes.get(name)
         if axis is None or array.ndim != len(shape) or array.shape[axis] >= shape[axis]:

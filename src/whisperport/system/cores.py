@@ -26,7 +26,7 @@ def usable_cores() -> int:
 
 
 def cores_below(root: Path, cpus: set[int]) -> int:
-    """Return what `usable_cores` does, for a system whose files are below a folder.
+    """Return the usable cores of a system whose files are below the folder `root`.
 
     Args:
         root: folder of the file system.

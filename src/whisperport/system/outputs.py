@@ -1,4 +1,4 @@
-"""What a command will write, declared before its work begins: nothing of the user's is replaced.
+"""Declare what a command will write before its work begins, so that it replaces no file of the user.
 
 Every output is compared with all inputs, with the other outputs and with what is at its path. Files are
 compared as the file system sees them: through links, as hard links, and in other letter case where the

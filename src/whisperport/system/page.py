@@ -1,6 +1,7 @@
-"""HTML pages of one file: without scripts of others, without a network; light, dark and on paper.
+"""Self-contained HTML pages in one file, for light and dark screens and for paper.
 
-Functions that return HTML escape the text that they are given. What they take as HTML is called so.
+A page has no third-party scripts and needs no network. Functions that return HTML escape their arguments,
+except those whose description says that they are HTML.
 """
 
 import base64
@@ -214,12 +215,12 @@ def facts(entries: Mapping[str, str]) -> str:
 
 
 def verdict(sentence: str, kind: str, html: str) -> str:
-    """Return what a reader sees first.
+    """Return the box at the top of a page, which states the result.
 
     Args:
         sentence: the result, as text.
         kind: "bad", "mark" or "good".
-        html: what follows it.
+        html: HTML that follows the sentence.
     """
     return f'<div class="verdict {kind}"><p class="big">{text(sentence)}</p>\n{html}</div>\n'
 

@@ -30,7 +30,7 @@ def openai_cache() -> Path:
 
 
 def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Path:
-    """Return the `.pt` file or the folder of a short name, and download it if it is nowhere here.
+    """Return the `.pt` file or the folder of a short name; download it if this machine does not have it.
 
     OpenAI's file is looked for before the hub's copy, because its digest is published. The hub is asked
     only if OpenAI's server cannot be reached or does not give it, never after a wrong digest.
@@ -41,7 +41,7 @@ def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Pa
         progress: called with each stage.
 
     Raises:
-        CheckpointError: OpenAI's file has another digest, or the weights are nowhere.
+        CheckpointError: OpenAI's file has another digest, or the weights were not found.
         MissingPackageError: a package for downloads is not installed.
     """
     release = RELEASES.get(ALIASES.get(name, name))
@@ -68,15 +68,15 @@ def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Pa
         folder = hub.fetch(HUB_IDS[name], None, check)
     except (CheckpointError, MissingPackageError) as error:
         reasons.append(f"{HUB_IDS[name]} on the Hugging Face hub: {error.why}")
-        raise _nowhere(name, remote, reasons, error) from error
+        raise _not_found(name, remote, reasons, error) from error
     log.warning("%s; the hub's copy is used: %s", reasons[0], HUB_IDS[name])
     return folder
 
 
-def _nowhere(
+def _not_found(
     name: str, remote: RemoteFile, reasons: list[str], error: CheckpointError | MissingPackageError
 ) -> CheckpointError | MissingPackageError:
-    """The one error that names every place that was looked in."""
+    """Return the error that lists every place that was searched."""
     places = [
         f"there is no file or folder `{name}`",
         f"{remote.path} does not exist",

@@ -135,7 +135,7 @@ def _check_architecture(numbers: Mapping[str, int], folder: Path) -> None:
 def _dequantized(
     variables: Variables, numbers: Mapping[str, int], folder: Path
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the float tensors, and the dtypes that weights were quantized to; "": none was."""
+    """Return the float tensors, and the dtypes that weights were quantized to; empty: none were."""
     what = f"cannot use `{MODEL_BIN}` in `{folder}`"
     tensors: dict[str, Tensor] = {}
     kinds = set()
@@ -231,7 +231,7 @@ def _dims(weights: Mapping[str, Tensor], numbers: Mapping[str, int], folder: Pat
 def _settings(
     folder: Path, ids: Mapping[str, int], dims: Dims
 ) -> tuple[dict[str, object] | None, dict[str, object]]:
-    """Return the settings under the names of transformers, twice: as stated, and an empty config.json."""
+    """Return the settings under transformers' names, and {} in place of transformers' config.json."""
     path = folder / "config.json"
     if not path.is_file():
         return None, {}

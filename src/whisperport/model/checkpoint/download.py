@@ -1,4 +1,7 @@
-"""Download a file of known SHA-256: resumed after a cut, bounded in size, complete or not there at all."""
+"""Download a file of known SHA-256.
+
+An interrupted download is resumed, its size is bounded, and only a complete file gets its name.
+"""
 
 import os
 import re

@@ -151,7 +151,7 @@ def _check_tokens(reader: BinaryReader, n_vocab: int) -> None:
 
 
 def _tensors(reader: BinaryReader, shapes: dict[str, Shape]) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors, and the names of the types that they were quantized to; "": none was."""
+    """Return the tensors, and the names of the types that they were quantized to; empty: none were."""
     weights: dict[str, Tensor] = {}
     kinds = set()
     while reader.remaining:

@@ -130,7 +130,7 @@ _OF_SIZES = {
 def alignment_heads_of_size(
     *, n_layers: int, n_heads: int, n_vocab: int
 ) -> tuple[tuple[tuple[int, int], ...], str]:
-    """Return the alignment heads of the release with these sizes, and whose they are, in words.
+    """Return the alignment heads of the release with these sizes, and a phrase that names their origin.
 
     Fine-tuned models have the heads of the release that they began as. For other sizes see
     `alignment_heads`.

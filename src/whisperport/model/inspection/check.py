@@ -104,7 +104,7 @@ class CheckedProgram:
 
     @property
     def rejected(self) -> tuple[FindingGroup, ...]:
-        """The rejections: no warnings, and nothing that was only not seen to compile."""
+        """The rejections, without warnings and "not seen" findings."""
         return self.of("rejected")
 
     @property

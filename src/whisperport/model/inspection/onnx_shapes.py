@@ -1,4 +1,4 @@
-"""Infer every static shape of an ONNX model, whichever exporter wrote it.
+"""Infer every static shape of an ONNX model of any exporter.
 
 onnx's own shape inference stops where the graph computes a shape. TorchScript's exporter computes the shape
 of a tensor (`Shape`, `Gather`, `Slice`, `Concat`) before each `Reshape`, even if all sizes are fixed. This

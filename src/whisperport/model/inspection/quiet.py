@@ -20,7 +20,7 @@ class _Shared:
 
     @contextlib.contextmanager
     def changed_by(self, change: Callable[[contextlib.ExitStack], None]) -> Iterator[None]:
-        """Within the block, the state is changed; `change` adds to a stack what restores it."""
+        """Change the state within the block; `change` pushes the functions that restore it on a stack."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:

@@ -76,7 +76,7 @@ class _Memory:
         return tuple(changed), tuple(views)
 
     def _change_views(self, name: str, known: str, node: Node) -> Iterable[Value]:
-        """Change all views of a tensor, and their views, but for the one that is known."""
+        """Change all views of a tensor, and their views, except the one that is known."""
         for view in self._views.get(name, ()):
             if view.name != known:
                 yield self._change(view, node)

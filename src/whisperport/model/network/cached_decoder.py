@@ -1,4 +1,4 @@
-"""The decoder with a cache, in eager torch: what guesses the tokens that a pass without one confirms."""
+"""The decoder with a cache, in eager torch. It proposes tokens, which a pass without a cache verifies."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -10,10 +10,10 @@ from whisperport.model.network.decoder import Decode, Decoder
 
 
 class CachedDecoder:
-    """Logits of a growing list of tokens: keys and values of tokens already computed are reused."""
+    """Computes logits of a growing list of tokens, and reuses the keys and values of earlier tokens."""
 
     def __init__(self, decoder: Decoder, cross_kv: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """cross_kv: cross-attention keys (H, D, T) and values (H, T, D) of each layer."""
+        """Args: `cross_kv`, the cross-attention keys (H, D, T) and values (H, T, D) of each layer."""
         self._decoder = decoder
         self._decode = Decode(decoder)
         self._cross_k, self._cross_v = (list(layers) for layers in zip(*cross_kv, strict=True))
@@ -23,7 +23,7 @@ class CachedDecoder:
 
     @torch.no_grad()
     def __call__(self, tokens: list[int]) -> Tensor:
-        """Logits (V,) after the last of these tokens, at least one."""
+        """Return the logits (V,) after the last of `tokens`, which has at least one token."""
         n_known = self._keep_shared(tokens[:-1])
         n_new = len(tokens) - n_known
         embedded = self._decoder.token_embedding(torch.tensor(tokens[n_known:]))
@@ -38,7 +38,7 @@ class CachedDecoder:
         return logits
 
     def _keep_shared(self, tokens: list[int]) -> int:
-        """Cut the cache to the rows of the first tokens that it shares with these; returns how many."""
+        """Keep the cache rows of the leading tokens that are equal to `tokens`; return their number."""
         pairs = zip(self._tokens, tokens, strict=False)
         kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._self_k = [keys[:, :, :kept] for keys in self._self_k]

@@ -178,10 +178,10 @@ class Decode(nn.Module):
         return hidden
 
     def results(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Return what hidden states (1, R, d) become.
+        """Compute the outputs before the new keys and values from hidden states (1, R, d).
 
         Returns:
-            Their logits, or they themselves if not `projected`; and if `summed`, the `logsumexp` (R, 1) of
+            The logits, or the hidden states if not `projected`; and if `summed`, the `logsumexp` (R, 1) of
             the logits.
         """
         if not self.projected:

@@ -1,4 +1,4 @@
-"""Run the eager model in a lower precision than float32, layer by layer, without a second copy of it."""
+"""Run the eager model in a lower precision than float32, layer by layer, without copying the model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

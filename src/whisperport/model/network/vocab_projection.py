@@ -1,4 +1,4 @@
-"""The vocabulary projection as a program of its own, for a placement apart from the rest of the decoder."""
+"""The vocabulary projection as a separate program, which can have another placement than the decoder."""
 
 from torch import Tensor, nn
 

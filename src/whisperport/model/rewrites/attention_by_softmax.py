@@ -126,7 +126,7 @@ def _as_numbers(mask: Tensor) -> Tensor:
 
 
 def _computed(module: GraphModule, mask: Node) -> Node:
-    """Do the same for a mask that is computed or an input, with arithmetic and without comparisons."""
+    """Add nodes that convert a computed mask or an input to numbers, by arithmetic without comparisons."""
     call = module.graph.call_function
     if value(mask).dtype != torch.bool:
         return call(aten.clamp.default, (mask, MASK_VALUE))

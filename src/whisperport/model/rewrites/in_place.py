@@ -26,7 +26,7 @@ def remove_writes(module: GraphModule) -> None:
 
 
 def _is_alone(node: Node) -> bool:
-    """Whether `node` computes a tensor that no other node shares, but for those that write to it."""
+    """Whether `node` computes a tensor that no other node shares, except those that write to it."""
     views = (user for user in node.users if is_view(user) and node not in written_by(user))
     return node.op == "call_function" and not is_view(node) and not any(views)
 

@@ -65,7 +65,7 @@ def restore_files(new: Path, aside: Path, out: Path) -> None:
     """End what `put_files_in_place` began: move the older files back, unless all new ones are in place.
 
     What it does depends only on what is on the disk, so it may be called at any time and repeatedly. A file
-    that the user has put at one of the places meanwhile stays there.
+    that the user put at one of these paths in the meantime stays there.
 
     Raises:
         OSError: a file cannot be moved, or its place is taken; all files are kept.
@@ -89,7 +89,7 @@ def restore_files(new: Path, aside: Path, out: Path) -> None:
 
 
 def _mark(file: Path) -> list[int] | None:
-    """What a file keeps when it is moved, and another file has not; None: there is no file."""
+    """Return size and time of change, by which a moved file is recognized; None: there is no file."""
     try:
         status = file.lstat()
     except OSError:
@@ -98,7 +98,7 @@ def _mark(file: Path) -> list[int] | None:
 
 
 def _marks(file: Path, out: Path) -> dict[str, list[int]]:
-    """Read the list of the new files, name -> mark. It may be damaged or somebody else's.
+    """Read the list of the new files, name -> mark. It may be damaged or from another user.
 
     Raises:
         OSError: it has names that no file beside the output has.

@@ -118,6 +118,6 @@ class AudioStream:
 
 
 def _in_pieces(samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    """Yield views of an array in memory: what was read beyond the last `read` is copied in the next."""
+    """Yield short views of an array: `read` copies the pieces that it keeps, so few samples are copied."""
     for start in range(0, max(samples.size, 1), PIECE):
         yield samples[start : start + PIECE]
