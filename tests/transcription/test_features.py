@@ -161,7 +161,7 @@ def test_an_example_with_a_fault_of_its_own_is_rejected(
         )
 
     assert caught.value.why
-    assert "verify" in caught.value.hint
+    assert "diagnose" in caught.value.hint
 
 
 def test_each_window_follows_the_one_before_and_words_have_times(
@@ -218,7 +218,7 @@ def test_a_file_of_another_size_is_explained(size: int, explained: str, tmp_path
         transcribe_features(path, default_bundle(), options=OPTIONS)
 
     assert explained in caught.value.why
-    assert "verify" in caught.value.hint
+    assert "diagnose" in caught.value.hint
 
 
 def test_the_sizes_1_2_mb_and_4_6_mb_of_whisper_small_are_explained(tmp_path: Path) -> None:
