@@ -28,7 +28,7 @@ def main() -> None:
     with stages() as progress:
         for target in TARGETS:
             name = target.spec.name
-            if target.unsupported("encoder", target.spec.precisions[0]):
+            if target.unsupported("encoder", target.spec.runs.precisions[0]):
                 continue
             with TemporaryDirectory() as folder:
                 options = ExportOptions(

@@ -165,16 +165,16 @@ def _limits(specs: Sequence[TargetSpec]) -> str:
 def _limit_lines(spec: TargetSpec) -> list[str]:
     """Return each limit of a target as words, with a link to its rule."""
     names = "the compiler decides"
-    if spec.operators is not None:
-        names = ", ".join(f"`{name}`" for name in sorted(spec.operators)) or "none"
-        names += f" ({_rule_link('WP104' if spec.operators_observed else 'WP101')})"
+    if spec.supports.operators is not None:
+        names = ", ".join(f"`{name}`" for name in sorted(spec.supports.operators)) or "none"
+        names += f" ({_rule_link('WP104' if spec.supports.operators_observed else 'WP101')})"
     lines = [
-        f"Dtypes of inputs and outputs: {', '.join(sorted(spec.dtypes))} ({_rule_link('WP202')})",
-        f"Highest rank: {spec.max_rank} ({_rule_link('WP201')})",
+        f"Dtypes of inputs and outputs: {', '.join(sorted(spec.supports.dtypes))} ({_rule_link('WP202')})",
+        f"Highest rank: {spec.supports.max_rank} ({_rule_link('WP201')})",
         f"Operators: {names}",
-        f"Precisions, the default first: {', '.join(f'`{name}`' for name in spec.precisions)}",
+        f"Precisions, the default first: {', '.join(f'`{name}`' for name in spec.runs.precisions)}",
     ]
-    for limit in spec.limits:
+    for limit in spec.supports.limits:
         title, value = RULES[limit.rule].title, limit_text(limit)
         if value.startswith("not"):
             title, value = value, ""
@@ -232,11 +232,11 @@ def _list_of_rewrites(spec: TargetSpec) -> str:
     def links(names: Sequence[str]) -> str:
         return ", ".join(f"[{name}](../rewrites.md#{name.partition('=')[0]})" for name in names)
 
-    if not (spec.rewrites or spec.host_rewrites):
+    if not (spec.lowering.rewrites or spec.lowering.host_rewrites):
         return "None."
-    text = f"In this order: {links(spec.rewrites)}."
-    if spec.host_rewrites:
-        text += f" Then, by `fix` and `lower` only: {links(spec.host_rewrites)}."
+    text = f"In this order: {links(spec.lowering.rewrites)}."
+    if spec.lowering.host_rewrites:
+        text += f" Then, by `fix` and `lower` only: {links(spec.lowering.host_rewrites)}."
     return text
 
 

@@ -110,7 +110,7 @@ def tiny_engine(seconds: float, threads: int) -> Engine:
     assert form is not None
     parts = Parts(model, [(0, 0)], form)
     names = (*program_names(), "uncached_decoder")
-    programs = {p.name: p for p in whisper_programs(parts, names, chip.spec.variants)}
+    programs = {p.name: p for p in whisper_programs(parts, names, chip.spec.lowering.variants)}
     on_chip = [programs.pop(name) for name in ("encoder", "uncached_decoder")]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -118,7 +118,9 @@ def tiny_engine(seconds: float, threads: int) -> Engine:
         runners = chip.load(
             path,
             entries,
-            RunOptions(threads=threads, options=with_target(chip.spec.emulation, chip.spec.name)),
+            RunOptions(
+                threads=threads, options=with_target(chip.spec.runs.emulation, chip.spec.name)
+            ),
         )
         runners |= cpu.load(
             path, cpu.lower(list(programs.values()), path, quiet), RunOptions(threads=threads)
@@ -154,7 +156,8 @@ def measured_words(options: argparse.Namespace) -> dict[str, Any]:
     rows = {}
     for target in ("onnxruntime", HYBRID):
         run = RunOptions(
-            threads=options.threads, options=with_target(get_target(target).spec.emulation, target)
+            threads=options.threads,
+            options=with_target(get_target(target).spec.runs.emulation, target),
         )
         transcriber = Transcriber(bundle(target, options), run)
         row = short_windows.measured(transcriber, WindowOptions(), "greedy", sets)

@@ -72,7 +72,7 @@ def _asked(targets: list[str] | None, precisions: list[str] | None) -> Iterator[
             continue
         if target.compiler is None or target.compiler.installed({}) is None:
             continue
-        for precision in target.spec.precisions:
+        for precision in target.spec.runs.precisions:
             if precisions is None or precision in precisions:
                 yield target, precision
 
@@ -122,7 +122,9 @@ def _measured(
         started = time.monotonic()
         try:
             # With programs of its own placement, the rest runs where the chip's decoder falls back to.
-            main = target.spec.fallback if how.placement and target.spec.fallback else name
+            main = (
+                target.spec.runs.fallback if how.placement and target.spec.runs.fallback else name
+            )
             bundle = export(checkpoint, main, Path(folder) / name, how, progress=progress)
             row["export_s"] = round(time.monotonic() - started, 1)
             started = time.monotonic()

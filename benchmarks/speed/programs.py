@@ -61,7 +61,7 @@ def main() -> None:
     }
     programs = [p for p in whisper_programs(Parts(model, [(0, 0)])) if p.name in TIMED]
     with tempfile.TemporaryDirectory() as folder:
-        for target in (t for t in TARGETS if not t.spec.emulation):
+        for target in (t for t in TARGETS if not t.spec.runs.emulation):
             contenders |= lowered(
                 target, programs, Path(folder) / target.spec.name, options.threads
             )
@@ -104,7 +104,7 @@ def step_inputs() -> dict[str, np.ndarray]:
 
 def lowered(target: Target, programs: list[Program], folder: Path, threads: int) -> dict[Any, Run]:
     folder.mkdir()
-    ready = [run_rewrites(program, target.spec.rewrites)[0] for program in programs]
+    ready = [run_rewrites(program, target.spec.lowering.rewrites)[0] for program in programs]
     entries = target.lower(ready, folder, print)
     runners = target.load(folder, entries, RunOptions(threads=threads))
     mel = np.random.default_rng(0).standard_normal((1, TINY.n_mels, TINY.n_frames), np.float32)

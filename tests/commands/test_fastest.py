@@ -315,7 +315,9 @@ def test_a_target_that_cannot_lower_is_named_with_its_reason(
 def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
     micro_checkpoint: Any, rivals: Any, tmp_path: Path
 ) -> None:
-    rivals[0].spec = replace(rivals[0].spec, precisions=("fp32", "fp16"))
+    rivals[0].spec = replace(
+        rivals[0].spec, runs=replace(rivals[0].spec.runs, precisions=("fp32", "fp16"))
+    )
     options = replace(OPTIONS, precisions={"encoder": "fp16"})
 
     found = export_best(micro_checkpoint, "auto", tmp_path / "out", options)
@@ -368,7 +370,9 @@ def test_ctrl_c_leaves_no_hidden_folder_and_no_bundle(
 def test_what_no_target_that_may_be_used_has_is_rejected_before_any_work(
     micro_checkpoint: Any, rivals: Any, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    rivals[0].spec = replace(rivals[0].spec, precisions=("fp32", "w8a8"))
+    rivals[0].spec = replace(
+        rivals[0].spec, runs=replace(rivals[0].spec.runs, precisions=("fp32", "w8a8"))
+    )
 
     with pytest.raises(UsageError, match=message):
         export_best(micro_checkpoint, "auto", tmp_path / "out", replace(OPTIONS, **changes))

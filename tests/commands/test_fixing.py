@@ -122,7 +122,11 @@ def test_a_rewrite_that_computes_something_else_is_left_out(
 
     target = fixing.get_target("xnnpack")
     monkeypatch.setitem(REWRITES, "wrong", Rewrite("wrong", exact=True, apply=wrong))
-    monkeypatch.setattr(target, "spec", replace(target.spec, rewrites=("wrong",)))
+    monkeypatch.setattr(
+        target,
+        "spec",
+        replace(target.spec, lowering=replace(target.spec.lowering, rewrites=("wrong",))),
+    )
     program = trace("plain", Plain(), (torch.zeros(1, 8),))
 
     fixed = fix(program, "xnnpack")
@@ -144,7 +148,11 @@ def test_a_rewrite_whose_program_does_not_run_is_left_out(monkeypatch: pytest.Mo
 
     target = fixing.get_target("xnnpack")
     monkeypatch.setitem(REWRITES, "wrong", Rewrite("wrong", exact=True, apply=wrong))
-    monkeypatch.setattr(target, "spec", replace(target.spec, rewrites=("wrong",)))
+    monkeypatch.setattr(
+        target,
+        "spec",
+        replace(target.spec, lowering=replace(target.spec.lowering, rewrites=("wrong",))),
+    )
     program = trace("plain", Plain(), (torch.zeros(1, 8),))
 
     fixed = fix(program, "xnnpack")
@@ -222,7 +230,7 @@ def test_the_result_is_plain_json(fixed: Fixed) -> None:
     assert data["changed_nodes"] == fixed.changed > 0
     assert data["remaining"] == []
     assert [one["rewrite"] for one in data["rewrites"]] == list(
-        fixing.get_target("xnnpack").spec.rewrites
+        fixing.get_target("xnnpack").spec.lowering.rewrites
     )
 
 
@@ -241,9 +249,13 @@ def test_a_rewrite_that_adds_what_the_target_rejects_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = fixing.get_target("xnnpack")
-    assert target.spec.operators is not None
-    without_cat = target.spec.operators - {"cat"}
-    spec = replace(target.spec, operators=without_cat, rewrites=("split-vocab-projection",))
+    assert target.spec.supports.operators is not None
+    without_cat = target.spec.supports.operators - {"cat"}
+    spec = replace(
+        target.spec,
+        supports=replace(target.spec.supports, operators=without_cat),
+        lowering=replace(target.spec.lowering, rewrites=("split-vocab-projection",)),
+    )
     monkeypatch.setattr(target, "spec", spec)
     program = trace("head", nn.Linear(8, 64), (torch.zeros(1, 3, 8),))
 
@@ -261,9 +273,13 @@ def test_a_rewrite_that_trades_many_rejected_nodes_for_one_of_another_kind_is_le
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = fixing.get_target("xnnpack")
-    assert target.spec.operators is not None
-    without = target.spec.operators - {"cat", "linear", "_softmax", "softmax"}
-    spec = replace(target.spec, operators=without, rewrites=("attention-by-softmax",))
+    assert target.spec.supports.operators is not None
+    without = target.spec.supports.operators - {"cat", "linear", "_softmax", "softmax"}
+    spec = replace(
+        target.spec,
+        supports=replace(target.spec.supports, operators=without),
+        lowering=replace(target.spec.lowering, rewrites=("attention-by-softmax",)),
+    )
     monkeypatch.setattr(target, "spec", spec)
     program = trace("attention", Attention(), (torch.zeros(1, 2, 5, 4),))
 
@@ -292,9 +308,13 @@ def test_a_rewrite_that_moves_a_rejected_node_to_another_line_is_left_out(
         return ["relu"], []
 
     target = fixing.get_target("xnnpack")
-    assert target.spec.operators is not None
+    assert target.spec.supports.operators is not None
     monkeypatch.setitem(REWRITES, "move", Rewrite("move", exact=True, apply=move))
-    spec = replace(target.spec, operators=target.spec.operators - {"relu"}, rewrites=("move",))
+    spec = replace(
+        target.spec,
+        supports=replace(target.spec.supports, operators=target.spec.supports.operators - {"relu"}),
+        lowering=replace(target.spec.lowering, rewrites=("move",)),
+    )
     monkeypatch.setattr(target, "spec", spec)
 
     fixed = fix(trace("two", TwoLines(), (torch.zeros(1, 8),)), "xnnpack")
@@ -350,7 +370,10 @@ def test_no_rejected_node_is_added(target: str) -> None:
 def test_no_target_adds_a_rejected_node_to_whisper(
     random_hf_whisper: Make, random_openai_whisper: Make
 ) -> None:
-    specs = {one.spec.rewrites + one.spec.host_rewrites: one.spec.name for one in TARGETS}
+    specs = {
+        one.spec.lowering.rewrites + one.spec.lowering.host_rewrites: one.spec.name
+        for one in TARGETS
+    }
     programs = third_party_programs(random_hf_whisper, random_openai_whisper)
 
     assert len(specs) >= 6

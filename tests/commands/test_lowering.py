@@ -486,7 +486,7 @@ def test_a_program_that_is_rejected_points_to_check_and_fix(target: str, tmp_pat
     path = tmp_path / "a decoder.pt2"
     program = trace("decoder", UsesTokens(), (torch.zeros(1, 4, dtype=torch.long),))
     torch.export.save(program.exported, path)
-    suffix = get_target(target).spec.lowered_suffix
+    suffix = get_target(target).spec.lowering.lowered_suffix
 
     with pytest.raises(LoweringError, match="does not support the program") as rejected:
         lower(path, target, tmp_path / f"decoder{suffix}")
@@ -508,7 +508,7 @@ ALL = [target.spec.name for target in TARGETS]
 def test_every_target_states_the_suffix_of_what_is_lowered(
     program: Program, target: str, tmp_path: Path
 ) -> None:
-    suffix = next(t for t in TARGETS if t.spec.name == target).spec.lowered_suffix
+    suffix = next(t for t in TARGETS if t.spec.name == target).spec.lowering.lowered_suffix
     out = tmp_path / f"normed{suffix}"
 
     lowered = lower(program, target, out, LowerOptions(run=ONE_THREAD))

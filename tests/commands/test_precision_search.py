@@ -117,11 +117,11 @@ def test_a_precision_that_is_neither_smaller_nor_faster_is_not_chosen(
 def test_without_a_precision_within_the_limit_the_bundle_is_float32s(
     tiny_checkpoint: Any, exports: Callable[..., Exports], tmp_path: Path
 ) -> None:
-    made = exports(dict.fromkeys(get_target("litert").spec.precisions[1:], 0.02))
+    made = exports(dict.fromkeys(get_target("litert").spec.runs.precisions[1:], 0.02))
 
     found = search(tiny_checkpoint, tmp_path / "out")
 
-    assert sorted(made.tried) == sorted(get_target("litert").spec.precisions)
+    assert sorted(made.tried) == sorted(get_target("litert").spec.runs.precisions)
     assert found.attempts[-1].name == "fp32"
     assert found.bundle.manifest.program("encoder").facts.notes[-1].startswith("fp32: chosen; ")
 
@@ -252,7 +252,7 @@ def test_a_real_export_leaves_only_the_chosen_bundle(
 ) -> None:
     """The transcripts are float32's own. Few words exclude little, so the limit is the largest there is."""
     target = fake_targets["fake"]
-    target.spec = replace(target.spec, precisions=("fp32", "w8"))
+    target.spec = replace(target.spec, runs=replace(target.spec.runs, precisions=("fp32", "w8")))
     monkeypatch.setattr(precision_search, "_times", lambda *_: [10.0, 9.0])
     how = replace(OPTIONS, clips=[replace(clip, text="") for clip in micro_clips()])
 

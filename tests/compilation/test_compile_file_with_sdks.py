@@ -35,7 +35,7 @@ class Decoder(torch.nn.Module):
 
 
 def _file(target: str, folder: Path) -> Path:
-    if get_target(target).spec.lowered_suffix == ".onnx":
+    if get_target(target).spec.lowering.lowered_suffix == ".onnx":
         return decoder_file(folder / "decoder.onnx")
     torch.manual_seed(0)
     inputs = torch.zeros(1, TOKENS, WIDTH), torch.zeros(1, POSITIONS, WIDTH)

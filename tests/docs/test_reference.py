@@ -91,7 +91,7 @@ def test_every_target_has_a_page_with_the_six_headings_and_a_source_for_each_lim
     # then: a page is called as its target, or has a table of its targets
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
     assert text.startswith(f"# {target.spec.name}\n") or f"`{target.spec.name}`" in text
-    assert {limit.rule.lower() for limit in target.spec.limits} <= rules
+    assert {limit.rule.lower() for limit in target.spec.supports.limits} <= rules
     assert all(limit.source for limit in limits_of(target.spec))
     assert all(f"\n## {rule.upper()}\n" in read("docs/reference/rules.md") for rule in rules)
 

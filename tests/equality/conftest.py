@@ -39,7 +39,7 @@ def hf_model(
     return model.eval()
 
 
-ALL = [target.spec.name for target in TARGETS if not target.spec.fallback]
+ALL = [target.spec.name for target in TARGETS if not target.spec.runs.fallback]
 
 
 @pytest.fixture(scope="session", params=core_or_all(["embedded"], ALL))
@@ -47,5 +47,5 @@ def transcriber(request: pytest.FixtureRequest, exported: Callable[..., Bundle])
     """The embedded bundle; in test-all, the embedded model exported for each target in turn."""
     if request.param == "embedded":
         return Transcriber(default_bundle(), run=RunOptions(threads=1))
-    emulation = with_target(get_target(request.param).spec.emulation, request.param)
+    emulation = with_target(get_target(request.param).spec.runs.emulation, request.param)
     return Transcriber(exported(request.param, "default"), RunOptions(threads=1, options=emulation))

@@ -101,7 +101,7 @@ def together(
     else:
         spec = get_target(request.param).spec
         bundle = exported(request.param, "default", batch=ROWS)
-        run = replace(run, options=with_target(spec.emulation, request.param))
+        run = replace(run, options=with_target(spec.runs.emulation, request.param))
     return Transcriber(bundle, run, wrap_runner=threads.wrap_runner)
 
 

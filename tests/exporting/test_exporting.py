@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "target", [target.spec.name for target in TARGETS if not target.spec.fallback]
+    "target", [target.spec.name for target in TARGETS if not target.spec.runs.fallback]
 )
 def test_a_bundle_is_complete_and_verified(target: str, exported: SharedExports) -> None:
     bundle, checkpoint = Bundle.open(exported(target).folder), exported.checkpoint(target)
@@ -60,7 +60,7 @@ def test_a_bundle_is_complete_and_verified(target: str, exported: SharedExports)
     assert manifest.source["sha256"] == dict(checkpoint.source.sha256)
     assert {entry.target for entry in manifest.programs} == {target}
     spec = get_target(target).spec
-    runtime = spec.emulation_runtime or spec.runtime
+    runtime = spec.software.emulation_runtime or spec.software.runtime
     assert {"torch", "whisperport", runtime} <= set(manifest.versions)
     assert bundle.embedding().shape == (51865, 64)
     assert set(manifest.rewrites) == {entry.spec.name for entry in manifest.programs}

@@ -142,7 +142,9 @@ def test_the_spread_is_that_of_the_scores_written_out(micro: Whisper) -> None:
 def placed(**precisions: str) -> Placed:
     """Placements of the decode programs on a target with masks of its own."""
     target = deepcopy(get_target("onnxruntime"))
-    target.spec = replace(target.spec, masks={"w8a8": -40.0})
+    target.spec = replace(
+        target.spec, lowering=replace(target.spec.lowering, masks={"w8a8": -40.0})
+    )
     return Placed(
         {name: Placement("onnxruntime", precisions.get(name, "fp32")) for name in NAMES},
         {"onnxruntime": target},

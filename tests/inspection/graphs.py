@@ -4,32 +4,34 @@ from dataclasses import replace
 from typing import Any
 
 from whisperport.model.inspection.graph import Format, Graph, Node, Quantization, Value, build
-from whisperport.program.spec import Limit, TargetSpec
+from whisperport.program.spec import Limit, Support, TargetSpec
 
 NPU = TargetSpec(
     name="npu",
     summary="a processor for images, which no one builds",
-    operators=frozenset(
-        {"add", "conv", "linear", "matmul", "mul", "reshape", "softmax", "transpose"}
-    ),
-    max_rank=4,
-    formats=frozenset({"torch", "onnx"}),
-    limits=(
-        Limit(rule="WP203", value=frozenset({"float32"}), source="its manual, page 2"),
-        Limit(
-            rule="WP205",
-            value=frozenset({4}),
-            source="its manual, page 3",
-            rewrite="conv1d-by-conv2d",
+    supports=Support(
+        operators=frozenset(
+            {"add", "conv", "linear", "matmul", "mul", "reshape", "softmax", "transpose"}
         ),
-        Limit(
-            rule="WP207",
-            value=20_000,
-            source="its manual, page 4",
-            rewrite="split-vocab-projection",
+        max_rank=4,
+        formats=frozenset({"torch", "onnx"}),
+        limits=(
+            Limit(rule="WP203", value=frozenset({"float32"}), source="its manual, page 2"),
+            Limit(
+                rule="WP205",
+                value=frozenset({4}),
+                source="its manual, page 3",
+                rewrite="conv1d-by-conv2d",
+            ),
+            Limit(
+                rule="WP207",
+                value=20_000,
+                source="its manual, page 4",
+                rewrite="split-vocab-projection",
+            ),
+            Limit(rule="WP208", value=1, source="its manual, page 5"),
+            Limit(rule="WP401", value=frozenset({13, 17}), source="its manual, page 6"),
         ),
-        Limit(rule="WP208", value=1, source="its manual, page 5"),
-        Limit(rule="WP401", value=frozenset({13, 17}), source="its manual, page 6"),
     ),
     sources=dict.fromkeys(("operators", "max_rank", "dtypes", "formats", "static"), "its manual"),
 )

@@ -6,7 +6,7 @@ from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.graph import Format
 from whisperport.model.inspection.partitions import partitions_of
 from whisperport.program.profiling import Subgraph, border_bytes
-from whisperport.program.spec import Limit, TargetSpec
+from whisperport.program.spec import Limit, Support, TargetSpec
 
 from .graphs import graph, node, value, weight
 
@@ -69,7 +69,11 @@ def test_a_program_whose_nodes_are_all_rejected_has_no_subgraph() -> None:
 
 def test_check_predicts_the_subgraphs_of_what_it_rejects() -> None:
     limit = Limit(rule="WP101", value=frozenset({"relu", "add", "linear"}), source="a test")
-    spec = TargetSpec(name="test", summary="", limits=(limit,))
+    spec = TargetSpec(
+        name="test",
+        summary="",
+        supports=Support(limits=(limit,)),
+    )
 
     found = check_graph(graph(*NODES), spec).to_json()["predicted_partitions"]
 

@@ -337,9 +337,9 @@ def test_every_limit_of_a_target_names_a_rule_a_source_and_a_rewrite_that_exists
         assert limit.rule in RULES
         assert limit.source, limit.rule
         assert limit.rewrite == "" or limit.rewrite in REWRITES
-    assert set(spec.suggested_rewrites.values()) <= {*REWRITES, *HOST_REWRITES}
-    assert set(spec.rewrites) <= set(REWRITES)
-    assert set(spec.host_rewrites) <= set(HOST_REWRITES)
+    assert set(spec.supports.suggested_rewrites.values()) <= {*REWRITES, *HOST_REWRITES}
+    assert set(spec.lowering.rewrites) <= set(REWRITES)
+    assert set(spec.lowering.host_rewrites) <= set(HOST_REWRITES)
 
 
 # A processor that supports little ---------------------------------------------------------------------

@@ -64,7 +64,7 @@ def bundles(candidate: Candidate, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 def _transcriber(bundle: Bundle, target: str) -> Transcriber:
-    emulation = with_target(get_target(target).spec.emulation, target)
+    emulation = with_target(get_target(target).spec.runs.emulation, target)
     return Transcriber(bundle, RunOptions(threads=1, options=emulation))
 
 

@@ -39,7 +39,7 @@ def test_every_value_has_a_source(chip: Any) -> None:
 
 
 def test_every_precision_can_be_verified(chip: Any) -> None:
-    precisions = get_target(chip.name).spec.precisions
+    precisions = get_target(chip.name).spec.runs.precisions
 
     assert precisions
     assert set(precisions) <= set(GATES)
@@ -49,7 +49,7 @@ def test_a_precision_that_a_chip_does_not_have_is_a_usage_error(name: str) -> No
     with pytest.raises(UsageError, match="bf16") as refused:
         place(PlacementRequest(target=name, precision="bf16"), PROGRAMS)
 
-    assert ", ".join(get_target(name).spec.precisions) in refused.value.hint
+    assert ", ".join(get_target(name).spec.runs.precisions) in refused.value.hint
 
 
 @pytest.mark.parametrize("on_npu", [("encoder",), ("encoder", "cross_kv"), PROGRAMS])
@@ -76,7 +76,9 @@ def test_emulation_has_the_precision_of_the_lowered_file(
 ) -> None:
     target = get_target(name)
 
-    assert {one: target.emulated_precision(one) for one in target.spec.precisions} == precisions
+    assert {
+        one: target.emulated_precision(one) for one in target.spec.runs.precisions
+    } == precisions
 
 
 PLACED = {"placement": {"step": "genio1200"}}

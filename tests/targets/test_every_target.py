@@ -39,7 +39,7 @@ from ..extent import core_or_all
 from ..shared_exports import SharedExports
 
 ONE_THREAD = RunOptions(threads=1)
-RUN_HERE = [target for target in WITH_DUMMY if not target.spec.emulation]
+RUN_HERE = [target for target in WITH_DUMMY if not target.spec.runs.emulation]
 # Chips of one vendor are lowered by the same code: the last chip of each vendor is the core.
 SDK_PARTS = {"ethos-u": {"executorch", "torchao", "tosa", "tosa_reference_model"}}
 LOWERED = core_or_all(list({type(one): one for one in WITH_DUMMY}.values()), WITH_DUMMY)
@@ -79,7 +79,7 @@ def runners(here: Target, bundle: Bundle) -> dict[str, Runner]:
 
 def run_options(target: Target) -> RunOptions:
     """Return run options with emulation, if the target has one."""
-    return RunOptions(threads=1, options=with_target(target.spec.emulation, target.spec.name))
+    return RunOptions(threads=1, options=with_target(target.spec.runs.emulation, target.spec.name))
 
 
 @pytest.fixture(scope="module")
@@ -147,17 +147,17 @@ def test_an_unknown_name_lists_those_that_are_known() -> None:
 
 def test_every_limit_has_a_source(target: Target) -> None:
     limits = {"dtypes", "max_rank", "formats", "domains", "static"}
-    limits |= {"operators"} if target.spec.operators is not None else set()
-    limits |= {"windows_s"} if target.spec.windows_s else set()
-    limits |= {"precisions"} if target.spec.precisions != ("fp32",) else set()
-    limits |= {"folds_constants"} if not target.spec.folds_constants else set()
+    limits |= {"operators"} if target.spec.supports.operators is not None else set()
+    limits |= {"windows_s"} if target.spec.runs.windows_s else set()
+    limits |= {"precisions"} if target.spec.runs.precisions != ("fp32",) else set()
+    limits |= {"folds_constants"} if not target.spec.supports.folds_constants else set()
 
     assert {name for name, source in target.spec.sources.items() if source} == limits
-    assert all(limit.source for limit in target.spec.limits)
+    assert all(limit.source for limit in target.spec.supports.limits)
 
 
 def test_its_extras_are_known_to_the_doctor(target: Target) -> None:
-    assert {target.spec.extra, target.spec.run_extra} <= set(extras())
+    assert {target.spec.software.extra, target.spec.software.run_extra} <= set(extras())
 
 
 def test_its_summary_is_one_line(target: Target) -> None:
@@ -207,15 +207,15 @@ def test_check_accepts_a_plain_linear(target: Target) -> None:
 
 
 def test_check_accepts_our_programs_once_rewritten(target: Target, rewritten: Any) -> None:
-    for program in rewritten(target.spec.rewrites):
-        if target.unsupported(program.name, target.spec.precisions[0]):
+    for program in rewritten(target.spec.lowering.rewrites):
+        if target.unsupported(program.name, target.spec.runs.precisions[0]):
             continue  # a placement there is an error
-        if not target.spec.programs or program.name in target.spec.programs:
+        if not target.spec.runs.programs or program.name in target.spec.runs.programs:
             assert target.check(program) == [], program.name
 
 
 def test_check_refuses_a_rank_above_the_limit(target: Target) -> None:
-    limit = target.spec.max_rank
+    limit = target.spec.supports.max_rank
 
     class TooDeep(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -231,14 +231,14 @@ def test_check_refuses_a_rank_above_the_limit(target: Target) -> None:
 
 
 def test_check_refuses_an_input_of_another_dtype(target: Target) -> None:
-    assert "complex64" not in target.spec.dtypes
+    assert "complex64" not in target.spec.supports.dtypes
     program = trace("odd", nn.ReLU(), (torch.zeros(1, 8, dtype=torch.float64),))
 
     rejections = target.check(program)
 
     assert rejections[0].rule == "WP202"
     assert "float64" in rejections[0].reason
-    assert all(dtype in rejections[0].reason for dtype in target.spec.dtypes)
+    assert all(dtype in rejections[0].reason for dtype in target.spec.supports.dtypes)
 
 
 # Lowering ----------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ def test_a_missing_compiler_says_what_to_install(
         lowered.lower([program], tmp_path, silent)
 
     assert lowered.spec.name in missing.value.what
-    assert f"whisperport[{lowered.spec.extra}]" in missing.value.hint
+    assert f"whisperport[{lowered.spec.software.extra}]" in missing.value.hint
     assert list(tmp_path.iterdir()) == []
 
 

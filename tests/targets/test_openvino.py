@@ -81,7 +81,7 @@ def lowered(
 ) -> dict[str, tuple[Path, ProgramEntry]]:
     """Precision -> the folder and the entry of the program; do not write to the folders."""
     found = {}
-    for precision in OPENVINO.spec.precisions:
+    for precision in OPENVINO.spec.runs.precisions:
         folder = tmp_path_factory.mktemp(precision)
         target = OPENVINO.with_precisions({"products": precision})
         (entry,) = target.lower([products], folder, lambda _: None)

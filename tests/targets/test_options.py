@@ -73,8 +73,8 @@ def test_emulation_has_one_name_and_one_meaning() -> None:
     """In every target: `emulate=on` runs on the CPU, and `compile --option TARGET.emulate` counts clips."""
     for target in TARGETS:
         run = {one.name: one for one in describe(target.run_options)}
-        assert target.spec.emulation in ({}, {"emulate": "on"})
-        assert ("emulate" in run) == bool(target.spec.emulation)
+        assert target.spec.runs.emulation in ({}, {"emulate": "on"})
+        assert ("emulate" in run) == bool(target.spec.runs.emulation)
         compiled = describe(target.compiler.options) if target.compiler else ()
         names = {one.name for one in (*run.values(), *compiled)}
         assert not names & {"emulation", "simulate", "simulation"}

@@ -70,7 +70,7 @@ def delegation(
     tiny: list[Program], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Delegation]:
     folder = tmp_path_factory.mktemp("tiny")
-    rewritten = [run_rewrites(program, XNNPACK.spec.rewrites)[0] for program in tiny]
+    rewritten = [run_rewrites(program, XNNPACK.spec.lowering.rewrites)[0] for program in tiny]
     entries = XNNPACK.lower(rewritten, folder, lambda _: None)
     found = read_delegation((folder / FILE).read_bytes())
     (folder / FILE).unlink()  # 240 MB
@@ -102,7 +102,7 @@ def test_without_the_rewrite_layer_norms_stay_outside(tmp_path: Any) -> None:
 
 def test_the_check_foresees_what_stays_outside() -> None:
     naive = trace("naive", nn.LayerNorm(64), (torch.zeros(1, 7, 64),))
-    rewritten, _ = run_rewrites(naive, XNNPACK.spec.rewrites)
+    rewritten, _ = run_rewrites(naive, XNNPACK.spec.lowering.rewrites)
 
     before, after = XNNPACK.check(naive), XNNPACK.check(rewritten)
 

@@ -28,7 +28,7 @@ from ..embedded import default_bundle
 
 ONE_THREAD = RunOptions(threads=1)
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-HERE = [target.spec.name for target in TARGETS if not target.spec.emulation]
+HERE = [target.spec.name for target in TARGETS if not target.spec.runs.emulation]
 N_THREADS, N_CALLS = 8, 48
 
 GREEDY, BEAMS, SAMPLED = WAYS = tuple(

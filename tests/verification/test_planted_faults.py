@@ -198,9 +198,9 @@ def compiled_encoder(checkpoint: Made, target: str, precision: str, folder: Path
     """The encoder, lowered for a target in a precision, and calibrated with the clips if it needs it."""
     chosen = get_target(target).with_precisions({"encoder": precision})
     (program,) = whisper_programs(
-        Parts(checkpoint.model, [(0, 0)]), ["encoder"], chosen.spec.variants
+        Parts(checkpoint.model, [(0, 0)]), ["encoder"], chosen.spec.lowering.variants
     )
-    program, _ = run_rewrites(program, chosen.spec.rewrites)
+    program, _ = run_rewrites(program, chosen.spec.lowering.rewrites)
     (entry,) = chosen.lower([program], folder, lambda _: None)
     entry = replace(entry, placement=Placement(target, precision))
     if chosen.calibration(entry.spec, precision):

@@ -33,8 +33,9 @@ def hybrid(micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_pa
     """The micro model, its encoder on a target that computes in 8 bits."""
     fake_targets["fake"].spec = replace(
         fake_targets["fake"].spec,
-        precisions=("w8a8",),
-        emulation={"emulate": "on"},
+        runs=replace(
+            fake_targets["fake"].spec.runs, precisions=("w8a8",), emulation={"emulate": "on"}
+        ),
     )
     fake_targets["fake"].run_options = Emulation
     random = np.random.default_rng(0)

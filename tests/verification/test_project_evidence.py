@@ -25,7 +25,7 @@ from ..extent import EVERYTHING
 
 FILES = sorted({evidence_file(target) for target in TARGETS})
 # `make evidence` exports for every target that runs the encoder.
-RUNS_THE_ENCODER = [t for t in TARGETS if not t.unsupported("encoder", t.spec.precisions[0])]
+RUNS_THE_ENCODER = [t for t in TARGETS if not t.unsupported("encoder", t.spec.runs.precisions[0])]
 every_target = pytest.mark.parametrize(
     "target", RUNS_THE_ENCODER, ids=lambda target: target.spec.name
 )

@@ -72,7 +72,7 @@ def test_the_precisions_of_the_target_that_lose_less_are_named() -> None:
 
 
 def test_every_precision_of_a_target_has_limits() -> None:
-    assert {precision for one in TARGETS for precision in one.spec.precisions} <= GATES.keys()
+    assert {precision for one in TARGETS for precision in one.spec.runs.precisions} <= GATES.keys()
 
 
 def test_the_words_that_were_lost_are_counted_or_what_the_clips_cannot_show() -> None:

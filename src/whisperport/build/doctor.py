@@ -56,7 +56,7 @@ def extras() -> dict[str, tuple[Package, ...]]:
     """Return pip extra -> the packages that it installs or that the user must install from elsewhere."""
     packages = dict(GENERAL)
     for target in targets.TARGETS:
-        packages |= target.spec.packages
+        packages |= target.spec.software.packages
     return dict(sorted(packages.items()))
 
 
@@ -80,7 +80,11 @@ def _finding(extra: str, package: Package) -> Finding:
     installed = _is_importable(package.module)
     requirement = f"whisperport[{extra}]" if extra else "whisperport"
     command = package.source or f'pip install "{requirement}"'
-    users = [t.spec.name for t in targets.TARGETS if extra in (t.spec.extra, t.spec.run_extra)]
+    users = [
+        t.spec.name
+        for t in targets.TARGETS
+        if extra in (t.spec.software.extra, t.spec.software.run_extra)
+    ]
     needed = f"[{extra}] {', '.join(users)}" if extra else "the core"
     version = versions([package.name])[package.name]
     return Finding(package.name, version, needed, "" if installed else command)

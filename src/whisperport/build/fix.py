@@ -314,9 +314,9 @@ def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
 
     program, host = work.program, HostPart()
     steps, checks = [], [_check(program, work.spec)]
-    for name in (*work.spec.rewrites, *work.spec.host_rewrites):
+    for name in (*work.spec.lowering.rewrites, *work.spec.lowering.host_rewrites):
         work.progress(f"{name} on {program.name}")
-        if name in work.spec.host_rewrites:
+        if name in work.spec.lowering.host_rewrites:
             candidate, moved, outcome = run_host_rewrite(program, name)
         else:
             candidate, (outcome,) = run_rewrites(program, [name])

@@ -234,7 +234,7 @@ def lower(
 
 
 def _check_suffix(out: Path, target: Target) -> None:
-    suffix = target.spec.lowered_suffix
+    suffix = target.spec.lowering.lowered_suffix
     if out.suffix != suffix:
         raise UsageError(
             f"cannot write {out}: `{target.spec.name}` writes {suffix} files",
@@ -298,15 +298,15 @@ def _rewritten(
     from whisperport.model.inspection.read_exported import read_exported
     from whisperport.model.rewrites import run_host_rewrite, run_rewrites
 
-    if target.spec.rewrites:
+    if target.spec.lowering.rewrites:
         progress(f"rewriting {program.name} for {target.spec.name}")
-    program, outcomes = run_rewrites(program, target.spec.rewrites)
+    program, outcomes = run_rewrites(program, target.spec.lowering.rewrites)
     if _above(read_exported(program.name, program.exported), max_rank):
         progress(f"folding the axes of {program.name}")
         program, folded = run_rewrites(program, [f"fold-axes={max_rank}"])
         outcomes += folded
     host = HostPart()
-    for name in target.spec.host_rewrites:
+    for name in target.spec.lowering.host_rewrites:
         program, moved, outcome = run_host_rewrite(program, name)
         host, outcomes = host + moved, [*outcomes, outcome]
     return program, host, {outcome.rewrite: len(outcome.changed) for outcome in outcomes}
@@ -314,7 +314,7 @@ def _rewritten(
 
 def _check_supported(program: "Program", target: Target, program_path: str) -> None:
     """Raise an error if the target's compiler would reject the program because of an unsupported node."""
-    rejected = target.check(program) if target.spec.rejects_programs else []
+    rejected = target.check(program) if target.spec.supports.rejects_programs else []
     if rejected:
         what = f"{shlex.quote(program_path)} --target {target.spec.name}"
         fixed = shlex.quote(os.fspath(Path(program_path).with_suffix(".fixed.pt2")))
@@ -329,7 +329,9 @@ def _check_supported(program: "Program", target: Target, program_path: str) -> N
 
 
 def _max_rank(options: LowerOptions, target: Target) -> int:
-    return options.max_rank or target.spec.lowered_max_rank or target.spec.max_rank
+    return (
+        options.max_rank or target.spec.lowering.lowered_max_rank or target.spec.supports.max_rank
+    )
 
 
 def _above(graph: "Graph", max_rank: int) -> "list[Finding]":
@@ -359,7 +361,7 @@ def _compile(
     """
     from whisperport.model.inspection.read_exported import read_exported
 
-    max_rank, onnx = _max_rank(options, target), target.spec.lowered_suffix == ".onnx"
+    max_rank, onnx = _max_rank(options, target), target.spec.lowering.lowered_suffix == ".onnx"
     if not onnx:
         _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
     entry, facts = target.lower_file(program, path, progress, simplify=options.simplify)
@@ -419,7 +421,7 @@ def _put_in_place(
 
 def _check_replaceable(folder: Path, beside: Sequence[Path], out: Path) -> None:
     """Raise an error if a file beside `out` would replace one that belongs to something else."""
-    suffixes = {target.spec.lowered_suffix for target in TARGETS} - {out.suffix}
+    suffixes = {target.spec.lowering.lowered_suffix for target in TARGETS} - {out.suffix}
     siblings = [path for suffix in suffixes if (path := out.with_suffix(suffix)).exists()]
     for place in beside:
         if not os.path.lexists(place):

@@ -195,9 +195,9 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
             compiled=compiled,
         )
     target = get_target(_target_name(options.target or "", placed))
-    precision = options.precision or target.spec.precisions[0]
-    if precision not in target.spec.precisions or precision not in BYTES:
-        known = [candidate for candidate in target.spec.precisions if candidate in BYTES]
+    precision = options.precision or target.spec.runs.precisions[0]
+    if precision not in target.spec.runs.precisions or precision not in BYTES:
+        known = [candidate for candidate in target.spec.runs.precisions if candidate in BYTES]
         raise UsageError(
             f"`{target.spec.name}` has no estimate for the precision `{precision[:40]}`",
             why="the estimate needs a precision in which the target stores weights and state",

@@ -29,7 +29,7 @@ from whisperport.program.window import Window
 # no-speech probability.
 PICKED_ROWS = 2
 # Output of `step`, `step_B` and `prefill_P`: the natural logarithm of the sum of all exp(logit), which the
-# host need not compute then. Bundles for some targets have it; `TargetSpec.sums_exponentials`.
+# host need not compute then. Bundles for some targets have it; `Lowering.sums_exponentials`.
 LOGSUMEXP = "logsumexp"
 MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
 MAX_BATCH = 64  # largest B, rows of a `step_B`; `export` writes up to 16

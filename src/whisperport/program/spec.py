@@ -178,12 +178,10 @@ class LoweringCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSpec:
-    """Description of a target: what it supports, and how programs are prepared for it.
+class Support:
+    """What a target's compiler accepts; `check` compares programs with it.
 
     Attributes:
-        name: name of the target, as `--target` takes it.
-        summary: one line for `whisperport targets`.
         operators: operators that the target's compiler supports; None: only the compiler knows.
         operators_observed: True if the vendor publishes no list, so that `operators` are those seen in
             programs that are known to compile.
@@ -194,46 +192,11 @@ class TargetSpec:
         domains: domains of custom ONNX operators that the target supports, such as "com.microsoft".
         limits: further limits.
         suggested_rewrites: operator -> rewrite that replaces it.
-        rewrites: names of the rewrites that are applied, in this order.
-        host_rewrites: names of the rewrites that move steps to the host, in this order; `export` does not
-            use them.
         rejects_programs: True if the compiler rejects a program with an unsupported node; False if such a
             node runs on the CPU.
         folds_constants: False if the runtime runs nodes of a TFLite file that depend on constants only.
-        lowered_suffix: suffix of the file that `whisperport lower` writes, such as ".onnx".
-        lowered_max_rank: highest tensor rank in that file; 0: `max_rank`.
-        programs: Whisper programs that `export` places on the target; empty: all but `further_programs`.
-        further_programs: programs that few targets run, and this one does, such as "coarse_projection".
-        fallback: name of the target for the other programs.
-        precisions: precisions that programs can have; the first is the default.
-        timed_precisions: those that `--target auto` measures if the user names none. A lowering that takes
-            long is left out where another target has the same kernels, or is as fast.
-        masks: precision -> number that is added to the attention scores of hidden tokens, -30000 to -16;
-            other precisions: -30000 for "fp32", -64 for the others. `export` chooses a lower number if the
-            model's scores need it.
-        variants: program -> its variant in `trace/variants.py`; other programs have the default variant.
-        batch: number of texts that the program `step_B` of a new bundle decodes together, if `step` runs on
-            this target and the user does not choose; 1: no such program. See `BATCHES` in
-            `trace/variants.py`.
-        sums_exponentials: True if `step` and `step_B` of new bundles return `logsumexp` in the precisions
-            "fp32" and "w8", and every `prefill_P` in "w8"; see `signatures.py`. For runtimes that compute
-            it faster than numpy.
-        windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
-        emulation: run options that run the lowered programs on the CPU in float32: name without the
-            target's name -> value. `export` verifies with them, because the device may be absent.
-        trial_options: run options that replace the user's options in a trial run, which uses no device:
-            name without the target's name -> value.
-        runtime: package or tool that runs the programs; evidence states its version.
-        emulation_runtime: package that emulates the programs, if `emulation` is given.
-        extra: pip extra that is required to lower for the target; empty: the core install.
-        run_extra: pip extra that is required to run on the target; empty: the core install.
-        packages: pip extra of this target -> the packages that it installs or that the user must install.
-        cost: what lowering needs; None: not measured, so the most expensive measured target is assumed.
-        sources: name of a field -> the document or measurement that its value comes from.
     """
 
-    name: str
-    summary: str
     operators: frozenset[str] | None = None
     operators_observed: bool = False
     max_rank: int = 8
@@ -243,28 +206,109 @@ class TargetSpec:
     domains: frozenset[str] = frozenset()
     limits: tuple[Limit, ...] = ()
     suggested_rewrites: Mapping[str, str] = field(default_factory=dict)
-    rewrites: tuple[str, ...] = ()
-    host_rewrites: tuple[str, ...] = ()
     rejects_programs: bool = False
     folds_constants: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """How programs are prepared for a target, and how they are written.
+
+    Attributes:
+        variants: program -> its variant in `trace/variants.py`; other programs have the default variant.
+        rewrites: names of the rewrites that are applied, in this order.
+        host_rewrites: names of the rewrites that move steps to the host, in this order; `export` does not
+            use them.
+        masks: precision -> number that is added to the attention scores of hidden tokens, -30000 to -16;
+            other precisions: -30000 for "fp32", -64 for the others. `export` chooses a lower number if the
+            model's scores need it.
+        batch: number of texts that the program `step_B` of a new bundle decodes together, if `step` runs on
+            this target and the user does not choose; 1: no such program. See `BATCHES` in
+            `trace/variants.py`.
+        sums_exponentials: True if `step` and `step_B` of new bundles return `logsumexp` in the precisions
+            "fp32" and "w8", and every `prefill_P` in "w8"; see `signatures.py`. For runtimes that compute
+            it faster than numpy.
+        lowered_suffix: suffix of the file that `whisperport lower` writes, such as ".onnx".
+        lowered_max_rank: highest tensor rank in that file; 0: the `max_rank` that the target supports.
+        cost: what lowering needs; None: not measured, so the most expensive measured target is assumed.
+    """
+
+    variants: Mapping[str, str] = field(default_factory=dict)
+    rewrites: tuple[str, ...] = ()
+    host_rewrites: tuple[str, ...] = ()
+    masks: Mapping[str, float] = field(default_factory=dict)
+    batch: int = 1
+    sums_exponentials: bool = False
     lowered_suffix: str = ""
     lowered_max_rank: int = 0
+    cost: LoweringCost | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Which programs a target runs, in which precisions, and how they run without the device.
+
+    Attributes:
+        programs: Whisper programs that `export` places on the target; empty: all but `further_programs`.
+        further_programs: programs that few targets run, and this one does, such as "coarse_projection".
+        fallback: name of the target for the other programs.
+        precisions: precisions that programs can have; the first is the default.
+        timed_precisions: those that `--target auto` measures if the user names none. A lowering that takes
+            long is left out where another target has the same kernels, or is as fast.
+        windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
+        emulation: run options that run the lowered programs on the CPU in float32: name without the
+            target's name -> value. `export` verifies with them, because the device may be absent.
+        trial_options: run options that replace the user's options in a trial run, which uses no device:
+            name without the target's name -> value.
+    """
+
     programs: frozenset[str] = frozenset()
     further_programs: frozenset[str] = frozenset()
     fallback: str = ""
     precisions: tuple[str, ...] = ("fp32",)
     timed_precisions: tuple[str, ...] = ("fp32",)
-    masks: Mapping[str, float] = field(default_factory=dict)
-    variants: Mapping[str, str] = field(default_factory=dict)
-    batch: int = 1
-    sums_exponentials: bool = False
     windows_s: Mapping[int, float] = field(default_factory=dict)
     emulation: Mapping[str, str] = field(default_factory=dict)
     trial_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """The packages and tools that lower for a target and run its programs.
+
+    Attributes:
+        runtime: package or tool that runs the programs; evidence states its version.
+        emulation_runtime: package that emulates the programs, if `Runs.emulation` is given.
+        extra: pip extra that is required to lower for the target; empty: the core install.
+        run_extra: pip extra that is required to run on the target; empty: the core install.
+        packages: pip extra of this target -> the packages that it installs or that the user must install.
+    """
+
     runtime: str = ""
     emulation_runtime: str = ""
     extra: str = ""
     run_extra: str = ""
     packages: Mapping[str, tuple[Package, ...]] = field(default_factory=dict)
-    cost: LoweringCost | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSpec:
+    """Description of a target.
+
+    Attributes:
+        name: name of the target, as `--target` takes it.
+        summary: one line for `whisperport targets`.
+        supports: what the compiler accepts.
+        lowering: how programs are prepared and written.
+        runs: which programs the target runs, in which precisions.
+        software: the packages and tools that are required.
+        sources: name of a field of these records -> the document or measurement that its value comes from.
+    """
+
+    name: str
+    summary: str
+    supports: Support = Support()
+    lowering: Lowering = Lowering()
+    runs: Runs = Runs()
+    software: Software = Software()
     sources: Mapping[str, str] = field(default_factory=dict)

@@ -94,7 +94,9 @@ def __getattr__(name: str) -> Any:
         value = tuple(one.profiler for one in _one_by_one() if one.profiler is not None)
     elif name == "RUNTIMES":
         value = tuple(
-            dict.fromkeys(one.spec.runtime for one in _one_by_one() if one.compiler is None)
+            dict.fromkeys(
+                one.spec.software.runtime for one in _one_by_one() if one.compiler is None
+            )
         )
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -137,8 +137,8 @@ class Target(ABC):
 
         Args:
             program: after the target's rewrites.
-            path: path of the file, with `spec.lowered_suffix`. A target that writes a single file may
-                choose another name in the same folder; else all names begin with the stem of `path`.
+            path: path of the file, with `spec.lowering.lowered_suffix`. A target that writes a single file
+                may choose another name in the same folder; else all names begin with the stem of `path`.
             simplify: simplify the ONNX graph.
 
         Returns:
@@ -190,7 +190,7 @@ class Target(ABC):
 
     def precision_of(self, program: str) -> str:
         """Return the precision in which `lower` writes a program."""
-        return self.precisions.get(program, self.spec.precisions[0])
+        return self.precisions.get(program, self.spec.runs.precisions[0])
 
     def calibration(self, spec: ProgramSpec, precision: str) -> "CalibrationNeed | None":
         """Return the samples that `quantize` needs of a program; None: `lower` wrote its final file.
@@ -220,7 +220,7 @@ class Target(ABC):
     @property
     def emulation_options(self) -> dict[str, str]:
         """Run options that choose emulation on the CPU, "TARGET.NAME" -> value; empty: there is none."""
-        return with_target(self.spec.emulation, self.spec.name)
+        return with_target(self.spec.runs.emulation, self.spec.name)
 
     def run_mode(self, options: RunOptions) -> RunMode:
         """Return how `load` runs the programs with these options."""
@@ -229,7 +229,7 @@ class Target(ABC):
         return "emulation" if chosen else "device"
 
     def emulated_precision(self, precision: str) -> str:
-        """Return the precision in which `spec.emulation` runs a program on the CPU.
+        """Return the precision in which `spec.runs.emulation` runs a program on the CPU.
 
         Args:
             precision: the program's precision on the device.

@@ -73,7 +73,7 @@ class CompiledTarget(Target):
         own = folder / self.spec.name
         entries = []
         for program in programs:
-            path = own / f"{program.name}{self.spec.lowered_suffix}"
+            path = own / f"{program.name}{self.spec.lowering.lowered_suffix}"
             entry, _ = self.lower_file(program, path, progress)
             files = tuple(f"{own.name}/{file}" for file in entry.files)
             entries.append(replace(entry, files=files))
@@ -103,7 +103,7 @@ class CompiledTarget(Target):
             raise LoweringError(
                 f"`{self.spec.name}` does not support the program `{program}`",
                 why=f"{rejected[0].node}: {rejected[0].reason} ({len(rejected)} rejected nodes)",
-                hint=f"place it on the fallback target: `--placement {program}={self.spec.fallback}`",
+                hint=f"place it on the fallback target: `--placement {program}={self.spec.runs.fallback}`",
             )
 
     def lowered_file(self, entry: ProgramEntry) -> str:
@@ -112,7 +112,7 @@ class CompiledTarget(Target):
         Raises:
             BundleError: the bundle contains no such file.
         """
-        name, suffix = self.spec.name, self.spec.lowered_suffix
+        name, suffix = self.spec.name, self.spec.lowering.lowered_suffix
         return _with_suffix(
             entry,
             suffix,

@@ -39,7 +39,9 @@ MB, GB = 1e6, 1e9
 LIMIT_BASE_BYTES, LIMIT_FACTOR = 4 * 2**30, 24  # memory limit for a program of unknown origin
 
 
-_MEASURED = {one.spec.name: one.spec.cost for one in TARGETS if one.spec.cost is not None}
+_MEASURED = {
+    one.spec.name: one.spec.lowering.cost for one in TARGETS if one.spec.lowering.cost is not None
+}
 _NOT_MEASURED = max(_MEASURED.values(), key=lambda cost: cost.bundle_factor)
 
 

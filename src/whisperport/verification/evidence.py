@@ -48,7 +48,11 @@ def _evidence(
     mode = target.run_mode(RunOptions(options=options))
     kind = EVIDENCE[mode]
     files = _not_compiled(entry, target) if kind == "emulated" else entry.files
-    package = target.spec.emulation_runtime if mode == "emulation" else target.spec.runtime
+    package = (
+        target.spec.software.emulation_runtime
+        if mode == "emulation"
+        else target.spec.software.runtime
+    )
     runtime = versions([package] if package else [])
     if (
         mode == "quantized" and target.compiler is not None

@@ -47,5 +47,5 @@ def coarsest(precisions: Iterable[str]) -> str:
 
 def is_emulated(target: str, options: Mapping[str, str]) -> bool:
     """Return whether run options, "TARGET.NAME" -> value, choose emulation of a target on the CPU."""
-    emulation = with_target(get_target(target).spec.emulation, target)
+    emulation = with_target(get_target(target).spec.runs.emulation, target)
     return bool(emulation) and emulation.items() <= options.items()

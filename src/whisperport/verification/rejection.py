@@ -91,7 +91,7 @@ def _finer_precisions(entry: ProgramEntry, losses: Mapping[str, Loss]) -> list[s
     lost = {p for p, loss in losses.items() if loss.sqnr_db < FLOOR_DB}
     finer = [
         precision
-        for precision in target.spec.precisions
+        for precision in target.spec.runs.precisions
         if GATES[precision].min_sqnr_db > own
         and TORCH_PRECISIONS.get(precision) not in lost
         and target.unsupported(entry.spec.name, precision) is None

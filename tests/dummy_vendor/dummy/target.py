@@ -6,8 +6,8 @@ from typing import Any, ClassVar, final
 
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.runner import Runner
-from whisperport.program.spec import ProgramSpec, TargetSpec
-from whisperport.targets.onnx.target import OnnxTarget
+from whisperport.program.spec import ProgramSpec, Support, TargetSpec
+from whisperport.targets.onnx.target import OnnxTarget, onnx_lowering, onnx_runs, onnx_software
 from whisperport.targets.options import EmulationOptions
 from whisperport.targets.vendors.dummy.compiler import DummyCompiler
 from whisperport.targets.vendors.dummy.importer import DummyImporter
@@ -26,16 +26,10 @@ class Dummy(OnnxTarget):
         self.spec = TargetSpec(
             name=chip,
             summary="Accelerator that exists only in tests",
-            max_rank=4,
-            formats=frozenset({"torch", "onnx"}),
-            programs=frozenset({"encoder", "step"}),
-            fallback="onnxruntime",
-            precisions=("w8a8",),
-            runtime="onnxruntime",
-            emulation={"emulate": "on"},
-            emulation_runtime="onnxruntime",
-            lowered_suffix=".onnx",
-            extra="export",
+            supports=Support(max_rank=4, formats=frozenset({"torch", "onnx"})),
+            lowering=onnx_lowering(),
+            runs=onnx_runs(programs=frozenset({"encoder", "step"}), precisions=("w8a8",)),
+            software=onnx_software(runtime="onnxruntime"),
             sources={
                 "dtypes": "the dummy's data sheet, page 1",
                 "max_rank": "the dummy's data sheet, page 2",

@@ -68,7 +68,9 @@ def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) ->
     target = target.configured(parse_options(target.lower_options, options, name))
     assert isinstance(target, Hailo)
     parts = Parts(model, [], target.uncached_form(model.dims))
-    programs = list(whisper_programs(parts, ("encoder", "uncached_decoder"), target.spec.variants))
+    programs = list(
+        whisper_programs(parts, ("encoder", "uncached_decoder"), target.spec.lowering.variants)
+    )
     entries = target.lower(programs, folder, lambda _: None)
     run = RunOptions(threads=1, options={f"{name}.emulate": "on"})
     runners = target.load(folder, entries, run)

@@ -115,7 +115,7 @@ def _print_checked(checked: "CheckedProgram", target: str, every_node: bool) -> 
             print_lines(f"{heading}:", "")
             _print_kinds(checked, kinds, every_node)
     print_lines(_summary(checked, target))
-    if checked.predicted is not None and not get_target(target).spec.rejects_programs:
+    if checked.predicted is not None and not get_target(target).spec.supports.rejects_programs:
         _print_partitions(checked.predicted, every_node)
 
 
@@ -304,7 +304,7 @@ def _next_command(
         return "fix", program, "--target", target, *fixed_sizes, "--out", out
     if rejected:
         return "explain", rejected[0].rule
-    suffix = get_target(target).spec.lowered_suffix
+    suffix = get_target(target).spec.lowering.lowered_suffix
     if suffix and one_graph:
         out = program.with_suffix(suffix)
         return "lower", program, "--target", target, *fixed_sizes, "--out", out

@@ -98,7 +98,7 @@ def _check_installed(target: str) -> None:
     Raises:
         MissingPackageError: a package is not installed.
     """
-    extra = get_target(target).spec.extra
+    extra = get_target(target).spec.software.extra
     if not is_installed(extra):
         raise MissingPackageError(
             f"cannot export for `{target}`: a package that it needs is not installed",

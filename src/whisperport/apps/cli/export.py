@@ -84,7 +84,7 @@ from whisperport.verification.reference import Reference
     "--batch",
     group="Target",
     type=click.Choice(["1", "2", "4", "8", "16"]),
-    show_default="the target's: " + targets_by(lambda spec: str(spec.batch), unlisted="1"),
+    show_default="the target's: " + targets_by(lambda spec: str(spec.lowering.batch), unlisted="1"),
     help="Number of texts that the program step_B decodes together, such as speech chunks or beams; 1 "
     "exports no such program",
 )

@@ -197,7 +197,7 @@ def _nodes(count: int) -> str:
 def _next_command(fixed: Fixed, path: Path) -> tuple[Argument, ...]:
     if fixed.remaining and fixed.remaining[0].rule:
         return "explain", fixed.remaining[0].rule
-    suffix = get_target(fixed.target).spec.lowered_suffix
+    suffix = get_target(fixed.target).spec.lowering.lowered_suffix
     if not suffix:
         return "check", path, "--target", fixed.target
     return "lower", path, "--target", fixed.target, "--out", path.with_suffix(suffix)

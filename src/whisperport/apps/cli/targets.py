@@ -48,7 +48,7 @@ def targets(as_json: bool) -> None:
                 spec.name,
                 spec.summary,
                 status_words(spec.name),
-                "yes" if is_installed(spec.extra) else f"no: [{spec.extra}]",
+                "yes" if is_installed(spec.software.extra) else f"no: [{spec.software.extra}]",
                 _can_run(target),
             )
             for target, spec in zip(TARGETS, specs, strict=True)
@@ -64,7 +64,7 @@ def targets(as_json: bool) -> None:
         ("target", "evidence of the project", "with", "date", "machine"),
         [(spec.name, *row) for spec in specs for row in evidence_rows(spec.name)],
     )
-    lowers = next((spec.name for spec in specs if is_installed(spec.extra)), None)
+    lowers = next((spec.name for spec in specs if is_installed(spec.software.extra)), None)
     if lowers:
         print_next("export", "default", "--target", lowers, "--out", "build/default")
     else:
@@ -74,18 +74,25 @@ def targets(as_json: bool) -> None:
 def _can_run(target: Target) -> str:
     """Whether programs of a target run here: for a target with a device, only what the packages tell."""
     spec = target.spec
-    if not spec.emulation:
-        return "yes" if is_installed(spec.run_extra) else f"no: [{spec.run_extra}]"
-    if target.run_mode(RunOptions()) == "simulator" and is_installed(spec.run_extra):
+    if not spec.runs.emulation:
+        return (
+            "yes" if is_installed(spec.software.run_extra) else f"no: [{spec.software.run_extra}]"
+        )
+    if target.run_mode(RunOptions()) == "simulator" and is_installed(spec.software.run_extra):
         return "simulated"
-    installed = versions([spec.emulation_runtime])[spec.emulation_runtime] != "not installed"
-    return "emulated" if installed else f"no: [{spec.run_extra}]"
+    runtime = spec.software.emulation_runtime
+    installed = versions([runtime])[runtime] != "not installed"
+    return "emulated" if installed else f"no: [{spec.software.run_extra}]"
 
 
 def _to_json(spec: TargetSpec) -> dict[str, Any]:
+    """One object per target: its records have no field of the same name, so that their facts share it."""
+    facts = asdict(spec)
+    for record in ("supports", "lowering", "runs", "software"):
+        facts |= facts.pop(record)
     return {
-        **asdict(spec),
-        "operators": sorted(spec.operators or ()),
+        **facts,
+        "operators": sorted(spec.supports.operators or ()),
         "project_status": project_status(spec.name),
         "project_evidence": [
             evidence_to_json(evidence) for evidence in project_evidence(spec.name)

@@ -229,7 +229,7 @@ def _exists(out: Path) -> WhisperportError:
 
 def _check_format(file: Path, target: Target) -> None:
     """Check that a target has a compiler that reads files with this suffix."""
-    name, suffix = target.spec.name, target.spec.lowered_suffix
+    name, suffix = target.spec.name, target.spec.lowering.lowered_suffix
     if target.compiler is None:
         compiled = [candidate.spec.name for candidate in TARGETS if candidate.compiler]
         raise UsageError(

@@ -283,7 +283,7 @@ def _original(
         for placement in placed.placements.values()
         if placement.precision != "fp32"
     }
-    precisions = {p for name in lower for p in placed.targets[name].spec.precisions}
+    precisions = {p for name in lower for p in placed.targets[name].spec.runs.precisions}
     reference = run_eager(
         model,
         generation,
@@ -358,10 +358,12 @@ def build_packages(names: Iterable[str]) -> list[str]:
     """
     specs = [get_target(name).spec for name in names]
     installed = {
-        extra: some for one in targets.TARGETS for extra, some in one.spec.packages.items()
+        extra: some for one in targets.TARGETS for extra, some in one.spec.software.packages.items()
     }
-    packages = [package.name for spec in specs for package in installed.get(spec.extra, ())]
-    runtimes = [spec.emulation_runtime or spec.runtime for spec in specs]
+    packages = [
+        package.name for spec in specs for package in installed.get(spec.software.extra, ())
+    ]
+    runtimes = [spec.software.emulation_runtime or spec.software.runtime for spec in specs]
     return list(dict.fromkeys((*BUILD_PACKAGES, *packages, *filter(None, runtimes))))
 
 
@@ -414,7 +416,7 @@ def _with_batch(
     from whisperport.model.trace.variants import BATCHES
 
     target = target_name("step", request)
-    rows = get_target(target).spec.batch if rows is None else rows
+    rows = get_target(target).spec.lowering.batch if rows is None else rows
     if rows == 1:
         return request, ()
     if rows not in BATCHES:
@@ -475,10 +477,13 @@ def _preflight(dims: Dims, targets: Sequence[Target], out: Path, progress: Progr
 
 def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowOptions:
     """Return the requested window, or else the longest one known to compile; warn if they differ."""
-    if not spec.windows_s:
+    if not spec.runs.windows_s:
         return asked
-    width = min((w for w in spec.windows_s if w >= dims.n_audio_state), default=max(spec.windows_s))
-    known_s = spec.windows_s[width]
+    width = min(
+        (w for w in spec.runs.windows_s if w >= dims.n_audio_state),
+        default=max(spec.runs.windows_s),
+    )
+    known_s = spec.runs.windows_s[width]
     if asked.seconds is None:
         return replace(asked, seconds=min(known_s, dims.window_s))
     if asked.seconds != known_s:

@@ -50,7 +50,7 @@ def traced_programs(
     from whisperport.model.trace.variants import whisper_programs
     from whisperport.model.trace.whisper import Parts
 
-    chosen = {name: placed.target_of(name).spec.variants for name in placed.placements}
+    chosen = {name: placed.target_of(name).spec.lowering.variants for name in placed.placements}
     variants = {name: of[name] for name, of in chosen.items() if name in of}
     projected = VOCAB_PROJECTION not in placed.placements
     # One multiplication in float32 for B texts takes less time than B coarse ones.
@@ -59,7 +59,7 @@ def traced_programs(
     summed = frozenset(
         name
         for name, placement in placed.placements.items()
-        if placed.target_of(name).spec.sums_exponentials
+        if placed.target_of(name).spec.lowering.sums_exponentials
         and placement.precision in (("w8",) if name.startswith(PREFILL) else ("fp32", "w8"))
     )
     encoder = placed.placements[ENCODER]
@@ -96,7 +96,7 @@ def lower_groups(
         rewritten = []
         for program in programs:
             progress(f"rewriting {program.name} for {target.spec.name}")
-            program, outcomes = run_rewrites(program, target.spec.rewrites)
+            program, outcomes = run_rewrites(program, target.spec.lowering.rewrites)
             rewritten.append(program)
             rewrites[program.name] = [asdict(outcome) for outcome in outcomes]
         precisions = {p.name: placed.placements[p.name].precision for p in rewritten}

@@ -67,4 +67,4 @@ def needed_mask(model: "Whisper", reference: Reference) -> float:
 
 def _of_target(program: str, placed: Placed) -> float:
     spec, precision = placed.target_of(program).spec, placed.placements[program].precision
-    return spec.masks.get(precision, default_mask(precision))
+    return spec.lowering.masks.get(precision, default_mask(precision))

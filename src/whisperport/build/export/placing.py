@@ -88,8 +88,8 @@ def target_name(program: str, request: PlacementRequest) -> str:
     if program in request.programs:
         return get_target(request.programs[program]).spec.name
     spec = get_target(request.target).spec
-    runs_it = not spec.programs or program in spec.programs
-    return spec.name if runs_it else spec.fallback
+    runs_it = not spec.runs.programs or program in spec.runs.programs
+    return spec.name if runs_it else spec.runs.fallback
 
 
 def _configured(names: Iterable[str], options: Mapping[str, str]) -> dict[str, Target]:
@@ -100,7 +100,7 @@ def _configured(names: Iterable[str], options: Mapping[str, str]) -> dict[str, T
 
 def _precision(program: str, target: Target, request: PlacementRequest) -> str:
     spec = target.spec
-    if program == COARSE_PROJECTION and program not in spec.further_programs:
+    if program == COARSE_PROJECTION and program not in spec.runs.further_programs:
         raise UsageError(
             f"the target `{spec.name}` cannot run `{program}`",
             why="the program multiplies by weights of 8 bits with an operator that few runtimes have",
@@ -108,19 +108,19 @@ def _precision(program: str, target: Target, request: PlacementRequest) -> str:
         )
     precision = request.precision if spec.name == request.target else ""
     precision = request.precisions.get(program, precision)
-    if problem := target.unsupported(program, precision or spec.precisions[0]):
+    if problem := target.unsupported(program, precision or spec.runs.precisions[0]):
         raise LoweringError(
             f"the target `{spec.name}` does not support `{program}`"
             + (f" in the precision `{precision[:40]}`" if precision else ""),
             why=problem.why,
             hint=problem.hint,
         )
-    if precision and precision not in spec.precisions:
+    if precision and precision not in spec.runs.precisions:
         raise UsageError(
             f"the target `{spec.name}` cannot run `{program}` in the precision `{precision[:40]}`",
-            hint=f"precisions of `{spec.name}`: {', '.join(spec.precisions)}",
+            hint=f"precisions of `{spec.name}`: {', '.join(spec.runs.precisions)}",
         )
-    return precision or spec.precisions[0]
+    return precision or spec.runs.precisions[0]
 
 
 def _check_known(names: Iterable[str], programs: Sequence[str]) -> None:

@@ -124,15 +124,17 @@ def candidates(options: ExportOptions) -> tuple[Candidate, ...]:
         target
         for target in targets.TARGETS
         for spec in [target.spec]
-        if not (spec.emulation or spec.programs or spec.variants or target.compiler)
-        and is_installed(spec.extra)
-        and is_installed(spec.run_extra)
+        if not (
+            spec.runs.emulation or spec.runs.programs or spec.lowering.variants or target.compiler
+        )
+        and is_installed(spec.software.extra)
+        and is_installed(spec.software.run_extra)
     ]
     _check_options(options, here)
     shortlist = tuple(
         Candidate(target.spec.name, precision)
         for target in here
-        for precision in target.spec.precisions
+        for precision in target.spec.runs.precisions
         if any(precision in _precisions(target.spec.name, group, options) for group in GROUPS)
     )
     if not shortlist:
@@ -276,7 +278,7 @@ def _measured(
 def _precisions(target: str, group: str, options: ExportOptions) -> tuple[str, ...]:
     """Return the precisions in which a group is measured on a target that has them."""
     precision = options.precisions.get(group, options.precision)
-    return (precision,) if precision else get_target(target).spec.timed_precisions
+    return (precision,) if precision else get_target(target).spec.runs.timed_precisions
 
 
 def _is_coarse(candidate: Candidate, dims: Dims, options: ExportOptions) -> bool:
@@ -285,7 +287,7 @@ def _is_coarse(candidate: Candidate, dims: Dims, options: ExportOptions) -> bool
 
     return (
         candidate.precision == FLOAT
-        and COARSE_PROJECTION in get_target(candidate.target).spec.further_programs
+        and COARSE_PROJECTION in get_target(candidate.target).spec.runs.further_programs
         and not options.precisions.keys() - OTHERS
         and dims.n_text_state % SMALLEST_BLOCK == 0
     )
@@ -323,7 +325,7 @@ def _check_options(options: ExportOptions, here: Sequence[Target]) -> None:
     used = {*options.placement.values(), *(target.spec.name for target in here)}
     known = {t.spec.name: t.lower_options for t in targets.TARGETS if t.spec.name in used}
     by_target(options.options, known)
-    precisions = (precision for target in here for precision in target.spec.precisions)
+    precisions = (precision for target in here for precision in target.spec.runs.precisions)
     every = dict.fromkeys(precision for precision in precisions if precision not in STATIC)
     for program, precision in {"all programs": options.precision, **options.precisions}.items():
         if program not in options.placement and precision and precision not in every:

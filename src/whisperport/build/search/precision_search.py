@@ -100,10 +100,10 @@ def _precisions(target: str) -> list[str]:
     chosen_target = get_target(target)
     computed = [
         precision
-        for precision in chosen_target.spec.precisions
+        for precision in chosen_target.spec.runs.precisions
         if precision != FLOAT
         and (
-            not chosen_target.spec.emulation
+            not chosen_target.spec.runs.emulation
             or chosen_target.emulated_precision(precision) == precision
         )
         and chosen_target.unsupported(ENCODER, precision) is None

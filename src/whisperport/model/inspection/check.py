@@ -162,7 +162,7 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
     A node is counted once: for the first limit that it breaks, in the order of `limits_of`. Warnings are
     reported in addition.
     """
-    graph = graph if spec.folds_constants else graph.unfolded()
+    graph = graph if spec.supports.folds_constants else graph.unfolded()
     cost = cost_of(graph)
     costs = {id(counted.node): counted for counted in cost.nodes}
     constant = _independent_of_inputs(graph)
@@ -172,7 +172,7 @@ def check_graph(graph: Graph, spec: TargetSpec) -> CheckedProgram:
         if finding.node is not None and limit.kind == "rejected":
             parts[finding.node.name] = limit.parts
         operator = finding.node.op if finding.node else ""
-        suggested = limit.rewrite or spec.suggested_rewrites.get(operator, "")
+        suggested = limit.rewrite or spec.supports.suggested_rewrites.get(operator, "")
         rewrite = suggested if finding.fixable else ""
         if finding.node is not None and finding.node.name in constant:
             rewrite = FOLD_CONSTANTS
@@ -203,26 +203,28 @@ def limits_of(spec: TargetSpec) -> tuple[Limit, ...]:
     sources = spec.sources
     unseen: list[Limit] = []
     implied = [
-        Limit(rule="WP402", value=spec.formats, source=sources.get("formats", "")),
-        Limit(rule="WP202", value=spec.dtypes, source=sources.get("dtypes", "")),
-        Limit(rule="WP102", value=spec.domains, source=sources.get("domains", "")),
+        Limit(rule="WP402", value=spec.supports.formats, source=sources.get("formats", "")),
+        Limit(rule="WP202", value=spec.supports.dtypes, source=sources.get("dtypes", "")),
+        Limit(rule="WP102", value=spec.supports.domains, source=sources.get("domains", "")),
     ]
     shapes = Limit(rule="WP204", source=sources.get("static", ""))
-    implied.append(shapes if spec.static else replace(shapes, kind="warning"))
-    if spec.operators is not None:
-        listed = spec.operators | {
+    implied.append(shapes if spec.supports.static else replace(shapes, kind="warning"))
+    if spec.supports.operators is not None:
+        listed = spec.supports.operators | {
             name
-            for limit in spec.limits
+            for limit in spec.supports.limits
             if limit.rule in ("WP101", "WP103")
             for name in limit.operators
         }
         source = sources.get("operators", "")
-        if spec.operators_observed:
+        if spec.supports.operators_observed:
             unseen.append(Limit(rule="WP104", value=listed, source=source, kind="not seen"))
         else:
             implied.append(Limit(rule="WP101", value=listed, source=source))
-    implied.append(Limit(rule="WP201", value=spec.max_rank, source=sources.get("max_rank", "")))
-    return (*implied, *spec.limits, *unseen, *_EVERY_TARGET)
+    implied.append(
+        Limit(rule="WP201", value=spec.supports.max_rank, source=sources.get("max_rank", ""))
+    )
+    return (*implied, *spec.supports.limits, *unseen, *_EVERY_TARGET)
 
 
 def _applies(limit: Limit, graph: Graph) -> bool:

@@ -144,7 +144,7 @@ def _without_devices(bundle: Bundle, options: Mapping[str, str]) -> Bundle:
 
 def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
     """Return the user's options with the targets' trial options, which make them run without a device."""
-    replaced = [with_target(get_target(name).spec.trial_options, name) for name in targets]
+    replaced = [with_target(get_target(name).spec.runs.trial_options, name) for name in targets]
     return options | {name: value for each in replaced for name, value in each.items()}
 
 

@@ -13,7 +13,15 @@ from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import ALIGN, COARSE_PROJECTION, PREFILL, STEP
 from whisperport.program.runner import Runner
-from whisperport.program.spec import LoweringCost, ProgramSpec, TargetSpec
+from whisperport.program.spec import (
+    Lowering,
+    LoweringCost,
+    ProgramSpec,
+    Runs,
+    Software,
+    Support,
+    TargetSpec,
+)
 from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
@@ -147,22 +155,27 @@ class OnnxRuntime(Target):
     spec = TargetSpec(
         name="onnxruntime",
         summary="ONNX Runtime on any CPU, or on another installed execution provider",
-        dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
-        formats=frozenset({"torch", "onnx"}),
-        domains=frozenset({"com.microsoft"}),
-        precisions=("fp32", W8, W8A8),
-        timed_precisions=("fp32", W8),
-        further_programs=frozenset({COARSE_PROJECTION}),  # it has an operator of ONNX Runtime
-        trial_options={"provider": CPU},
-        runtime="onnxruntime",
-        lowered_suffix=".onnx",
-        static=False,
-        sums_exponentials=True,
-        lowered_max_rank=4,  # the file may be used by other compilers; most support no higher rank
-        cost=LoweringCost(
-            base_bytes=0.8e9, bundle_factor=1.85, program_factor=2.5, base_s=15, s_per_gb=128
+        supports=Support(
+            dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
+            formats=frozenset({"torch", "onnx"}),
+            domains=frozenset({"com.microsoft"}),
+            static=False,
         ),
-        extra="export",
+        lowering=Lowering(
+            lowered_suffix=".onnx",
+            sums_exponentials=True,
+            lowered_max_rank=4,  # the file may be used by other compilers; most support no higher rank
+            cost=LoweringCost(
+                base_bytes=0.8e9, bundle_factor=1.85, program_factor=2.5, base_s=15, s_per_gb=128
+            ),
+        ),
+        runs=Runs(
+            precisions=("fp32", W8, W8A8),
+            timed_precisions=("fp32", W8),
+            further_programs=frozenset({COARSE_PROJECTION}),  # it has an operator of ONNX Runtime
+            trial_options={"provider": CPU},
+        ),
+        software=Software(runtime="onnxruntime", extra="export"),
         sources={
             "formats": "ONNX Runtime reads ONNX; torch programs are converted to ONNX first",
             "domains": "onnxruntime docs/ContribOperators.md",
@@ -246,7 +259,7 @@ class OnnxRuntime(Target):
             failure="ONNX Runtime could not quantize",
             missing="onnx is not installed",
             target=self.spec.name,
-            extra=self.spec.extra,
+            extra=self.spec.software.extra,
         )
         return replace(entry, facts=replace(entry.facts, notes=tuple(found)))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Runner
-from whisperport.program.spec import ProgramSpec, TargetSpec
+from whisperport.program.spec import Lowering, ProgramSpec, Runs, Software, Support
 from whisperport.system.progress import Progress
 from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.onnx.lowering import lower_file_to_onnx
@@ -22,18 +22,12 @@ if TYPE_CHECKING:  # boards have no torch
 LOWERED = ".onnx"
 
 
-# The spec of a target whose vendor's compiler reads ONNX, and rejects a program with an unsupported node.
-onnx_spec = partial(
-    TargetSpec,
-    formats=frozenset({"torch", "onnx"}),
-    rejects_programs=True,
-    lowered_suffix=LOWERED,
-    lowered_max_rank=4,
-    fallback="onnxruntime",
-    emulation={"emulate": "on"},
-    emulation_runtime="onnxruntime",
-    extra="export",
-)
+# The parts of the spec of a target whose vendor's compiler reads ONNX, and rejects a program with an
+# unsupported node.
+onnx_support = partial(Support, formats=frozenset({"torch", "onnx"}), rejects_programs=True)
+onnx_lowering = partial(Lowering, lowered_suffix=LOWERED, lowered_max_rank=4)
+onnx_runs = partial(Runs, fallback="onnxruntime", emulation={"emulate": "on"})
+onnx_software = partial(Software, emulation_runtime="onnxruntime", extra="export")
 
 
 class OnnxTarget(CompiledTarget):

@@ -72,7 +72,7 @@ def _rewrites(limit: Limit, spec: TargetSpec) -> str:
         return limit.rewrite
     relevant = [
         f"{rewrite} for {op}"
-        for op, rewrite in sorted(spec.suggested_rewrites.items())
+        for op, rewrite in sorted(spec.supports.suggested_rewrites.items())
         if not limit.operators or op in limit.operators
     ]
     return ", ".join(relevant)

@@ -15,7 +15,16 @@ from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
-from whisperport.program.spec import LoweringCost, Package, ProgramSpec, TargetSpec
+from whisperport.program.spec import (
+    Lowering,
+    LoweringCost,
+    Package,
+    ProgramSpec,
+    Runs,
+    Software,
+    Support,
+    TargetSpec,
+)
 from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
@@ -69,35 +78,40 @@ class LiteRt(Target):
     spec = TargetSpec(
         name="litert",
         summary="LiteRT (TensorFlow Lite) with XNNPACK: phones and boards, Arm and x86 CPUs",
-        max_rank=6,
-        dtypes=frozenset(
-            {"float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
-        ),
-        formats=frozenset({"torch", "tflite"}),
-        limits=LIMITS,
-        folds_constants=False,
-        suggested_rewrites={"dropout": "drop-no-ops"},
-        rewrites=("drop-no-ops",),
-        lowered_suffix=".tflite",
-        precisions=("fp32", *PRECISIONS),
-        timed_precisions=("w8",),
-        runtime="ai-edge-litert",
-        # Fitted to bundles of tiny, base and small: 2.27, 3.45 and 8.74 GB, and 52, 116 and 296 s of CPU
-        # time. Lowering one program after another of small took up to 5.8 GB.
-        cost=LoweringCost(
-            base_bytes=1.1e9, bundle_factor=8, program_factor=4.8, base_s=25, s_per_gb=290
-        ),
-        extra=EXTRA,
-        run_extra=RUN_EXTRA,
-        packages={
-            RUN_EXTRA: (Package("ai_edge_litert", "ai-edge-litert"),),
-            EXTRA: (
-                Package("torch", "torch"),
-                Package("litert_torch", "litert-torch"),
-                Package("ai_edge_quantizer", "ai-edge-quantizer"),
-                Package("tflite", "tflite"),
+        supports=Support(
+            max_rank=6,
+            dtypes=frozenset(
+                {"float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
             ),
-        },
+            formats=frozenset({"torch", "tflite"}),
+            limits=LIMITS,
+            folds_constants=False,
+            suggested_rewrites={"dropout": "drop-no-ops"},
+        ),
+        lowering=Lowering(
+            rewrites=("drop-no-ops",),
+            lowered_suffix=".tflite",
+            # Fitted to bundles of tiny, base and small: 2.27, 3.45 and 8.74 GB, and 52, 116 and 296 s of
+            # CPU time. Lowering one program after another of small took up to 5.8 GB.
+            cost=LoweringCost(
+                base_bytes=1.1e9, bundle_factor=8, program_factor=4.8, base_s=25, s_per_gb=290
+            ),
+        ),
+        runs=Runs(precisions=("fp32", *PRECISIONS), timed_precisions=("w8",)),
+        software=Software(
+            runtime="ai-edge-litert",
+            extra=EXTRA,
+            run_extra=RUN_EXTRA,
+            packages={
+                RUN_EXTRA: (Package("ai_edge_litert", "ai-edge-litert"),),
+                EXTRA: (
+                    Package("torch", "torch"),
+                    Package("litert_torch", "litert-torch"),
+                    Package("ai_edge_quantizer", "ai-edge-quantizer"),
+                    Package("tflite", "tflite"),
+                ),
+            },
+        ),
         sources={
             "formats": "litert_torch 0.10.0 converts torch modules; LiteRT reads .tflite",
             "domains": "litert_torch 0.10.0 converts aten's operators; LiteRT has no ONNX operators",

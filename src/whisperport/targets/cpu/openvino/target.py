@@ -11,7 +11,7 @@ from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
-from whisperport.program.spec import Package, TargetSpec
+from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
 from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
@@ -70,25 +70,30 @@ class OpenVino(Target):
     spec = TargetSpec(
         name="openvino",
         summary="OpenVINO on x86 and Arm CPUs, and on Intel's GPUs and NPUs",
-        dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
-        formats=frozenset({"torch"}),
-        precisions=("fp32", "fp16", "w8", "bf16"),
-        timed_precisions=("fp32", "w8", "bf16"),
-        sums_exponentials=True,
-        trial_options={"device": CPU},
-        runtime="openvino",
-        lowered_suffix=".xml",
-        extra=EXTRA,
-        run_extra=RUN_EXTRA,
-        packages={
-            RUN_EXTRA: (Package("openvino", "openvino"),),
-            EXTRA: (
-                Package("torch", "torch"),
-                Package("onnx", "onnx"),
-                Package("onnxscript", "onnxscript"),
-                Package("openvino", "openvino"),
-            ),
-        },
+        supports=Support(
+            dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
+            formats=frozenset({"torch"}),
+        ),
+        lowering=Lowering(sums_exponentials=True, lowered_suffix=".xml"),
+        runs=Runs(
+            precisions=("fp32", "fp16", "w8", "bf16"),
+            timed_precisions=("fp32", "w8", "bf16"),
+            trial_options={"device": CPU},
+        ),
+        software=Software(
+            runtime="openvino",
+            extra=EXTRA,
+            run_extra=RUN_EXTRA,
+            packages={
+                RUN_EXTRA: (Package("openvino", "openvino"),),
+                EXTRA: (
+                    Package("torch", "torch"),
+                    Package("onnx", "onnx"),
+                    Package("onnxscript", "onnxscript"),
+                    Package("openvino", "openvino"),
+                ),
+            },
+        ),
         sources={
             "formats": "torch programs are converted to ONNX first, which OpenVINO reads",
             "domains": "whisperport's conversion writes ONNX's own operators only",

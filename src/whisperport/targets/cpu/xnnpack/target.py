@@ -8,7 +8,7 @@ from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
-from whisperport.program.spec import LoweringCost, TargetSpec
+from whisperport.program.spec import Lowering, LoweringCost, Runs, Software, Support, TargetSpec
 from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target, without_simplify
 from whisperport.targets.cpu.xnnpack.limits import CONFIG, LIMITS, OPERATORS
@@ -27,35 +27,41 @@ class Xnnpack(Target):
 
     spec = TargetSpec(
         name="xnnpack",
-        timed_precisions=(),
         summary="ExecuTorch with XNNPACK: phones and boards, Arm and x86 CPUs",
-        operators=OPERATORS,
-        max_rank=6,
-        dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
-        limits=LIMITS,
-        suggested_rewrites={"layer_norm": "layer-norm-by-linear", "dropout": "drop-no-ops"},
-        rewrites=(
-            "drop-no-ops",
-            "fold-constants",
-            "matmul-by-linear",
-            "attention-by-softmax",
-            "matmul-by-bmm",
-            "merge-permutes",
-            "layer-norm-by-linear",
+        supports=Support(
+            operators=OPERATORS,
+            max_rank=6,
+            dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
+            limits=LIMITS,
+            suggested_rewrites={"layer_norm": "layer-norm-by-linear", "dropout": "drop-no-ops"},
+            static=False,
         ),
-        lowered_suffix=".pte",
-        static=False,
-        cost=LoweringCost(
-            base_bytes=0.9e9,
-            bundle_factor=2.9,
-            program_factor=9.5,
-            base_s=40,
-            s_per_gb=200,
-            temporary_factor=1,  # see weights_on_disk.py
+        lowering=Lowering(
+            rewrites=(
+                "drop-no-ops",
+                "fold-constants",
+                "matmul-by-linear",
+                "attention-by-softmax",
+                "matmul-by-bmm",
+                "merge-permutes",
+                "layer-norm-by-linear",
+            ),
+            lowered_suffix=".pte",
+            cost=LoweringCost(
+                base_bytes=0.9e9,
+                bundle_factor=2.9,
+                program_factor=9.5,
+                base_s=40,
+                s_per_gb=200,
+                temporary_factor=1,  # see weights_on_disk.py
+            ),
         ),
-        extra="xnnpack",
-        run_extra="xnnpack",
-        runtime="executorch",
+        runs=Runs(timed_precisions=()),
+        software=Software(
+            extra="xnnpack",
+            run_extra="xnnpack",
+            runtime="executorch",
+        ),
         sources={
             "operators": CONFIG + "__init__.py, and each lowered by itself",
             "domains": "executorch 1.5.1 backends/xnnpack/partition/config/__init__.py: all are aten's",

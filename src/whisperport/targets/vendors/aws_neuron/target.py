@@ -9,7 +9,7 @@ from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.masks import MASKED
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
-from whisperport.program.spec import Package, TargetSpec
+from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
 from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.vendors.aws_neuron import options as own_options
@@ -35,27 +35,32 @@ class AwsNeuron(Target):
     spec = TargetSpec(
         name=NAME,
         summary="AWS Inferentia2 and Trainium: all programs on a NeuronCore, with resident state",
-        dtypes=frozenset({"float32", "bfloat16", "int32", "int64", "bool"}),
-        precisions=("fp32", "bf16"),
-        masks={"bf16": MASKED},  # bfloat16 has the range of float32
-        # Second-hand: jimburtoft/neuronx-distributed-inference@019e42e, whisper-large-v3-turbo/README.md:
-        # 4 rows use the hardware best, and 8 are not recommended. This project has not measured it.
-        batch=4,
-        emulation={"emulate": "on"},
-        runtime="torch-neuronx",
-        emulation_runtime="torch",
-        lowered_suffix=DESCRIPTION,
-        extra="export",
-        run_extra=NAME,
-        packages={
-            NAME: (
-                Package(
-                    "torch_neuronx",
-                    "torch-neuronx",
-                    "get torch-neuronx for torch 2.9 from AWS's own index; see the Neuron SDK's setup page",
-                ),
-            )
-        },
+        supports=Support(dtypes=frozenset({"float32", "bfloat16", "int32", "int64", "bool"})),
+        lowering=Lowering(
+            masks={"bf16": MASKED},  # bfloat16 has the range of float32
+            # Second-hand: jimburtoft/neuronx-distributed-inference@019e42e,
+            # whisper-large-v3-turbo/README.md: 4 rows use the hardware best, and 8 are not recommended.
+            # This project has not measured it.
+            batch=4,
+            lowered_suffix=DESCRIPTION,
+        ),
+        runs=Runs(precisions=("fp32", "bf16"), emulation={"emulate": "on"}),
+        software=Software(
+            runtime="torch-neuronx",
+            emulation_runtime="torch",
+            extra="export",
+            run_extra=NAME,
+            packages={
+                NAME: (
+                    Package(
+                        "torch_neuronx",
+                        "torch-neuronx",
+                        "get torch-neuronx for torch 2.9 from AWS's own index; see the Neuron SDK's setup "
+                        "page",
+                    ),
+                )
+            },
+        ),
         sources={
             "dtypes": f"{RELEASE} compiler/neuronx-cc: int64 is computed in int32 by default",
             "max_rank": "torch: no document of AWS states a limit of the rank",
@@ -84,7 +89,7 @@ class AwsNeuron(Target):
     ) -> list[ProgramEntry]:
         """Write the programs of each precision to a description and a weight file."""
         entries: dict[str, ProgramEntry] = {}
-        for precision in self.spec.precisions:
+        for precision in self.spec.runs.precisions:
             group = [one for one in programs if self.precision_of(one.name) == precision]
             if group:
                 progress(f"writing the weights of {', '.join(one.name for one in group)}")

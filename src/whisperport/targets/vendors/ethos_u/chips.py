@@ -6,7 +6,7 @@ Programs were compiled here for the NPU; nothing was run on one.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whisperport.program.spec import TargetSpec
+from whisperport.program.spec import Lowering, Runs, Software, Support, TargetSpec
 
 VELA = "ethos-u-vela 5.1.0"
 EXECUTORCH = "executorch 1.5.1"
@@ -125,18 +125,23 @@ def spec_of(npu: Npu) -> TargetSpec:
     return TargetSpec(
         name=npu.name,
         summary=f"Arm {npu.title} NPU: microcontrollers and Linux chips, {' or '.join(npu.precisions)}",
-        max_rank=6,
-        dtypes=frozenset({"float32"}),
-        rewrites=("drop-no-ops", "fold-constants"),
-        rejects_programs=True,
-        lowered_suffix=".pt2",
-        fallback=FALLBACK,
-        precisions=npu.precisions,
-        emulation={"emulate": "on"},
-        runtime="executorch",
-        emulation_runtime="torch",
-        extra=EXTRA,
-        run_extra=EXTRA,
+        supports=Support(
+            max_rank=6,
+            dtypes=frozenset({"float32"}),
+            rejects_programs=True,
+        ),
+        lowering=Lowering(rewrites=("drop-no-ops", "fold-constants"), lowered_suffix=".pt2"),
+        runs=Runs(
+            fallback=FALLBACK,
+            precisions=npu.precisions,
+            emulation={"emulate": "on"},
+        ),
+        software=Software(
+            runtime="executorch",
+            emulation_runtime="torch",
+            extra=EXTRA,
+            run_extra=EXTRA,
+        ),
         sources={
             "formats": f"{EXECUTORCH} torch.export: Arm's quantizer gets an ExportedProgram",
             "domains": f"{EXECUTORCH} backends/arm: all operators are aten's",

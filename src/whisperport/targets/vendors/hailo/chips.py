@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whisperport.program.spec import Limit, Package, TargetSpec
-from whisperport.targets.onnx.target import onnx_spec
+from whisperport.targets.onnx.target import onnx_lowering, onnx_runs, onnx_software, onnx_support
 
 TOOLKIT = "hailocs/hailo-whisper@ebe7a85"  # published by Hailo
 NOTEBOOK = "ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab"  # by a user, with logs
@@ -94,46 +94,54 @@ class Chip:
 
 
 def _spec(name: str, summary: str, windows_s: Mapping[int, float]) -> TargetSpec:
-    return onnx_spec(
+    return TargetSpec(
         name=name,
         summary=summary,
-        operators=OPERATORS,
-        operators_observed=True,
-        max_rank=4,
-        limits=LIMITS,
-        suggested_rewrites={
-            "embedding": "lookup-on-host",
-            "scaled_dot_product_attention": "attention-by-softmax",
-            "dropout": "drop-no-ops",
-        },
-        # `split-vocab-projection` as TOOLKIT's patch of TextDecoder: 12966, 12966, 12966 and 12967 columns.
-        # `conv1d-by-conv2d` as its patch of AudioEncoder.
-        rewrites=(
-            "drop-no-ops",
-            "fold-constants",
-            "matmul-by-linear",
-            "attention-by-softmax",
-            "conv1d-by-conv2d",
-            "split-vocab-projection",
+        supports=onnx_support(
+            operators=OPERATORS,
+            operators_observed=True,
+            max_rank=4,
+            limits=LIMITS,
+            suggested_rewrites={
+                "embedding": "lookup-on-host",
+                "scaled_dot_product_attention": "attention-by-softmax",
+                "dropout": "drop-no-ops",
+            },
         ),
-        host_rewrites=("lookup-on-host", "join-on-host"),
-        programs=frozenset({"encoder", "uncached_decoder"}),
-        precisions=("w8a8",),  # with element-wise additions in 16 bits
-        # Source: TOOLKIT export/export_whisper_model.py and the patch beside it, which also gives
-        # attention its batch axis, as NOTEBOOK does. No MatMul of rank 3 is known to compile.
-        variants={"encoder": "nchw"},
-        windows_s=windows_s,
-        runtime="hailort",
-        run_extra="hailo",
-        packages={
-            "hailo": (
-                Package(
-                    "hailo_platform",
-                    "hailort",
-                    "get HailoRT with its Python package from Hailo's developer zone",
-                ),
-            )
-        },
+        lowering=onnx_lowering(
+            # `split-vocab-projection` as TOOLKIT's patch of TextDecoder: 12966, 12966, 12966 and 12967
+            # columns. `conv1d-by-conv2d` as its patch of AudioEncoder.
+            rewrites=(
+                "drop-no-ops",
+                "fold-constants",
+                "matmul-by-linear",
+                "attention-by-softmax",
+                "conv1d-by-conv2d",
+                "split-vocab-projection",
+            ),
+            host_rewrites=("lookup-on-host", "join-on-host"),
+            # Source: TOOLKIT export/export_whisper_model.py and the patch beside it, which also gives
+            # attention its batch axis, as NOTEBOOK does. No MatMul of rank 3 is known to compile.
+            variants={"encoder": "nchw"},
+        ),
+        runs=onnx_runs(
+            programs=frozenset({"encoder", "uncached_decoder"}),
+            precisions=("w8a8",),  # with element-wise additions in 16 bits
+            windows_s=windows_s,
+        ),
+        software=onnx_software(
+            runtime="hailort",
+            run_extra="hailo",
+            packages={
+                "hailo": (
+                    Package(
+                        "hailo_platform",
+                        "hailort",
+                        "get HailoRT with its Python package from Hailo's developer zone",
+                    ),
+                )
+            },
+        ),
         sources=SOURCES,
     )
 

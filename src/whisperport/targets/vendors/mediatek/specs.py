@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from whisperport.program.spec import Limit, TargetSpec
+from whisperport.program.spec import Limit, Lowering, Runs, Software, Support, TargetSpec
 from whisperport.targets.vendors.mediatek.chips import (
     LITERT,
     MDLA_2_0,
@@ -40,32 +40,40 @@ def spec_of(chip: Chip) -> TargetSpec:
     return TargetSpec(
         name=chip.name,
         summary=f"{chip.board}{_runs(npu)}",
-        operators=operators_of(npu),
-        operators_observed=npu is VPU,
-        max_rank=4,
-        dtypes=ACTIVATIONS,
-        formats=frozenset({"torch", "tflite"}),
-        limits=limits_of(npu),
-        suggested_rewrites={
-            "embedding": "lookup-on-host",
-            "scaled_dot_product_attention": "attention-by-softmax",
-            "dropout": "drop-no-ops",
-        },
-        rewrites=("drop-no-ops", "fold-constants", "matmul-by-linear", "attention-by-softmax"),
-        host_rewrites=("lookup-on-host",),
-        rejects_programs=True,
-        lowered_suffix=".tflite",
-        programs=ON_THE_NPU,
-        fallback=FALLBACK,
-        precisions=precisions_of(chip),
-        # Caches of four axes and a mask of (1, 1, 1, 449), as in a published decoder that compiled.
-        # Source: superLin006/MTK_model_zoo@942c4fb whisper-kv-cache (second-hand).
-        variants=dict.fromkeys(("cross_kv", "prefill_4", "prefill_64", "step"), "rank4"),
-        emulation={"emulate": "on"},
-        runtime="neuronrt",
-        emulation_runtime="ai-edge-litert",
-        extra="litert-export",
-        run_extra="litert",
+        supports=Support(
+            operators=operators_of(npu),
+            operators_observed=npu is VPU,
+            max_rank=4,
+            dtypes=ACTIVATIONS,
+            formats=frozenset({"torch", "tflite"}),
+            limits=limits_of(npu),
+            suggested_rewrites={
+                "embedding": "lookup-on-host",
+                "scaled_dot_product_attention": "attention-by-softmax",
+                "dropout": "drop-no-ops",
+            },
+            rejects_programs=True,
+        ),
+        lowering=Lowering(
+            rewrites=("drop-no-ops", "fold-constants", "matmul-by-linear", "attention-by-softmax"),
+            host_rewrites=("lookup-on-host",),
+            lowered_suffix=".tflite",
+            # Caches of four axes and a mask of (1, 1, 1, 449), as in a published decoder that compiled.
+            # Source: superLin006/MTK_model_zoo@942c4fb whisper-kv-cache (second-hand).
+            variants=dict.fromkeys(("cross_kv", "prefill_4", "prefill_64", "step"), "rank4"),
+        ),
+        runs=Runs(
+            programs=ON_THE_NPU,
+            fallback=FALLBACK,
+            precisions=precisions_of(chip),
+            emulation={"emulate": "on"},
+        ),
+        software=Software(
+            runtime="neuronrt",
+            emulation_runtime="ai-edge-litert",
+            extra="litert-export",
+            run_extra="litert",
+        ),
         sources={
             "operators": operators_source(npu),
             "dtypes": f"{MDLA_3_0_GUIDE}: data types; {MODEL_ZOO} whisper: tokens looked up on the host",

@@ -139,7 +139,7 @@ class Genio(CompiledTarget):
         if simplify:
             return super().lower_file(program, path, progress, simplify=simplify)
         target = self.spec.name
-        lower_to_tflite([program], path, progress, target=target, extra=self.spec.extra)
+        lower_to_tflite([program], path, progress, target=target, extra=self.spec.software.extra)
         entry = ProgramEntry(
             spec=program.spec,
             placement=Placement(target, FLOAT),
@@ -162,12 +162,12 @@ class Genio(CompiledTarget):
                 "Whisper's encoder has channels with outliers; %s",
                 self.spec.name,
                 "MediaTek's own export of Whisper uses w8a16 by default"
-                if "w8a16" in self.spec.precisions
+                if "w8a16" in self.spec.runs.precisions
                 else f"{FLOAT} has no such error",
             )
         progress(f"quantizing {name} to {entry.precision}")
         path = folder / self.lowered_file(entry)
-        other = "w8a16" if "w8a16" in self.spec.precisions else "fp32"
+        other = "w8a16" if "w8a16" in self.spec.runs.precisions else "fp32"
         notes = quantize_statically(
             path,
             entry.spec,
@@ -176,7 +176,7 @@ class Genio(CompiledTarget):
             operators=OPERATORS[self.options.static],
             sensitive_in=dict.fromkeys(MATMUL, other),
             target=self.spec.name,
-            extra=self.spec.extra,
+            extra=self.spec.software.extra,
         )
         facts = replace(self._checked(path, entry.spec), notes=notes)
         return replace(entry, facts=facts)
@@ -187,7 +187,9 @@ class Genio(CompiledTarget):
         from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
         path = regular_file(folder, file)
-        loaded = TfliteFile(path, threads, extra=self.spec.run_extra, target=self.spec.name)
+        loaded = TfliteFile(
+            path, threads, extra=self.spec.software.run_extra, target=self.spec.name
+        )
         return TfliteRunner(entry.spec, loaded)
 
     def load_compiled(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whisperport.program.spec import Package, TargetSpec
-from whisperport.targets.onnx.target import onnx_spec
+from whisperport.targets.onnx.target import onnx_lowering, onnx_runs, onnx_software, onnx_support
 
 EXECUTORCH = "executorch 1.5.1, the vendor's own backends/qualcomm/serialization/qc_schema.py"
 COMPILED = "compiled here with onnxruntime-qnn 2.7.0"
@@ -142,17 +142,22 @@ def spec_of(chip: Chip) -> TargetSpec:
     """Return the spec of a chip's target."""
     architecture = chip.architecture
     limit = " (not for `step`)" if architecture.min_rows > 1 else ""
-    return onnx_spec(
+    return TargetSpec(
         name=chip.name,
         summary=f"{chip.marketing_name}: Hexagon NPU {architecture.name}, "
         f"{' or '.join(architecture.precisions)}{limit}",
-        max_rank=5,
-        dtypes=frozenset({"float32", "float16", "int32"}),
-        domains=frozenset({"com.microsoft"}),
-        precisions=architecture.precisions,
-        runtime=PACKAGE,
-        run_extra=EXTRA,
-        packages={EXTRA: (Package("onnxruntime_qnn", PACKAGE),)},
+        supports=onnx_support(
+            max_rank=5,
+            dtypes=frozenset({"float32", "float16", "int32"}),
+            domains=frozenset({"com.microsoft"}),
+        ),
+        lowering=onnx_lowering(),
+        runs=onnx_runs(precisions=architecture.precisions),
+        software=onnx_software(
+            runtime=PACKAGE,
+            run_extra=EXTRA,
+            packages={EXTRA: (Package("onnxruntime_qnn", PACKAGE),)},
+        ),
         sources={
             "formats": "the provider of onnxruntime-qnn compiles ONNX; torch programs are converted first",
             "domains": "QuantizeLinear and DequantizeLinear of 16 bits are com.microsoft's below opset 21",

@@ -72,7 +72,9 @@ class Qualcomm(OnnxTarget):
         progress(f"quantizing {entry.spec.name} to {entry.precision}")
         path = folder / self.lowered_file(entry)
         operand = self.chip.architecture.operand
-        quantize_in_place(path, arrays, operand, target=self.spec.name, extra=self.spec.extra)
+        quantize_in_place(
+            path, arrays, operand, target=self.spec.name, extra=self.spec.software.extra
+        )
         return entry
 
     def load_compiled(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whisperport.program.spec import Package, TargetSpec
-from whisperport.targets.onnx.target import onnx_spec
+from whisperport.targets.onnx.target import onnx_lowering, onnx_runs, onnx_software, onnx_support
 
 FLOAT, W8A8, W8A16, W16A16 = "fp16", "w8a8", "w8a16", "w16a16"
 
@@ -87,19 +87,25 @@ CHIPS = (
 
 def spec_of(chip: Chip) -> TargetSpec:
     """Return the spec of a chip's target."""
-    return onnx_spec(
+    return TargetSpec(
         name=chip.name,
         summary=f"{chip.marketing_name}: NPU {chip.npu}, {', '.join(chip.precisions)}",
-        max_rank=4,
-        dtypes=frozenset({"float32", "float16", "int32", "int64"}),
-        precisions=chip.precisions,
-        runtime=RUNTIME,
-        run_extra=EXTRA,
-        packages={
-            EXTRA: (
-                Package("rknnlite", RUNTIME, f"install whisperport's extra `{EXTRA}` on the board"),
-            )
-        },
+        supports=onnx_support(
+            max_rank=4, dtypes=frozenset({"float32", "float16", "int32", "int64"})
+        ),
+        lowering=onnx_lowering(),
+        runs=onnx_runs(precisions=chip.precisions),
+        software=onnx_software(
+            runtime=RUNTIME,
+            run_extra=EXTRA,
+            packages={
+                EXTRA: (
+                    Package(
+                        "rknnlite", RUNTIME, f"install whisperport's extra `{EXTRA}` on the board"
+                    ),
+                )
+            },
+        ),
         sources={
             "formats": "the compiler reads ONNX, opset 12 to 19 (its change log, 1.5.3b15); torch programs "
             "are converted first",

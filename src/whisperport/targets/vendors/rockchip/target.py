@@ -29,7 +29,7 @@ class Rockchip(OnnxTarget):
             return None
         return Unsupported(
             f"{TOOL} {self.chip.w8a16}",
-            f"choose one of {', '.join(self.spec.precisions)} with `--precision`",
+            f"choose one of {', '.join(self.spec.runs.precisions)} with `--precision`",
         )
 
     def opset(self, spec: ProgramSpec) -> int:
