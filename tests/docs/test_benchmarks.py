@@ -41,9 +41,12 @@ def defines(module: str, name: str) -> bool:
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.exists():
         return False
-    text = file.read_text(encoding="utf-8")
+    stub = file.with_suffix(
+        ".pyi"
+    )  # lists the names of a module that loads them when they are used
+    text = (stub if stub.exists() else file).read_text(encoding="utf-8")
     if "def __getattr__" in text:  # names that are loaded when they are used
-        return f'"{name}"' in text or re.search(rf"\b{name}\b", text) is not None
+        return re.search(rf"\b{name}\b", text) is not None
     names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):

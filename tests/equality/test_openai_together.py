@@ -29,7 +29,7 @@ from whisperport.transcription import (
     TranscribeOptions,
     Transcriber,
     Transcript,
-    chunked,
+    speech_pipeline,
     transcribe_files,
 )
 from whisperport.transcription.speech_chunk import Chunk, ChunkMel
@@ -203,7 +203,7 @@ def recorded_chunks(monkeypatch: pytest.MonkeyPatch) -> list[Chunk]:
             chunks.append(chunk)
             super().__init__(mel, chunk, n_frames)
 
-    monkeypatch.setattr(chunked, "ChunkMel", Recorded)
+    monkeypatch.setattr(speech_pipeline, "ChunkMel", Recorded)
     return chunks
 
 
