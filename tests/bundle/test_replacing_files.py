@@ -77,17 +77,23 @@ def steps_of(folder: Path) -> int:
         return count()
 
 
+def killed(folder: Path, step: int) -> Staging:
+    """What a writer leaves in a new folder that is killed at a step; nothing happens after the last one."""
+    folder.mkdir()
+    staged = prepared(folder)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        kill_at(monkeypatch, step)
+        with suppress(Killed):
+            put(staged)
+    return staged
+
+
 def test_a_killed_writer_leaves_the_old_files_or_the_new_ones_to_the_next(tmp_path: Path) -> None:
     results = []
 
     for step in range(1, steps_of(tmp_path / "counted") + 2):
         folder = tmp_path / f"killed-{step}"
-        folder.mkdir()
-        staged = prepared(folder)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            kill_at(monkeypatch, step)
-            with suppress(Killed):
-                put(staged)
+        staged = killed(folder, step)
         next_writer(staged.out)
         results.append(texts(folder))
         assert not staged.exists()
@@ -142,15 +148,9 @@ def test_files_that_cannot_be_moved_back_are_kept(
 def test_a_file_that_the_user_has_put_in_place_of_a_new_one_is_kept(
     tmp_path: Path, name: str
 ) -> None:
-    folder = tmp_path / "counted"
-    for step in range(1, steps_of(folder) + 2):
+    for step in range(1, steps_of(tmp_path / "counted") + 2):
         folder = tmp_path / f"killed-{step}"
-        folder.mkdir()
-        staged = prepared(folder)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            kill_at(monkeypatch, step)
-            with suppress(Killed):
-                put(staged)
+        staged = killed(folder, step)
         replaced = folder / "by the user"
         replaced.write_text("the user's")
         replaced.replace(folder / name)
@@ -166,12 +166,7 @@ def test_a_file_that_the_user_has_put_in_place_of_a_new_one_is_kept(
 def test_no_file_is_lost_with_the_folder_of_the_new_ones(tmp_path: Path) -> None:
     for step in range(1, steps_of(tmp_path / "counted") + 2):
         folder = tmp_path / f"killed-{step}"
-        folder.mkdir()
-        staged = prepared(folder)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            kill_at(monkeypatch, step)
-            with suppress(Killed):
-                put(staged)
+        staged = killed(folder, step)
         shutil.rmtree(staged.partial)
 
         next_writer(staged.out)

@@ -81,7 +81,7 @@ DEVICE = "Device"
     help="Output of the simulated quantization, as a file or folder like that of the device. It shows "
     "whether the quantization or the device is wrong",
 )
-@html_option("the error of each of the LAYERS")
+@html_option("the error of each dumped layer. Only for LAYERS")
 @as_json
 @threads
 @run_option

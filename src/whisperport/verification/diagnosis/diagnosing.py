@@ -68,7 +68,7 @@ class DiagnoseOptions:
         str | None,
         Option(
             "Precision whose limit decides whether the output of the device passes",
-            default="the program's precision; for fp32 fp16, or w8a8 with --simulated",
+            default="the program's precision; for a program in fp32, fp16, or w8a8 with --simulated",
             flag="--device-precision",
             choices=tuple(GATES),
         ),
