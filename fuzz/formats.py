@@ -477,7 +477,7 @@ def _read_pte(folder: Path) -> None:
 
 
 def _make_hef(random: Random, seeds: Path, folder: Path, outside: str) -> None:
-    from tests.targets.hailo.hef_file import hef_bytes
+    from tests.targets.vendors.hailo.hef_file import hef_bytes
 
     description = (seeds / "hef" / "description").read_bytes()
     version = random.randrange(4)

@@ -117,7 +117,7 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
 
 
 def _compiled_encoder(bundle: Bundle) -> bytes:
-    from tests.targets.hailo.hef_file import encoder_hef
+    from tests.targets.vendors.hailo.hef_file import encoder_hef
 
     dims = bundle.manifest.dims
     return encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)
@@ -135,7 +135,7 @@ def _import(checkpoint: Any, bundle: Bundle, hef: Path) -> Callable[[Path, Progr
 
 def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object]:
     """Return a function that compiles a copy of a bundle with the dummy compiler's interpreter."""
-    from tests.targets.hailo.fake_sdk import InstalledSdk
+    from tests.targets.vendors.hailo.fake_sdk import InstalledSdk
 
     from whisperport.build.compile.compile import CompileOptions, compile
 

@@ -372,7 +372,7 @@ def _openvino(folder: Path) -> None:
 
 def _hef(folder: Path) -> None:
     """Write the description of an encoder's network; the header is made for each input."""
-    from tests.targets.hailo.hef_file import described
+    from tests.targets.vendors.hailo.hef_file import described
 
     shapes = {"net/input": (1, 20, 8)}, {"net/output": (1, 10, 16)}
     (folder / "description").write_bytes(described(1, *shapes))

@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 import numpy as np
-from tests.diagnosis_cases.evaluation import Answer, Outcome, Score
+from tests.verification.diagnosis_cases.evaluation import Answer, Outcome, Score
 
 from whisperport.build.export.export import ExportOptions, export
 from whisperport.errors import BundleError

@@ -2,10 +2,11 @@
 
     python -m benchmarks.answers.diagnosis [--cases 1000] [--seed 0] [--processes 1] [--worlds embedded ...]
 
-The cases are those of `tests/diagnosis_cases`: outputs of the embedded model and of models with random
-weights, in files that a simulated device and script wrote, with no, one or two mistakes. Writes
-`results/answers.json`, and prints precision and recall of every cause, what was confused, and the
-time of a case. Interrupted with Ctrl-C, it writes the result of the first cases, without a gap.
+The cases are those of `tests/verification/diagnosis_cases`: outputs of the embedded model and of
+models with random weights, in files that a simulated device and script wrote, with no, one or two
+mistakes. Writes `results/answers.json`, and prints precision and recall of every cause, what was
+confused, and the time of a case. Interrupted with Ctrl-C, it writes the result of the first
+cases, without a gap.
 """
 
 import argparse
@@ -24,10 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # several threads are slower at t
 
 
 import numpy as np
-from tests.diagnosis_cases.cases import one
-from tests.diagnosis_cases.evaluation import Outcome, Score, evaluate
-from tests.diagnosis_cases.package import answer
-from tests.diagnosis_cases.worlds import provide
+from tests.verification.diagnosis_cases.cases import one
+from tests.verification.diagnosis_cases.evaluation import Outcome, Score, evaluate
+from tests.verification.diagnosis_cases.package import answer
+from tests.verification.diagnosis_cases.worlds import provide
 
 from whisperport.build.export.model_bundle import bundle_of
 from whisperport.speech.data.embedded_model import unpack_model

@@ -20,13 +20,13 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.diagnosis_cases.cases import one
-from tests.diagnosis_cases.evaluation import Score, evaluate
-from tests.diagnosis_cases.package import answer
-from tests.diagnosis_cases.worlds import provide
-from tests.live.conftest import Spoken, listen
-from tests.live.test_transcriber import delays, equal_share
 from tests.outlier_checkpoints import outlier_checkpoint
+from tests.transcription.live.conftest import Spoken, listen
+from tests.transcription.live.test_transcriber import delays, equal_share
+from tests.verification.diagnosis_cases.cases import one
+from tests.verification.diagnosis_cases.evaluation import Score, evaluate
+from tests.verification.diagnosis_cases.package import answer
+from tests.verification.diagnosis_cases.worlds import provide
 
 from whisperport.build.export.export import ExportOptions, export
 from whisperport.program.bundle import Bundle

@@ -8,7 +8,7 @@ from whisperport.model.inspection.rules import RULES
 from whisperport.model.rewrites import REWRITES
 from whisperport.program.spec import Limit
 
-from ..inspection import test_rules
+from ..model.inspection import test_rules
 from .pages import ROOT, code_blocks
 
 PAGES = ROOT / "docs" / "how-to"
@@ -40,7 +40,7 @@ def test_the_rule_of_the_how_to_finds_what_its_case_says() -> None:
 def test_the_rewrite_of_the_how_to_passes_its_own_test() -> None:
     rewrite, test = code_blocks(PAGES / "add-a-rewrite.md", "python")
     known = set(REWRITES)
-    namespace = {"__name__": "page", "__package__": "tests.rewrites"}
+    namespace = {"__name__": "page", "__package__": "tests.model.rewrites"}
 
     try:
         exec(rewrite, namespace)

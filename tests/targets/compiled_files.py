@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.vendors.qualcomm.context import COMPATIBILITY
 
-from .hailo.hef_file import hef_bytes
-from .rockchip.rknn_bytes import description, rknn_bytes
+from .vendors.hailo.hef_file import hef_bytes
+from .vendors.rockchip.rknn_bytes import description, rknn_bytes
 
 SPEC = ProgramSpec(
     "step",

@@ -17,8 +17,8 @@ from whisperport.targets import get_target
 
 from ..extent import core_or_all
 from .compiled_files import COMPILED, OTHERS, SPEC, context_model, hef, qnn, rknn
-from .hailo.hef_file import hef_bytes
-from .rockchip.rknn_bytes import description, rknn_bytes
+from .vendors.hailo.hef_file import hef_bytes
+from .vendors.rockchip.rknn_bytes import description, rknn_bytes
 
 FACTS: dict[str, dict[str, Any]] = {
     "rk3588": {"compiler": "2.5.0", "compiled_for": "rk3588", "program_bytes": 72},

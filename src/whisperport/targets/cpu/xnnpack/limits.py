@@ -4,7 +4,7 @@ from whisperport.program.spec import Limit
 
 # The operators that ExecuTorch's XNNPACK partitioner supports, by the names of `whisperport check`: the
 # partitioner's own list, and operators that torch decomposes into members of that list. Each operator was
-# lowered in a program of its own; tests/targets/test_xnnpack.py repeats it for some.
+# lowered in a program of its own; tests/targets/cpu/test_xnnpack.py repeats it for some.
 OPERATORS = frozenset(
     [
         *("_native_batch_norm_legit_no_training", "abs", "adaptive_avg_pool2d", "add", "addmm"),

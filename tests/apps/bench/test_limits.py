@@ -1,0 +1,123 @@
+"""The work of programs is that of torch's own counter, and the limits are those of the machine's rates."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from onnx import TensorProto, helper
+from torch import randn
+from torch.utils._pytree import tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+from whisperport.apps.bench import limits
+from whisperport.apps.bench.limits import Limit, Rates, Work, limits_of, measure_rates, work_of
+from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.program import Program
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import Bundle
+from whisperport.program.program_kind import ALIGN
+from whisperport.program.spec import ProgramSpec
+
+from ...embedded import default_bundle
+from ...micro import DIMS
+
+SIZES = replace(DIMS, n_audio_layer=3, n_audio_ffn=48, n_text_layer=2, n_text_ffn=96)
+RATES = Rates(read_gb=10, gflop=100, gop_8_bits=400)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Program]:
+    model = Whisper(SIZES).eval().requires_grad_(False)
+    names = ("encoder", "cross_kv", "prefill_4", "step", "step_2", "align")
+    found = whisper_programs(Parts(model, [(0, 0)]), names)
+    return {one.name: one for one in found}
+
+
+@pytest.mark.parametrize("name", ["encoder", "cross_kv", "prefill_4", "step", "step_2"])
+def test_the_operations_are_those_that_torch_counts(
+    programs: dict[str, Program], name: str
+) -> None:
+    program = programs[name]
+    work = work_of(program.spec, "fp32", SIZES, tokens=SIZES.n_text_ctx)
+    inputs = [randn(tensor.shape) for tensor in program.spec.inputs]
+    arguments, _ = tree_unflatten(inputs, program.exported.call_spec.in_spec)
+
+    with FlopCounterMode(display=False) as counter:
+        program.exported.module()(*arguments)
+
+    assert work is not None
+    assert 1e9 * work.gflop == pytest.approx(counter.get_total_flops(), rel=0.02)
+    in_8_bits = work_of(program.spec, "w8", SIZES, tokens=SIZES.n_text_ctx)
+    assert in_8_bits is not None
+    assert in_8_bits.gflop + in_8_bits.gop_8_bits == pytest.approx(work.gflop)
+    assert in_8_bits.read_gb < work.read_gb
+
+
+def test_a_step_reads_its_weights_and_its_keys_and_values(programs: dict[str, Program]) -> None:
+    step = programs["step"]
+    weights = step.exported.state_dict.items()
+    used = [value for name, value in weights if not re.search(r"cross_attn\.(key|value)\.", name)]
+    stored = sum(value.numel() for value in used if value.ndim > 1)
+    cached = sum(
+        math.prod(tensor.shape)
+        for tensor in step.spec.inputs
+        if tensor.name.startswith(("self", "cross"))
+    )
+
+    work = work_of(step.spec, "fp32", SIZES, tokens=SIZES.n_text_ctx)
+
+    assert work is not None
+    assert 1e9 * work.read_gb == pytest.approx(4 * (stored + cached), rel=0.02)
+
+
+def test_a_program_whose_work_is_not_known_has_no_limit(programs: dict[str, Program]) -> None:
+    assert work_of(programs["align"].spec, "fp32", SIZES) is None
+    assert work_of(programs["step"].spec, "bf16", SIZES) is None  # how fast is not measured
+    assert work_of(ProgramSpec("other", (), ()), "fp32", SIZES) is None
+
+
+def test_the_limit_is_the_longer_of_reading_and_multiplying() -> None:
+    assert Work(read_gb=1, gflop=1).limit_ms(RATES) == pytest.approx(100)
+    assert Work(read_gb=0.1, gflop=1, gop_8_bits=8).limit_ms(RATES) == pytest.approx(30)
+    assert Limit("step", "fp32", Work(1, 1), limit_ms=100, ms=125).share == pytest.approx(0.8)
+
+
+def test_programs_that_run_here_and_were_measured_have_a_limit() -> None:
+    manifest = Bundle.open(default_bundle()).manifest
+    how = {entry.spec.name: "run here" for entry in manifest.programs}
+
+    found = limits_of(manifest, {"encoder": 10.0, "step": 1.0, ALIGN: 1.0}, how, RATES)
+    emulated = limits_of(manifest, {"encoder": 10.0}, how | {"encoder": "emulated"}, RATES)
+
+    assert [one.program for one in found] == ["encoder", "step"]
+    assert emulated == []
+
+
+def test_the_measured_graphs_are_as_onnx_writes_them() -> None:
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.FLOAT)
+    assert graph_of("MatMul", floats) == limits._MATMUL
+    integers = (TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32)
+    assert graph_of("MatMulInteger", integers) == limits._MATMUL_INTEGER
+
+
+def graph_of(operator: str, types: tuple[int, int, int]) -> bytes:
+    axes = ["m", "k"], ["k", "n"], ["m", "n"]
+    values = [
+        helper.make_tensor_value_info(name, kind, axis)
+        for name, kind, axis in zip("abc", types, axes, strict=True)
+    ]
+    node = helper.make_node(operator, ["a", "b"], ["c"])
+    graph = helper.make_graph([node], "g", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def test_the_rates_of_this_machine_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SIZE", 256)
+    monkeypatch.setattr(limits, "READ_BYTES", 2**20)
+
+    rates = measure_rates(1)
+
+    assert min(rates.read_gb, rates.gflop, rates.gop_8_bits) > 0.1

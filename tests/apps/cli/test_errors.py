@@ -1,0 +1,230 @@
+"""What cannot be done: exit code 1, what, why and what to do on stderr, and nothing on stdout."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from whisperport.program.bundle import Bundle
+from whisperport.targets import TARGETS
+
+from ...embedded import default_bundle
+
+
+def assert_error(ran, says):
+    """An error in its form, and no traceback."""
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.lines[0].startswith("error: ")
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    for line in ran.lines[1:]:
+        assert line.startswith(("  why: ", "hint: ")) or not line
+
+
+def replace(file: Path, data: bytes) -> None:
+    """Not written in place: the file is a link to one that other tests read."""
+    file.unlink()
+    file.write_bytes(data)
+
+
+def edited(manifest: Path, change) -> None:
+    """Change a manifest, and make its checksum fit, as a careful forger would."""
+    from whisperport.program.bundle.manifest import _checksum
+
+    data = json.loads(manifest.read_bytes())
+    del data["checksum"]
+    change(data)
+    data["checksum"] = _checksum(data)
+    replace(manifest, json.dumps(data).encode())
+
+
+@pytest.mark.needs("torch")
+def test_a_window_that_the_checkpoint_does_not_support_is_rejected(run, tmp_path):
+    out = tmp_path / "out"
+    ran = run("export", "default", "--target", "onnxruntime", "--window", "31", "--out", out)
+
+    # The checkpoint was read before: what it says is on stderr.
+    assert (ran.code, ran.out) == (1, "")
+    assert "expected 1 to 30 s" in ran.err
+    assert "Traceback" not in ran.err
+    assert not out.exists()
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    "chosen", [("toaster",), ("onnxruntime", "--placement", "encoder=toaster")], ids=len
+)
+def test_an_unknown_target_is_rejected_with_those_there_are(run, tmp_path, chosen):
+    ran = run("export", "default", "--target", *chosen, "--out", tmp_path / "out")
+
+    assert_error(ran, "there is no target `toaster`")
+    assert ran.lines[-1] == f"hint: targets are {', '.join(target.spec.name for target in TARGETS)}"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.needs("torch")
+def test_a_missing_checkpoint_is_rejected_with_near_names(run, tmp_path):
+    ran = run("export", "tiny.eng", "--target", "onnxruntime", "--out", tmp_path / "out")
+
+    assert_error(ran, "no checkpoint `tiny.eng`")
+    assert "tiny.en" in ran.lines[-1]
+
+
+def test_a_missing_audio_file_is_rejected(run, bundle):
+    assert_error(
+        run("transcribe", "no-such.wav", "--bundle", bundle), "`no-such.wav` does not exist"
+    )
+
+
+def test_a_file_without_audio_is_rejected(run, bundle):
+    ran = run("transcribe", __file__, "--bundle", bundle)
+
+    assert_error(ran, "is not an audio file")
+    assert 'it is a text, which begins with `"""' in ran.err
+
+
+def test_standard_input_without_audio_is_rejected(run, bundle):
+    assert_error(run("transcribe", "-", "--bundle", bundle, stdin=b""), "standard input")
+
+
+@pytest.mark.parametrize(
+    ("language", "says"),
+    [
+        ("Cantonese", "this checkpoint has no language `yue`"),  # large-v3 has it
+        ("Germann", "did you mean german"),
+    ],
+)
+def test_a_language_that_the_checkpoint_lacks_is_rejected(run, bundle, wav, language, says):
+    assert_error(run("transcribe", wav, "--bundle", bundle, "--language", language), says)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (("--language", "de"), "this checkpoint cannot transcribe `de`"),
+        (("--task", "translate"), "this checkpoint cannot translate `en`"),
+    ],
+)
+def test_the_embedded_model_is_not_asked_for_what_it_does_not_understand(run, wav, option, says):
+    assert_error(run("transcribe", wav, "--bundle", default_bundle(), *option), says)
+
+    by_name = run("transcribe", wav, "--model", "default", *option)
+
+    assert by_name.code != 0
+    assert by_name.lines[0].startswith("note: the model `default`")
+    assert by_name.lines[1].startswith(f"error: {says}")
+
+
+def test_a_missing_bundle_is_rejected(run, tmp_path, wav):
+    for verb in (("verify",), ("transcribe", wav, "--bundle")):
+        assert_error(run(*verb, tmp_path / "none"), "there is no bundle at")
+
+
+def test_one_byte_changed_is_found(run, copied_bundle):
+    name = "onnxruntime/step.onnx"
+    file = copied_bundle / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    replace(file, bytes(data))
+
+    ran = run("verify", copied_bundle)
+
+    assert_error(ran, f"{name} in bundle {copied_bundle} is damaged")
+    assert "SHA-256" in ran.lines[1]
+
+
+def test_a_bundle_that_was_never_run_is_recorded_where_it_runs(run, copied_bundle):
+    def forget(data):
+        for program in data["programs"]:
+            program["evidence"] = []
+
+    edited(copied_bundle / "manifest.json", forget)
+    assert not Bundle.open(copied_bundle).manifest.verified
+
+    ran = run("verify", copied_bundle, "--record")
+
+    assert ran.code == 0
+    assert f"recorded in {copied_bundle}: verified" in ran.lines
+    assert "allow-unverified" not in ran.err
+    assert Bundle.open(copied_bundle).manifest.verified
+
+
+def test_a_bundle_that_failed_its_verification_says_so_permanently(run, copied_bundle, wav):
+    edited(copied_bundle / "manifest.json", lambda data: data["verification"].update(passed=False))
+
+    ran = run("verify", copied_bundle)
+
+    assert ran.code == 0  # it agrees with its reference all the same
+    assert (
+        "warning: this bundle failed its verification at export; it was written with --allow-unverified"
+        in ran.lines
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_rejected(run, tmp_path):
+    # given: a folder below a file, which not even root can make
+    (tmp_path / "file").write_text("")
+
+    ran = run("export", "default", "-t", "onnxruntime", "-o", tmp_path / "file" / "out")
+
+    assert_error(ran, "cannot write")
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("opset", ["12", "21", "newest"])
+def test_an_opset_that_is_not_written_is_wrong_usage(run, tmp_path, opset):
+    ran = run(
+        "export",
+        "default",
+        "-t",
+        "onnxruntime",
+        "--option",
+        f"onnxruntime.opset={opset}",
+        "-o",
+        tmp_path / "out",
+    )
+
+    assert_error(ran, f"the option `onnxruntime.opset` cannot be `{opset}`")
+
+
+@pytest.mark.parametrize(
+    ("command", "says", "says_of_checkpoint"),
+    [
+        (
+            "verify",
+            "export CHECKPOINT --target NAME --out DIR",
+            "export {} --target NAME --out DIR",
+        ),
+        ("bench", "export CHECKPOINT --target NAME --out DIR", "--model {}"),
+    ],
+)
+def test_the_command_for_a_missing_bundle_is_complete(
+    run, tmp_path, command, says, says_of_checkpoint
+):
+    folder = tmp_path / "bundle"
+
+    missing = run(command, folder)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    checkpoint = run(command, folder)
+
+    assert says in missing.lines[-1]
+    assert says_of_checkpoint.format(folder) in checkpoint.lines[-1]
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    "command",
+    [("export", "-t", "onnxruntime", "-o", "out"), ("check", "-t", "xnnpack")],
+    ids=lambda command: command[0],
+)
+def test_a_compiled_program_is_sent_to_inspect_and_nowhere_else(run, tmp_path, command):
+    verb, *options = command
+    program = tmp_path / "decoder.pte"
+    program.write_bytes(b"\0\0\0\0ET12" + bytes(50))
+
+    ran = run(verb, program, *options)
+
+    assert_error(ran, f"whisperport inspect {program}")
+    assert "whisperport check" not in ran.err
+    assert "whisperport export" not in ran.err

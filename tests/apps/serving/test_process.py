@@ -1,0 +1,206 @@
+"""A server as a process: it drains at SIGTERM, ends at once at a second signal, and leaves nothing."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.apps.serving.options import ServeOptions
+from whisperport.apps.serving.serve import serve
+from whisperport.errors import UsageError
+from whisperport.speech.audio import load_audio
+from whisperport.transcription import Transcriber
+from whisperport.verification.clips import shipped_audio
+
+from ...embedded import default_bundle
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+pytestmark = pytest.mark.needs("uvicorn")
+CLIP = shipped_audio()[0].path
+URL = "/v1/audio/transcriptions"
+CLIENTS = Path(__file__).parent / "clients"
+# Its packages: openai, srt, webvtt-py, pysubs2, prometheus-client; wyoming, aiohttp, voluptuous.
+PYTHON_OF_CLIENTS = os.environ.get("WHISPERPORT_CLIENTS")
+HOME_ASSISTANT = os.environ.get("WHISPERPORT_HOME_ASSISTANT")  # an unpacked wheel `homeassistant`
+NODE_OF_CLIENTS = os.environ.get("WHISPERPORT_NODE_CLIENTS")  # a folder with openai in node_modules
+
+
+class Server:
+    """A process of `whisperport serve` with the embedded model."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log, self.temporary = folder / "log", folder / "temporary"
+        self.temporary.mkdir()
+        command = [sys.executable, "-m", "whisperport", "serve", "--bundle", str(default_bundle())]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", "0", "--threads", "1", *arguments],
+                stderr=log,
+                env=os.environ | {"TMPDIR": str(self.temporary)},
+            )
+        until = time.monotonic() + 60
+        while not (found := re.findall(r"listening on (\S+)", self.log.read_text())):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        self.url = found[0]
+
+    def post(self, data: bytes, **fields: str) -> Any:
+        files, fields = {"file": ("x", data)}, {"model": "whisper-1"} | fields
+        return httpx.post(f"{self.url}{URL}", data=fields, files=files, timeout=60, trust_env=False)
+
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", trust_env=False).text
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path, "--idle-seconds", "5", "--drain-seconds", "60")
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+    made.process.wait(30)
+
+
+def wav_of(seconds: float) -> bytes:
+    """Speech as a wav file, larger than what is kept in memory."""
+    samples = load_audio(CLIP)
+    samples = np.tile(samples, int(seconds * 16_000 / samples.size) + 1)
+    data = np.round(samples * 32767).astype("<i2").tobytes()
+    head = b"RIFF" + (36 + len(data)).to_bytes(4, "little") + b"WAVEfmt \x10\0\0\0\1\0\1\0"
+    head += (16_000).to_bytes(4, "little") + (32_000).to_bytes(4, "little") + b"\2\0\x10\0data"
+    return head + len(data).to_bytes(4, "little") + data
+
+
+def test_a_signal_lets_a_request_finish_and_a_half_open_connection_is_closed(
+    server: Server, transcriber: Transcriber
+) -> None:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    with socket.create_connection(address) as silent:
+        silent.settimeout(30)
+        assert silent.recv(1) == b""  # closed after `idle_seconds`
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, wav_of(40))
+        while "requests_running 1" not in server.metrics():
+            time.sleep(0.01)
+        server.process.terminate()
+
+        assert answer.result().json()["text"].startswith(transcriber.transcribe(CLIP).text[:20])
+
+    assert server.process.wait(30) == 0
+    assert list(server.temporary.iterdir()) == []
+    with pytest.raises(httpx.TransportError):
+        server.post(CLIP.read_bytes())
+
+
+def test_what_is_not_http_is_answered_in_openais_shape_once(server: Server) -> None:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    head = b"HTTP/1.1\r\nhost: localhost\r\n"
+    answers = []
+
+    for first, next_one in (
+        (b"GET /\xff " + head + b"\r\n", b""),
+        (b"POST /none " + head + b"transfer-encoding: chunked\r\n\r\n", b"not a chunk\r\n"),
+    ):
+        with socket.create_connection(address) as client, client.makefile("rb") as received:
+            client.sendall(first)
+            answer = received.readline()
+            if next_one:
+                client.sendall(next_one)
+            answers.append(answer + received.read())
+
+    status, _, rest = answers[0].partition(b"\r\n")
+    error = json.loads(rest.partition(b"\r\n\r\n")[2])["error"]
+    assert (status, error["type"]) == (b"HTTP/1.1 400 Bad Request", "invalid_request_error")
+    assert answers[1].startswith(b"HTTP/1.1 404")
+    assert answers[1].count(b"HTTP/1.1") == 1
+    assert "warning" not in server.log.read_text()
+
+
+def test_a_second_signal_ends_the_server_at_once(server: Server) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, wav_of(300))
+        # An upload that is not admitted yet is refused at the first signal, and a server with nothing else
+        # to do may end before the second. The clip of /ready waits too, with a few seconds.
+        while not re.search(r"audio_seconds_waiting [12]\d\d", server.metrics()):
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        server.process.terminate()
+
+        assert server.process.wait(5) == 128 + signal.SIGTERM
+        assert isinstance(answer.exception(30), httpx.TransportError)
+    assert list(server.temporary.iterdir()) == []
+
+
+def test_an_address_in_use_is_an_error_before_the_bundle_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = ServeOptions(port=taken.getsockname()[1])
+
+        with pytest.raises(UsageError, match="cannot listen on"):
+            serve("no such model", options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["python", "node"])
+def test_openais_own_clients_get_what_they_expect(server: Server, client: str) -> None:
+    if not (where := PYTHON_OF_CLIENTS if client == "python" else NODE_OF_CLIENTS):
+        pytest.skip(
+            "set WHISPERPORT_CLIENTS and WHISPERPORT_NODE_CLIENTS: see tests/apps/serving/clients"
+        )
+    python = [where, str(CLIENTS / "openai_python.py")]
+    node = ["node", str(CLIENTS / "openai_node.mjs")]
+    text = json.loads(server.post(CLIP.read_bytes()).text)["text"]
+    arguments = [server.url, str(CLIP), str(shipped_audio()[17].path), text]
+
+    found = subprocess.run(
+        [*(python if client == "python" else node), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"NODE_FOLDER": where, "PYTHONPATH": ""},
+    )
+
+    assert found.stdout == "ok\n", found.stderr
+
+
+@pytest.mark.slow
+def test_home_assistants_own_integration_gets_every_text(
+    tmp_path: Path, transcriber: Transcriber
+) -> None:
+    if not (PYTHON_OF_CLIENTS and HOME_ASSISTANT):
+        pytest.skip("set WHISPERPORT_CLIENTS and WHISPERPORT_HOME_ASSISTANT: see above")
+    server = Server(tmp_path, "--wyoming", "tcp://127.0.0.1:0")
+    try:
+        while not (port := re.findall(r"tcp://127.0.0.1:(\d+)", server.log.read_text())):
+            time.sleep(0.02)
+        client = [PYTHON_OF_CLIENTS, str(CLIENTS / "home_assistant.py"), HOME_ASSISTANT]
+        text = transcriber.transcribe(CLIP).text.strip()
+
+        found = subprocess.run(
+            [*client, "127.0.0.1", port[0], "en", str(CLIP), text],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=os.environ | {"PYTHONPATH": ""},
+        )
+    finally:
+        server.process.kill()
+        server.process.wait(30)
+
+    assert found.stdout == "ok\n", found.stderr

@@ -1,0 +1,380 @@
+"""Export: a verified bundle is written, or nothing."""
+
+import errno
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.build.export import export as exporting
+from whisperport.build.export.export import ExportOptions, export, with_alignment_heads
+from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
+from whisperport.program.bundle import Bundle
+from whisperport.runtime import load_engine
+from whisperport.targets import TARGETS, RunOptions, get_target
+from whisperport.verification import LEVELS, Report
+from whisperport.verification.bundle_check import verify
+from whisperport.verification.clips import Clip
+
+from ...extent import EVERYTHING
+from ...shared_exports import SharedExports
+
+ONE_THREAD = RunOptions(threads=1)
+
+
+def noise(seed: int, seconds: float) -> np.ndarray:
+    samples = 0.1 * np.random.default_rng(seed).standard_normal(round(16_000 * seconds))
+    return samples.astype(np.float32)
+
+
+CLIPS = (Clip("hiss", "so they say", noise(0, 0.1)), Clip("more hiss", "", noise(1, 0.2)))
+OPTIONS = ExportOptions(clips=CLIPS, run=ONE_THREAD)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# With the real compilers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target", [target.spec.name for target in TARGETS if not target.spec.runs.fallback]
+)
+def test_a_bundle_is_complete_and_verified(target: str, exported: SharedExports) -> None:
+    bundle, checkpoint = Bundle.open(exported(target).folder), exported.checkpoint(target)
+
+    manifest, report = bundle.manifest, Report.from_json(bundle.manifest.verification)
+    assert manifest.verified
+    assert report
+    assert {check.level for check in report.checks} == set(LEVELS)
+    assert manifest.dims == checkpoint.dims
+    assert manifest.source["sha256"] == dict(checkpoint.source.sha256)
+    assert {entry.target for entry in manifest.programs} == {target}
+    spec = get_target(target).spec
+    runtime = spec.software.emulation_runtime or spec.software.runtime
+    assert {"torch", "whisperport", runtime} <= set(manifest.versions)
+    assert bundle.embedding().shape == (51865, 64)
+    assert set(manifest.rewrites) == {entry.spec.name for entry in manifest.programs}
+
+
+def test_the_packages_of_a_bundle_are_those_of_its_targets() -> None:
+    every = {"whisperport", "torch", "onnx", "onnxscript", "numpy"}
+
+    assert set(exporting.build_packages(["xnnpack"])) == every | {"executorch"}
+    assert set(exporting.build_packages(["hailo8l", "onnxruntime"])) == every | {"onnxruntime"}
+    # The converter and the quantizer of .tflite files are packages of another target's spec.
+    tflite = {"litert-torch", "ai-edge-quantizer", "tflite", "ai-edge-litert"}
+    assert set(exporting.build_packages(["genio720"])) == every | tflite
+
+
+# In the core, an encoder for a chip and the rest on the CPU: hailo/test_hybrid_bundle.py.
+@pytest.mark.skipif(not EVERYTHING, reason="an export takes 10 s; see `make test-all`")
+def test_the_encoder_on_one_target_and_the_rest_on_another(
+    micro_checkpoint: Any, quick_tracing: None, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, placement={"encoder": "xnnpack"})
+
+    bundle = export(micro_checkpoint, "onnxruntime", tmp_path / "hybrid", options)
+
+    placed = {entry.spec.name: entry.target for entry in bundle.manifest.programs}
+    assert placed.pop("encoder") == "xnnpack"
+    assert set(placed.values()) == {"onnxruntime"}
+    assert bundle.manifest.verified
+    assert verify(tmp_path / "hybrid", run=ONE_THREAD)
+    assert load_engine(bundle, ONE_THREAD).encode(np.zeros((8, 20), np.float32)).shape == (10, 16)
+
+
+# With a target that compiles nothing --------------------------------------------------------------
+
+
+@pytest.fixture
+def write(
+    micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
+) -> Callable[..., Bundle]:
+    """`write(options, say=...)`: export the micro checkpoint to tmp_path/"bundle"."""
+
+    def write(options: ExportOptions = OPTIONS, **how: Any) -> Bundle:
+        return export(micro_checkpoint, "fake", tmp_path / "bundle", options, **how)
+
+    return write
+
+
+def test_every_stage_is_reported(write: Any) -> None:
+    stages: list[str] = []
+
+    write(progress=stages.append)
+
+    for word in (
+        "torch",
+        "traced encoder",
+        "rewriting step",
+        "align to fake",
+        "comparing",
+        "moving the bundle",
+    ):
+        assert any(word in stage for stage in stages), word
+
+
+def test_a_checkpoint_that_knows_no_english_is_verified_in_what_it_knows(
+    micro_checkpoint: Any,
+    fake_targets: Any,
+    quick_tracing: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporting, "shipped_clips", lambda: CLIPS)
+    german = replace(micro_checkpoint.generation, languages={"de": 52})
+
+    bundle = export(
+        replace(micro_checkpoint, generation=german),
+        "fake",
+        tmp_path / "bundle",
+        ExportOptions(run=ONE_THREAD),
+    )
+
+    assert bundle.manifest.verified
+
+
+def test_a_checkpoint_without_alignment_heads_gets_the_upper_half(write: Any) -> None:
+    assert write().manifest.generation.alignment_heads == ((1, 0), (1, 1))
+
+
+def test_alignment_heads_of_the_checkpoint_are_kept(micro_checkpoint: Any) -> None:
+    generation = replace(micro_checkpoint.generation, alignment_heads=((0, 1),))
+
+    assert with_alignment_heads(generation, micro_checkpoint.dims) is generation
+
+
+def scaled(factor: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: array * np.float32(factor)
+
+
+def spoiled(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array.flat[0] = np.nan
+    return array
+
+
+WRONG = {
+    "features a percent too large": {"encoder": {"features": scaled(1.01)}},
+    "one NaN among the features": {"encoder": {"features": spoiled}},
+    "cross-attention values of layer 1": {"cross_kv": {"cross_v_1": scaled(0.9)}},
+    "logits of a step": {"step": {"logits": scaled(0.98)}},
+    "new keys of a step": {"step": {"new_k_0": scaled(0.5)}},
+    "new values of a prompt": {"prefill_4": {"new_v_1": scaled(-1)}},
+    "the longer prompt": {"prefill_64": {"logits": scaled(1.01)}},
+    "rows of words' times": {"align": {"rows": scaled(1.01)}},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_wrong_program_is_found_and_nothing_is_written(
+    wrong: Any, write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].wrong = wrong
+
+    with pytest.raises(VerificationError) as rejected:
+        write()
+
+    assert rejected.value.why
+    assert "--allow-unverified" in rejected.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+# Functions of the outputs of two rows of a batch.
+WRONG_BATCH = {
+    "logits of the second row": {"logits": lambda rows: rows * np.float32([[1], [0.98]])},
+    "logits of the first row in both": {"logits": lambda rows: rows[[0, 0]]},
+    "new keys of the other row": {"new_k_0": lambda heads: np.roll(heads, len(heads) // 2, axis=0)},
+    "new values": {"new_v_1": scaled(-1)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_BATCH.values(), ids=WRONG_BATCH)
+def test_a_wrong_batch_step_is_found_and_nothing_is_written(
+    wrong: Any, write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].wrong = {"step_2": wrong}
+
+    with pytest.raises(VerificationError, match="does not agree") as rejected:
+        write(replace(OPTIONS, batch=2))
+
+    assert "step_2" in str(rejected.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_step_is_verified_with_every_clip_and_that_is_its_evidence(write: Any) -> None:
+    manifest = write(replace(OPTIONS, batch=2)).manifest
+
+    evidence = {entry.spec.name: entry.evidence[0].checks for entry in manifest.programs}
+    own = [check for check in evidence["step_2"] if check.program == "step_2"]
+    assert [check.what for check in own] == [clip.name for clip in CLIPS]
+    assert evidence["step_2"] == tuple(own)  # the other checks did not run it
+    assert all(check in evidence["cross_kv"] for check in own)
+    assert not any(check in evidence["step"] for check in own)
+
+
+def test_a_batch_step_is_placed_as_the_step_is_unless_it_is_placed_itself() -> None:
+    on_litert = ExportOptions(batch=4, placement={"step": "litert"}, precisions={"step": "w8"})
+    apart = replace(on_litert, placement={"step": "litert", "step_4": "onnxruntime"}, precisions={})
+
+    placed = exporting._placed("onnxruntime", on_litert).placements
+    other = exporting._placed("onnxruntime", apart).placements
+
+    assert placed["step_4"] == placed["step"]
+    assert other["step_4"].target == "onnxruntime"
+    assert (
+        "step_4"
+        not in exporting._placed("onnxruntime", replace(apart, batch=1, placement={})).placements
+    )
+
+
+@pytest.mark.parametrize("batch", [0, 3, 32])
+def test_a_batch_of_another_size_is_rejected(batch: int, write: Any) -> None:
+    with pytest.raises(UsageError, match="1 or one of 2, 4, 8, 16"):
+        write(replace(OPTIONS, batch=batch))
+
+
+def test_a_wrong_program_leaves_the_bundle_that_was_there(
+    write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    write()
+    before = contents(tmp_path / "bundle")
+    fake_targets["fake"].wrong = WRONG["logits of a step"]
+
+    with pytest.raises(VerificationError):
+        write()
+
+    assert contents(tmp_path / "bundle") == before
+    assert verify(tmp_path / "bundle", run=ONE_THREAD).checks
+    assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
+
+
+def test_an_unverified_bundle_says_so_for_ever(
+    write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].wrong = WRONG["logits of a step"]
+
+    write(replace(OPTIONS, allow_unverified=True))
+
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert not manifest.verified
+    assert not Report.from_json(manifest.verification)
+
+
+def test_allowing_the_unverified_does_not_unverify_a_good_one(write: Any) -> None:
+    assert write(replace(OPTIONS, allow_unverified=True)).manifest.verified
+
+
+def test_no_clips_at_all_verify_nothing(write: Any, tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="does not agree"):
+        write(replace(OPTIONS, clips=()))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "place", "words"),
+    [
+        ("hailo9000", {}, "hailo9000"),
+        ("fake", {"encoder": "hailo9000"}, "hailo9000"),
+        ("fake", {"decoder": "other"}, "no program `decoder`"),
+    ],
+)
+def test_unknown_names_are_rejected_before_any_work(
+    micro_checkpoint: Any,
+    fake_targets: Any,
+    tmp_path: Path,
+    target: str,
+    place: dict[str, str],
+    words: str,
+) -> None:
+    stages: list[str] = []
+
+    with pytest.raises(UsageError, match=words):
+        export(
+            micro_checkpoint,
+            target,
+            tmp_path / "out",
+            replace(OPTIONS, placement=place),
+            progress=stages.append,
+        )
+
+    assert stages == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_written_is_rejected_before_any_work(
+    micro_checkpoint: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    stages: list[str] = []
+
+    with pytest.raises(BundleError, match="not a bundle"):
+        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS, progress=stages.append)
+
+    assert stages == []
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_interrupt_at_any_stage_leaves_what_was_there(write: Any, tmp_path: Path) -> None:
+    stages: list[str] = []
+    write(progress=stages.append)
+    before = contents(tmp_path / "bundle")
+    assert len(stages) > 20
+
+    for stop in range(len(stages)):
+        left = iter(range(stop, -1, -1))
+
+        def interrupt(_: str, left: Any = left) -> None:
+            if next(left) == 0:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            write(progress=interrupt)
+
+        assert list(tmp_path.iterdir()) == [tmp_path / "bundle"], stages[stop]
+        assert contents(tmp_path / "bundle") == before, stages[stop]
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing(
+    write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].failure = OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(BundleError, match="disk is full"):
+        write()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "failure", [LoweringError("the compiler rejected"), MemoryError(), AssertionError("odd")]
+)
+def test_a_compiler_that_fails_leaves_nothing(
+    write: Any, fake_targets: Any, tmp_path: Path, failure: BaseException
+) -> None:
+    fake_targets["fake"].failure = failure
+
+    with pytest.raises(type(failure)):
+        write()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoint_is_not_written_to(write: Any, micro_checkpoint: Any) -> None:
+    before = {name: weight.clone() for name, weight in micro_checkpoint.weights.items()}
+
+    write()
+
+    assert all(weight.equal(before[name]) for name, weight in micro_checkpoint.weights.items())

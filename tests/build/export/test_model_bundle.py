@@ -1,0 +1,205 @@
+"""A model is given by name: its bundle is exported once and reused; none is chosen silently."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisperport.apps.cli.model_option import bundle_of_model
+from whisperport.build.export import export as exporting
+from whisperport.build.export.model_bundle import (
+    EmbeddedModelWarning,
+    bundle_of,
+    cached_bundle,
+    open_bundle,
+)
+from whisperport.errors import CheckpointError, MissingPackageError, UsageError, WhisperportError
+from whisperport.program.bundle import Bundle
+from whisperport.speech.data import embedded_model
+from whisperport.transcription import Transcriber, transcribe, transcribe_features, transcribe_files
+from whisperport.verification.clips import shipped_audio
+
+from ...embedded import default_bundle, unpacked
+from ...extent import EVERYTHING
+
+AUDIO = shipped_audio()[0].path
+
+
+@pytest.fixture
+def exports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exported: Callable[..., Bundle]
+) -> list[Path]:
+    """The folders that bundles were exported to, in an empty cache. An export copies a bundle.
+
+    `default_bundle` is exported the same way, for real.
+    """
+    done: list[Path] = []
+
+    def copied(_: Any, target: str, out: Path, *__: Any, **___: Any) -> Bundle:
+        done.append(out)
+        shutil.rmtree(out, ignore_errors=True)
+        return Bundle.open(Path(shutil.copytree(exported(target).folder, out)))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(exporting, "export", copied)
+    return done
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        Transcriber,
+        lambda: transcribe(AUDIO),
+        lambda: list(transcribe_files([AUDIO])),
+        lambda: transcribe_features("output.bin"),
+        lambda: open_bundle(None),
+    ],
+)
+def test_no_model_is_used_that_was_not_named(use: Callable[[], Any]) -> None:
+    with pytest.raises(UsageError, match="no model") as caught:
+        use()
+
+    assert "--model" in caught.value.hint
+    assert "--bundle" in caught.value.hint
+
+
+def test_the_environment_may_name_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHISPERPORT_BUNDLE", str(default_bundle()))
+
+    assert open_bundle(None).folder == default_bundle()
+
+
+def test_a_folder_that_is_a_bundle_is_opened_and_not_looked_up() -> None:
+    assert open_bundle(str(default_bundle())).folder == default_bundle()
+
+
+def test_a_model_is_exported_once_for_all_its_names(
+    exports: list[Path], one_layer_pt: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.pt"
+    copy.write_bytes(one_layer_pt.read_bytes())
+    assert cached_bundle(str(copy)) is None
+
+    first, again = bundle_of(str(copy)), bundle_of(str(copy))
+    other_name = bundle_of(str(one_layer_pt))
+    os.utime(copy, (1, 1))  # as if it were written again, with the same contents
+    touched = bundle_of(str(copy))
+    (first.folder / "embedding.npy").write_bytes(b"damaged")
+    repaired = bundle_of(str(copy))
+
+    assert exports == [first.folder, first.folder]
+    for found in (again, other_name, touched, repaired):
+        assert found.folder == first.folder
+    assert first.manifest.verified
+
+
+def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with_the_way(
+    tmp_path: Path,
+) -> None:
+    default_bundle()
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from whisperport.build.export.model_bundle import bundle_of\n"
+        "print(bundle_of('default').folder)\n"
+        "bundle_of('tiny.en')\n"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+
+    assert ran.stdout.strip() == str(default_bundle())
+    assert MissingPackageError.__name__ in ran.stderr
+    assert "whisperport export tiny.en --target onnxruntime --out DIR" in ran.stderr
+    assert "--bundle" in ran.stderr
+    assert 'hint: pip install "whisperport[export]"' in ran.stderr
+
+
+def test_python_says_once_what_the_embedded_model_understands(tmp_path: Path) -> None:
+    default_bundle()
+    script = (
+        "from whisperport.transcription import Transcriber\n"
+        "for _ in range(2): Transcriber('default')\n"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+
+    assert ran.stderr.count(embedded_model.UNDERSTANDS) == 1
+    assert EmbeddedModelWarning.__name__ in ran.stderr
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_bundle_of_the_embedded_model_that_is_given_by_its_folder_needs_no_warning() -> None:
+    assert open_bundle(str(default_bundle())).folder == default_bundle()
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="takes ten seconds; run make test-all")
+def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -> None:
+    script = (
+        "import sys\n"
+        "from whisperport.build.export import export as exporting\n"
+        "from whisperport.build.export import model_bundle\n"
+        "def export(checkpoint, target, out, *_, **__):\n"
+        "    import shutil, time\n"
+        "    time.sleep(1)\n"
+        "    open(sys.argv[1], 'a').write('exported\\n')\n"
+        "    return model_bundle.Bundle.open(shutil.copytree(sys.argv[2], out))\n"
+        "exporting.export = export\n"
+        "model_bundle.bundle_of(sys.argv[3], progress=lambda stage: print(stage, flush=True))\n"
+    )
+    log = tmp_path / "log"
+    arguments = [sys.executable, "-c", script, log, default_bundle(), one_layer_pt]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    both = [
+        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    shown = [one.communicate(timeout=120)[0] for one in both]
+
+    assert [one.returncode for one in both] == [0, 0]
+    assert log.read_text() == "exported\n"
+    assert sum("another process exports" in text for text in shown) <= 1
+
+
+@pytest.mark.parametrize("fault", ["cut", "flipped", "larger"])
+def test_a_damaged_embedded_model_is_an_error(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in embedded_model.model_folder().iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    weights = folder / "model.safetensors.xz"
+    data = bytearray(weights.read_bytes())
+    if fault == "flipped":
+        data[len(data) // 2] ^= 1
+    weights.write_bytes(data[:-100] if fault == "cut" else data)
+    if fault == "larger":
+        monkeypatch.setattr(embedded_model, "MAX_BYTES", 1000)
+    monkeypatch.setattr(embedded_model, "model_folder", lambda: folder)
+
+    with pytest.raises(CheckpointError, match="the embedded model is damaged"):
+        unpacked(tmp_path)
+
+
+@pytest.mark.needs("torch")
+def test_a_cache_that_cannot_be_made_names_the_variable_that_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made in it
+
+    with pytest.raises(WhisperportError) as raised:
+        bundle_of_model("default")
+
+    assert "cannot keep the bundle of `default`" in raised.value.what
+    assert "XDG_CACHE_HOME" in raised.value.hint
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,341 @@
+"""What is decoded: within the limits, and what openai-whisper and transformers decode."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import whisper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whisperport.errors import UsageError
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import build_model
+from whisperport.program.generation import Generation
+from whisperport.runtime import (
+    DecodeOptions,
+    Decoder,
+    Engine,
+    Thresholds,
+    decode_window,
+    detect_language,
+    start_tokens,
+)
+from whisperport.runtime.decoding.decode import check_language
+
+from ...micro import DIMS, GENERATION
+from ..scripted import FEATURES, Scripted
+
+ENGLISH_ONLY = replace(GENERATION, languages={}, tasks={})
+
+
+TEXT = DecodeOptions(language="en", without_timestamps=True)
+END = GENERATION.end_of_text
+
+
+def test_the_end_of_text_ends_decoding_and_is_not_in_the_tokens() -> None:
+    decoded = decode_window(Scripted([5, 6, END, 7]), FEATURES, TEXT)
+
+    assert decoded.tokens == (5, 6)
+    assert decoded.ended
+    assert decoded.avg_logprob == pytest.approx(0, abs=1e-5)  # three tokens, each all but certain
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_the_limit_ends_it_without_an_end(limit: int) -> None:
+    decoded = decode_window(Scripted([5]), FEATURES, replace(TEXT, max_tokens=limit))
+
+    assert decoded.tokens == (5,) * limit
+    assert not decoded.ended
+
+
+def test_by_default_half_of_the_positions_are_decoded() -> None:
+    decoded = decode_window(Scripted([5]), FEATURES, TEXT)
+
+    assert len(decoded.tokens) == DIMS.n_text_ctx // 2
+
+
+def test_a_limit_above_the_positions_is_met_at_the_last_position(
+    micro_decoder: Any, audio: Any
+) -> None:
+    never_ends = replace(GENERATION, suppressed=(*GENERATION.suppressed, END))
+
+    decoded = decode_window(micro_decoder(never_ends), audio(0), replace(TEXT, max_tokens=1000))
+
+    prompt = len(start_tokens(GENERATION, "en", "transcribe"))
+    assert len(decoded.tokens) == DIMS.n_text_ctx - prompt + 1  # the last is not read again
+    assert not decoded.ended
+
+
+def test_an_end_at_once_is_suppressed() -> None:
+    decoded = decode_window(Scripted([END, END]), FEATURES, TEXT)
+
+    assert len(decoded.tokens) == 1
+    assert decoded.tokens[0] not in GENERATION.suppressed_at_start
+
+
+@given(seed=st.integers(0, 10_000), timestamps=st.booleans(), beams=st.sampled_from([None, 2]))
+@settings(max_examples=40)
+def test_suppressed_tokens_are_never_decoded(
+    micro_decoder: Any, audio: Any, seed: int, timestamps: bool, beams: int | None
+) -> None:
+    options = replace(TEXT, without_timestamps=not timestamps, beam_size=beams)
+
+    decoded = decode_window(micro_decoder(), audio(seed), options)
+
+    assert not set(decoded.tokens) & {*GENERATION.suppressed, END}
+    assert decoded.tokens[:1] != (3,)
+    assert decoded.avg_logprob <= 0
+    assert 0 <= decoded.no_speech_prob <= 1
+
+
+def test_earlier_windows_do_not_change_the_result(micro_decoder: Any, audio: Any) -> None:
+    decoder = micro_decoder()
+    alone = decode_window(micro_decoder(), audio(2), DecodeOptions())
+
+    decode_window(decoder, audio(1), DecodeOptions(beam_size=3))
+    after = decode_window(decoder, audio(2), DecodeOptions())
+
+    assert after == alone
+
+
+# Prompts and languages ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("language", "task", "timestamps", "prompt"),
+    [
+        ("en", "transcribe", False, [50, 51, 53, 57]),
+        ("de", "transcribe", True, [50, 52, 53]),
+        ("de", "translate", False, [50, 52, 54, 57]),
+    ],
+)
+def test_the_prompt_says_language_and_task(
+    language: str, task: str, timestamps: bool, prompt: list[int]
+) -> None:
+    decoder = Scripted([END])
+
+    decode_window(
+        decoder,
+        FEATURES,
+        DecodeOptions(language=language, task=task, without_timestamps=not timestamps),
+    )
+
+    assert decoder.prompts == [prompt]
+
+
+@pytest.mark.parametrize(("timestamps", "prompt"), [(False, [50, 57]), (True, [50])])
+def test_an_english_only_model_is_told_neither(timestamps: bool, prompt: list[int]) -> None:
+    decoder = Scripted([END], ENGLISH_ONLY)
+
+    decoded = decode_window(decoder, FEATURES, DecodeOptions(without_timestamps=not timestamps))
+
+    assert decoder.prompts == [prompt]
+    assert decoded.language == "en"
+
+
+@pytest.mark.parametrize(
+    ("generation", "language", "task", "words"),
+    [
+        (GENERATION, "fr", "transcribe", "language `fr`"),
+        (GENERATION, "en", "summarize", "task `summarize`"),
+        (ENGLISH_ONLY, "de", "transcribe", "cannot transcribe `de`"),
+        (ENGLISH_ONLY, "en", "translate", "cannot translate `en`"),
+    ],
+)
+def test_what_the_checkpoint_cannot_do_is_rejected(
+    generation: Generation, language: str, task: str, words: str
+) -> None:
+    options = DecodeOptions(language=language, task=task)
+
+    with pytest.raises(UsageError, match=words) as refused:
+        decode_window(Scripted([END], generation), FEATURES, options)
+
+    assert "en" in refused.value.hint or "transcribe" in refused.value.hint
+
+
+@pytest.mark.parametrize("code", ["en", "de"])
+def test_the_most_probable_language_is_detected(code: str) -> None:
+    decoder = Scripted([GENERATION.languages[code]])
+    decoder.start_window(FEATURES)
+
+    found, probability = detect_language(decoder)
+    assert found == code
+    assert probability is not None
+    assert 1 / len(GENERATION.languages) < probability <= 1
+    assert decoder.prompts == [[GENERATION.start_of_transcript]]
+
+
+def test_the_language_of_a_checkpoint_that_names_its_own_is_not_detected() -> None:
+    decoder = Scripted([GENERATION.languages["en"]], generation=replace(GENERATION, language="de"))
+    decoder.start_window(FEATURES)
+
+    assert detect_language(decoder) == ("de", None)
+    assert decoder.prompts == []
+
+
+def test_a_token_that_is_no_language_is_not_detected(micro_decoder: Any, audio: Any) -> None:
+    decoder = micro_decoder()
+    found = set()
+
+    for seed in range(20):
+        decoder.start_window(audio(seed))
+        found.add(detect_language(decoder)[0])
+
+    assert found <= set(GENERATION.languages)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"suppress_tokens": (5, 9999)}, "`suppress_tokens` contains token id 9999"),
+        ({"suppress_tokens": (-2,)}, "`suppress_tokens` contains token id -2"),
+        ({"prompt": (9999,)}, "`prompt` contains token id 9999"),
+        ({"prefix": (-1,)}, "`prefix` contains token id -1"),
+        ({"prefix": (5,) * DIMS.n_text_ctx}, "the prefix has more than"),
+        ({"prefix": (5,) * (DIMS.n_text_ctx // 2 - 4)}, "the prefix has more than"),
+    ],
+    ids=str,
+)
+def test_tokens_that_cannot_be_used_are_rejected(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        decode_window(Scripted([END]), FEATURES, replace(TEXT, **options))
+
+
+def test_the_longest_prefix_leaves_room_for_the_longest_prompt(
+    micro_decoder: Any, audio: Any
+) -> None:
+    prefix = (5,) * (DIMS.n_text_ctx // 2 - 5)
+    options = replace(TEXT, prefix=prefix, prompt=(5,) * DIMS.n_text_ctx)
+
+    assert decode_window(micro_decoder(), audio(0), options).tokens
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (lambda: Thresholds(no_speech_threshold=1.5), "no_speech_threshold"),
+        (lambda: Thresholds(logprob_threshold=0.5), "logprob_threshold"),
+        (
+            lambda: Thresholds(compression_ratio_threshold=float("nan")),
+            "compression_ratio_threshold",
+        ),
+        (lambda: DecodeOptions(temperature=-1), "temperature"),
+        (lambda: DecodeOptions(max_tokens=0), "max_tokens"),
+        (lambda: DecodeOptions(length_penalty=2), "length_penalty"),
+    ],
+)
+def test_what_is_out_of_range_is_rejected(wrong: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=f"`{name}` is") as refused:
+        wrong()
+
+    assert "expected" in refused.value.why
+
+
+# Against the originals ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mel() -> torch.Tensor:
+    return torch.randn(1, 80, 200, generator=torch.Generator().manual_seed(7))
+
+
+def engine_for(checkpoint: Any, eager_runners: Any) -> Engine:
+    weights = checkpoint.weights
+    return Engine(
+        checkpoint.dims,
+        checkpoint.generation,
+        eager_runners(build_model(checkpoint), (4, 64)),
+        weights["decoder.token_embedding.weight"].numpy(),
+        weights["decoder.positional_embedding"].numpy(),
+    )
+
+
+@pytest.fixture(scope="module")
+def original(tiny_openai_pt: Any) -> Any:
+    return whisper.load_model(str(tiny_openai_pt), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def openai_engine(tiny_openai_pt: Any, eager_runners: Any) -> Engine:
+    return engine_for(load_checkpoint(tiny_openai_pt), eager_runners)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"language": "en", "without_timestamps": True},
+        {"language": "de", "task": "translate", "without_timestamps": True},
+        {"language": "en"},
+        {"without_timestamps": True},
+        {"language": "en", "without_timestamps": True, "beam_size": 3},
+        {"language": "en", "beam_size": 3, "patience": 2.0, "length_penalty": 0.6},
+        {"language": "en", "prompt": [*range(1000, 1090)], "prefix": [400, 500]},
+        {"language": "en", "prefix": [*range(400, 650)], "sample_len": 215},
+        {"language": "en", "suppress_tokens": []},
+        {"language": "en", "suppress_tokens": [11, 13, 440], "without_timestamps": True},
+        {"language": "en", "suppress_tokens": [-1, 440], "suppress_blank": False},
+    ],
+    ids=[
+        *("text", "translation", "timestamps", "detected language", "beams"),
+        *("beams with patience", "prompt and prefix", "prefix cut", "nothing suppressed"),
+        *("three tokens suppressed", "one more suppressed, blanks not"),
+    ],
+)
+def test_twenty_tokens_are_those_of_openai_whisper(
+    original: Any, openai_engine: Engine, mel: torch.Tensor, options: dict[str, Any]
+) -> None:
+    # For windows other than 30 s the original counts its first timestamp in other units than 20 ms.
+    options = {**options, "max_initial_timestamp": None}
+    asked = whisper.DecodingOptions(**{"sample_len": 20, **options}, fp16=False)
+    features = original.embed_audio(mel)
+    theirs = whisper.decode(original, features[0], asked)
+    renamed = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    max_tokens = renamed.pop("sample_len", 20)
+
+    ours = decode_window(
+        Decoder(openai_engine),
+        openai_engine.encode(mel[0].numpy()),
+        DecodeOptions(**renamed, max_tokens=max_tokens),
+    )
+
+    assert ours.tokens == tuple(theirs.tokens)
+    assert ours.language == theirs.language
+    # Sums of 20 log-probabilities of logits that differ by 1e-5.
+    assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-4)
+    assert ours.no_speech_prob == pytest.approx(theirs.no_speech_prob, rel=1e-3)
+
+
+def test_twenty_tokens_are_those_of_transformers(
+    random_hf_whisper: Any, tiny_checkpoint: Any, eager_runners: Any, mel: torch.Tensor
+) -> None:
+    model = random_hf_whisper()
+    engine = engine_for(tiny_checkpoint, eager_runners)
+    with torch.no_grad():
+        theirs = model.generate(mel, language="en", task="transcribe", max_new_tokens=20)[0]
+
+    features = engine.encode(mel[0].numpy())
+    ours = decode_window(Decoder(engine), features, replace(TEXT, max_tokens=20))
+
+    assert ours.tokens == tuple(theirs.tolist())[-len(ours.tokens) :]
+    assert len(ours.tokens) == 20
+
+
+@pytest.mark.parametrize(
+    "options", [DecodeOptions(language="German"), DecodeOptions(task="translate")]
+)
+def test_an_english_only_model_rejects_other_languages_and_translation_before_the_work(
+    options: DecodeOptions,
+) -> None:
+    ids = {"start_of_transcript": 0, "end_of_text": 1, "start_of_previous": 2}
+    ids |= {"no_speech": 3, "no_timestamps": 4}
+    multilingual = Generation(
+        **ids, languages={"en": 5, "de": 6}, tasks={"transcribe": 7, "translate": 8}
+    )
+
+    check_language(multilingual, options)
+    with pytest.raises(UsageError, match="English-only") as raised:
+        check_language(Generation(**ids), options)
+
+    assert "multilingual checkpoint" in raised.value.hint

@@ -1,0 +1,315 @@
+"""Ids and text, against openai-whisper's tokenizer."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from whisper.tokenizer import LANGUAGES as OPENAI_LANGUAGES
+
+from whisperport.errors import TokenizerError
+from whisperport.speech.text import Tokenizer, openai_generation, openai_tokenizer
+
+from ...extent import core_or_all
+from .conftest import OpenAITokenizer, openai_whisper_tokenizer, our_tokenizer
+from .samples import SAMPLES
+
+N_VOCABS = st.sampled_from([51864, 51865, 51866])
+TEXT = st.text(max_size=30) | st.text(" \n\t'aé1.-中👍\u0301", max_size=30)
+ANY_ID = st.integers(0, 51863)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_text_is_encoded_as_by_openai_and_comes_back(
+    name: str, ours: Tokenizer, theirs: OpenAITokenizer
+) -> None:
+    text = SAMPLES[name]
+
+    ids = ours.encode(text)
+
+    assert ids == theirs.encode(text, disallowed_special=())
+    assert ours.decode(ids) == text
+
+
+def test_names_of_all_languages_are_encoded_as_by_openai(
+    ours: Tokenizer, theirs: OpenAITokenizer
+) -> None:
+    for language in OPENAI_LANGUAGES.values():
+        for text in (language, f" {language}", language.title()):
+            assert ours.encode(text) == theirs.encode(text)
+
+
+@given(n_vocab=N_VOCABS, text=TEXT)
+@settings(max_examples=core_or_all(60, 400))
+def test_any_text_is_encoded_as_by_openai_and_comes_back(n_vocab: int, text: str) -> None:
+    ours, theirs = our_tokenizer(n_vocab), openai_whisper_tokenizer(n_vocab)
+
+    ids = ours.encode(text)
+
+    assert ids == theirs.encode(text, disallowed_special=())
+    assert ours.decode(ids) == text
+
+
+@given(n_vocab=N_VOCABS, words=st.lists(TEXT, min_size=1), n_tokens=st.integers(1, 20))
+@settings(max_examples=core_or_all(30, 400))
+def test_the_end_of_a_text_has_the_last_tokens_of_the_text(
+    n_vocab: int, words: list[str], n_tokens: int
+) -> None:
+    ours = our_tokenizer(n_vocab)
+    text = " ".join(words * (4000 // len(" ".join(words) + " ")))
+
+    end = ours.end_of(text, n_tokens)
+
+    assert text.endswith(end)
+    assert len(end) <= n_tokens * 128 + 256
+    assert ours.encode(end)[-n_tokens:] == ours.encode(text)[-n_tokens:]
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 65_536, "\U0001f600" * 9_000, "\ud800" * 30_000, " " * 65_536]
+)
+def test_an_end_has_enough_tokens_and_not_many_bytes(ours: Tokenizer, text: str) -> None:
+    end = ours.end_of(text, 100)
+
+    assert len(end.encode("utf-8", "replace")) <= 100 * 128 + 256
+    assert len(ours.encode(end)) >= 100
+
+
+def test_a_short_text_is_its_own_end(ours: Tokenizer) -> None:
+    assert ours.end_of("one two", 223) == "one two"
+
+
+def test_characters_of_unicode_are_cut_as_by_openai(ours: Tokenizer) -> None:
+    # Both sides classify letters, numbers and spaces by their own Unicode tables.
+    theirs = openai_whisper_tokenizer(len(ours._added.keys() | ours._tokens.keys()))
+    for first in range(0, 0x30000, core_or_all(64, 16)):  # a quarter of it, or all
+        block = [chr(c) for c in range(first, first + 16) if not 0xD800 <= c < 0xE000]
+        text = " ".join(f"a{char}b1{char}2.{char}!" for char in block)
+
+        assert ours.encode(text) == theirs.encode(text, disallowed_special=()), hex(first)
+
+
+def test_special_tokens_are_never_made_from_text(ours: Tokenizer) -> None:
+    for text in ("<|endoftext|>", "a<|en|>b", "<|0.00|>", "<|notimestamps|><|1.00|>"):
+        ids = ours.encode(text)
+
+        assert max(ids) < ours.generation.end_of_text
+        assert ours.decode(ids) == text
+
+
+def test_a_lone_surrogate_becomes_a_replacement(ours: Tokenizer) -> None:
+    assert ours.decode(ours.encode("a\ud800b")) == "a\ufffdb"
+
+
+def test_every_id_decodes_as_by_openai(ours: Tokenizer, theirs: OpenAITokenizer) -> None:
+    generation = ours.generation
+
+    for i in range(theirs.encoding.n_vocab):
+        expected = theirs.encoding.decode([i])
+        if i < generation.end_of_text:
+            assert ours.decode([i]) == expected
+        elif i < generation.timestamp_begin:
+            assert ours.decode([i], timestamps=True) == ""
+            assert expected.startswith("<|")
+        else:
+            assert ours.decode([i]) == ""
+            assert ours.decode([i], timestamps=True) == expected
+
+
+@given(n_vocab=N_VOCABS, ids=st.lists(ANY_ID, max_size=20))
+@example(n_vocab=51865, ids=[162, 235, 162])  # halves of characters
+@settings(max_examples=core_or_all(50, 300))
+def test_any_ids_decode_as_by_openai_with_replacements_in_the_same_places(
+    n_vocab: int, ids: list[int]
+) -> None:
+    ours, theirs = our_tokenizer(n_vocab), openai_whisper_tokenizer(n_vocab)
+    begin, end = ours.generation.timestamp_begin, ours.generation.end_of_text
+    spoken = [i for i in ids if i < end or i >= begin]
+
+    text, timed = ours.decode(ids), ours.decode(ids, timestamps=True)
+
+    assert text == theirs.decode(spoken)
+    assert timed == theirs.decode_with_timestamps(spoken)
+
+
+def test_times_are_written_in_steps_of_20_ms(ours: Tokenizer) -> None:
+    begin = ours.generation.timestamp_begin
+    ids = [begin, *ours.encode(" Hi."), begin + 51, begin + 1500]
+
+    assert ours.decode(ids, timestamps=True) == "<|0.00|> Hi.<|1.02|><|30.00|>"
+
+
+def test_an_id_beyond_the_vocabulary_is_rejected(ours: Tokenizer) -> None:
+    with pytest.raises(TokenizerError, match="token id -1 is not in the vocabulary"):
+        ours.decode([-1])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("language", ["en", "ja", "yue"])
+def test_words_are_those_of_openai(name: str, language: str) -> None:
+    n_vocab = 51866
+    ours, theirs = our_tokenizer(n_vocab), openai_whisper_tokenizer(n_vocab, language)
+    ids = [*ours.encode(SAMPLES[name]), ours.generation.timestamp_begin + 7, theirs.eot]
+
+    words, word_ids = ours.split_to_word_tokens(ids, language)
+
+    assert (words, word_ids) == tuple(theirs.split_to_word_tokens(ids))
+
+
+@given(
+    ids=st.lists(ANY_ID | st.integers(50, 260), max_size=20), language=st.sampled_from(["en", "zh"])
+)
+@settings(max_examples=core_or_all(50, 300))
+def test_words_of_any_ids_keep_every_id(ids: list[int], language: str) -> None:
+    ours, theirs = our_tokenizer(51865), openai_whisper_tokenizer(51865, language)
+
+    words, word_ids = ours.split_to_word_tokens(ids, language)
+
+    assert [i for word in word_ids for i in word] == ids
+    assert len(words) == len(word_ids)
+    try:
+        expected = theirs.split_to_word_tokens(ids)
+    except IndexError:  # openai-whisper's own, on damaged characters
+        return
+    if [i for word in expected[1] for i in word] == ids:  # it drops the rest after damage
+        assert (words, word_ids) == tuple(expected)
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    """A tokenizer.json with four tokens of text and those special ones that are checked."""
+    added = [
+        {"id": 4, "content": "<|endoftext|>", "special": True},
+        {"id": 5, "content": "<|startoftranscript|>", "special": True},
+    ]
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "Ġ": 3}, "merges": ["a b"]}
+    data = {
+        "model": model,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "normalizer": None,
+        "added_tokens": added,
+    }
+    return {**data, **changes}
+
+
+def small_generation(**changes: Any) -> Any:
+    from whisperport.program.generation import Generation
+
+    ids = {
+        "end_of_text": 4,
+        "start_of_transcript": 5,
+        "start_of_previous": 6,
+        "no_speech": 7,
+        "no_timestamps": 8,
+        **changes,
+    }
+    return Generation(**ids)
+
+
+def test_a_file_without_timestamps_still_writes_times() -> None:
+    tokenizer = Tokenizer.from_json(json.dumps(small()), small_generation())
+
+    assert tokenizer.encode("ab a") == [2, 3, 0]
+    assert tokenizer.decode([5, 9, 2, 60, 4], timestamps=True) == "<|0.00|>ab<|1.02|>"
+
+
+def test_merges_may_be_pairs() -> None:
+    model = {**small()["model"], "merges": [["a", "b"]]}
+
+    tokenizer = Tokenizer.from_json(json.dumps(small(model=model)), small_generation())
+
+    assert tokenizer.encode("ab") == [2]
+
+
+@pytest.mark.parametrize("merges", [["a b c"], [["a"]], [3], ["a x"]])
+def test_merges_that_are_not_checked_yet_are_rejected_when_a_text_is_encoded(merges: Any) -> None:
+    text = json.dumps(model_with(merges=merges))
+
+    tokenizer = Tokenizer.from_json(text, small_generation(), check_merges=False)
+
+    assert tokenizer.decode([2, 3, 0]) == "ab a"
+    for _ in range(2):
+        with pytest.raises(TokenizerError, match=r"merges|not a Whisper tokenizer"):
+            tokenizer.encode("ab")
+
+
+def model_with(**changes: Any) -> dict[str, Any]:
+    return small(model={**small()["model"], **changes})
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ([], "no `model`"),
+        ({}, "no `model`"),
+        (None, "no `model`"),
+        (model_with(type="Unigram"), "no `model` of type BPE"),
+        (model_with(vocab=None), "`model.vocab` or `model.merges`"),
+        (model_with(vocab={}), "`model.vocab` or `model.merges`"),
+        (model_with(vocab={"a": "0"}), "the id of 'a'"),
+        (model_with(vocab={"a": -1}), "the id of 'a'"),
+        (model_with(vocab={"a": 2**40}), "the id of 'a'"),
+        (model_with(vocab={"a": True}), "the id of 'a'"),
+        (model_with(vocab={"a": 0, "b": 0}), "same id"),
+        (model_with(vocab={"▁a": 0}, merges=[]), "not byte-level"),
+        (model_with(merges=["a b c"]), "not a pair"),
+        (model_with(merges=[["a"]]), "not a pair"),
+        (model_with(merges=[3]), "not a pair"),
+        (model_with(merges=["a x"]), "does not fit its merges"),
+        (small(pre_tokenizer=None), "expected ByteLevel"),
+        (small(pre_tokenizer={"type": "Metaspace"}), "expected ByteLevel"),
+        (small(normalizer={"type": "Lowercase"}), "no `normalizer`"),
+        (small(added_tokens=[]), "<|endoftext|> or <|startoftranscript|> is missing"),
+        (small(added_tokens=[3]), "has no `content`"),
+        (small(added_tokens={"a": 3}), "has no `content`"),
+        (small(added_tokens=[{"content": "<|endoftext|>"}]), "the id of '<|endoftext|>'"),
+        (
+            small(added_tokens=[{"content": "<|endoftext|>", "id": 3}]),
+            "another checkpoint: <|endoftext|> is 3",
+        ),
+    ],
+)
+def test_a_foreign_or_damaged_file_is_rejected(data: Any, expected: str) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.from_json(json.dumps(data), small_generation())
+
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"model": NaN}', b"\x00"]
+)
+def test_a_file_that_is_no_json_is_rejected(content: bytes) -> None:
+    with pytest.raises(TokenizerError):
+        Tokenizer.from_json(content, small_generation())
+
+
+def test_a_tokenizer_of_another_checkpoint_is_rejected() -> None:
+    english = openai_tokenizer(51864).to_str()
+
+    with pytest.raises(TokenizerError, match="belongs to another checkpoint"):
+        Tokenizer.from_json(english, openai_generation(51865))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["model", "pre_tokenizer", "normalizer", "added_tokens"])
+MODEL_FIELDS = st.sampled_from(["type", "vocab", "merges"])
+
+
+@given(top=st.dictionaries(FIELDS, JSON, max_size=2), inner=st.dictionaries(MODEL_FIELDS, JSON))
+@settings(max_examples=core_or_all(50, 300), suppress_health_check=[HealthCheck.too_slow])
+def test_any_json_is_a_tokenizer_or_rejected(top: dict[str, Any], inner: dict[str, Any]) -> None:
+    text = json.dumps({**model_with(**inner), **top})
+
+    try:
+        tokenizer = Tokenizer.from_json(text, small_generation())
+    except TokenizerError:
+        return
+
+    assert all(isinstance(i, int) for i in tokenizer.encode("ab ab"))

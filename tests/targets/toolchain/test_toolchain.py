@@ -1,0 +1,320 @@
+"""Stages in another process: progress, interrupts, failures, logs, and the choice of interpreter."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from whisperport.errors import UsageError
+from whisperport.targets.toolchain import (
+    Failure,
+    Installed,
+    Job,
+    Stage,
+    driver,
+    find_command,
+    find_interpreter,
+    has_unfinished_stages,
+    prepare,
+    probe,
+    run_driver,
+)
+
+from ...processes import has_ended
+
+HERE = Path(sys.executable)
+SCRIPT = """
+import os, subprocess, sys, time
+
+def version():
+    return "1.2"
+
+def check(version, settings):
+    return settings.get("fault", "")
+
+def copy(job, kit):
+    print("python's stream")
+    os.system("echo a child of it")
+    sys.stderr.write("standard error" + chr(10))
+    (job.folder / "out").write_text((job.folder / "in").read_text() + job.settings.get("end", ""))
+
+def fail(job, kit):
+    raise LookupError("first line" + chr(10) + "second line")
+
+def die(job, kit):
+    os.write(1, b"last words")
+    os._exit(7)
+
+def hang(job, kit):
+    child = subprocess.Popen(["sh", "-c", "trap '' INT; sleep 300"])
+    (job.folder / "pids").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(300)
+
+def abort(job, kit):
+    os.abort()  # as C++'s runtime does after an exception that nothing catches
+
+STAGES = {"copy": copy, "fail": fail, "die": die, "hang": hang, "abort": abort}
+"""
+
+
+def _work(folder: Path, stage: str = "copy", settings: dict | None = None, **program) -> Path:
+    work = folder / "work"
+    (work / "p").mkdir(parents=True, exist_ok=True)
+    if not (work / "p" / "in").exists():
+        (work / "p" / "in").write_text("text")
+    script = folder / "vendor.py"
+    script.write_text(SCRIPT)
+    job = Job(name="p", stages=(Stage(stage, ("in",), ("out",)),), settings=program)
+    prepare(work, script, settings or {}, [job])
+    return work
+
+
+def test_a_stage_runs_once_is_reported_and_has_a_log(tmp_path):
+    work = _work(tmp_path)
+    messages: list[str] = []
+
+    assert run_driver(HERE, work, messages.append) is None
+    assert run_driver(HERE, work, messages.append) is None
+
+    assert messages == ["p: copy", "p: copy is already finished"]
+    assert (work / "p" / "out").read_text() == "text"
+    log = (work / "p" / "copy.log").read_text()
+    assert {"python's stream", "a child of it", "standard error"} <= set(log.splitlines())
+    assert not has_unfinished_stages(work)
+
+
+@pytest.mark.parametrize("change", ["input", "settings", "program", "output", "state"])
+def test_a_stage_is_unfinished_if_a_file_that_it_read_or_wrote_has_changed(tmp_path, change):
+    work = _work(tmp_path)
+    driver.run(work, lambda _event, **_facts: None)
+    assert not has_unfinished_stages(work)
+    if change == "settings":
+        _work(tmp_path, settings={"chip": "b"})
+    elif change == "program":
+        _work(tmp_path, end="!")
+    else:
+        files = {"input": "p/in", "output": "p/out", "state": "state.json"}
+        (work / files[change]).write_text("{")
+    assert has_unfinished_stages(work)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "expected"),
+    [
+        (
+            "fail",
+            {},
+            Failure(
+                kind="failed",
+                message="first line",
+                program="p",
+                stage="fail",
+                classes=["LookupError", "Exception", "BaseException", "object"],
+                log=Path("p/fail.log"),
+            ),
+        ),
+        (
+            "die",
+            {},
+            Failure(
+                kind="died",
+                message="the process ended with exit status 7 and did not report a result",
+                program="p",
+                stage="die",
+                log=Path("p/die.log"),
+            ),
+        ),
+        ("copy", {"fault": "too old"}, Failure(kind="unsuitable", message="too old")),
+    ],
+    ids=["raises", "dies", "unsuitable"],
+)
+def test_a_failure_says_what_failed_and_where_its_log_is(tmp_path, stage, settings, expected):
+    work = _work(tmp_path, stage, settings)
+
+    failure = run_driver(HERE, work, lambda _: None)
+
+    assert failure is not None
+    log = failure.log and failure.log.relative_to(work)
+    assert {**_fields(failure), "log": log} == _fields(expected)
+    if failure.log:
+        words = failure.log.read_text()
+        assert "second line" in words or "last words" in words
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
+@pytest.mark.parametrize("limit", [10**12, None], ids=["limited", "unlimited"])
+def test_an_abort_is_blamed_on_memory_only_if_memory_is_limited(tmp_path, limit):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        failure = run_driver(HERE, _work(tmp_path, "abort"), lambda _: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+    assert failure is not None
+    assert failure.kind == "died"
+    assert "SIGABRT" in failure.message
+    assert ("at most 1000.0 GB of memory" in failure.message) == (limit is not None)
+    assert ("ulimit -v" in failure.hint) == (limit is not None)
+
+
+def _fields(failure: Failure) -> dict:
+    return {name: getattr(failure, name) for name in Failure.__slots__}
+
+
+def test_an_interpreter_that_cannot_start_the_driver_is_explained_by_its_own_log(tmp_path):
+    work = _work(tmp_path)
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no such library >&2\nexit 3\n")
+    broken.chmod(0o755)
+
+    failure = run_driver(broken, work, lambda _: None)
+
+    assert failure is not None
+    assert failure.kind == "died"
+    assert failure.log is not None
+    assert failure.log.read_text() == "no such library\n"
+    found = probe(broken, tmp_path / "vendor.py", {})
+    assert found is not None
+    assert found.message == "no such library"
+
+
+def test_an_interrupt_ends_the_stage_and_its_children(tmp_path):
+    work = _work(tmp_path, "hang")
+
+    def interrupted(_: str) -> None:
+        while not (work / "p" / "pids").exists():
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_driver(HERE, work, interrupted)
+
+    assert all(has_ended(int(pid)) for pid in (work / "p" / "pids").read_text().split())
+
+
+def test_a_driver_whose_parent_died_ends_too(tmp_path):
+    work = _work(tmp_path, "hang")
+    process = subprocess.Popen(
+        [HERE, work / "compile.py", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (work / "p" / "pids").exists():
+        time.sleep(0.02)
+
+    process.stdin.close()
+
+    assert process.wait(30) == 130
+
+
+def test_another_interpreter_does_not_import_packages_of_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\necho "${{PYTHONPATH-none}}" >&2\nexec "{HERE}" "$@"\n')
+    other.chmod(0o755)
+    work = _work(tmp_path)
+    assert run_driver(other, work, lambda _: None) is None
+    assert (work / "driver.log").read_text().splitlines()[0] == "none"
+
+
+def test_an_interpreter_is_found_in_the_order_option_environment_this_one(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.symlink_to(HERE)  # kept as it is: a virtual environment's interpreter is a link
+    monkeypatch.setenv("WHISPERPORT_TOOLCHAIN_SOME_NPU", str(second))
+    assert find_interpreter("some-npu", "no_such_sdk", {"some-npu": str(first)}) == first
+    assert find_interpreter("some-npu", "no_such_sdk", {}) == second
+    monkeypatch.delenv("WHISPERPORT_TOOLCHAIN_SOME_NPU")
+    assert find_interpreter("some-npu", "json", {}) == HERE
+    assert find_interpreter("some-npu", "no_such_sdk", {}) is None
+    with pytest.raises(UsageError, match="has no interpreter"):
+        find_interpreter("some-npu", "json", {"some-npu": str(tmp_path / "missing")})
+
+
+def test_an_sdk_that_is_a_program_is_found_in_the_order_option_environment_path(
+    tmp_path, monkeypatch
+):
+    program = tmp_path / "some-compiler"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    arguments = ("some-npu", "some-compiler", ("VENDORS_SDK",))
+    own = "WHISPERPORT_TOOLCHAIN_SOME_NPU"
+    assert find_command(*arguments, {}) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_command(*arguments, {})
+    assert (found.path, found.interpreter) == (program, HERE)
+    for place, where in (("vendor", "VENDORS_SDK"), ("own", own)):
+        (tmp_path / place).mkdir()
+        monkeypatch.setenv(where, str(tmp_path / place))
+        assert find_command(*arguments, {}).path == tmp_path / place
+    (tmp_path / "given").mkdir()
+    found = find_command(*arguments, {"some-npu": str(tmp_path / "given")})
+    assert found.environment == {own: str(tmp_path / "given")}  # its stages read this variable
+    with pytest.raises(UsageError, match="has no SDK at"):
+        find_command(*arguments, {"some-npu": str(tmp_path / "missing")})
+
+
+def test_the_stages_of_an_sdk_that_is_a_program_see_its_path(tmp_path):
+    work = _work(tmp_path)
+    script = work / "stages.py"
+    script.write_text(script.read_text().replace('"1.2"', 'os.environ["SDK_OF_THE_TEST"]'))
+    installed = Installed(tmp_path, HERE, {"SDK_OF_THE_TEST": "3.4"})
+    assert run_driver(installed, work, lambda _: None) is None
+    assert json.loads((work / "state.json").read_text())["p"]["copy"]["compiler"] == "3.4"
+
+
+def test_the_job_is_plain_json(tmp_path):
+    work = _work(tmp_path, settings={"chip": "a"}, end="!")
+    job = json.loads((work / "job.json").read_text())
+    stage = {"name": "copy", "reads": ["in"], "writes": ["out"]}
+    assert job == {
+        "settings": {"chip": "a"},
+        "programs": [{"name": "p", "stages": [stage], "settings": {"end": "!"}}],
+    }
+    assert os.access(work / "compile.py", os.R_OK)
+
+
+def test_an_sdk_may_print_lines_that_look_like_json(tmp_path):
+    script = tmp_path / "stages.py"
+    script.write_text(
+        'def version():\n    import os\n    os.write(1, b"{\'a\': 1}\\n")\n    raise ImportError("no")\n'
+    )
+    interpreter = tmp_path / "python"
+    interpreter.write_text(
+        f'#!/bin/sh\necho "{{ loading SDK"\necho "[1]"\nexec {sys.executable} "$@"\n'
+    )
+    interpreter.chmod(0o755)
+
+    failure = probe(interpreter, script, {})
+
+    assert failure is not None
+    assert (failure.kind, failure.message) == ("missing", "no")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"programs": [1]}', "[" * 100_000])
+def test_a_damaged_job_is_reported_and_not_a_traceback(tmp_path, content):
+    prepare(tmp_path, Path(__file__), {}, [])
+    (tmp_path / driver.JOB).write_text(content)
+
+    failure = run_driver(Path(sys.executable), tmp_path, lambda _: None)
+
+    assert failure is not None
+    assert failure.kind == "died"
+    assert "job.json is missing or damaged" in failure.message
+    assert (tmp_path / "driver.log").read_text() == ""
+
+
+@pytest.mark.parametrize("content", ["[]", '{"a": 1}', '{"encoder": {"parse": {"made": 1}}}'])
+def test_a_damaged_state_runs_every_stage_again(tmp_path, content):
+    (tmp_path / driver.STATE).write_text(content)
+    assert driver._state(tmp_path) == {}

@@ -1,0 +1,346 @@
+"""The target `aws-neuron`: exports, transcripts, precisions, errors, and its calls of the SDK."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import Bundle, ProgramEntry
+from whisperport.runtime import DecodeOptions
+from whisperport.speech.audio import load_audio
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import with_target
+from whisperport.targets.vendors.aws_neuron import neuron_modules, runtime
+from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.verification.clips import shipped_audio
+
+from ....embedded import default_bundle
+from ....extent import EVERYTHING
+
+NAME = "aws-neuron"
+ON_CPU = RunOptions(threads=1, options=with_target({"emulate": "on"}, NAME))
+ON_DEVICE = RunOptions()
+COLD = (0.0,)
+WAYS = {
+    "greedy": TranscribeOptions(temperatures=COLD),
+    "5 beams": TranscribeOptions(temperatures=COLD, decode=DecodeOptions(beam_size=5)),
+    "word timestamps": TranscribeOptions(temperatures=COLD, word_timestamps=True),
+    "prompt": TranscribeOptions(temperatures=COLD, initial_prompt="Good evening, Anna."),
+}
+
+
+def silent(_: str) -> None:
+    pass
+
+
+# Transcripts -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def transcribers(exported: Callable[..., Bundle]) -> dict[str, Transcriber]:
+    """The embedded model on this target, emulated, and the embedded bundle, which another target runs."""
+    return {
+        NAME: Transcriber(exported(NAME, "default"), ON_CPU),
+        "embedded": Transcriber(default_bundle(), run=RunOptions(threads=1)),
+    }
+
+
+# In the core, test_resident.py decodes windows of a small model in these ways.
+@pytest.mark.skipif(not EVERYTHING, reason="an export takes 13 s; see `make test-all`")
+@pytest.mark.parametrize("way", WAYS)
+def test_transcripts_are_those_of_another_target_token_for_token(
+    way: str, transcribers: dict[str, Transcriber]
+) -> None:
+    for clip in shipped_audio():
+        samples = load_audio(clip.path)
+
+        found, expected = (one.transcribe(samples, WAYS[way]) for one in transcribers.values())
+
+        assert [one.tokens for one in found.segments] == [one.tokens for one in expected.segments]
+        assert found.text == expected.text
+        assert bool(found.text) == bool(clip.text)
+        for segment, other in zip(found.segments, expected.segments, strict=True):
+            words = [
+                [(w.word, round(w.start, 2), round(w.end, 2)) for w in s.words or ()]
+                for s in (segment, other)
+            ]
+            assert words[0] == words[1]
+            assert bool(words[0]) == (way == "word timestamps" and bool(segment.tokens))
+
+
+def test_an_export_is_emulated_and_claims_no_run(exported: Callable[..., Bundle]) -> None:
+    manifest = exported(NAME, "one layer").manifest
+
+    assert manifest.verified
+    for entry in manifest.programs:
+        assert entry.target == NAME
+        assert manifest.status(entry.spec.name) == "checked against vendor documentation"
+        assert {one.kind for one in entry.evidence} == {"emulated"}
+        assert not [file for file in entry.files if file.endswith(".py")]  # a bundle has no code
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="an export takes 15 s; see `make test-all`")
+def test_bfloat16_transcribes_within_its_tolerance(exported: Callable[..., Bundle]) -> None:
+    bundle = exported(NAME, "tiny", precision="bf16")
+
+    assert bundle.manifest.verified
+    assert {entry.precision for entry in bundle.manifest.programs} == {"bf16"}
+    assert (bundle.folder / NAME / "bf16.safetensors").is_file()
+
+
+# Lowering ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lowered(micro_programs: tuple[Program, ...], tmp_path: Path) -> tuple[Path, list[ProgramEntry]]:
+    return tmp_path, get_target(NAME).lower(micro_programs, tmp_path, silent)
+
+
+def test_decode_programs_have_resident_state_and_the_encoder_computes_the_cross_attention_k_v(
+    lowered: tuple[Path, list[ProgramEntry]],
+) -> None:
+    description = neuron_modules.read_description(lowered[0] / NAME / "fp32.json")
+
+    programs = description["programs"]
+    stateful = {name for name, record in programs.items() if record["state"]}
+    assert stateful == {"prefill_4", "prefill_64", "step", "align"}
+    assert len(programs["encoder"]["results"]) == 1 + len(programs["cross_kv"]["results"]) == 5
+
+
+def test_precisions_have_files_of_their_own_and_no_common_graph(
+    micro_programs: tuple[Program, ...], tmp_path: Path
+) -> None:
+    target = get_target(NAME).with_precisions({"encoder": "bf16"})
+
+    entries = target.lower(micro_programs, tmp_path, silent)
+
+    by_name = {entry.spec.name: entry for entry in entries}
+    assert by_name["encoder"].files == (f"{NAME}/bf16.json", f"{NAME}/bf16.safetensors")
+    assert by_name["step"].files == (f"{NAME}/fp32.json", f"{NAME}/fp32.safetensors")
+    runners = target.load(tmp_path, entries, ON_CPU)
+    mel = np.zeros(by_name["encoder"].spec.inputs[0].shape, np.float32)
+    assert runners["encoder"].run({"mel": mel})["features"].dtype == np.float32
+
+
+class Various(nn.Module):
+    """Constants, slices, an argument of each kind, and an output that is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = self.table.index_select(0, index)  # type: ignore[operator]
+        first, second = (x + rows).split(1)
+        hidden = torch.where(first > 1, first, torch.full_like(second, -torch.inf))
+        y = nn.functional.gelu(second, approximate="tanh").to(torch.float16).to(torch.float32)
+        z = torch.zeros(1, 3)
+        z += y
+        return hidden, z, x
+
+
+def test_a_third_partys_program_is_lowered_as_a_graph(tmp_path: Path) -> None:
+    module = Various()
+    inputs = torch.randn(2, 3), torch.tensor([1, 0])
+    program = trace("various", module, inputs, ["a", "b", "c"])
+    target = get_target(NAME)
+
+    entry, facts = target.lower_file(program, tmp_path / "various.json", silent)
+    runner = target.load(tmp_path, [entry], ON_CPU)["various"]
+    found = runner.run({"x": inputs[0].numpy(), "index": inputs[1].numpy()})
+
+    assert facts["delegated"] > 5
+    for one, expected in zip(found.values(), module(*inputs), strict=True):
+        np.testing.assert_allclose(one, expected.numpy(), atol=1e-6)
+
+
+# Errors ------------------------------------------------------------------------------------------
+
+
+def test_without_the_sdk_the_error_tells_how_to_get_it_or_to_emulate(
+    lowered: tuple[Path, list[ProgramEntry]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_neuronx", None)
+
+    with pytest.raises(MissingPackageError) as missing:
+        get_target(NAME).load(*lowered, ON_DEVICE)
+
+    assert "torch_neuronx is not installed" in missing.value.what
+    assert "aws-neuron.emulate=on" in missing.value.hint
+
+
+def test_a_placeholder_of_the_sdk_is_recognized(
+    lowered: tuple[Path, list[ProgramEntry]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_neuronx", SimpleNamespace(__version__="1.0"))
+
+    with pytest.raises(MissingPackageError, match=r"torch_neuronx 1.0 has no function") as missing:
+        get_target(NAME).load(*lowered, ON_DEVICE)
+
+    assert "AWS's own index" in missing.value.hint
+
+
+def test_without_a_device_the_error_says_so(
+    lowered: tuple[Path, list[ProgramEntry]],
+    sdk: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(runtime, "DEVICES", tmp_path)
+
+    with pytest.raises(LoweringError, match="no Neuron device") as absent:
+        get_target(NAME).load(*lowered, ON_DEVICE)
+
+    assert "neuron-ls" in absent.value.hint
+    assert sdk.moved == []
+
+
+def test_a_program_that_is_not_compiled_is_refused_with_the_command(
+    lowered: tuple[Path, list[ProgramEntry]], sdk: Any
+) -> None:
+    with pytest.raises(BundleError, match="`encoder` is not compiled") as refused:
+        get_target(NAME).load(*lowered, ON_DEVICE)
+
+    assert "whisperport compile" in refused.value.hint
+
+
+@pytest.mark.parametrize("file", ["fp32.json", "fp32.safetensors"])
+def test_a_damaged_file_is_named(lowered: tuple[Path, list[ProgramEntry]], file: str) -> None:
+    path = lowered[0] / NAME / file
+    path.write_bytes(path.read_bytes()[:-10])
+
+    with pytest.raises(BundleError, match="damaged") as refused:
+        get_target(NAME).load(*lowered, ON_CPU)
+
+    assert "export" in refused.value.hint
+
+
+def test_a_missing_file_is_named(lowered: tuple[Path, list[ProgramEntry]]) -> None:
+    folder, entries = lowered
+    only = [replace(entries[0], files=entries[0].files[1:])]
+
+    with pytest.raises(BundleError, match=r"cannot load `encoder`"):
+        get_target(NAME).load(folder, only, ON_CPU)
+
+
+# On a device: calls of a fake SDK ------------------------------------------------------------------
+
+
+class Traced:
+    """A compiled module as `torch_neuronx` has it: `states` of the aliases, and separate `weights`."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        description = neuron_modules.read_description(folder / NAME / "fp32.json")
+        weights = neuron_modules.read_weights(folder / NAME / "fp32.safetensors")
+        self.module, _, self.aliases = neuron_modules.build(description, weights, program)
+        aliased = {id(state) for state in self.aliases}
+        self.states = SimpleNamespace(
+            named_parameters=lambda: [(str(i), s) for i, s in enumerate(self.aliases)]
+        )
+        separate = [
+            ("model->" + name.replace(".", "->"), one)
+            for name, one in self.module.named_parameters()
+            if id(one) not in aliased
+        ]
+        self.weights = SimpleNamespace(named_parameters=lambda: separate)
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return list(neuron_modules.run(self.module, inputs, self.aliases))
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A `torch_neuronx` with one device. Compiled files are folders' programs, by their names."""
+    moved: list[tuple[Any, int]] = []
+    fake = SimpleNamespace(
+        moved=moved, move_trace_to_device=lambda traced, core: moved.append((traced, core))
+    )
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "neuron0").touch()
+    monkeypatch.setattr(runtime, "DEVICES", tmp_path / "dev")
+    monkeypatch.setitem(sys.modules, "torch_neuronx", fake)
+    return fake
+
+
+@pytest.fixture
+def compiled(
+    lowered: tuple[Path, list[ProgramEntry]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, list[ProgramEntry]]:
+    folder, entries = lowered
+    for entry in entries:
+        (folder / NAME / f"{entry.spec.name}.pt").write_bytes(b"compiled")
+    monkeypatch.setattr(torch.jit, "load", lambda path: Traced(folder, Path(path).stem))
+    return folder, [
+        replace(entry, files=(f"{NAME}/{entry.spec.name}.pt", *entry.files)) for entry in entries
+    ]
+
+
+@pytest.mark.usefixtures("sdk")
+@pytest.mark.parametrize("program", ["encoder", "cross_kv", "prefill_4", "step", "align"])
+def test_compiled_programs_get_state_and_inputs_as_on_the_cpu(
+    program: str, compiled: tuple[Path, list[ProgramEntry]]
+) -> None:
+    target = get_target(NAME)
+    on_device, on_cpu = (target.load(*compiled, run)[program] for run in (ON_DEVICE, ON_CPU))
+    random = np.random.default_rng(0)
+    inputs = {t.name: random.standard_normal(t.shape).astype(t.dtype) for t in on_cpu.spec.inputs}
+    if "mask" in inputs:
+        inputs["mask"] = np.where(inputs["mask"] > 0, 0, -30_000).astype(np.float32)
+
+    found, expected = on_device.run(inputs), on_cpu.run(inputs)
+
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_weights_are_moved_once_to_the_core_that_is_asked_for(
+    compiled: tuple[Path, list[ProgramEntry]], sdk: Any
+) -> None:
+    options = RunOptions(options={"aws-neuron.core": "3"})
+
+    runners = get_target(NAME).load(*compiled, options)
+
+    assert [core for _, core in sdk.moved] == [3] * len(runners)
+    assert len({id(traced) for traced, _ in sdk.moved}) == len(runners)
+
+
+@pytest.mark.usefixtures("sdk")
+def test_a_compiled_program_without_writable_cross_attention_k_v_is_refused(
+    compiled: tuple[Path, list[ProgramEntry]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Traced, "weights", None, raising=False)
+    monkeypatch.setattr(
+        Traced,
+        "__setattr__",
+        lambda self, name, value: name != "weights" and object.__setattr__(self, name, value),
+    )
+    runner = get_target(NAME).load(*compiled, ON_DEVICE)["step"]
+    inputs = {t.name: np.zeros(t.shape, t.dtype) for t in runner.spec.inputs}
+
+    with pytest.raises(LoweringError, match="no state `cross_k_0`") as refused:
+        runner.run(inputs)
+
+    assert "self_k_0" in refused.value.why
+
+
+def test_an_error_of_the_runtime_is_translated(
+    compiled: tuple[Path, list[ProgramEntry]], sdk: Any
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("The PyTorch Neuron Runtime could not be initialized.")
+
+    sdk.move_trace_to_device = fail
+
+    with pytest.raises(LoweringError, match="Neuron runtime reported an error") as refused:
+        get_target(NAME).load(*compiled, ON_DEVICE)
+
+    assert "could not be initialized" in refused.value.why

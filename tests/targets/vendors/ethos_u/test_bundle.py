@@ -1,0 +1,145 @@
+"""Exported bundles, without the compiler: what they hold, and what runs here."""
+
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.build.compile.artifacts import Artifact, put_artifacts
+from whisperport.build.inspect import InspectOptions, inspect
+from whisperport.errors import BundleError, UsageError
+from whisperport.model.trace.program import Program, trace
+from whisperport.program.bundle import Bundle
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.vendors.ethos_u import stages
+
+from ...compiled_files import pte
+
+TARGET = get_target("ethos-u85")
+EMULATED = RunOptions(threads=1, options={"ethos-u85.emulate": "on"})
+
+
+def scaled(value: float = 2.0) -> Program:
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def forward(self, pair: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+            return pair[0] * value, pair[1] + pair[0]
+
+    pair = [torch.zeros(1, 3), torch.zeros(1, 3)]
+    return trace("scaled", Scaled(), (pair,), ["double", "sum"])
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Any:
+    (made,) = TARGET.lower([scaled()], tmp_path, lambda _: None)
+    return made
+
+
+def test_a_lowered_program_is_one_file_of_torch_export_in_float32(entry, tmp_path):
+    assert entry.files == ("ethos-u85/scaled.pt2",)
+    assert TARGET.emulated_precision("w8a16") == "fp32"
+    assert (tmp_path / entry.files[0]).read_bytes()[:2] == b"PK"
+
+
+def test_a_lowered_program_has_no_paths_of_this_machine(entry, tmp_path):
+    here = str(Path(__file__).parent).encode()
+    with zipfile.ZipFile(tmp_path / entry.files[0]) as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+
+    assert any(here in node.meta["stack_trace"].encode() for node in calls(scaled()))
+    assert b"scaled" in content
+    assert here not in content
+
+
+def calls(program: Program) -> list[Any]:
+    return [node for node in program.exported.graph.nodes if node.op == "call_function"]
+
+
+def test_inputs_and_outputs_of_an_emulated_program_keep_their_names_and_order(entry, tmp_path):
+    runner = TARGET.load(tmp_path, [entry], EMULATED)["scaled"]
+    first, second = (tensor.name for tensor in entry.spec.inputs)
+    given = {first: np.full((1, 3), 3, np.float32), second: np.full((1, 3), 10, np.float32)}
+
+    outputs = runner.run(given)
+
+    assert list(outputs) == ["double", "sum"]
+    np.testing.assert_array_equal(outputs["double"], np.full((1, 3), 6))
+    np.testing.assert_array_equal(outputs["sum"], np.full((1, 3), 13))
+    np.testing.assert_array_equal(given[first], np.full((1, 3), 3))
+
+
+def test_a_compiled_program_does_not_run_here_and_the_error_says_where(entry, tmp_path):
+    (tmp_path / "ethos-u85" / "scaled.pte").write_bytes(b"compiled")
+    compiled = replace(entry, files=("ethos-u85/scaled.pte", *entry.files))
+
+    with pytest.raises(UsageError, match="do not run on this machine") as refused:
+        TARGET.load(tmp_path, [compiled], RunOptions())
+
+    assert "delegate" in refused.value.why
+    page = "docs/how-to/ethos-u85.md"
+    assert page in refused.value.hint
+    assert (Path(__file__).parents[4] / page).is_file()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04.", bytes(4000)])
+def test_a_damaged_lowered_file_is_rejected(entry, tmp_path, content):
+    (tmp_path / entry.files[0]).write_bytes(content)
+
+    with pytest.raises(BundleError, match=r"cannot read the lowered program scaled.pt2"):
+        TARGET.load(tmp_path, [entry], EMULATED)
+
+
+def test_inspect_shows_what_the_npu_runs_and_does_not_run_a_compiled_program(
+    micro_on_npu: Path, tmp_path: Path
+) -> None:
+    opened = Bundle.open(Path(shutil.copytree(micro_on_npu, tmp_path / "bundle")))
+    spec = opened.manifest.program("encoder").spec
+    path = pte(tmp_path, spec)
+    facts = TARGET.compiler.check(path, spec)
+    made = put_artifacts(opened, {"encoder": Artifact(path=path, suffix=".pte", facts=facts)})
+
+    found = inspect(made.folder, InspectOptions(programs=("encoder",), repeat=1))
+
+    assert found.skipped == ("encoder",)
+    (plan,) = found.plans
+    assert plan.engines == {"NPU subgraphs": 1, "CPU conversions": 2}
+
+
+def test_new_keys_and_values_get_the_range_of_those_in_the_cache():
+    import torch
+
+    class Range(torch.nn.Module):
+        def __init__(self, low: float, high: float) -> None:
+            super().__init__()
+            self.min_val, self.max_val = torch.tensor(low), torch.tensor(high)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.min_val = torch.minimum(x.min(), self.min_val)
+            self.max_val = torch.maximum(x.max(), self.max_val)
+            return x
+
+    graph = torch.fx.Graph()
+    for name in ("x", "self_k_0"):
+        graph.call_module(f"of_{name}", (graph.placeholder(name),))
+    made = [graph.call_module(f"of_{name}", (next(iter(graph.nodes)),)) for name in "abc"]
+    graph.output([made])
+    seen = {
+        "of_x": (-9, 9),
+        "of_self_k_0": (-3, 5),
+        "of_a": (-1, 1),
+        "of_b": (-4, 4),
+        "of_c": (0, 0),
+    }
+    modules = {name: Range(*limits) for name, limits in seen.items()}
+    prepared = torch.fx.GraphModule(modules, graph)
+    settings = {"inputs": ["x", "self_k_0"], "outputs": ["logits", "new_k_0", "new_v_0"]}
+
+    stages._widen_new_state(prepared, settings)
+
+    found = {name: (float(one.min_val), float(one.max_val)) for name, one in modules.items()}
+    assert found == {**seen, "of_b": (-4, 5)}

@@ -1,0 +1,192 @@
+"""The files for Hailo's compiler are valid ONNX, within its limits, and equal to torch. No chip is used."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.inspection.check import check_graph
+from whisperport.model.inspection.read_onnx import read_onnx
+from whisperport.model.network.whisper import Whisper, build_model
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import ProgramEntry
+from whisperport.program.dims import Dims
+from whisperport.program.runner import Runner
+from whisperport.program.spec import TensorSpec
+from whisperport.program.window import WindowOptions
+from whisperport.targets import RunOptions, get_target
+from whisperport.targets.options import parse_options
+from whisperport.targets.vendors.hailo.target import Hailo
+from whisperport.verification import LOWERED, compare
+
+from ....extent import core_or_all
+from ....published_dims import whisper_dims
+
+TOKENS = (50258, 50259, 50359, 50363, 11, 4711, 220, 51864)
+
+
+def sizes(width: int, layers: int, positions: int) -> Dims:
+    """Return the sizes of tiny and base with this number of encoder positions."""
+    return replace(whisper_dims(width, layers), n_audio_ctx=positions)
+
+
+def random_model(dims: Dims) -> Whisper:
+    """Make a model with random weights of gain about 1, also in biases and norms, so none is missed."""
+    generator = torch.Generator().manual_seed(0)
+    model = Whisper(dims).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() > 1:
+            parameter.copy_(noise / parameter[0].numel() ** 0.5)
+        else:
+            parameter.copy_(0.1 * noise + float("ln" in name and name.endswith("weight")))
+    return model
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Return the two programs of a model in the form for the compiler."""
+
+    model: Whisper
+    target: Hailo
+    entries: dict[str, ProgramEntry]
+    folder: Path
+    runners: dict[str, Runner]
+
+    def file(self, program: str) -> Path:
+        return self.folder / self.entries[program].files[0]
+
+
+def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) -> Lowered:
+    target = get_target(name)
+    target = target.configured(parse_options(target.lower_options, options, name))
+    assert isinstance(target, Hailo)
+    parts = Parts(model, [], target.uncached_form(model.dims))
+    programs = list(
+        whisper_programs(parts, ("encoder", "uncached_decoder"), target.spec.lowering.variants)
+    )
+    entries = target.lower(programs, folder, lambda _: None)
+    run = RunOptions(threads=1, options={f"{name}.emulate": "on"})
+    runners = target.load(folder, entries, run)
+    return Lowered(model, target, {e.spec.name: e for e in entries}, folder, runners)
+
+
+CASES: dict[str, Any] = {
+    "tiny at 10 s": ("hailo8l", {}, lambda: random_model(sizes(384, core_or_all(1, 4), 500))),
+    "base at 5 s": (
+        "hailo8",
+        {"encoder-opset": "13", "decoder-opset": "17", "positions": "graph"},
+        lambda: random_model(sizes(512, core_or_all(1, 6), 250)),
+    ),
+    "the embedded model": (
+        "hailo10h",
+        {"sequence-length": "64"},
+        lambda: build_model(
+            checkpoint := load_checkpoint("default"),
+            WindowOptions(seconds=10.0).of(checkpoint.dims),
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+    name, options, model = request.param
+    return lowered(model(), name, options, tmp_path_factory.mktemp("hailo"))
+
+
+def test_the_encoder_takes_an_image_of_one_row_and_agrees_with_torch(case: Lowered) -> None:
+    dims, runner = case.model.dims, case.runners["encoder"]
+    mel = np.random.default_rng(0).standard_normal((1, 80, 1, dims.n_frames)).astype(np.float32)
+
+    features = runner.run({"mel": mel})["features"]
+
+    expected = case.model.encode(torch.from_numpy(mel[:, :, 0])).numpy()
+    assert runner.spec.inputs == (TensorSpec("mel", (1, 80, 1, dims.n_frames)),)
+    assert features.shape == (1, dims.n_audio_ctx, dims.n_audio_state)
+    assert compare("features", features, expected, LOWERED["float32"])
+
+
+def test_the_uncached_decoder_gives_four_pieces_of_the_vocabulary_and_agrees_with_torch(
+    case: Lowered,
+) -> None:
+    dims, form = case.model.dims, case.target.uncached_form(case.model.dims)
+    random = np.random.default_rng(0)
+    features = random.standard_normal((1, dims.n_audio_ctx, dims.n_audio_state)).astype(np.float32)
+    rows = case.model.decoder.token_embedding.weight.numpy()[list(TOKENS)]
+    if form.positions == "host":
+        rows = rows + case.model.decoder.positional_embedding.numpy()[: len(TOKENS)]
+    image = random.standard_normal((1, dims.n_text_state, form.sequence_length)).astype(np.float32)
+    image[0, :, : len(TOKENS)] = rows.T
+    inputs = {"features": features, "embeddings": image.reshape(1, -1, *form.layout)}
+
+    pieces = case.runners["uncached_decoder"].run(inputs)
+
+    joined = np.concatenate(list(pieces.values()), axis=2)
+    cross_kv = case.model.cross_kv(torch.from_numpy(features), padded=False)
+    expected = case.model.logits(torch.tensor(TOKENS), cross_kv).numpy()
+    assert {name: piece.shape for name, piece in pieces.items()} == {
+        **{f"logits_{i}": (1, form.sequence_length, 12966) for i in range(3)},
+        "logits_3": (1, form.sequence_length, 12967),
+    }
+    assert joined.shape == (1, form.sequence_length, 51865)
+    assert compare("logits", joined[0, : len(TOKENS)], expected, LOWERED["float32"])
+
+
+@pytest.mark.parametrize("program", ["encoder", "uncached_decoder"])
+def test_check_refuses_nothing_and_warns_of_repeated_work_only(case: Lowered, program: str) -> None:
+    graph = read_onnx(case.file(program))
+
+    options = case.target.options
+    written = options.encoder_opset if program == "encoder" else options.decoder_opset
+    assert graph.opset == written
+    findings = check_graph(graph, case.target.spec).findings
+    # A decoder without KV cache projects the encoder's output in every run.
+    expected = {("WP601", "warning")} if program == "uncached_decoder" else set()
+    assert {(group.rule, group.kind) for group in findings} == expected
+
+
+@pytest.mark.parametrize("program", ["encoder", "uncached_decoder"])
+def test_the_file_is_valid_whole_and_static(case: Lowered, program: str) -> None:
+    path = case.file(program)
+
+    onnx.checker.check_model(str(path), full_check=True)
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    spec = case.entries[program].spec
+    values = (*graph.input, *graph.output, *graph.value_info)
+    kinds = {t.data_type for t in graph.initializer if len(t.dims) > 1}
+    assert kinds == {onnx.TensorProto.FLOAT}
+    assert all(t.data_location != onnx.TensorProto.EXTERNAL for t in graph.initializer)
+    assert all(d.HasField("dim_value") for v in values for d in v.type.tensor_type.shape.dim)
+    assert [i.name for i in graph.input] == [t.name for t in spec.inputs]
+    assert [o.name for o in graph.output] == [t.name for t in spec.outputs]
+    reshapes = [node for node in graph.node if node.op_type == "Reshape"]
+    assert not [a for node in reshapes for a in node.attribute if a.name == "allowzero" and a.i]
+
+
+def test_the_encoder_begins_with_a_convolution_of_rank_4_and_shapes_nothing_before(
+    case: Lowered,
+) -> None:
+    graph = read_onnx(case.file("encoder"))
+    convolutions = [node for node in graph.nodes if node.op == "conv"]
+
+    assert graph.nodes[0] is convolutions[0]
+    between = graph.nodes[: graph.nodes.index(convolutions[1])]
+    assert not {node.op for node in between} & {"reshape", "transpose", "unsqueeze", "squeeze"}
+    assert [node.inputs[1].shape[2:] for node in convolutions if node.inputs[1]] == [(1, 3)] * 2
+
+
+def test_a_model_script_lies_beside_each(case: Lowered) -> None:
+    for name, entry in case.entries.items():
+        assert entry.files == tuple(
+            f"{case.target.spec.name}/{name}{suffix}" for suffix in (".onnx", ".alls")
+        )
+        script = (case.folder / entry.files[1]).read_text()
+        assert "performance_param(" in script

@@ -1,0 +1,282 @@
+"""What whisperport asks of the compiler, and what it says if the compiler fails. No SDK is needed."""
+
+import os
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from whisperport.errors import UsageError
+from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.targets import get_target
+from whisperport.targets.compiler import CompileRequest
+from whisperport.targets.options import parse_options
+from whisperport.targets.toolchain import kit
+from whisperport.targets.vendors.rockchip import stages
+from whisperport.targets.vendors.rockchip.options import MISCOMPILING_RULE
+
+from ....micro import DIMS
+from .rknn_bytes import SPEC, rknn_bytes
+
+COMPILER = get_target("rk3588").compiler
+OPTIONS = COMPILER.options()
+
+
+def plan(precision: str = "fp16", **options: str) -> Any:
+    compiler = COMPILER.in_precision(precision)
+    chosen = parse_options(compiler.options, options, "rk3588")
+    need = compiler.emulation(SPEC, chosen)
+    request = CompileRequest(
+        spec=SPEC,
+        dims=DIMS,
+        options=chosen,
+        folder=Path("step"),
+        files=("step.onnx",),
+        arrays=("x.npy", "mask.npy") if compiler.calibration(SPEC, DIMS, chosen) else (),
+        emulation=tuple(f"{name}.npy" for name in need.inputs) if need else (),
+    )
+    return compiler.plan(request)
+
+
+# What it is asked for --------------------------------------------------------------------------------
+
+
+def test_the_rule_that_computes_wrong_results_is_turned_off_unless_asked():
+    assert plan().settings["disable_rules"] == [MISCOMPILING_RULE]
+    assert plan(**{"disable-rules": "none"}).settings["disable_rules"] == []
+    assert plan(**{"disable-rules": "a_rule,b2"}).settings["disable_rules"] == ["a_rule", "b2"]
+
+
+@pytest.mark.parametrize("rules", ["", "a, b", "a;b", ",", "../x"])
+def test_another_text_than_names_of_rules_is_a_usage_error(rules):
+    with pytest.raises(UsageError, match="disable-rules"):
+        plan(**{"disable-rules": rules})
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16", ""), ("w8a8", "w8a8"), ("w16a16", "w16a16i_dfp")]
+)
+def test_only_a_quantized_program_is_calibrated(precision, dtype):
+    planned = plan(precision)
+
+    assert planned.settings["quantized_dtype"] == dtype
+    assert bool(planned.settings["calibration"]) == bool(dtype)
+    (stage,) = planned.stages
+    assert ("x.npy" in stage.reads) == bool(dtype)
+    assert "step.rknn" in stage.writes
+
+
+def test_without_simulation_the_stage_reads_and_writes_nothing_of_it():
+    planned = plan(emulate="0")
+
+    assert planned.stages[0].reads == ("step.onnx",)
+    assert planned.settings["simulated_outputs"] == []
+    assert COMPILER.emulation(SPEC, OPTIONS).kind == "simulated"
+
+
+# The stage, with a fake of the SDK ---------------------------------------------------------------------
+
+
+LISTED = """custom_quantize_layers: {}
+quantize_parameters:
+    x:
+        dtype: float32
+    sum-rs:
+        dtype: int8
+    sum_2_mm_tp_sw:
+        dtype: int8
+    'node_norm#1':
+        dtype: int8
+    sums:
+        dtype: int8
+"""
+
+
+class FakeSdk:
+    """The calls of rknn-toolkit2 2.5.0 that the stage makes, by their names and keywords."""
+
+    codes: dict[str, int]
+    log: Path
+    seen: list[tuple[str, Any]]
+    outputs: list[np.ndarray] | None
+
+    def __init__(self, verbose: bool = False) -> None:
+        pass
+
+    def _called(self, name: str, given: Any) -> int:
+        self.seen.append((name, given))
+        code = self.codes.get(name, 0)
+        if code:
+            with self.log.open("a") as log:
+                log.write(f"\x1b[1;31mE\x1b[0m \x1b[1;31m{name}: not supported!\x1b[0m\n")
+        return code
+
+    def config(self, *, target_platform, optimization_level, disable_rules, quantized_dtype="w8a8"):
+        return self._called("config", (target_platform, tuple(disable_rules), quantized_dtype))
+
+    def load_onnx(self, model):
+        return self._called("load_onnx", Path(model).name)
+
+    def hybrid_quantization_step1(self, dataset):
+        Path("step.quantization.cfg").write_text(LISTED)
+        return self._called("step1", len(Path(dataset).read_text().splitlines()))
+
+    def hybrid_quantization_step2(self, model_input, data_input, model_quantization_cfg):
+        assert (Path(model_input).name, Path(data_input).name) == ("step.model", "step.data")
+        return self._called("step2", Path(model_quantization_cfg).read_text())
+
+    def build(self, do_quantization=True, dataset=None):
+        lines = Path(dataset).read_text().splitlines() if dataset else []
+        shapes = [[np.load(path).shape for path in line.split(" ")] for line in lines]
+        return self._called("build", (do_quantization, shapes))
+
+    def export_rknn(self, export_path):
+        code = self._called("export_rknn", Path(export_path).name)
+        if not code and self.codes.get("writes", 1):
+            Path(export_path).write_bytes(rknn_bytes())
+        return code
+
+    def init_runtime(self):
+        return self._called("init_runtime", None)
+
+    def inference(self, inputs, data_format):
+        self._called("inference", ([array.shape for array in inputs], data_format))
+        return self.outputs
+
+    def release(self):
+        self._called("release", None)
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSdk]:
+    fake = type("Fake", (FakeSdk,), {})
+    fake.codes, fake.log, fake.seen = {}, tmp_path / "compile.log", []
+    fake.outputs = [np.ones((1, 70), np.float16)]
+    package, api = types.ModuleType("rknn"), types.ModuleType("rknn.api")
+    api.RKNN = fake
+    monkeypatch.setitem(sys.modules, "rknn", package)
+    monkeypatch.setitem(sys.modules, "rknn.api", api)
+    monkeypatch.setattr(stages, "version", lambda: "2.5.0")
+    for array, shape in (("x", (1, 1, 8)), ("mask", (1, 1, 5))):
+        np.save(tmp_path / f"{array}.npy", np.zeros((3, *shape), np.float32))
+        np.save(tmp_path / f"simulated_{array}.npy", np.zeros((2, *shape), np.float32))
+    (tmp_path / "step.onnx").write_bytes(b"")
+    return fake
+
+
+def run_stage(folder: Path, planned: Any) -> None:
+    job = kit.Job(folder, "step", dict(planned.settings), COMPILER.settings())
+    stages.STAGES["compile"](job, kit)
+
+
+def test_the_stage_builds_quantized_and_simulates_every_sample(sdk, tmp_path):
+    before = os.getcwd()
+    run_stage(tmp_path, plan("w16a16"))
+
+    calls = dict(sdk.seen)
+    assert calls["config"] == ("rk3588", (MISCOMPILING_RULE,), "w16a16i_dfp")
+    assert calls["build"] == (True, [[(1, 1, 8), (1, 1, 5)]] * 3)
+    assert calls["inference"] == ([(1, 1, 8), (1, 1, 5)], ["nchw", "nchw"])
+    assert np.load(tmp_path / "simulated_output_logits.npy").shape == (2, 1, 70)
+    assert (tmp_path / "step.rknn").read_bytes() == rknn_bytes()
+    assert os.getcwd() == before
+    assert not list(tmp_path.glob("building-*"))  # files of the compiler's own
+
+
+def test_what_8_bits_ruin_is_built_in_float16_by_the_compilers_names(sdk, tmp_path):
+    planned = plan("w8a8")
+    run_stage(
+        tmp_path, replace(planned, settings={**planned.settings, "in_float": ["sum", "node_norm"]})
+    )
+
+    calls = dict(sdk.seen)
+    assert calls["step1"] == 3
+    in_float = "\n    sum-rs: float16\n    'node_norm#1': float16"
+    assert calls["step2"] == LISTED.replace(" {}", in_float)
+    assert "build" not in calls
+
+
+def test_only_an_encoder_in_8_bits_is_examined(tmp_path):
+    graph = onnx.parser.parse_graph(
+        """two (float[1,4,8] mel) => (float[1,4,8] features)
+        <float[8] b = {1,1,1,4000,1,1,1,1}>
+        { [scale] massive = Mul(mel, b)  [turn] turned = Transpose(massive)  [half] h = Abs(turned)
+          [back] features = Transpose(h)  [other] unused = Abs(mel) }"""
+    )
+    opset = onnx.helper.make_opsetid("", 19)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset]), tmp_path / "encoder.onnx")
+    np.save(tmp_path / "mel.npy", np.ones((2, 1, 4, 8), np.float32))
+    mel = (TensorSpec("mel", (1, 4, 8)),)
+    encoder = ProgramSpec("encoder", mel, (TensorSpec("features", (1, 4, 8)),))
+    request = CompileRequest(
+        spec=encoder,
+        dims=DIMS,
+        options=OPTIONS,
+        folder=tmp_path,
+        files=("encoder.onnx",),
+        arrays=("mel.npy",),
+    )
+
+    hybrid = COMPILER.in_precision("w8a8").plan(request)
+    off = replace(request, options=replace(OPTIONS, hybrid=False))
+
+    names = {"scale", "massive", "turn", "turned", "half", "h"}
+    assert set(hybrid.settings["in_float"]) == names
+    assert hybrid.notes[0].startswith("in float16 instead, with the operators that read it: ")
+    assert "channel 3 reaches 4000" in hybrid.notes[0]
+    for without in (off, replace(request, arrays=())):
+        precision = "w8a8" if without is off else "fp16"
+        assert COMPILER.in_precision(precision).plan(without).settings["in_float"] == ()
+
+
+def test_float_programs_are_built_without_a_data_set(sdk, tmp_path):
+    run_stage(tmp_path, plan(emulate="0"))
+
+    assert dict(sdk.seen)["build"] == (False, [])
+    assert "inference" not in dict(sdk.seen)
+
+
+@pytest.mark.parametrize("call", ["config", "load_onnx", "build", "export_rknn"])
+def test_a_return_code_is_an_error_with_the_compilers_own_words(sdk, tmp_path, call):
+    sdk.codes[call] = -1
+
+    with pytest.raises(stages.RejectedError, match=f"{call} returned -1: {call}: not supported!"):
+        run_stage(tmp_path, plan())
+
+    assert not (tmp_path / "step.rknn").exists()
+
+
+def test_a_file_that_was_not_written_is_an_error(sdk, tmp_path):
+    sdk.codes["writes"] = 0
+
+    with pytest.raises(kit.NotWrittenError, match=r"step\.rknn"):
+        run_stage(tmp_path, plan())
+
+
+@pytest.mark.parametrize("outputs", [None, [], [np.zeros(1)] * 2])
+def test_a_simulator_with_other_outputs_is_an_error(sdk, tmp_path, outputs):
+    sdk.outputs = outputs
+
+    with pytest.raises(kit.SimulationError, match="expected 1"):
+        run_stage(tmp_path, plan())
+
+    assert not (tmp_path / "step.rknn").exists()
+
+
+def test_errors_that_the_compiler_prints_and_ignores_become_a_note(sdk, tmp_path):
+    line = "E RKNN: [17:07:53.728] Unkown op target: 0\n"
+    sdk.log.write_text("I rknn building ...\n" + line + line + "I rknn building done.\n")
+    run_stage(tmp_path, plan())
+
+    (note,) = COMPILER.check(tmp_path / "step.rknn", SPEC)["notes"]
+
+    assert "2 times" in note
+    assert "'RKNN: Unkown op target: 0'" in note
+
+
+# A bundle without the SDK ------------------------------------------------------------------------------
