@@ -37,6 +37,7 @@ from whisperport.model.checkpoint import load_checkpoint as load_checkpoint
 from whisperport.program.bundle import Bundle as Bundle
 from whisperport.runtime import DecodeOptions as DecodeOptions
 from whisperport.runtime import Thresholds as Thresholds
+from whisperport.system.progress import reporting as reporting
 from whisperport.targets import RunOptions as RunOptions
 from whisperport.transcription import FeatureOptions as FeatureOptions
 from whisperport.transcription import FeatureStorage as FeatureStorage
@@ -52,7 +53,6 @@ from whisperport.transcription.live.transcriber import LiveTranscriber as LiveTr
 from whisperport.transcription.live.transcriber import LiveUpdate as LiveUpdate
 from whisperport.verification import Report as Report
 from whisperport.verification.bundle_check import verify as verify
-from whisperport.verification.diagnosis.device_inputs import DeviceInputs as DeviceInputs
 from whisperport.verification.diagnosis.device_inputs import (
     write_device_inputs as write_device_inputs,
 )

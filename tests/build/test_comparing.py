@@ -171,9 +171,7 @@ def test_what_a_child_process_returns_is_the_same(original, tmp_path, monkeypatc
     monkeypatch.setattr(
         module,
         "run_limited",
-        lambda job, arguments, limits, progress: json.loads(
-            json.dumps(module.compare_in_child(progress=progress, **arguments))
-        ),
+        lambda job, arguments, limits: json.loads(json.dumps(module.compare_in_child(**arguments))),
     )
 
     assert compare(original, faulty).to_json() == compare(original, faulty, TRUSTED).to_json()

@@ -13,6 +13,7 @@ import pytest
 from whisperport.apps.cli import watchdog
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, WhisperportError
+from whisperport.system.progress import reporting
 
 from . import watched_jobs as jobs
 
@@ -36,8 +37,8 @@ def logs_go_here(tmp_path, monkeypatch):
 def test_a_flood_is_not_seen_and_the_result_comes_back(out, capfd, caplog):
     stages = []
 
-    with caplog.at_level(logging.WARNING):
-        result = run_watched(jobs.floods, 21, out=out, progress=stages.append)
+    with caplog.at_level(logging.WARNING), reporting(stages.append):
+        result = run_watched(jobs.floods, 21, out=out)
 
     assert result == 42
     assert stages == ["flooding"]

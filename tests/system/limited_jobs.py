@@ -8,30 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import MissingPackageError
+from whisperport.system.progress import begin_stage
 
 
-def gives_back(progress: Any, **arguments: Any) -> Any:
-    progress("giving back")
+def gives_back(**arguments: Any) -> Any:
+    begin_stage("giving back")
     print("printed by Python")
     os.write(2, b"printed by a library\n")
     return {**arguments, "stdin": sys.stdin.read()}
 
 
-def never_ends(progress: Any, pid_file: str) -> None:
+def never_ends(pid_file: str) -> None:
     Path(pid_file).write_text(str(os.getpid()))
-    progress("looping")
+    begin_stage("looping")
     while True:
         time.sleep(0.01)
 
 
-def asks_for(progress: Any, size: int) -> int:
-    progress("asking")
+def asks_for(size: int) -> int:
+    begin_stage("asking")
     return len(bytearray(size))
 
 
-def grows_in_shared_memory(progress: Any, step: int) -> None:
+def grows_in_shared_memory(step: int) -> None:
     """Memory that the kernel does not count as data."""
-    progress("growing")
+    begin_stage("growing")
     kept = []
     while True:
         kept.append(mmap.mmap(-1, step))
@@ -39,17 +40,17 @@ def grows_in_shared_memory(progress: Any, step: int) -> None:
         time.sleep(0.02)
 
 
-def aborts(progress: Any) -> None:
-    progress("aborting")
+def aborts() -> None:
+    begin_stage("aborting")
     os.abort()
 
 
-def fails(progress: Any) -> None:
+def fails() -> None:
     raise MissingPackageError(
         "there is no runtime", why="it is not installed", hint="pip install x"
     )
 
 
-def raises(progress: Any) -> None:
-    progress("raising")
+def raises() -> None:
+    begin_stage("raising")
     raise KeyError("x\ny")

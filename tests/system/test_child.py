@@ -13,6 +13,7 @@ import pytest
 
 from whisperport.errors import MissingPackageError
 from whisperport.system.child import Limits, StoppedError, exit_reason, run_limited
+from whisperport.system.progress import reporting
 
 from ..processes import has_ended
 
@@ -48,6 +49,15 @@ def test_the_result_comes_back_to_any_thread_and_nothing_reaches_the_terminal(
     # then: standard input was empty
     assert answer == {**arguments, "stdin": ""}
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_stages_of_a_job_are_those_of_this_process() -> None:
+    stages: list[str] = []
+
+    with reporting(stages.append):
+        run("gives_back")
+
+    assert stages == ["giving back"]
 
 
 def test_a_job_without_end_is_ended_and_its_stage_is_named(tmp_path: Path) -> None:

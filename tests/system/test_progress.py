@@ -1,5 +1,7 @@
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 from rich.console import Console
@@ -7,7 +9,15 @@ from rich.progress import Progress
 
 from whisperport import verify
 from whisperport.apps.cli.console import AudioBar, RemainingColumn, Stages
-from whisperport.system.progress import LEAST_MEASURED_S, Counted, Remaining, remaining_text
+from whisperport.system.progress import (
+    LEAST_MEASURED_S,
+    Counted,
+    Remaining,
+    begin_stage,
+    prefixed,
+    remaining_text,
+    reporting,
+)
 
 
 class Clock:
@@ -122,6 +132,48 @@ def test_the_text_is_rounded_and_short(seconds, text):
     assert remaining_text(seconds) == text
 
 
+def test_a_stage_is_reported_to_the_innermost_context_and_after_it_to_the_outer_one():
+    outer: list[str] = []
+    inner: list[str] = []
+
+    with reporting(outer.append):
+        begin_stage("loading")
+        with reporting(inner.append), prefixed("encoder"):
+            begin_stage("lowering")
+        with prefixed("cpu"), prefixed("step"):
+            begin_stage("running")
+        begin_stage("writing")
+    begin_stage("reported to nobody")
+
+    assert outer == ["loading", "cpu: step: running", "writing"]
+    assert inner == ["encoder: lowering"]
+
+
+def test_a_prefix_without_a_context_reports_to_nobody():
+    with prefixed("encoder"):
+        begin_stage("lowering")
+
+
+def test_a_context_ends_with_an_error():
+    stages: list[str] = []
+
+    with pytest.raises(ZeroDivisionError), reporting(stages.append):
+        raise ZeroDivisionError
+    begin_stage("the next work")
+
+    assert stages == []
+
+
+def test_another_thread_reports_if_it_runs_in_a_copy_of_the_context():
+    stages: list[str] = []
+
+    with ThreadPoolExecutor(1) as pool, reporting(stages.append):
+        pool.submit(begin_stage, "work of somebody else").result()
+        pool.submit(copy_context().run, begin_stage, "work of this call").result()
+
+    assert stages == ["work of this call"]
+
+
 def test_a_counted_stage_is_its_name_and_keeps_its_count_between_processes():
     stage = Counted("transcribing a clip", 3, 18)
 
@@ -132,9 +184,11 @@ def test_a_counted_stage_is_its_name_and_keeps_its_count_between_processes():
 
 
 def test_a_verification_counts_its_clips(exported):
+    bundle = exported("onnxruntime")
     stages: list[str] = []
 
-    verify(exported("onnxruntime"), progress=stages.append)
+    with reporting(stages.append):
+        verify(bundle)
 
     clips = [stage for stage in stages if isinstance(stage, Counted)]
     assert [stage.n_finished for stage in clips] == list(range(len(clips)))

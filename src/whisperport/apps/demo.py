@@ -15,7 +15,7 @@ from whisperport.program.checks import Check
 from whisperport.runtime import DecodeOptions, Decoder, Engine
 from whisperport.speech.audio import load_audio, log_mel
 from whisperport.speech.data import embedded_model
-from whisperport.system.progress import Progress, prefixed
+from whisperport.system.progress import begin_stage, prefixed
 from whisperport.targets import RunOptions
 from whisperport.targets.preflight import requires_torch
 from whisperport.transcription import TranscribeOptions, Transcriber
@@ -91,7 +91,7 @@ class DemoRow:
         return sum((clip.whisper_errors for clip in self.transcribed), TextErrors())
 
 
-def choose_checkpoint(progress: Progress = lambda _: None) -> "tuple[Checkpoint | str, str]":
+def choose_checkpoint() -> "tuple[Checkpoint | str, str]":
     """Return OpenAI's tiny.en if a cache or the network has it, or else the name of the embedded model.
 
     Returns:
@@ -103,7 +103,7 @@ def choose_checkpoint(progress: Progress = lambda _: None) -> "tuple[Checkpoint 
     with requires_torch("run the demo"):
         from whisperport.model.checkpoint import load_checkpoint
 
-    progress(f"looking for {OFFICIAL}")
+    begin_stage(f"looking for {OFFICIAL}")
     try:
         return load_checkpoint(OFFICIAL), f"model: OpenAI's {OFFICIAL}, which was found"
     except (CheckpointError, MissingPackageError) as error:
@@ -117,7 +117,6 @@ def run_demo(
     targets: Sequence[str] = DEMO_TARGETS,
     *,
     threads: int | None = None,
-    progress: Progress = lambda _: None,
 ) -> list[DemoRow]:
     """Export a checkpoint for each target, verify the bundles, and transcribe the package's clips.
 
@@ -128,7 +127,6 @@ def run_demo(
         folder: folder of the bundles; each bundle has the name of its target.
         targets: names of the targets.
         threads: CPU threads per runtime, 1 to 1024. Default: None, one per core.
-        progress: called with the name of each stage, a few words.
 
     Raises:
         VerificationError, MissingPackageError: see `export`.
@@ -137,26 +135,19 @@ def run_demo(
     rows = []
     for target in targets:
         out = folder / target
-        bundle = export(
-            checkpoint,
-            target,
-            out,
-            ExportOptions(run=run),
-            progress=prefixed(progress, target),
-        )
-        rows.append(_row(bundle, target, out, run, progress, checkpoint == embedded_model.NAME))
+        with prefixed(target):
+            bundle = export(checkpoint, target, out, ExportOptions(run=run))
+            rows.append(_row(bundle, target, out, run, checkpoint == embedded_model.NAME))
     return rows
 
 
-def _row(
-    bundle: Bundle, target: str, out: Path, run: RunOptions, progress: Progress, embedded: bool
-) -> DemoRow:
+def _row(bundle: Bundle, target: str, out: Path, run: RunOptions, embedded: bool) -> DemoRow:
     report = Report.from_json(bundle.manifest.verification)
     transcriber = Transcriber(bundle, run)
     transcribed, processing, duration = [], 0.0, 0.0
     options = TranscribeOptions(decode=DecodeOptions(language="en"))
     for clip in shipped_audio() if embedded else shipped_audio()[:1]:
-        progress(f"{target}: transcribing {clip.path.name}")
+        begin_stage(f"transcribing {clip.path.name}")
         started = time.perf_counter()
         transcript = transcriber.transcribe(clip.path, options)
         processing += time.perf_counter() - started
@@ -170,7 +161,7 @@ def _row(
                 whisper_errors=whisper_text_errors(transcript.text, clip.text),
             )
         )
-    progress(f"{target}: measuring the encoder and the decoder")
+    begin_stage("measuring the encoder and the decoder")
     encoder_ms, token_ms = _median_times(transcriber.engine, transcribed[0].clip)
     facts = [entry.facts for entry in bundle.manifest.programs]
     return DemoRow(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.sizes import NO_SIZES, not_fixable
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import Target, get_target
 from whisperport.targets.partitioner import Partition
 from whisperport.targets.preflight import requires_torch
@@ -121,7 +121,7 @@ def check(
     target: str = "",
     *,
     sizes: Mapping[str, int] = NO_SIZES,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Checked:
     """Check a program against a target's limits. Neither the target's compiler nor the weights are needed.
 

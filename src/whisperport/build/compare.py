@@ -14,7 +14,7 @@ from whisperport.program.bundle import MANIFEST
 from whisperport.program.runner import Array
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage, reporting
 from whisperport.verification.compare import Comparison, compare_output
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
@@ -64,7 +64,7 @@ def compare(
     b: str | os.PathLike[str],
     options: CompareOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> ComparedPrograms:
     """Run two programs on the same inputs, and find the first layer at which they diverge.
 
@@ -99,9 +99,8 @@ def compare(
     inputs = None if options.inputs is None else os.fspath(options.inputs)
     arguments = {"a": a, "b": b, "inputs": inputs, "seed": options.seed}
     try:
-        result = run_limited(
-            "whisperport.build.compare:compare_in_child", arguments, limits, progress
-        )
+        with reporting(progress):
+            result = run_limited("whisperport.build.compare:compare_in_child", arguments, limits)
     except StoppedError as error:
         raise ProgramError(
             f"{a} and {b} cannot be compared",
@@ -124,12 +123,10 @@ def _value_of(members: dict[str, Any]) -> ComparedValue:
     return ComparedValue(**{**members, "between": between, "modules": modules})
 
 
-def compare_in_child(
-    *, progress: Progress, a: str, b: str, inputs: str | None, seed: int
-) -> dict[str, Any]:
+def compare_in_child(*, a: str, b: str, inputs: str | None, seed: int) -> dict[str, Any]:
     """Run `compare` in the child process, and return the result as JSON."""
     inputs_path = None if inputs is None else Path(inputs)
-    return asdict(_compare(a, b, CompareOptions(inputs=inputs_path, seed=seed), progress))
+    return asdict(_compare(a, b, CompareOptions(inputs=inputs_path, seed=seed), begin_stage))
 
 
 def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> ComparedPrograms:

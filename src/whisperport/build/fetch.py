@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, needs
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 
 
-def fetch(name: str, *, progress: Progress = lambda stage: None) -> Path:
+def fetch(name: str, *, progress: Progress = begin_stage) -> Path:
     """Find the weights of a name such as `tiny.en`, and download them if they are not on this machine.
 
     They are looked for in openai-whisper's cache (`~/.cache/whisper`, or `whisper` in `XDG_CACHE_HOME`), in

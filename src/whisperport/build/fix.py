@@ -16,7 +16,7 @@ from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
 from whisperport.program.sizes import NO_SIZES
 from whisperport.program.spec import FindingKind, Rejection, TargetSpec
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import get_target
 from whisperport.targets.preflight import within_memory_of
 from whisperport.verification.compare import Gate
@@ -185,7 +185,7 @@ def fix(
     inputs: Sequence[str | os.PathLike[str]] = (),
     sizes: Mapping[str, int] = NO_SIZES,
     trust: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Fixed:
     """Apply a target's rewrites to a copy of a program, built-in or third-party, and verify each.
 

@@ -13,7 +13,7 @@ from whisperport.program.bundle.origin import is_trusted
 from whisperport.runtime.engine.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage, reporting
 from whisperport.system.ranges import MAX_REPEAT
 from whisperport.targets import PROFILERS, get_target
 
@@ -67,7 +67,7 @@ class InspectOptions:
 
 
 def inspect(
-    path: Path, options: InspectOptions | None = None, *, progress: Progress = lambda _: None
+    path: Path, options: InspectOptions | None = None, *, progress: Progress = begin_stage
 ) -> "Inspected":
     """Run a compiled program, or all programs of a file or bundle, and list where each node ran.
 
@@ -96,9 +96,8 @@ def inspect(
     )
     arguments["inputs"] = None if options.inputs is None else os.fspath(options.inputs)
     try:
-        result = run_limited(
-            "whisperport.build.inspect:inspect_in_child", arguments, limits, progress
-        )
+        with reporting(progress):
+            result = run_limited("whisperport.build.inspect:inspect_in_child", arguments, limits)
     except StoppedError as error:
         raise ProgramError(
             f"{path.name} cannot be inspected",
@@ -113,13 +112,13 @@ def inspect(
 
 
 def inspect_in_child(
-    *, progress: Progress, path: str, inputs: str | None, programs: Sequence[str], **options: Any
+    *, path: str, inputs: str | None, programs: Sequence[str], **options: Any
 ) -> dict[str, Any]:
     """Run `inspect` in the child process, and return the result as JSON."""
     chosen = InspectOptions(
         inputs=None if inputs is None else Path(inputs), programs=tuple(programs), **options
     )
-    return asdict(_inspect(Path(path), chosen, progress))
+    return asdict(_inspect(Path(path), chosen, begin_stage))
 
 
 def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspected":

@@ -23,7 +23,7 @@ from whisperport.program.sizes import not_fixable
 from whisperport.program.spec import Limit, ProgramSpec
 from whisperport.system.option import Option
 from whisperport.system.outputs import Output, check_outputs, is_same
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.cpu.onnxruntime import OPSETS
 from whisperport.targets.options import parse_options
@@ -156,7 +156,7 @@ def lower(
     out: str | os.PathLike[str],
     options: LowerOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Lowered:
     """Lower one program for a target, compare it with the original program, and write it.
 

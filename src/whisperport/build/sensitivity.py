@@ -16,7 +16,7 @@ from whisperport.program.host_part import HostPart
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage, reporting
 from whisperport.targets.activations import SAMPLES
 from whisperport.targets.preflight import requires_torch
 from whisperport.verification.clips import shipped_audio
@@ -33,7 +33,7 @@ def sensitivity(
     program: str | os.PathLike[str],
     inputs: Path | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> list[dict[str, Any]]:
     """Return the activations of a program that one 8-bit scale ruins, and the others, the worst first.
 
@@ -66,9 +66,10 @@ def sensitivity(
     limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
     arguments = {"path": os.fspath(path), "inputs": None if inputs is None else os.fspath(inputs)}
     try:
-        rows: list[dict[str, Any]] = run_limited(
-            "whisperport.build.sensitivity:sensitivity_in_child", arguments, limits, progress
-        )
+        with reporting(progress):
+            rows: list[dict[str, Any]] = run_limited(
+                "whisperport.build.sensitivity:sensitivity_in_child", arguments, limits
+            )
     except StoppedError as error:
         raise ProgramError(
             f"{path.name} cannot be measured",
@@ -78,13 +79,11 @@ def sensitivity(
     return rows
 
 
-def sensitivity_in_child(
-    *, progress: Progress, path: str, inputs: str | None
-) -> list[dict[str, Any]]:
+def sensitivity_in_child(*, path: str, inputs: str | None) -> list[dict[str, Any]]:
     """Measure a file in the child process."""
     inputs_path = None if inputs is None else Path(inputs)
     if Path(path).suffix == ".onnx":
-        return _rows_of(Path(path), inputs_path, progress)
+        return _rows_of(Path(path), inputs_path, begin_stage)
     program = Path(path)
     from whisperport.model.trace.onnx_file import write_onnx_file
     from whisperport.model.trace.pt2 import read_pt2
@@ -92,7 +91,7 @@ def sensitivity_in_child(
     with TemporaryDirectory(prefix="whisperport-") as folder:
         written = Path(folder, f"{program.stem}.onnx")
         write_onnx_file(read_pt2(path), written)
-        return _rows_of(written, inputs_path, progress, program.name)
+        return _rows_of(written, inputs_path, begin_stage, program.name)
 
 
 def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Progress) -> Path:

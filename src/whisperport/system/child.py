@@ -38,7 +38,7 @@ from typing import IO, Any
 from whisperport import errors
 from whisperport.errors import WhisperportError
 from whisperport.system.cores import usable_cores
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage, reporting
 from whisperport.system.system_error import system_error
 
 POLL_S = 0.02  # interval of checking the child's memory; the child can fill about 0.2 GB in it
@@ -186,17 +186,15 @@ def threads_within(threads: int | None) -> int:
     return min(threads or usable_cores(), MAX_THREADS)
 
 
-def run_limited(
-    job: str, arguments: dict[str, Any], limits: Limits, progress: Progress = lambda _: None
-) -> Any:
+def run_limited(job: str, arguments: dict[str, Any], limits: Limits) -> Any:
     """Run a job in a child process with limits.
 
     Args:
-        job: "package.module:function" of this package. The function is called with `progress` and the
-            arguments as keywords. It imports its modules before it calls `progress` for the first time.
+        job: "package.module:function" of this package. The function is called with the arguments as
+            keywords. It imports its modules before its first stage begins. Its stages are also those of
+            this process.
         arguments: keyword arguments of the job; the values are JSON.
         limits: maximum memory and time.
-        progress: called with the name of each stage.
 
     Returns:
         The result of the job, after conversion to JSON and back.
@@ -213,7 +211,7 @@ def run_limited(
     except OSError as error:
         raise StoppedError(f"no process could be started: {error.strerror}") from error
     try:
-        child.wait(progress, START_S, limits.seconds, memory_bytes=limits.memory_bytes)
+        child.wait(START_S, limits.seconds, memory_bytes=limits.memory_bytes)
         if child.answer is None or ("result" in child.answer and child.exit_code()):
             raise StoppedError(exit_reason(child.exit_code()))
         return result_of(child.answer)
@@ -278,7 +276,6 @@ class Job(Child):
 
     def wait(
         self,
-        progress: Progress,
         start_s: float,
         seconds: float,
         *,
@@ -288,7 +285,6 @@ class Job(Child):
         """Receive messages until the process ends, or a while after its answer.
 
         Args:
-            progress: called with the name of each stage.
             start_s: maximum seconds until the first stage.
             seconds: maximum seconds from then on; or for each stage.
             each_stage: which of the two.
@@ -310,7 +306,7 @@ class Job(Child):
                     if each_stage or not self.stage:
                         deadline = time.monotonic() + seconds
                     self.stage = stage
-                    progress(stage)
+                    begin_stage(stage)
                 case {"warning": str(text)}:
                     log.warning("%s", text)
                 case answer if answer:
@@ -401,7 +397,7 @@ def serve(request: dict[str, Any]) -> None:
     else:
         _log_everything(send)
     try:
-        send(result=_run(request, lambda stage: send(stage=stage)))
+        send(result=_run(request, send))
     except WhisperportError as error:
         traceback.print_exc()
         _send_error(send, error)
@@ -419,19 +415,21 @@ def _send_error(send: "Sender", error: WhisperportError) -> None:
     send(kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint)
 
 
-def _run(request: dict[str, Any], progress: Progress) -> Any:
-    """Return the result of the job as JSON."""
-    if "job" in request:
-        module, _, function = request["job"].partition(":")
-        result = getattr(import_module(module), function)(progress=progress, **request["arguments"])
-        return json.loads(json.dumps(result))
+def _run(request: dict[str, Any], send: "Sender") -> Any:
+    """Return the result of the job as JSON, and send its stages."""
 
-    def logged(stage: str) -> None:
-        print(f"[{stage}]", flush=True)  # into the log
-        progress(stage)
+    def tell(stage: str) -> None:
+        if "log" in request:
+            print(f"[{stage}]", flush=True)  # into the log
+        send(stage=stage)
 
-    job, arguments = unpickled(request["pickled"])
-    return pickled(job(*arguments, progress=logged))
+    with reporting(tell):
+        if "job" in request:
+            module, _, function = request["job"].partition(":")
+            result = getattr(import_module(module), function)(**request["arguments"])
+            return json.loads(json.dumps(result))
+        job, arguments = unpickled(request["pickled"])
+        return pickled(job(*arguments))
 
 
 def pickled(value: Any) -> str:

@@ -1,7 +1,16 @@
-"""What long operations tell about their progress, and the remaining time estimated from it."""
+"""What long operations tell about their progress, and the remaining time estimated from it.
+
+A function that begins a stage calls `begin_stage`. Who wants to know of stages opens a context around the
+work, and no function between the two passes anything on:
+
+    with reporting(print):
+        export("tiny.en", "onnxruntime", "bundle")
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 Progress = Callable[[str], None]
 """Called with the name of each stage when the stage begins: a few words in lower case, for one line."""
@@ -29,9 +38,41 @@ class Counted(str):
         return stage
 
 
-def prefixed(progress: Progress, subject: str) -> Progress:
-    """Return a callback that reports each stage as one of a subject, such as a target."""
-    return lambda stage: progress(f"{subject}: {stage}")
+_listener: ContextVar[Progress | None] = ContextVar("listener", default=None)
+
+
+def begin_stage(name: str) -> None:
+    """Call the callback of `reporting`, if there is one, with the name of the stage that begins."""
+    if listener := _listener.get():
+        listener(name)
+
+
+@contextmanager
+def reporting(progress: Progress) -> Iterator[None]:
+    """Call `progress` with the name of each stage that begins in the block.
+
+    It replaces the callback of an outer block. Stages of another thread are not reported, unless the thread
+    runs in a copy of this context, as asyncio's tasks do.
+
+    Args:
+        progress: called with a few words in lower case, in the thread of the block.
+    """
+    if progress is begin_stage:  # a function that still has a parameter for it
+        yield
+        return
+    token = _listener.set(progress)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
+def prefixed(subject: str) -> Iterator[None]:
+    """Name in the block each stage as one of a subject, such as a target."""
+    listener = _listener.get() or (lambda _: None)
+    with reporting(lambda stage: listener(f"{subject}: {stage}")):
+        yield
 
 
 class Remaining:

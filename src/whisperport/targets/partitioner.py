@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Partitioner(ABC):
         """Return why the partitioner cannot be asked on this machine, with what to do; "" if it can."""
 
     @abstractmethod
-    def partition(self, path: Path, progress: Progress = lambda _: None) -> Partition:
+    def partition(self, path: Path, progress: Progress = begin_stage) -> Partition:
         """Ask the partitioner about a file, in a child process with limits on memory and time.
 
         Args:

@@ -19,7 +19,7 @@ from whisperport.runtime.engine.scores import Scores
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.speech.audio import log_mel
 from whisperport.speech.text import Tokenizer
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, Progress, begin_stage
 from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.verification.batch_check import batch_checks, bound_check, sum_checks
 from whisperport.verification.compare import Comparison, compare
@@ -48,7 +48,7 @@ def verify(
     run: RunOptions | None = None,
     clips: Sequence[str] = (),
     record: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Report:
     """Run a bundle on its reference clips, and compare arrays, tokens, words and isolation.
 
@@ -200,7 +200,7 @@ def check_words(
     bundle: Bundle,
     reference: Reference,
     run: RunOptions | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> list[Check]:
     """Transcribe the clips of a reference, which need not be the bundle's own, and compare the words."""
     session, decoded = _Session(bundle, run), list[Decoded]()
@@ -221,7 +221,7 @@ def check_decoded_features(
     decoder: Decoder,
     features: Sequence[np.ndarray],
     precision: str,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> list[Check]:
     """Decode given features with the bundle's decoder, and compare tokens and words.
 

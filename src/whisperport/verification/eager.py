@@ -13,7 +13,7 @@ from whisperport.program.spec import UncachedForm
 from whisperport.runtime import start_tokens
 from whisperport.speech.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
 from whisperport.speech.text import language_code
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, Progress, begin_stage
 from whisperport.verification.clips import Clip
 from whisperport.verification.loss import TORCH_PRECISIONS, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip
@@ -39,7 +39,7 @@ def run_eager(
     max_tokens: int = 32,
     uncached: UncachedForm | None = None,
     precisions: Iterable[str] = (),
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Reference:
     """Greedy decoding of every clip; every token is the choice of the model without a cache.
 

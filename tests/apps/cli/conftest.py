@@ -98,8 +98,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     import whisperport.apps.cli.import_
     import whisperport.apps.cli.lower
 
-    def run_here(job: Callable[..., Any], *arguments: Any, progress: Any, **_: Any) -> Any:
-        return job(*arguments, progress=progress)
+    def run_here(job: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        return job(*arguments)
 
     cli = whisperport.apps.cli
     for verb in (cli.compile, cli.export, cli.import_, cli.lower):

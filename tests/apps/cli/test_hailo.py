@@ -75,7 +75,7 @@ def test_import_says_what_was_not_done(run, exported, tmp_path, monkeypatch):
     made = SimpleNamespace(manifest=replace(manifest, programs=tuple(not_run)))
     monkeypatch.setattr(
         "whisperport.apps.cli.import_.run_import",
-        lambda *arguments, progress: given.append(arguments) or made,
+        lambda *arguments: given.append(arguments) or made,
     )
     out = tmp_path / "bundle"
 

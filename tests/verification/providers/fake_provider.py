@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.system.progress import begin_stage
 from whisperport.targets.onnx.runner import CPU
 from whisperport.verification.providers.session import CREATING, run_session
 
@@ -23,10 +24,10 @@ def run(**arguments: Any) -> dict[str, Any]:
     if fault == "crashes":
         with open(arguments["log"], "a", encoding="utf-8") as log:
             log.write("one\ntwo\nthree\nMDLA: Cannot support Float32 input\n")
-        arguments["progress"](CREATING)
+        begin_stage(CREATING)
         os.kill(os.getpid(), signal.SIGSEGV)
     if fault == "hangs":
-        arguments["progress"](CREATING)
+        begin_stage(CREATING)
         time.sleep(60)
     if fault == "raises":
         import onnxruntime

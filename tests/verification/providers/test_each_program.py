@@ -50,8 +50,8 @@ def on_provider(
     """`on_provider(provider, programs, options)`; inputs and outputs on the CPU are made once."""
     on_cpu = each_program._Sessions.on_cpu
 
-    def once(sessions: Any, name: str, progress: Any) -> Any:
-        return known.get(name) or known.setdefault(name, on_cpu(sessions, name, progress))
+    def once(sessions: Any, name: str) -> Any:
+        return known.get(name) or known.setdefault(name, on_cpu(sessions, name))
 
     monkeypatch.setattr(each_program, "record_inputs", lambda *_: recorded)
     monkeypatch.setattr(each_program._Sessions, "on_cpu", once)

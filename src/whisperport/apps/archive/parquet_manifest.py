@@ -12,7 +12,7 @@ from typing import Any
 
 from whisperport.errors import UsageError, needs
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 
 LIMITS = Limits(memory_bytes=2 * 2**30, seconds=600)
 MAX_ROWS = 10_000_000
@@ -46,12 +46,12 @@ def read_parquet(path: Path, max_text: int) -> Iterator[Mapping[str, Any]]:
             yield from map(json.loads, file)
 
 
-def convert(*, path: str, out: str, max_text: int, max_rows: int, progress: Progress) -> int:
+def convert(*, path: str, out: str, max_text: int, max_rows: int) -> int:
     """Write the rows as JSON lines, and return their number; runs in the child process."""
     with needs("cannot read Parquet: pyarrow is not installed", extra="archive"):
         import pyarrow as pa
         from pyarrow import parquet
-    progress("reading the manifest")
+    begin_stage("reading the manifest")
     n_rows = n_bytes = 0
     with parquet.ParquetFile(path) as file, open(out, "w", encoding="ascii") as lines:
         columns = [name for name in file.schema_arrow.names if name in COLUMNS]

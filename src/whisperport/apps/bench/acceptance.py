@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.runtime import Decoder, Engine
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.precision import coarsest, precisions
@@ -61,7 +61,7 @@ class AcceptanceRow:
 
 
 def check_accuracy(
-    bundle: Bundle, engine: Engine, run: RunOptions, progress: Progress = lambda _: None
+    bundle: Bundle, engine: Engine, run: RunOptions, progress: Progress = begin_stage
 ) -> tuple[Check, ...]:
     """Transcribe the clips of a bundle's reference with its loaded programs; compare tokens and words.
 

@@ -6,7 +6,7 @@ from typing import Any
 from whisperport.errors import WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 
@@ -36,10 +36,10 @@ def peak_memory_mib(
 
 
 def transcribe_alone(
-    progress: Progress, bundle: str, audio: str, word_timestamps: bool, run: dict[str, Any]
+    bundle: str, audio: str, word_timestamps: bool, run: dict[str, Any]
 ) -> float | None:
     """Transcribe a file, and return the peak memory of this process in MiB."""
-    progress("transcribing")
+    begin_stage("transcribing")
     transcriber = Transcriber(Bundle.open(bundle), RunOptions(**run))
     transcriber.transcribe(audio, TranscribeOptions(word_timestamps=word_timestamps))
     return _peak_of_this_process()

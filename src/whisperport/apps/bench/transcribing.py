@@ -22,7 +22,7 @@ from whisperport.program.checks import Check
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.runtime import Engine
 from whisperport.system.option import Option, check_ranges
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, Progress, begin_stage
 from whisperport.system.ranges import MAX_REPEAT
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
@@ -156,7 +156,7 @@ def run_bench(
     audio: Path,
     options: BenchOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> list[BenchResult]:
     """Measure bundles on one audio file.
 

@@ -96,11 +96,9 @@ def compile_verb(
     out = options.out or path
     # `resolve` gives a bundle such as `.` its name.
     log = out.absolute().parent / f"{out.resolve().name}.compile"
-    with stages() as progress:
+    with stages():
         job = (run_compile, path, options)
-        compiled = run_watched(
-            *job, out=log, writes=out, progress=progress, stall_s=60 * stall_after
-        )
+        compiled = run_watched(*job, out=log, writes=out, stall_s=60 * stall_after)
     if as_json:
         print_json([_to_json(program) for program in compiled.programs])
     else:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from whisperport.errors import WhisperportError
 from whisperport.system.printable import escaped_json, is_printable, printable
-from whisperport.system.progress import Counted, Remaining, remaining_text
+from whisperport.system.progress import Counted, Remaining, remaining_text, reporting
 
 WIDTH = 100  # columns of output that does not go to a terminal
 MIN_REPORTED_S = 1.0  # the time of a shorter stage is not printed
@@ -232,7 +232,8 @@ def stages() -> Iterator[Stages]:
     """Show the progress of work in stages on stderr."""
     if not shows_progress():
         shown = Stages(None)
-        yield shown
+        with reporting(shown):
+            yield shown
         shown.finish()
         return
     columns = (
@@ -243,7 +244,8 @@ def stages() -> Iterator[Stages]:
     )
     with Progress(*columns, console=stderr, transient=True) as progress:
         shown = Stages(progress)
-        yield shown
+        with reporting(shown):
+            yield shown
         shown.finish()
 
 

@@ -80,9 +80,9 @@ def demo(out: Path, targets: tuple[str, ...], threads: int | None, as_json: bool
     """
     for target in targets:
         _check_installed(target)
-    with stages() as progress:
-        checkpoint, which = choose_checkpoint(progress)
-        rows = run_demo(checkpoint, out, targets, threads=threads, progress=progress)
+    with stages():
+        checkpoint, which = choose_checkpoint()
+        rows = run_demo(checkpoint, out, targets, threads=threads)
     print_note(which)
     if as_json:
         print_json([_as_json(row) for row in rows])

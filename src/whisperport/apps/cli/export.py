@@ -145,12 +145,11 @@ def export(
     )
     options.window.check(published_dims(checkpoint))  # here too: the child imports torch first
     check_writable(out)
-    with stages() as progress:
+    with stages():
         searched: Searched = run_watched(
             partial(export_best, max_increase=max_wer_increase / 100),
             *(checkpoint, target, out, options),
             out=out,
-            progress=progress,
             stall_s=60 * stall_after,
         )
     bundle = searched.bundle

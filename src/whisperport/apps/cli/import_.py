@@ -81,11 +81,9 @@ def import_verb(
         run=RunOptions(threads=threads),
         **field_values(ImportOptions, chosen),
     )
-    with stages() as progress:
+    with stages():
         job = (run_import, artifact, checkpoint, out, options)
-        bundle = run_watched(
-            *job, out=out, writes=prepared_at(out), progress=progress, stall_s=60 * stall_after
-        )
+        bundle = run_watched(*job, out=out, writes=prepared_at(out), stall_s=60 * stall_after)
     manifest = bundle.manifest
     if as_json:
         print_json(manifest_json(manifest))

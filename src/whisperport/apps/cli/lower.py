@@ -84,9 +84,9 @@ def lower(
         trust=trust,
         run=RunOptions(threads=threads),
     )
-    with stages() as progress:
+    with stages():
         job = (run_lower, program, target, out, options)
-        lowered = run_watched(*job, out=out, progress=progress, stall_s=60 * stall_after)
+        lowered = run_watched(*job, out=out, stall_s=60 * stall_after)
     if as_json:
         print_json(lowered.to_json())
     else:

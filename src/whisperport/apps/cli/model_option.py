@@ -79,8 +79,8 @@ def bundle_of_model(model: str) -> Bundle:
     if bundle is None:
         folder = cache_folder()
         print_note(f"exporting {model}, once; its bundle is kept in {folder}")
-        with stages() as progress:
-            bundle = run_watched(bundle_of, model, out=folder / "export", progress=progress)
+        with stages():
+            bundle = run_watched(bundle_of, model, out=folder / "export")
     assert isinstance(bundle, Bundle)
     return bundle
 

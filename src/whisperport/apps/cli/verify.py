@@ -145,8 +145,8 @@ def verify(
 
 def _on_provider(bundle: Path, run: RunOptions, *, as_json: bool) -> None:
     """Run each program on an execution provider; exit with status 1 if none can run there."""
-    with stages() as progress:
-        report = verify_each_program(bundle, run, progress=progress)
+    with stages():
+        report = verify_each_program(bundle, run)
     if as_json:
         print_json(report.to_json())
     else:

@@ -27,7 +27,6 @@ from whisperport.system.child import (
     result_of,
     unpickled,
 )
-from whisperport.system.progress import Progress
 from whisperport.system.ranges import check_range
 
 STARTING = "starting"  # the stage before the first one that the job reports
@@ -43,10 +42,11 @@ def run_watched(
     *arguments: Any,
     out: Path,
     writes: Path | None = None,
-    progress: Progress = lambda _: None,
     stall_s: float = STALL_S,
 ) -> Any:
-    """Call `job(*arguments, progress=...)` in a child process, and return its result.
+    """Call `job(*arguments)` in a child process, and return its result.
+
+    Its stages are also those of this process.
 
     Args:
         job: a function defined at the top level of a module. Its arguments and result can be pickled.
@@ -54,7 +54,6 @@ def run_watched(
         out: file or folder that the job writes. The log of a failure is written beside it, to `OUT.log`.
         writes: another output of the job. Its temporary files are deleted too if the job is killed.
             Default: None.
-        progress: called with the name of each stage, a few words.
         stall_s: time in seconds without a new stage after which the job is stopped, 0 to `MAX_STALL_S`.
             Default: 1800, 30 minutes.
 
@@ -71,7 +70,7 @@ def run_watched(
         with os.fdopen(descriptor, "wb") as stderr:
             child = Job({"pickled": pickled((job, arguments)), "log": name}, stderr)
         try:
-            return _result(child, progress, stall_s)
+            return _result(child, stall_s)
         finally:
             # As long as it only imports modules, it has nothing to clean up.
             child.end(GRACE_S if child.stage else 0.0)
@@ -88,11 +87,11 @@ def run_watched(
             log.unlink(missing_ok=True)
 
 
-def _result(child: Job, progress: Progress, stall_s: float) -> Any:
+def _result(child: Job, stall_s: float) -> Any:
     """Wait until the job ends, and return its result or raise its error."""
     start_s = max(stall_s, START_S)
     try:
-        child.wait(progress, start_s, stall_s, each_stage=True)
+        child.wait(start_s, stall_s, each_stage=True)
         if child.answer is None:
             raise _died(child)
         return unpickled(result_of(child.answer))

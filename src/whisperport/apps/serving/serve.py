@@ -5,7 +5,7 @@ import os
 from whisperport.apps.serving.options import ServeOptions
 from whisperport.errors import needs
 from whisperport.program.bundle import Bundle
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 
@@ -15,7 +15,7 @@ def serve(
     options: ServeOptions | None = None,
     run: RunOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> None:
     """Serve OpenAI's transcription API until SIGTERM or Ctrl-C, which let running requests finish.
 

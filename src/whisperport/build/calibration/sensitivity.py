@@ -15,7 +15,7 @@ import numpy as np
 
 from whisperport.errors import ProgramError
 from whisperport.program.runner import Array
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, Progress, begin_stage
 from whisperport.targets.activations import MIN_SQNR_DB, Activation
 from whisperport.targets.onnx.activations import OnnxActivations
 from whisperport.verification.loss import loss_of
@@ -57,7 +57,7 @@ def sensitivities(
     samples: Sequence[Mapping[str, Array]],
     *,
     worst: int = WORST,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> list[Sensitivity]:
     """Return the activations of a program, the one whose typical values lose most first.
 

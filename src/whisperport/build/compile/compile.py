@@ -20,7 +20,7 @@ from whisperport.build.compile.work_folder import work_folder
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.system.outputs import is_inside, is_same
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import TARGETS
 
 
@@ -28,7 +28,7 @@ def compile(
     path: str | os.PathLike[str],
     options: CompileOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Compiled:
     """Compile every program of a bundle whose target has a vendor's compiler, or one lowered program.
 

@@ -20,7 +20,7 @@ from whisperport.program.bundle.staging import staging
 from whisperport.program.program_kind import ENCODER, UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import by_target, with_target
@@ -78,7 +78,7 @@ def import_artifact(
     out: str | os.PathLike[str],
     options: ImportOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Bundle:
     """Write a bundle with a compiled encoder from a vendor; export the other programs from a checkpoint.
 

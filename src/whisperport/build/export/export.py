@@ -42,7 +42,7 @@ from whisperport.program.spec import TargetSpec, UncachedForm
 from whisperport.program.window import Window, WindowOptions
 from whisperport.system.option import Option
 from whisperport.system.process import return_freed_memory
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.preflight import check_fits, estimate_export, requires_torch
 from whisperport.verification import machine, versions
@@ -151,7 +151,7 @@ def export(
     out: str | os.PathLike[str],
     options: ExportOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Bundle:
     """Lower every program of a checkpoint, verify that the result still transcribes, and write a bundle.
 

@@ -10,7 +10,7 @@ from whisperport.program.bundle import ProgramEntry
 from whisperport.program.generation import Generation
 from whisperport.program.program_kind import COARSE_PROJECTION, ENCODER, PREFILL, VOCAB_PROJECTION
 from whisperport.program.spec import UncachedForm
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import Target
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
@@ -26,7 +26,7 @@ def lower_programs(
     request: PlacementRequest,
     names: Sequence[str],
     folder: Path,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> list[ProgramEntry]:
     """Trace, rewrite and lower single programs of a model to a folder, without a verification.
 

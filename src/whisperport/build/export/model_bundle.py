@@ -25,7 +25,7 @@ from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.speech.data import embedded_model
 from whisperport.system.atomic import write_atomic
 from whisperport.system.locking import waiting_for_lock
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.build.export.export import ExportOptions
@@ -42,7 +42,7 @@ class EmbeddedModelWarning(UserWarning):
 
 
 def open_bundle(
-    bundle: Bundle | str | os.PathLike[str] | None, *, progress: Progress = lambda _: None
+    bundle: Bundle | str | os.PathLike[str] | None, *, progress: Progress = begin_stage
 ) -> Bundle:
     """Open a bundle, or the bundle of a model that is given by name.
 
@@ -89,7 +89,7 @@ def bundle_of_environment() -> Path:
     )
 
 
-def bundle_of(model: str, *, progress: Progress = lambda _: None) -> Bundle:
+def bundle_of(model: str, *, progress: Progress = begin_stage) -> Bundle:
     """Return the bundle of a model, which is exported at the first call and then read from the cache.
 
     It is exported for the CPU with ONNX Runtime. Another process that needs the same bundle waits.

@@ -19,7 +19,7 @@ from whisperport.build.search.fastest import export_fastest
 from whisperport.build.search.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError
 from whisperport.program.program_kind import ENCODER
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ def export_best(
     options: ExportOptions | None = None,
     *,
     max_increase: float = 0.005,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Searched:
     """Export a checkpoint to the best verified bundle, where a target or a precision is "auto".
 

@@ -17,7 +17,7 @@ from whisperport.model.checkpoint.openai import load_pt
 from whisperport.model.checkpoint.other_forms import reject_other_file
 from whisperport.model.checkpoint.sizes import shorten
 from whisperport.speech.data import embedded_model
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use
@@ -25,7 +25,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def load_checkpoint(
-    source: str | Path, *, revision: str | None = None, progress: Progress = lambda stage: None
+    source: str | Path, *, revision: str | None = None, progress: Progress = begin_stage
 ) -> Checkpoint:
     """Load a Whisper checkpoint.
 

@@ -13,7 +13,7 @@ from whisperport.model.inspection.tflite_signatures import copy_of_program, read
 from whisperport.program.bundle import MANIFEST, Bundle, ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.profiling import Profile, ProfileOptions, Profiler, readable_formats
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.system.regular_file import other_kind
 
 HEAD_BYTES = 512  # of a file, which tell its format
@@ -52,7 +52,7 @@ def inspect_lowered(
     reasons: Reasons,
     profilers: Sequence[Profiler] = (),
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Inspected:
     """Run the compiled programs of a file or bundle, and report where each node ran and how long it took.
 

@@ -31,7 +31,7 @@ from whisperport.program.bundle.origin import is_recorded, is_trusted, record
 from whisperport.program.runner import Runner
 from whisperport.runtime.engine.loading import load_runners
 from whisperport.system.child import Limits, StoppedError, first_line, run_limited, threads_within
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage, reporting
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.options import with_target
 
@@ -86,7 +86,8 @@ def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
         "`--trust` loads it without a trial run"
     )
     try:
-        run_limited("whisperport.runtime.engine.trial:run_once", arguments, limits)
+        with reporting(lambda _: None):  # the caller's stages are not those of this check
+            run_limited("whisperport.runtime.engine.trial:run_once", arguments, limits)
     except StoppedError as error:
         raise BundleError(
             f"the bundle {bundle.folder} failed its trial run", why=str(error), hint=unlimited
@@ -97,9 +98,7 @@ def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
         raise BundleError(error.what, why=error.why, hint=unlimited) from error
 
 
-def run_once(
-    *, progress: Progress, folder: str, checksum: str, threads: int | None, options: dict[str, str]
-) -> None:
+def run_once(*, folder: str, checksum: str, threads: int | None, options: dict[str, str]) -> None:
     """Load the bundle as `load_engine` does, and run each program on zeros. Runs in the child process."""
     from whisperport.speech.text import Tokenizer
 
@@ -111,11 +110,11 @@ def run_once(
     run = RunOptions(threads=threads_within(threads), options=_options_of(names, options))
     for name in names:  # import the runtimes first: their time is not the bundle's
         get_target(name).load(bundle.folder, [], run)
-    progress("loading the tokenizer")
+    begin_stage("loading the tokenizer")
     Tokenizer.from_json(bundle.tokenizer_json(), bundle.manifest.generation)
-    progress("loading the programs")
+    begin_stage("loading the programs")
     for name, runner in load_runners(bundle, run).items():
-        progress(f"running `{name}`")
+        begin_stage(f"running `{name}`")
         _run_on_zeros(runner)
 
 

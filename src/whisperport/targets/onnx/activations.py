@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.program.runner import Array
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, Progress, begin_stage
 from whisperport.targets.activations import Activation
 
 if TYPE_CHECKING:  # boards have no package onnx
@@ -73,7 +73,7 @@ class OnnxActivations:
         self,
         tensors: Collection[str],
         samples: Sequence[Mapping[str, Array]],
-        progress: Progress = lambda _: None,
+        progress: Progress = begin_stage,
     ) -> dict[str, Activation]:
         """Return the activations of these names over all samples: name of an input -> array."""
         found: dict[str, Activation] = {}

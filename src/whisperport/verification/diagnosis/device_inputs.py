@@ -23,7 +23,7 @@ from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array
 from whisperport.program.spec import TensorSpec
 from whisperport.system.atomic import flush_folder, write_atomic
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.verification.diagnosis.expected import Quantization
 from whisperport.verification.diagnosis.expected_outputs import (
@@ -65,7 +65,7 @@ def write_device_inputs(
     options: DiagnoseOptions | None = None,
     *,
     clips: Sequence[str] = (),
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> DeviceInputs:
     """Write the inputs of one program for clips of the reference, and the outputs that are expected.
 

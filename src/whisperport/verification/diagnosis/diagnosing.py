@@ -14,7 +14,7 @@ from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification.compare import Comparison, Gate, compare
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
@@ -81,7 +81,7 @@ def diagnose(
     output: DeviceOutput | Mapping[str, DeviceOutput],
     options: DiagnoseOptions | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Diagnosis:
     """Compare the output of a device with the expected output, and name the causes of a difference.
 

@@ -14,7 +14,7 @@ from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import Engine
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import other_features, reference_mel
 from whisperport.verification.diagnosis.causes import CauseCode
@@ -46,7 +46,7 @@ def expected_outputs(
     precision: str = "",
     of_float32: str = "fp16",
     run: RunOptions | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> Expected:
     """Return the expected outputs of a program for one clip of the bundle's reference.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from whisperport.errors import UsageError
 from whisperport.program.runner import Array
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.verification.diagnosis.expected import Expected, ExpectedTensor
@@ -50,7 +50,7 @@ class LayerComparison:
 
 
 def compare_layers(
-    device: Path, reference: Path, *, progress: Progress = lambda _: None
+    device: Path, reference: Path, *, progress: Progress = begin_stage
 ) -> tuple[LayerComparison, ...]:
     """Compare every layer of the reference that the device dumped, in the natural order of the names.
 

@@ -11,7 +11,7 @@ from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
@@ -179,7 +179,7 @@ def storage_by_example(
     clip: str = "",
     *,
     run: RunOptions | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = begin_stage,
 ) -> tuple[FeatureStorage, tuple[str, ...]]:
     """Find out how a device stores features, by its output for a reference clip of the bundle.
 

@@ -26,7 +26,7 @@ from whisperport.runtime import (
     start_tokens,
 )
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress, prefixed
+from whisperport.system.progress import begin_stage, prefixed
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.cpu.onnxruntime import ProviderOptions
 from whisperport.targets.execution_provider import ExecutionProvider
@@ -48,12 +48,7 @@ MESSAGES = 3  # last lines of the native libraries' messages that are kept
 TAIL_BYTES = 8192  # of these messages
 
 
-def verify_each_program(
-    bundle: Bundle | str | os.PathLike[str],
-    run: RunOptions,
-    *,
-    progress: Progress = lambda _: None,
-) -> ProviderReport:
+def verify_each_program(bundle: Bundle | str | os.PathLike[str], run: RunOptions) -> ProviderReport:
     """Run each ONNX program of a bundle on an execution provider, and compare it with the CPU provider.
 
     Each session is created in a process of its own, with limits on memory and time, so that a crash is a
@@ -65,7 +60,6 @@ def verify_each_program(
         run: the option `onnxruntime.provider` names the execution provider. Its options
             `onnxruntime.provider-options` replace those of every trial, and
             `onnxruntime.provider-programs` names the programs to try; default: all.
-        progress: called with a line for each stage.
 
     Returns:
         The trials, and which programs to run on the provider; True if one of them can run there.
@@ -88,7 +82,7 @@ def verify_each_program(
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     entries = _entries(opened, provider_options)
     facts = _facts(provider_options.provider)
-    progress("collecting inputs on the CPU")
+    begin_stage("collecting inputs on the CPU")
     clip, recorded = record_inputs(opened, RunOptions(threads=run.threads, trust=run.trust))
     used = [entry.spec.name for entry in entries if entry.spec.name in recorded]
     with tempfile.TemporaryDirectory(prefix="whisperport-") as work:
@@ -96,11 +90,11 @@ def verify_each_program(
         expected = {}
         for name in used:
             sessions.write_inputs(name, recorded[name].inputs)
-            expected[name] = sessions.on_cpu(name, progress)
+            expected[name] = sessions.on_cpu(name)
         trials = []
         for options in facts.option_sets(pairs):
             for name in used:
-                ran = sessions.run(name, provider_options.provider, options, progress)
+                ran = sessions.run(name, provider_options.provider, options)
                 calls = recorded[name].calls
                 trials.append(_trial(name, calls, options, ran, expected[name], facts))
     return ProviderReport(
@@ -135,9 +129,9 @@ class _Sessions:
     def write_inputs(self, program: str, inputs: Mapping[str, Array]) -> None:
         np.savez(self.work / f"{program}.inputs.npz", allow_pickle=False, **dict(inputs))
 
-    def on_cpu(self, program: str, progress: Progress) -> _Ran:
+    def on_cpu(self, program: str) -> _Ran:
         """Run a program on the CPU provider, whose outputs are the reference."""
-        ran = self.run(program, CPU, {}, progress)
+        ran = self.run(program, CPU, {})
         if ran.failure:
             raise BundleError(
                 f"ONNX Runtime's CPU provider cannot run `{program}`",
@@ -146,9 +140,7 @@ class _Sessions:
             )
         return ran
 
-    def run(
-        self, program: str, provider: str, options: Mapping[str, str], progress: Progress
-    ) -> _Ran:
+    def run(self, program: str, provider: str, options: Mapping[str, str]) -> _Ran:
         """Run a program on a provider."""
         outputs, log = self.work / "outputs.npz", self.work / "messages"
         for file in (outputs, log):
@@ -166,8 +158,8 @@ class _Sessions:
         }
 
         try:
-            report = prefixed(progress, f"{program} on {provider}")
-            result = run_limited(JOB, arguments, _limits(), report)
+            with prefixed(f"{program} on {provider}"):
+                result = run_limited(JOB, arguments, _limits())
         except StoppedError as error:
             return _Ran({}, {}, str(error), _last_messages(log))
         if "failed" in result:

@@ -22,7 +22,7 @@ from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Array
 from whisperport.system.child import first_line
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.onnx.runner import require_provider, session_settings
 
 CREATING, FIRST_RUN, RUNNING = "creating the session", "first run", "repeated runs"
@@ -32,7 +32,6 @@ KERNEL = "_kernel_time"  # the end of the name of a node's entry in the trace
 
 def run_session(
     *,
-    progress: Progress,
     folder: str,
     program: str,
     provider: str,
@@ -66,7 +65,7 @@ def run_session(
     _redirect_messages(log)
     stage = CREATING
     try:
-        progress(stage)
+        begin_stage(stage)
         with tempfile.TemporaryDirectory() as traces:
             settings = session_settings(ort, threads)
             settings.log_severity_level = 2  # warnings: providers tell there why they decline nodes
@@ -81,13 +80,13 @@ def run_session(
             )
             create_s = time.perf_counter() - started
             stage = FIRST_RUN
-            progress(stage)
+            begin_stage(stage)
             names = [value.name for value in session.get_outputs()]
             first = dict(zip(names, session.run(names, feed), strict=True))
             trace = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         np.savez(outputs, **first)
         stage = RUNNING
-        progress(stage)
+        begin_stage(stage)
         times, deviation = _repeated(session, names, feed, first, repeat)
     except WhisperportError:
         raise

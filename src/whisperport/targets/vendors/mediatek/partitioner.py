@@ -24,7 +24,7 @@ from typing import Any, final
 
 from whisperport.errors import LoweringError, ProgramError
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, begin_stage
 from whisperport.system.regular_file import other_kind
 from whisperport.targets.partitioner import Declined, Partition, Partitioner
 from whisperport.targets.vendors.mediatek.chips import Chip
@@ -76,7 +76,7 @@ class LiteRtPartitioner(Partitioner):
             )
         return ""
 
-    def partition(self, path: Path, progress: Progress = lambda _: None) -> Partition:
+    def partition(self, path: Path, progress: Progress = begin_stage) -> Partition:
         if reason := self.unavailable():
             raise LoweringError(f"{self.title} cannot be asked on this machine", why=reason)
         if kind := other_kind(path) or ("" if path.exists() else "missing"):
@@ -92,7 +92,7 @@ class LiteRtPartitioner(Partitioner):
         job = f"{__name__}:ask"
         arguments = {"path": os.fspath(path.resolve()), "soc": self._chip.litert_soc.lower()}
         try:
-            answer = run_limited(job, arguments, limits, progress)
+            answer = run_limited(job, arguments, limits)
         except StoppedError as error:
             raise ProgramError(
                 f"{self.title} did not finish with {path.name}",
@@ -108,7 +108,7 @@ class LiteRtPartitioner(Partitioner):
         )
 
 
-def ask(progress: Progress, path: str, soc: str) -> dict[str, Any]:
+def ask(path: str, soc: str) -> dict[str, Any]:
     """Ask the plugin about a file. Runs in a child process with limits; returns JSON.
 
     Args:
@@ -123,12 +123,12 @@ def ask(progress: Progress, path: str, soc: str) -> dict[str, Any]:
 
     from whisperport.model.inspection.read_tflite import list_operators
 
-    progress("reading the file")
+    begin_stage("reading the file")
     before = list_operators(Path(path))
     with tempfile.TemporaryDirectory(prefix="whisperport-") as temporary:
         folder = Path(temporary)
         _build_stub(folder)
-        progress("asking the partitioner")
+        begin_stage("asking the partitioner")
         output = _run(Path(path), soc, folder)
         answers = _numbers(output)
         for index, (_, total, _) in answers.items():
