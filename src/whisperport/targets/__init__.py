@@ -45,19 +45,19 @@ def get_target(name: str) -> Target:
     Raises:
         UsageError: there is no such target.
     """
-    others: list[Target] = []
+    known: list[Target] = []
     for target in globals().get("TARGETS") or _one_by_one():
         if target.spec.name == name:
-            found: Target = target
-            return found
-        others.append(target)
-    near = similar_targets(name, others)
+            match: Target = target
+            return match
+        known.append(target)
+    near = similar_targets(name, known)
     raise UsageError(
         f"there is no target `{name[:40]}`",
         why=f"the targets with a similar name or description are {', '.join(near)}" if near else "",
         hint="choose one of these; `whisperport targets` describes all targets"
         if near
-        else f"targets are {', '.join(one.spec.name for one in others)}",
+        else f"targets are {', '.join(candidate.spec.name for candidate in known)}",
     )
 
 
@@ -68,9 +68,13 @@ def similar_targets(name: str, targets: Sequence[Target]) -> list[str]:
     a summary says after a semicolon is about another processor, which runs the rest.
     """
     word = name.lower()
-    if meant := [one.spec.name for one in targets if len(word) > 2 and word in _words(one)]:
+    if meant := [
+        target.spec.name for target in targets if len(word) > 2 and word in _words(target)
+    ]:
         return meant
-    return difflib.get_close_matches(word, [one.spec.name for one in targets], n=3, cutoff=0.8)
+    return difflib.get_close_matches(
+        word, [target.spec.name for target in targets], n=3, cutoff=0.8
+    )
 
 
 def _words(target: Target) -> str:
@@ -91,11 +95,11 @@ def __getattr__(name: str) -> Any:
     if name == "TARGETS":
         value: Any = tuple(_one_by_one())
     elif name == "PROFILERS":
-        value = tuple(one.profiler for one in _one_by_one() if one.profiler is not None)
+        value = tuple(target.profiler for target in _one_by_one() if target.profiler is not None)
     elif name == "RUNTIMES":
         value = tuple(
             dict.fromkeys(
-                one.spec.software.runtime for one in _one_by_one() if one.compiler is None
+                target.spec.software.runtime for target in _one_by_one() if target.compiler is None
             )
         )
     else:

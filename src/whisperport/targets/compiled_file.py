@@ -46,21 +46,21 @@ def expect_signature(
     Raises:
         BundleError: a description differs.
     """
-    for side, found, tensors in (
+    for side, stated, tensors in (
         ("inputs", inputs, spec.inputs),
         ("outputs", outputs, spec.outputs),
     ):
         expected = [described(tensor) for tensor in tensors]
-        if list(found) != expected:
-            raise other_program(path, spec, f"its {side} are", found, expected)
+        if list(stated) != expected:
+            raise other_program(path, spec, f"its {side} are", stated, expected)
 
 
 def other_program(
-    path: Path, spec: ProgramSpec, what: str, found: Sequence[object], expected: Sequence[object]
+    path: Path, spec: ProgramSpec, what: str, stated: Sequence[object], expected: Sequence[object]
 ) -> BundleError:
     """Return the error for a compiled file with other inputs or outputs: the first that differ."""
-    differ = [pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]]
-    shown = differ[0] if differ else (", ".join(map(str, found)), ", ".join(map(str, expected)))
+    differ = [pair for pair in zip(stated, expected, strict=False) if pair[0] != pair[1]]
+    shown = differ[0] if differ else (", ".join(map(str, stated)), ", ".join(map(str, expected)))
     return BundleError(
         f"{path.name} does not compute `{spec.name}`",
         why=f"{what} {str(shown[0])[:120] or 'none'}; expected {str(shown[1])[:120] or 'none'}",

@@ -89,7 +89,9 @@ class CompiledTarget(Target):
                 entry.spec.name: self.load_lowered(folder, entry, file, options.cores)
                 for entry, file in lowered
             }
-        files = {one.spec.name: regular_file(folder, self._compiled_file(one)) for one in entries}
+        files = {
+            entry.spec.name: regular_file(folder, self._compiled_file(entry)) for entry in entries
+        }
         return self.load_compiled(entries, files, chosen)
 
     def expect_supported(self, program: str, rejected: Sequence[Rejection]) -> None:
@@ -135,8 +137,8 @@ class CompiledTarget(Target):
 
 def _with_suffix(entry: ProgramEntry, suffix: str, what: str, lacks: str, hint: str) -> str:
     """Return the file of a program that ends in `suffix`."""
-    found = next((file for file in entry.files if file.endswith(suffix)), None)
-    if found is None:
+    matching = next((file for file in entry.files if file.endswith(suffix)), None)
+    if matching is None:
         why = f"the bundle contains {', '.join(entry.files)}{lacks}"
         raise BundleError(what, why=why, hint=hint)
-    return found
+    return matching

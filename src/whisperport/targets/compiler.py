@@ -39,9 +39,9 @@ def undone(layout: Layout, sample: Array, shape: Sequence[int]) -> Array:
     # A layout only moves values. Applied to the indices of the values, it gives the source of each value.
     # float32 holds integers exactly up to 16 million, 40 times the number of values in a spectrogram.
     source = layout(np.arange(sample.size, dtype=np.float32).reshape(shape))
-    found = np.empty(sample.size, sample.dtype)
-    found[source.ravel().astype(np.int64)] = sample.ravel()
-    return found.reshape(shape)
+    restored = np.empty(sample.size, sample.dtype)
+    restored[source.ravel().astype(np.int64)] = sample.ravel()
+    return restored.reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,18 +169,18 @@ class Compiler(ABC):
     decides: ClassVar[bool] = False  # see `EmulationNeed`; a simulation always decides
     failures: ClassVar[Mapping[str, Explanation]] = {}  # class of a stage's error -> what happened
 
-    def installed(self, given: Mapping[str, str]) -> Installed | None:
+    def installed(self, places: Mapping[str, str]) -> Installed | None:
         """Find the SDK on this machine; None: it is not here.
 
         Args:
-            given: toolchain -> Python interpreter, or folder of the SDK.
+            places: toolchain -> Python interpreter, or folder of the SDK.
 
         Raises:
             UsageError: the named path does not exist, or is not a Python interpreter.
         """
         if self.is_command:
-            return find_command(self.toolchain, self.sdk, self.variables, given)
-        interpreter = find_interpreter(self.toolchain, self.sdk, given)
+            return find_command(self.toolchain, self.sdk, self.variables, places)
+        interpreter = find_interpreter(self.toolchain, self.sdk, places)
         return Installed(interpreter, interpreter) if interpreter is not None else None
 
     def in_precision(self, precision: str) -> Self:
@@ -260,8 +260,8 @@ class Compiler(ABC):
     def explain(self, failure: Failure) -> Explanation:
         """Explain a failed stage: what happened, as words that follow the compiler's title; and a hint."""
         known = {**_FAILURES, **self.failures}
-        found = [known[name] for name in failure.classes if name in known]
-        happened, hint = _FAILED_STAGES.get(failure.stage) or (found or [_OTHER_FAILURE])[0]
+        explanations = [known[name] for name in failure.classes if name in known]
+        happened, hint = _FAILED_STAGES.get(failure.stage) or (explanations or [_OTHER_FAILURE])[0]
         return happened, hint.replace("{program}", failure.program).replace("{target}", self.target)
 
     def inputs(self, files: Sequence[str]) -> tuple[str, ...]:

@@ -28,14 +28,14 @@ class ExecutionProvider:
     trials: tuple[Mapping[str, str], ...] = ({},)
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    def option_sets(self, given: Mapping[str, str]) -> tuple[dict[str, str], ...]:
+    def option_sets(self, chosen: Mapping[str, str]) -> tuple[dict[str, str], ...]:
         """Return the options of every trial; a given option replaces that of all trials.
 
         Args:
-            given: the user's options, name -> value.
+            chosen: the user's options, name -> value.
         """
-        merged = [{**self.defaults, **trial, **given} for trial in self.trials]
-        return tuple(one for index, one in enumerate(merged) if one not in merged[:index])
+        merged = [{**self.defaults, **trial, **chosen} for trial in self.trials]
+        return tuple(trial for index, trial in enumerate(merged) if trial not in merged[:index])
 
     def objections(self, opset: int, operators: Mapping[str, int]) -> tuple[str, ...]:
         """Return what the vendor's documentation says against a program; empty if nothing.
@@ -44,15 +44,15 @@ class ExecutionProvider:
             opset: version of ONNX's operator set of the program.
             operators: operator -> number of nodes.
         """
-        found = []
+        objections = []
         if opset < self.min_opset:
-            found.append(
+            objections.append(
                 f"its opset is {opset}, and the documentation asks for {self.min_opset} or newer: export "
                 f"with `--option onnxruntime.opset={self.min_opset}`"
             )
-        found += [
+        objections += [
             f"it has {count} {operator} nodes, which the documentation excludes: {instead}"
             for operator, count in operators.items()
             if (instead := self.unsupported.get(operator))
         ]
-        return tuple(found)
+        return tuple(objections)

@@ -41,16 +41,16 @@ class EmulationOptions:
     ] = "off"
 
 
-def clips_option(runs_in: str, more: str = "") -> Option:
+def clips_option(runs_in: str, note: str = "") -> Option:
     """Return the option `emulate` for compiling.
 
     Args:
         runs_in: the simulator or the emulator.
-        more: what else the user should know.
+        note: what else the user should know.
     """
     return Option(
         "Number of the reference's audio clips that every program is verified on in "
-        f"{runs_in}; 0 verifies none{more}",
+        f"{runs_in}; 0 verifies none{note}",
         low=0,
         high=1000,
     )
@@ -68,40 +68,40 @@ class OptionHelp:
 
 def describe(options: type[Any]) -> tuple[OptionHelp, ...]:
     """Describe every option of an options class, in the order of its fields."""
-    defaults = {one.name: one.default for one in fields(options)}
+    defaults = {field.name: field.default for field in fields(options)}
     return tuple(
         OptionHelp(name.replace("_", "-"), _values(kind, about), _shown(defaults[name]), about.help)
         for name, (kind, about) in declared(options).items()
     )
 
 
-def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> Any:
+def parse_options(options: type[Any], texts: Mapping[str, str], target: str) -> Any:
     """Make an options object from texts.
 
     Args:
         options: the options class.
-        given: name of the option -> value, as on the command line.
+        texts: name of the option -> value, as on the command line.
         target: name of the target, for errors.
 
     Raises:
         UsageError: there is no option of this name, or a value is not allowed.
     """
-    found = declared(options)
-    known = {name.replace("_", "-"): name for name in found}
+    fields_of = declared(options)
+    known = {name.replace("_", "-"): name for name in fields_of}
     values = {}
-    for name, text in given.items():
+    for name, text in texts.items():
         if name not in known:
             raise UsageError(
                 f"`{target}` has no option `{name[:40]}` for this command",
                 why=_similar(options, name, target),
                 hint=(
-                    f"its options are {', '.join(f'{target}.{one}' for one in known)}"
+                    f"its options are {', '.join(f'{target}.{option}' for option in known)}"
                     if known
                     else f"`{target}` has no options for this command"
                 )
                 + "; `export`, `compile` and `transcribe` have different ones",
             )
-        kind, about = found[known[name]]
+        kind, about = fields_of[known[name]]
         try:
             values[known[name]] = _parsed(text, kind, about)
         except ValueError as error:
@@ -114,25 +114,25 @@ def parse_options(options: type[Any], given: Mapping[str, str], target: str) -> 
 
 def _similar(options: type[Any], name: str, target: str) -> str:
     """Return the option whose name is the most similar one, with its help; "" if none is similar."""
-    helps = {one.name: one.help for one in describe(options)}
+    helps = {option.name: option.help for option in describe(options)}
     near = difflib.get_close_matches(name, helps, n=1, cutoff=0.75)
     return (
         f"the option with a similar name is `{target}.{near[0]}`: {helps[near[0]]}" if near else ""
     )
 
 
-def by_target(given: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dict[str, Any]:
+def by_target(texts: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dict[str, Any]:
     """Make one options object per target from texts.
 
     Args:
-        given: `TARGET.NAME` -> value, as on the command line.
+        texts: `TARGET.NAME` -> value, as on the command line.
         targets: name -> options class, of every target that may have options for this command.
 
     Raises:
         UsageError: there is no such target or option, or a value is not allowed.
     """
     grouped: dict[str, dict[str, str]] = {name: {} for name in targets}
-    for full_name, text in given.items():
+    for full_name, text in texts.items():
         target, dot, name = full_name.partition(".")
         if not dot or target not in grouped:
             raise UsageError(
@@ -146,10 +146,10 @@ def by_target(given: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dic
     return {name: parse_options(targets[name], grouped[name], name) for name in targets}
 
 
-def own_options(given: Mapping[str, str], target: str) -> dict[str, str]:
+def own_options(texts: Mapping[str, str], target: str) -> dict[str, str]:
     """Select the options of one target: `TARGET.NAME` -> value becomes `NAME` -> value."""
-    found = {name.partition("."): text for name, text in given.items()}
-    return {name: text for (owner, _, name), text in found.items() if owner == target}
+    parts = {name.partition("."): text for name, text in texts.items()}
+    return {name: text for (owner, _, name), text in parts.items() if owner == target}
 
 
 def with_target(options: Mapping[str, str], target: str) -> dict[str, str]:
@@ -158,7 +158,9 @@ def with_target(options: Mapping[str, str], target: str) -> dict[str, str]:
 
 
 def _all_names(targets: Mapping[str, type[Any]]) -> list[str]:
-    return [f"{name}.{one.name}" for name, options in targets.items() for one in describe(options)]
+    return [
+        f"{name}.{option.name}" for name, options in targets.items() for option in describe(options)
+    ]
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

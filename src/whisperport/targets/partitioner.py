@@ -6,7 +6,7 @@ memory and accuracy are not examined. It is the evidence *accepted by the vendor
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,7 @@ class Partition:
             "operators": self.total,
             "accepted": self.accepted,
             "partitions": self.partitions,
-            "declined": [
-                {"operator": one.operator, "tensor": one.tensor, "reason": one.reason}
-                for one in self.declined
-            ],
+            "declined": [asdict(operator) for operator in self.declined],
             "runtime": dict(self.runtime),
         }
 

@@ -40,7 +40,9 @@ LIMIT_BASE_BYTES, LIMIT_FACTOR = 4 * 2**30, 24  # memory limit for a program of 
 
 
 _MEASURED = {
-    one.spec.name: one.spec.lowering.cost for one in TARGETS if one.spec.lowering.cost is not None
+    target.spec.name: target.spec.lowering.cost
+    for target in TARGETS
+    if target.spec.lowering.cost is not None
 }
 _NOT_MEASURED = max(_MEASURED.values(), key=lambda cost: cost.bundle_factor)
 
@@ -153,8 +155,8 @@ def available_memory() -> int | None:
     This is the minimum of the machine's available memory and the free memory of every control group of
     this process. In a container, the machine's value alone is too high.
     """
-    found = [*_available_in_machine(), *_available_in_control_groups()]
-    return min(found) if found else None
+    limits = [*_available_in_machine(), *_available_in_control_groups()]
+    return min(limits) if limits else None
 
 
 def _available_in_machine() -> Iterator[int]:

@@ -57,10 +57,10 @@ def replace_by_quantized(
 
     try:
         with quiet(), quiet_natively(), TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder, path.name)
-            quantize(path, made)
-            files = [one for one in Path(folder).iterdir() if path.with_name(one.name).exists()]
-            for file in sorted({*files, made}, key=made.__eq__):  # the file itself is the last
+            out = Path(folder, path.name)
+            quantize(path, out)
+            files = [file for file in Path(folder).iterdir() if path.with_name(file.name).exists()]
+            for file in sorted({*files, out}, key=out.__eq__):  # the file itself is the last
                 shutil.copymode(path, file)
                 os.replace(file, path.with_name(file.name))
     except ImportError as error:

@@ -20,8 +20,8 @@ def read_text(path: Path) -> str:
 
 def read_report(path: Path) -> Mapping[str, Any]:
     """Return the JSON object in a file, empty if the file is missing or damaged."""
-    found = read_json(path)
-    return found if isinstance(found, dict) else {}
+    report = read_json(path)
+    return report if isinstance(report, dict) else {}
 
 
 def read_json(path: Path) -> Any:
@@ -34,7 +34,7 @@ def read_json(path: Path) -> Any:
 
 def printable_texts(values: object) -> list[str]:
     """Return the elements of a list as printable texts; empty if it is no list."""
-    return [printable(one) for one in values] if isinstance(values, list) else []
+    return [printable(value) for value in values] if isinstance(values, list) else []
 
 
 def printable(value: object) -> str:

@@ -47,8 +47,8 @@ def expect_tensor(
         BundleError: the shape or the dtype differs.
     """
     same = len(shape) == len(tensor.shape) and all(
-        found == expected or not isinstance(found, int)
-        for found, expected in zip(shape, tensor.shape, strict=True)
+        stated == expected or not isinstance(stated, int)
+        for stated, expected in zip(shape, tensor.shape, strict=True)
     )
     if not (same and fits):
         raise other_signature(

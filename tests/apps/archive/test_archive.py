@@ -125,7 +125,7 @@ def test_a_killed_worker_and_damaged_files_cost_no_other_file(ran: dict[str, Any
 def test_progress_and_summary_count_the_rows(ran: dict[str, Any]) -> None:
     last, summary = ran["states"][-1], ran["summary"]
 
-    assert [one.done for one in ran["states"]] == list(range(1, 11))
+    assert [one.finished for one in ran["states"]] == list(range(1, 11))
     assert (last.files, last.failed) == (10, 5)
     assert (summary.files, summary.failed, summary.run_files) == (10, 5, 10)
     assert last.audio_s == pytest.approx(summary.audio_s)

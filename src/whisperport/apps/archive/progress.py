@@ -15,7 +15,7 @@ class ArchiveProgress:
 
     Attributes:
         files: number of files that this run transcribes.
-        done: of these, how many have a row now.
+        finished: of these, how many have a row now.
         failed: of these rows, how many have an error.
         audio_s: seconds of audio in the rows.
         elapsed_s: seconds since the run began.
@@ -23,7 +23,7 @@ class ArchiveProgress:
     """
 
     files: int
-    done: int
+    finished: int
     failed: int
     audio_s: float
     elapsed_s: float

@@ -131,7 +131,7 @@ def _progress() -> Iterator[ArchiveProgressCallback]:
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task("loading", total=None)
         yield lambda now: bar.update(
-            task, description=_words(now), completed=now.done, total=now.files
+            task, description=_words(now), completed=now.finished, total=now.files
         )
 
 
@@ -144,7 +144,7 @@ class _Notes:
     def __call__(self, now: ArchiveProgress) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + NOTE_S
-            print_note(f"{now.done} of {now.files} files, {_words(now)}")
+            print_note(f"{now.finished} of {now.files} files, {_words(now)}")
 
 
 def _words(now: ArchiveProgress) -> str:

@@ -52,10 +52,10 @@ class OnnxActivations:
         from whisperport.model.inspection.onnx_shapes import with_shapes
 
         model = with_shapes(onnx.load(path, load_external_data=False))
-        weights = {one.name for one in model.graph.initializer}
-        depends = {one.name for one in model.graph.input} - weights
+        weights = {weight.name for weight in model.graph.initializer}
+        depends = {tensor.name for tensor in model.graph.input} - weights
         values = (*model.graph.value_info, *model.graph.output)
-        kinds = {one.name: one.type.tensor_type for one in values}
+        kinds = {value.name: value.type.tensor_type for value in values}
         operators: dict[str, str] = {}
         for node in model.graph.node:
             if depends.intersection(node.input):
@@ -76,15 +76,15 @@ class OnnxActivations:
         progress: Progress = begin_stage,
     ) -> dict[str, Activation]:
         """Return the activations of these names over all samples: name of an input -> array."""
-        found: dict[str, Activation] = {}
+        measured: dict[str, Activation] = {}
         for part in self._parts(tensors):
-            progress(Counted("measuring the activations", len(found), len(tensors)))
+            progress(Counted("measuring the activations", len(measured), len(tensors)))
             added = {tensor: Activation(self.labels[tensor]) for tensor in part}
             for _, values in self.run(part, samples):
-                for activation, one in zip(added.values(), values, strict=True):
-                    activation.add(one)
-            found |= added
-        return found
+                for activation, array in zip(added.values(), values, strict=True):
+                    activation.add(array)
+            measured |= added
+        return measured
 
     def _parts(self, tensors: Collection[str]) -> Iterator[list[str]]:
         """Yield the tensors in parts of at most `MAX_BYTES`, at least one in each."""
@@ -107,7 +107,7 @@ class OnnxActivations:
 
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        own = [one.name for one in model.graph.output]
+        own = [output.name for output in model.graph.output]
         model.graph.output.extend(
             onnx.ValueInfoProto(name=name)  # of any dtype
             for name in further
@@ -136,8 +136,8 @@ class OnnxActivations:
             ]
         )
         index = next(i for i, n in enumerate(model.graph.node) if tensor in n.output)
-        made = model.graph.node[index]
-        made.output[:] = [exact if name == tensor else name for name in made.output]
+        producer = model.graph.node[index]
+        producer.output[:] = [exact if name == tensor else name for name in producer.output]
         pair = [
             onnx.helper.make_node("QuantizeLinear", [exact, step, zero], [integers]),
             onnx.helper.make_node("DequantizeLinear", [integers, step, zero], [tensor]),
@@ -184,11 +184,13 @@ def _labels(model: "onnx.ModelProto", depends: Collection[str]) -> dict[str, str
     from whisperport.model.inspection.node_modules import WEIGHT
 
     sources = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
-    labels = {one.name: one.name for one in model.graph.input}
+    labels = {tensor.name: tensor.name for tensor in model.graph.input}
     for node in model.graph.node:
         known = [labels[name] for name in node.input if name in labels]
         weights = [name for name in node.input if name not in depends]
-        named = (WEIGHT.match(name) for one in weights for name in (one, sources.get(one, "")))
+        named = (
+            WEIGHT.match(name) for weight in weights for name in (weight, sources.get(weight, ""))
+        )
         module = next((match["module"] for match in named if match), "")
         label = node.output[0]
         if node.op_type in MOVES and known:

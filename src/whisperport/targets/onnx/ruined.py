@@ -39,8 +39,8 @@ class Ruined:
         """
         if not self.activations:
             return ()
-        worst, *others = self.activations
-        named = dict.fromkeys(one.name for one in others)
+        worst, *further = self.activations
+        named = dict.fromkeys(activation.name for activation in further)
         also = f"; also: {', '.join(named)}" if named else ""
         return (f"in {precision} instead, with the operators that read it: {worst}{also}",)
 
@@ -61,10 +61,10 @@ def ruined(
         layout: of the samples.
     """
     program = OnnxActivations.read(path)
-    examined = [one for one, kind in program.operators.items() if not kinds or kind in kinds]
+    examined = [tensor for tensor, kind in program.operators.items() if not kinds or kind in kinds]
     shapes = {
-        one.name: [axis.dim_value for axis in one.type.tensor_type.shape.dim]
-        for one in program.model.graph.input
+        tensor.name: [axis.dim_value for axis in tensor.type.tensor_type.shape.dim]
+        for tensor in program.model.graph.input
     }
     mapped = {name: np.load(file, mmap_mode="r") for name, file in arrays.items()}
     samples = [
@@ -72,9 +72,13 @@ def ruined(
         for sample in range(min(SAMPLES, *map(len, mapped.values())))
     ]
     measured = program.measured(examined, samples)
-    found = {tensor: one for tensor, one in measured.items() if one.sqnr_db() < MIN_SQNR_DB}
-    worst = sorted(found.values(), key=Activation.sqnr_db)
-    return Ruined(tuple(worst), tuple(sorted(set(_around(program.model.graph, set(found))))))
+    lossy = {
+        tensor: activation
+        for tensor, activation in measured.items()
+        if activation.sqnr_db() < MIN_SQNR_DB
+    }
+    worst = sorted(lossy.values(), key=Activation.sqnr_db)
+    return Ruined(tuple(worst), tuple(sorted(set(_around(program.model.graph, set(lossy))))))
 
 
 def _around(graph: "onnx.GraphProto", tensors: Collection[str]) -> Iterator[str]:
@@ -83,7 +87,7 @@ def _around(graph: "onnx.GraphProto", tensors: Collection[str]) -> Iterator[str]
     An operator that moves values is followed to those that read them. A bias is added in the same step of
     an accelerator as the multiplication before it.
     """
-    depends = {one.name for one in graph.input}
+    depends = {tensor.name for tensor in graph.input}
     read = set(tensors)
     added: set[str] = set()
     for node in graph.node:

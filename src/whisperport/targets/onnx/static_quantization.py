@@ -74,7 +74,7 @@ def quantize_statically(
     from onnxruntime.quantization.quant_utils import load_model_with_shape_infer
 
     with TemporaryDirectory(dir=path.parent) as folder:
-        fused, made = Path(folder, "fused.onnx"), Path(folder, "quantized.onnx")
+        fused, quantized = Path(folder, "fused.onnx"), Path(folder, "quantized.onnx")
         fuse(path, fused, external=True)
         nodes = [
             node
@@ -82,7 +82,7 @@ def quantize_statically(
             if node.op_type in QUANTIZED
         ]
         sensitive = _sensitive(fused, nodes, arrays) if examine else ()
-        others = {one.node for one in sensitive}
+        sensitive_nodes = {operator.node for operator in sensitive}
         quantizer = QDQQuantizer(
             load_model_with_shape_infer(fused),
             per_channel=True,
@@ -90,14 +90,16 @@ def quantize_statically(
             weight_qType=QuantType.QUInt8,
             activation_qType=QuantType.QUInt8,
             tensors_range=calibrated(fused, QUANTIZED, samples_of(arrays), Path(folder)),
-            nodes_to_quantize=[node.name for node in nodes if node.name not in others],
+            nodes_to_quantize=[node.name for node in nodes if node.name not in sensitive_nodes],
             nodes_to_exclude=[],
             op_types_to_quantize=QUANTIZED,
             extra_options={"OpTypesToExcludeOutputQuantization": list(MULTIPLIES)},
         )
         quantizer.quantize_model()
-        quantizer.model.save_model_to_file(made, use_external_data_format=True)
-        _write(made, out, {one.node for one in sensitive if one.precision == "w8"})
+        quantizer.model.save_model_to_file(quantized, use_external_data_format=True)
+        _write(
+            quantized, out, {operator.node for operator in sensitive if operator.precision == "w8"}
+        )
     return sensitive
 
 
@@ -106,7 +108,7 @@ def _sensitive(
 ) -> tuple[SensitiveOperator, ...]:
     """Return the operators with an activation that one 8-bit scale ruins."""
     program = OnnxActivations.read(path)
-    weights = {one.name for one in program.model.graph.initializer}
+    weights = {weight.name for weight in program.model.graph.initializer}
     counted = {
         node.name: [
             name
@@ -118,15 +120,15 @@ def _sensitive(
     tensors = dict.fromkeys(name for names in counted.values() for name in names)
     samples = list(islice(samples_of(arrays), SAMPLES))
     activations = program.measured(tensors, samples)
-    found = []
+    sensitive = []
     for node in nodes:
         own = [activations[name] for name in counted[node.name]]
         worst = min(own, key=Activation.sqnr_db, default=None)
         has_weights = node.op_type in MULTIPLIES and not weights.isdisjoint(node.input)
         precision = "w8" if has_weights else "fp32"
         if worst is not None and worst.sqnr_db() < MIN_DB[precision]:
-            found.append(SensitiveOperator(node.name, worst, precision))
-    return tuple(found)
+            sensitive.append(SensitiveOperator(node.name, worst, precision))
+    return tuple(sensitive)
 
 
 def _write(source: Path, path: Path, in_8_bits: set[str]) -> None:

@@ -11,14 +11,14 @@ RUNTIME = "LiteRT"
 
 
 def run_keeping(
-    path: Path, inputs: Sequence[Array], wanted: Mapping[str, int]
+    path: Path, inputs: Sequence[Array], indices: Mapping[str, int]
 ) -> tuple[dict[str, Array], list[Array]]:
     """Run the first subgraph of a file. Quantized tensors are real numbers for the caller.
 
     Args:
         path: of the file.
         inputs: in the order of the file.
-        wanted: name -> index of a tensor.
+        indices: name -> index of a tensor.
 
     Returns:
         The values of the wanted tensors that the file has, and the outputs.
@@ -40,10 +40,10 @@ def run_keeping(
     details = {detail["index"]: detail for detail in interpreter.get_tensor_details()}
     values = {
         name: _real(interpreter, details[index])
-        for name, index in wanted.items()
+        for name, index in indices.items()
         if index in details
     }
-    return values, [_real(interpreter, one) for one in interpreter.get_output_details()]
+    return values, [_real(interpreter, detail) for detail in interpreter.get_output_details()]
 
 
 def _stored(array: Array, detail: Mapping[str, Any]) -> Array:

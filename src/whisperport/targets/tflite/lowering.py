@@ -99,8 +99,8 @@ def _named(program: "Program") -> "nn.Module":
             self.inner = inner
             self.training = False  # not by `eval`, which an exported module does not support
 
-        def forward(self, **given: torch.Tensor) -> dict[str, torch.Tensor]:
-            flat = [given[tensor.name] for tensor in spec.inputs]
+        def forward(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            flat = [tensors[tensor.name] for tensor in spec.inputs]
             arguments, named = pytree.tree_unflatten(flat, structure)
             returned = pytree.tree_leaves(self.inner(*arguments, **named))
             return {t.name: value for t, value in zip(spec.outputs, returned, strict=True)}
@@ -121,19 +121,19 @@ def _checked(path: Path, spec: ProgramSpec) -> "TfliteSignature":
     """Compare a signature of the file with the program's, names and order included."""
     from whisperport.model.inspection.tflite_signatures import read_signatures
 
-    found = read_signatures(path).get(spec.name)
-    if found is None:
+    signature = read_signatures(path).get(spec.name)
+    if signature is None:
         raise _other_signature(spec, "the file has no signature with the program's name")
     for side, expected, tensors in (
-        ("inputs", spec.inputs, found.inputs),
-        ("outputs", spec.outputs, found.outputs),
+        ("inputs", spec.inputs, signature.inputs),
+        ("outputs", spec.outputs, signature.outputs),
     ):
-        wanted = [stored(tensor) for tensor in expected]
-        if wanted != list(tensors):
+        stored_tensors = [stored(tensor) for tensor in expected]
+        if stored_tensors != list(tensors):
             raise _other_signature(
-                spec, f"its {side} are {_listed(tensors)}; expected {_listed(wanted)}"
+                spec, f"its {side} are {_listed(tensors)}; expected {_listed(stored_tensors)}"
             )
-    return found
+    return signature
 
 
 def stored(tensor: TensorSpec) -> TensorSpec:
@@ -142,7 +142,7 @@ def stored(tensor: TensorSpec) -> TensorSpec:
 
 
 def _listed(tensors: Iterable[TensorSpec]) -> str:
-    return ", ".join(f"{one.name} {list(one.shape)} {one.dtype}" for one in tensors)
+    return ", ".join(f"{tensor.name} {list(tensor.shape)} {tensor.dtype}" for tensor in tensors)
 
 
 def _other_signature(spec: ProgramSpec, why: str) -> LoweringError:

@@ -41,7 +41,7 @@ Recipe = Sequence[Mapping[str, Any]]
 def recipe(
     precision: str,
     operators: Sequence[str] = LINEAR,
-    others: Sequence[tuple[str, str, str]] = (),
+    exceptions: Sequence[tuple[str, str, str]] = (),
 ) -> Recipe:
     """Return the recipe of a precision.
 
@@ -49,7 +49,7 @@ def recipe(
         precision: one of `PRECISIONS`.
         operators: names of TFLite's operators that are quantized statically; ("*",): all. Not used by
             "fp16" and "w8".
-        others: operators with another precision in a static program: (that precision: "fp32", "w8" or
+        exceptions: operators with another precision in a static program: (that precision: "fp32", "w8" or
             "w8a16", name in TFLite, name of the output).
 
     Source: the recipes of ai_edge_quantizer 0.10.0, recipe.py: dynamic_wi8_afp32, static_wi8_ai8,
@@ -60,8 +60,8 @@ def recipe(
     return [
         *(_entry(operator, precision) for operator in operators),
         *(  # the last entry of an operator counts
-            _entry(operator, other, output=f"^{re.escape(output)};?$")
-            for other, operator, output in others
+            _entry(operator, exception, output=f"^{re.escape(output)};?$")
+            for exception, operator, output in exceptions
         ),
     ]
 
@@ -126,9 +126,11 @@ def quantize(
     """
     from ai_edge_quantizer import quantizer
 
-    made = quantizer.Quantizer(str(source), [dict(step) for step in steps])
-    ranges = _ranges(source, steps, samples or {}, threads) if made.need_calibration else None
-    made.quantize(ranges).export_model(str(out), overwrite=True)
+    quantization = quantizer.Quantizer(str(source), [dict(step) for step in steps])
+    ranges = (
+        _ranges(source, steps, samples or {}, threads) if quantization.need_calibration else None
+    )
+    quantization.quantize(ranges).export_model(str(out), overwrite=True)
 
 
 def _ranges(
@@ -145,11 +147,13 @@ def _ranges(
 
     manager = recipe_manager.RecipeManager()
     manager.load_quantization_recipe([dict(step) for step in steps])
-    found = calibrator.Calibrator(
+    calibration = calibrator.Calibrator(
         str(source), num_threads=threads, qsv_update_func=qsv_utils.min_max_update
     )
-    found.calibrate({name: list(_samples(arrays)) for name, arrays in samples.items()}, manager)
-    return found.get_model_qsvs()
+    calibration.calibrate(
+        {name: list(_samples(arrays)) for name, arrays in samples.items()}, manager
+    )
+    return calibration.get_model_qsvs()
 
 
 def _samples(arrays: Mapping[str, Path]) -> Iterator[dict[str, Any]]:

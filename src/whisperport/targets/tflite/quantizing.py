@@ -34,7 +34,7 @@ def quantize_in_place(path: Path, steps: Recipe, *, target: str, extra: str) -> 
     """
     replace_by_quantized(
         path,
-        lambda source, made: quantize(source, made, steps),
+        lambda source, out: quantize(source, out, steps),
         failure=FAILURE,
         missing=MISSING,
         target=target,
@@ -73,14 +73,16 @@ def quantize_statically(
         MissingPackageError: ai-edge-quantizer or LiteRT is not installed.
         LoweringError: the samples do not fit, or the quantizer could not quantize the file.
     """
-    found: list[SensitiveOperator] = []
+    sensitive: list[SensitiveOperator] = []
 
-    def run(source: Path, made: Path) -> None:
-        examined = [one for one in sensitive_in if one in operators or operators == ALL]
+    def run(source: Path, out: Path) -> None:
+        examined = [
+            operator for operator in sensitive_in if operator in operators or operators == ALL
+        ]
         if examined:
-            found.extend(sensitive_operators(source, spec, precision, examined, arrays))
-        others = [(sensitive_in[one.operator], one.operator, one.tensor) for one in found]
-        quantize(source, made, recipe(precision, operators, others), {spec.name: arrays})
+            sensitive.extend(sensitive_operators(source, spec, precision, examined, arrays))
+        exceptions = [(sensitive_in[op.operator], op.operator, op.tensor) for op in sensitive]
+        quantize(source, out, recipe(precision, operators, exceptions), {spec.name: arrays})
 
     replace_by_quantized(path, run, failure=FAILURE, missing=MISSING, target=target, extra=extra)
-    return tuple(f"in {sensitive_in[one.operator]} instead: {one.activation}" for one in found)
+    return tuple(f"in {sensitive_in[op.operator]} instead: {op.activation}" for op in sensitive)

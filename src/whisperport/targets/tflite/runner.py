@@ -99,8 +99,8 @@ def quantized(array: Array, dtype: Any, scale: float, zero_point: int) -> Array:
     """Round real numbers to the integers that express them; those out of range become the nearest."""
     limits = np.iinfo(dtype)
     integers = np.rint(array / np.float32(scale)) + zero_point
-    found: Array = np.clip(integers, limits.min, limits.max).astype(dtype)
-    return found
+    clipped: Array = np.clip(integers, limits.min, limits.max).astype(dtype)
+    return clipped
 
 
 def dequantized(array: Array, scale: float, zero_point: int) -> Array:
@@ -196,8 +196,8 @@ class TfliteRunner(BufferedRunner):
         feed = {tensor.name: file.stored(array) for tensor, file, array in named}
         with self._explained():
             # Made for every run: LiteRT does not run the first subgraph while such an object exists.
-            found = self.file.interpreter.get_signature_runner(self.spec.name)(**feed)
-        return [tensor.returned(found[tensor.spec.name]) for tensor in self.outputs]
+            outputs = self.file.interpreter.get_signature_runner(self.spec.name)(**feed)
+        return [tensor.returned(outputs[tensor.spec.name]) for tensor in self.outputs]
 
 
 def _tensors(
@@ -207,11 +207,11 @@ def _tensors(
     interpreter = file.interpreter
     if spec.name in file.signatures:
         signature = interpreter.get_signature_runner(spec.name)
-        given, returned = signature.get_input_details(), signature.get_output_details()
+        accepted, returned = signature.get_input_details(), signature.get_output_details()
         is_first = getattr(signature, "_subgraph_index", None) == 0
-        inputs = [(tensor, given.pop(tensor.name, None)) for tensor in spec.inputs]
+        inputs = [(tensor, accepted.pop(tensor.name, None)) for tensor in spec.inputs]
         outputs = [(tensor, returned.pop(tensor.name, None)) for tensor in spec.outputs]
-        extra = next(iter((*given, *returned)), None)
+        extra = next(iter((*accepted, *returned)), None)
         if extra is not None:
             raise other_signature(_shown(spec, file), f"{extra[:80]!r} is only in the file")
     elif interpreter.num_subgraphs() == 1:
@@ -240,12 +240,12 @@ def _tensor(
     dtype = np.dtype(detail["dtype"])
     quantized = detail["quantization_parameters"]
     scales = [float(scale) for scale in quantized["scales"]]
-    found = _Tensor(int(detail["index"]), tensor, dtype)
+    stored = _Tensor(int(detail["index"]), tensor, dtype)
     if len(scales) == 1 and dtype.kind in "iu" and np.dtype(tensor.dtype).kind == "f":
-        found = replace(found, scale=scales[0], zero_point=int(quantized["zero_points"][0]))
-    known = found.scale > 0 or found.is_same or (tensor.dtype, dtype.name) in CONVERTED
+        stored = replace(stored, scale=scales[0], zero_point=int(quantized["zero_points"][0]))
+    known = stored.scale > 0 or stored.is_same or (tensor.dtype, dtype.name) in CONVERTED
     expect_tensor(_shown(spec, file), tensor, shape, dtype.name, fits=known)
-    return found
+    return stored
 
 
 def _shown(spec: ProgramSpec, file: TfliteFile) -> str:

@@ -67,7 +67,7 @@ def sensitive_operators(
         warnings.simplefilter("ignore")  # that keeping all tensors is meant for debugging
         running = Interpreter(str(path), experimental_preserve_all_tensors=True, num_threads=1)
     run = running.get_signature_runner(spec.name)
-    names = {one["index"]: one["name"] for one in running.get_tensor_details()}
+    names = {detail["index"]: detail["name"] for detail in running.get_tensor_details()}
     ops = [op for op in listed_ops(running) if op.name in operators]
     places = _places(spec, ops, names)
     activations = {
@@ -81,12 +81,12 @@ def sensitive_operators(
         for tensor, activation in activations.items():
             activation.add(running.get_tensor(tensor))
     bits = STATIC_BITS[precision]
-    found = []
+    sensitive = []
     for op in ops:
-        worst = min((activations[one] for one in _counted(op)), key=lambda a: a.sqnr_db(bits))
+        worst = min((activations[tensor] for tensor in _counted(op)), key=lambda a: a.sqnr_db(bits))
         if worst.sqnr_db(bits) < MIN_SQNR_DB:
-            found.append(SensitiveOperator(op.name, names[op.outputs[0]], worst))
-    return found
+            sensitive.append(SensitiveOperator(op.name, names[op.outputs[0]], worst))
+    return sensitive
 
 
 def _counted(op: "Op") -> tuple[int, ...]:

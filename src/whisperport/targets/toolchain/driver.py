@@ -111,9 +111,9 @@ def is_finished(folder: Path, job: JsonObject, program: JsonObject, stage: JsonO
     files = [program_folder / name for name in [*stage["reads"], *stage["writes"]]]
     if not recorded or not all(file.is_file() for file in files):
         return False
-    made = {name: _sha256(program_folder / name) for name in stage["writes"]}
+    written = {name: _sha256(program_folder / name) for name in stage["writes"]}
     return bool(
-        recorded["made"] == made and recorded["from"] == _inputs(folder, job, program, stage)
+        recorded["made"] == written and recorded["from"] == _inputs(folder, job, program, stage)
     )
 
 
@@ -129,11 +129,11 @@ def _run_stage(
     program_folder = folder / program["name"]
     identity = {"program": program["name"], "stage": stage["name"]}
     kit = _kit()
-    one = kit.Job(program_folder, program["name"], program["settings"], job["settings"])
+    stage_job = kit.Job(program_folder, program["name"], program["settings"], job["settings"])
     try:
         with _output_to(program_folder / (stage["name"] + ".log")) as log:
             try:
-                vendor.STAGES[stage["name"]](one, kit)
+                vendor.STAGES[stage["name"]](stage_job, kit)
             except Exception:
                 log.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
                 raise
@@ -284,13 +284,13 @@ def serve(script: Path, settings: JsonObject) -> None:
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 outputs = programs[request["program"]](dict(arrays))
-            made = io.BytesIO()
-            np.savez(made, **{str(index): array for index, array in enumerate(outputs)})
+            answer = io.BytesIO()
+            np.savez(answer, **{str(index): array for index, array in enumerate(outputs)})
         except Exception as error:  # the exceptions of an SDK have no common base class
             traceback.print_exc()
             send("failed", program=request["program"], message=_described(error))
         else:
-            send("outputs", made.getvalue())
+            send("outputs", answer.getvalue())
 
 
 def _messages() -> Callable[..., None]:

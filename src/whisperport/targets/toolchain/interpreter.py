@@ -32,16 +32,16 @@ def variable(toolchain: str) -> str:
     return f"WHISPERPORT_TOOLCHAIN_{re.sub('[^A-Z0-9]', '_', toolchain.upper())}"
 
 
-def find_interpreter(toolchain: str, sdk: str, given: Mapping[str, str]) -> Path | None:
+def find_interpreter(toolchain: str, sdk: str, paths: Mapping[str, str]) -> Path | None:
     """Find the Python interpreter that runs a toolchain's stages.
 
-    The choices are, in this order: the interpreter in `given`, the one in the environment variable, and
+    The choices are, in this order: the interpreter in `paths`, the one in the environment variable, and
     the interpreter that runs whisperport if it can import the SDK.
 
     Args:
         toolchain: name of the toolchain, as in `--toolchain NAME=PYTHON`.
         sdk: import name of the SDK's Python package.
-        given: toolchain -> interpreter.
+        paths: toolchain -> interpreter.
 
     Returns:
         The path of the interpreter; None if there is none on this machine.
@@ -49,27 +49,27 @@ def find_interpreter(toolchain: str, sdk: str, given: Mapping[str, str]) -> Path
     Raises:
         UsageError: the named interpreter is not an executable file.
     """
-    named = given.get(toolchain) or os.environ.get(variable(toolchain))
+    named = paths.get(toolchain) or os.environ.get(variable(toolchain))
     if not named:
         return Path(sys.executable) if importlib.util.find_spec(sdk) else None
     # Links are not resolved: the `python` of a virtual environment is a link and works only by that path.
-    found = shutil.which(os.path.expanduser(named))
-    if found is None:
+    executable = shutil.which(os.path.expanduser(named))
+    if executable is None:
         raise UsageError(
             f"the toolchain `{toolchain}` has no interpreter at {named}",
             why="this path is not an executable file",
             hint=f"name the Python interpreter that has `{sdk}` installed: `--toolchain "
             f"{toolchain}=/path/to/python`, or set {variable(toolchain)}",
         )
-    return Path(os.path.abspath(found))
+    return Path(os.path.abspath(executable))
 
 
 def find_command(
-    toolchain: str, command: str, variables: Sequence[str], given: Mapping[str, str]
+    toolchain: str, command: str, variables: Sequence[str], paths: Mapping[str, str]
 ) -> Installed | None:
     """Find the SDK that has a toolchain's command-line program.
 
-    The choices are, in this order: the path in `given`, the one in the toolchain's environment variable,
+    The choices are, in this order: the path in `paths`, the one in the toolchain's environment variable,
     those in the vendor's own environment variables, and the program in the folders of PATH.
 
     The stage script receives the path in the toolchain's environment variable. It knows where the program
@@ -79,7 +79,7 @@ def find_command(
         toolchain: name of the toolchain, as in `--toolchain NAME=PATH`.
         command: name of the program.
         variables: the vendor's own environment variables for the folder of the SDK.
-        given: toolchain -> folder of the SDK, or path of the program.
+        paths: toolchain -> folder of the SDK, or path of the program.
 
     Returns:
         The SDK; None if there is none on this machine.
@@ -88,10 +88,10 @@ def find_command(
         UsageError: the named path does not exist.
     """
     own = variable(toolchain)
-    named = given.get(toolchain) or next(filter(None, map(os.environ.get, (own, *variables))), None)
+    named = paths.get(toolchain) or next(filter(None, map(os.environ.get, (own, *variables))), None)
     if not named:
-        found = shutil.which(command)
-        return _installed(own, Path(found)) if found else None
+        executable = shutil.which(command)
+        return _installed(own, Path(executable)) if executable else None
     path = Path(os.path.abspath(os.path.expanduser(named)))
     if not path.exists():
         raise UsageError(

@@ -53,9 +53,9 @@ def version_fault(version: str, required: Mapping[str, Any]) -> str:
             another major number does not.
     """
     oldest = list(required["oldest"])
-    found = [int(number) for number in re.findall("[0-9]+", version)[:2]]
+    numbers = [int(number) for number in re.findall("[0-9]+", version)[:2]]
     same_major = bool(required.get("same_major"))
-    if not found or (found >= oldest and not (same_major and found[0] != oldest[0])):
+    if not numbers or (numbers >= oldest and not (same_major and numbers[0] != oldest[0])):
         return ""
     later = f"a later {oldest[0]}.x" if same_major else "later"
     sdk = required["sdk"] or "version"
@@ -154,11 +154,11 @@ def run_samples(
         for sample in range(count):
             print("sample", sample + 1, "of", count, flush=True)
             feed = {name: np.ascontiguousarray(array[sample]) for name, array in arrays.items()}
-            found = run(feed)
-            if found is None or len(found) != len(outputs):
-                number = "no" if found is None else len(found)
+            returned = run(feed)
+            if returned is None or len(returned) != len(outputs):
+                number = "no" if returned is None else len(returned)
                 raise SimulationError(f"it returned {number} outputs; expected {len(outputs)}")
-            for made, output in zip(results, found):  # noqa: B905  # Python 3.9 has no `strict`
-                made.append(np.asarray(output, np.float32))
-    for file, made in zip(outputs, results):  # noqa: B905
-        np.save(folder / file, np.stack(made), allow_pickle=False)
+            for values, output in zip(results, returned):  # noqa: B905  # Python 3.9 has no `strict`
+                values.append(np.asarray(output, np.float32))
+    for file, values in zip(outputs, results):  # noqa: B905
+        np.save(folder / file, np.stack(values), allow_pickle=False)

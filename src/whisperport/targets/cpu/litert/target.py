@@ -172,8 +172,8 @@ class LiteRt(Target):
             target=self.spec.name,
             extra=EXTRA,
         )
-        made = self._entry(entry.spec, path, entry.files[0])
-        return replace(made, facts=replace(made.facts, notes=notes))
+        quantized = self._entry(entry.spec, path, entry.files[0])
+        return replace(quantized, facts=replace(quantized.facts, notes=notes))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -192,7 +192,7 @@ class LiteRt(Target):
 
         A program that is quantized statically has its own file.
         """
-        found: dict[str, list[Program]] = {}
+        files: dict[str, list[Program]] = {}
         for group in _sharing(programs):
             by_precision: dict[str, list[Program]] = {}
             for program in group:
@@ -203,8 +203,8 @@ class LiteRt(Target):
                 # LiteRT writes to inputs in place only in the first program of a file; `step` runs most.
                 ordered = sorted(together, key=lambda program: program.name != "step")
                 name = ordered[0].name if len(ordered) == 1 else f"decoder-{ordered[0].name}"
-                found[name] = ordered
-        return found
+                files[name] = ordered
+        return files
 
     def _lower_group(
         self, programs: Sequence["Program"], path: Path, progress: Progress
@@ -245,7 +245,11 @@ def _sharing(programs: Iterable["Program"]) -> list[list["Program"]]:
 def _weights(program: "Program") -> set[int]:
     """Return the addresses of a program's weights."""
     tensors = (*program.exported.state_dict.values(), *program.exported.constants.values())
-    return {one.data_ptr() for one in tensors if hasattr(one, "data_ptr") and one.numel() > 1024}
+    return {
+        tensor.data_ptr()
+        for tensor in tensors
+        if hasattr(tensor, "data_ptr") and tensor.numel() > 1024
+    }
 
 
 TARGETS = (LiteRt(),)
@@ -267,11 +271,11 @@ def xnnpack_delegation(path: Path, program: str) -> dict[str, Any]:
         ops = listed_ops(TfliteFile(path, 1, extra="litert").interpreter)
     nodes = [op for op in ops if op.name != DELEGATE]
     calls = [op for op in ops if op.name == DELEGATE]
-    taken = {index for call in calls for index in replaced(call, nodes)}
+    delegated = {index for call in calls for index in replaced(call, nodes)}
     return {
-        "delegated": len(taken),
+        "delegated": len(delegated),
         "subgraphs": len(calls),
-        "undelegated": [op.name for op in nodes if op.index not in taken],
+        "undelegated": [op.name for op in nodes if op.index not in delegated],
     }
 
 

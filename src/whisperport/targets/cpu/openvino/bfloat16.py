@@ -28,8 +28,8 @@ def inputs_in_bf16(spec: ProgramSpec) -> tuple[str, ...]:
     """
     if spec.kind.name != STEP:
         return ()
-    given = roles(spec)
-    kept = [tensor for tensor in spec.inputs if given[tensor.name] != "input"]
+    role_of = roles(spec)
+    kept = [tensor for tensor in spec.inputs if role_of[tensor.name] != "input"]
     if any(tensor.dtype != "float32" for tensor in kept):
         return ()
     return tuple(tensor.name for tensor in kept)
@@ -93,8 +93,8 @@ def rounded(bits: NDArray[np.uint32]) -> NDArray[np.uint16]:
     Returns:
         The bits of the bfloat16 numbers.
     """
-    found = bits >> 16
-    found &= 1  # 1 where the bfloat16 number below is odd
-    found += 0x7FFF
-    found += bits
-    return found.view(np.uint16)[..., HIGH::2]
+    result = bits >> 16
+    result &= 1  # 1 where the bfloat16 number below is odd
+    result += 0x7FFF
+    result += bits
+    return result.view(np.uint16)[..., HIGH::2]

@@ -71,12 +71,12 @@ class OpenVinoProfiler(Profiler):
 
 def _properties(options: ProfileOptions) -> dict[str, Any]:
     """Return the properties that the user chose, and those that measuring needs."""
-    found: dict[str, Any] = {
+    properties: dict[str, Any] = {
         name: value for name, value in options.options.items() if name != "device"
     }
     if options.threads:
-        found["INFERENCE_NUM_THREADS"] = options.threads
-    return {**found, "PERF_COUNT": True}
+        properties["INFERENCE_NUM_THREADS"] = options.threads
+    return {**properties, "PERF_COUNT": True}
 
 
 def _value(port: Any) -> "Value":

@@ -57,18 +57,18 @@ class Device:
         """
         # Without the hint, OpenVINO computes in bfloat16 or float16 where the device is faster in it, and
         # the results differ between machines. The NPU has no float32.
-        found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+        properties: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
         if self.name != NPU:
             precision = "bf16" if bf16 else "f32"
-            found |= {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": str(self.streams)}
+            properties |= {"INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": str(self.streams)}
         if self.name == CPU:
             # A pinned thread waits while another process uses its core.
-            found |= {"ENABLE_CPU_PINNING": False, "ENABLE_HYPER_THREADING": False}
+            properties |= {"ENABLE_CPU_PINNING": False, "ENABLE_HYPER_THREADING": False}
             if self.threads:
-                found["INFERENCE_NUM_THREADS"] = self.threads
+                properties["INFERENCE_NUM_THREADS"] = self.threads
             if w8:
-                found["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = str(BLOCK)
-        return found
+                properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = str(BLOCK)
+        return properties
 
 
 class OpenVinoRunner(Runner):
@@ -209,8 +209,8 @@ class _Bf16Binding(_OpenVinoBinding):
 
     def _copy(self) -> None:
         """Copy the arrays that were bound since the last run."""
-        made = copies(list(self._not_copied.values()))
-        for name, copy in zip(self._not_copied, made, strict=True):
+        copied = copies(list(self._not_copied.values()))
+        for name, copy in zip(self._not_copied, copied, strict=True):
             self._copies[name] = copy
             self._tensors[self._index[name]] = copy.tensor
         self._not_copied.clear()
@@ -262,8 +262,8 @@ def check_signature(model: Any, spec: ProgramSpec, name: str) -> None:
     for ports, tensors in ((model.inputs, spec.inputs), (model.outputs, spec.outputs)):
         for port, tensor in zip(ports, tensors, strict=True):
             if tensor.name not in (names := port.get_names()):
-                found = ", ".join(sorted(names))[:80]
-                raise other_signature(name, f"it has `{found}`; expected `{tensor.name[:80]}`")
+                listed = ", ".join(sorted(names))[:80]
+                raise other_signature(name, f"it has `{listed}`; expected `{tensor.name[:80]}`")
             kind, shape = port.get_element_type().get_type_name(), port.get_partial_shape()
             # Dynamic axes are not accepted: whisperport writes none.
             sizes = [-1 if axis.is_dynamic else axis.get_length() for axis in shape]

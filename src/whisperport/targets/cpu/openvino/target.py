@@ -134,15 +134,15 @@ class OpenVino(Target):
         chosen = cast(DeviceOptions, options.of(self))
         device = Device(name=chosen.device, threads=options.cores, streams=chosen.streams)
         core = start(device)
-        found: dict[str, Runner] = {}
+        runners: dict[str, Runner] = {}
         for entry in entries:
             properties = device.properties(
                 bf16=entry.precision == "bf16" and has_bf16(core, device),
                 w8=entry.precision == "w8",
             )
             files = _files(folder, entry)
-            found[entry.spec.name] = OpenVinoRunner(core, entry.spec, *files, device, properties)
-        return found
+            runners[entry.spec.name] = OpenVinoRunner(core, entry.spec, *files, device, properties)
+        return runners
 
     def _lower(
         self,

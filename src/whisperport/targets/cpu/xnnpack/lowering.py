@@ -53,8 +53,8 @@ def lower_to_pte(
         progress("writing the ExecuTorch file")
         with quiet(), shared_node_history(), shared_weights(), path.open("wb") as file:
             edge.to_executorch().write_to_file(file)
-    found = _delegation(path)
-    return {name: {"delegated": n, **found[name].to_json()} for name, n in delegated.items()}
+    delegations = _delegation(path)
+    return {name: {"delegated": n, **delegations[name].to_json()} for name, n in delegated.items()}
 
 
 def _import_executorch() -> None:
@@ -186,7 +186,7 @@ def read_delegation(pte: bytes | mmap) -> dict[str, Delegation]:
 
 def _of_plan(plan: Any) -> Delegation:
     subgraphs, undelegated = 0, []
-    for instruction in (one for chain in plan.chains for one in chain.instructions):
+    for instruction in (step for chain in plan.chains for step in chain.instructions):
         kind = type(instruction.instr_args).__name__
         if kind == "DelegateCall":
             subgraphs += 1

@@ -203,5 +203,5 @@ def _library() -> Path | None:
     if not known or package is None:
         return None
     folders = [Path(folder) for folder in package.submodule_search_locations or ()]
-    found = [folder / "lib" / "libexecutorch.so" for folder in folders]
-    return next((path for path in found if path.is_file()), None)
+    candidates = [folder / "lib" / "libexecutorch.so" for folder in folders]
+    return next((path for path in candidates if path.is_file()), None)

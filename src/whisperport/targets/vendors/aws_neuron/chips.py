@@ -221,7 +221,7 @@ def machines() -> tuple[Machine, ...]:
     A chip's memory and bandwidth are divided among its logical cores. With lnc=1 on trn2 and trn3, two
     cores share one bank of memory, so that one of them may use more of it. Source: MEMORY_GUIDE.
     """
-    return tuple(_machine(one, lnc) for one in INSTANCES for lnc in one.chip.lncs)
+    return tuple(_machine(instance, lnc) for instance in INSTANCES for lnc in instance.chip.lncs)
 
 
 def _machine(instance: Instance, lnc: int) -> Machine:

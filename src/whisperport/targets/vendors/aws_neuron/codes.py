@@ -137,8 +137,8 @@ CODES: Mapping[str, Code] = {
 
 def code_in(text: str) -> str:
     """Return the first error code in a message or a log, without `NCC_`; "" if it has none."""
-    found = _CODE.search(text[:_LONGEST])
-    return found[1] if found else ""
+    match = _CODE.search(text[:_LONGEST])
+    return match[1] if match else ""
 
 
 def explained(code: str, program: str) -> tuple[str, str] | None:

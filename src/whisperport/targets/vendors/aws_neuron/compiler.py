@@ -95,7 +95,7 @@ class NeuronCompiler(Compiler):
 
     def plan(self, request: CompileRequest) -> CompilePlan:
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
-        description, weights = (_one(request, suffix) for suffix in (DESCRIPTION, WEIGHTS))
+        description, weights = (_only_file(request, suffix) for suffix in (DESCRIPTION, WEIGHTS))
         arguments = arguments_of(chosen)
         for file in SCRIPTS:
             shutil.copyfile(file, request.folder / file.name)
@@ -188,15 +188,15 @@ def _calls_neuron(path: Path) -> bool:
     return False
 
 
-def _one(request: CompileRequest, suffix: str) -> str:
-    found = [file for file in request.files if file.endswith(suffix)]
-    if len(found) != 1:
+def _only_file(request: CompileRequest, suffix: str) -> str:
+    matching = [file for file in request.files if file.endswith(suffix)]
+    if len(matching) != 1:
         raise UsageError(
             f"`{request.spec.name}` cannot be compiled for `aws-neuron`",
-            why=f"the bundle lists {len(found)} files {suffix} for it; expected one",
+            why=f"the bundle lists {len(matching)} files {suffix} for it; expected one",
             hint="export the bundle again with `whisperport export CHECKPOINT --target aws-neuron`",
         )
-    return found[0]
+    return matching[0]
 
 
 def _fused(used: object) -> dict[str, str]:

@@ -89,7 +89,9 @@ class CompileOptions:
         chip = self.chosen_chip()
         lnc = chip.lncs[0] if self.lnc is None else self.lnc
         if lnc not in chip.lncs:
-            able = ", ".join(other.name for other in CHIPS.values() if lnc in other.lncs)
+            able = ", ".join(
+                candidate.name for candidate in CHIPS.values() if lnc in candidate.lncs
+            )
             raise UsageError(
                 f"`{chip.name}` cannot combine {lnc} physical cores into one logical core",
                 why=f"each core of {chip.title} ({chip.core}) is a logical core",

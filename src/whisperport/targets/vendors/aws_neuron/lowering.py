@@ -50,7 +50,8 @@ def lower_programs(
     description.write_text(json.dumps(described, indent=1, allow_nan=False), encoding="utf-8")
     shutil.copymode(description, file)  # safetensors lets only the owner read its files
     return {
-        one.name: sum(n.op == "call_function" for n in one.exported.graph.nodes) for one in programs
+        program.name: sum(n.op == "call_function" for n in program.exported.graph.nodes)
+        for program in programs
     }
 
 
@@ -67,7 +68,7 @@ def describe(programs: Sequence["Program"], dtype: str) -> tuple[Record, dict[st
     from whisperport.targets.vendors.aws_neuron import neuron_modules
 
     weights: dict[str, Tensor] = {}
-    records = {one.name: _graph(one, dtype, weights) for one in programs}
+    records = {program.name: _graph(program, dtype, weights) for program in programs}
     if ENCODER in records and CROSS_KV in records:
         _join(records[ENCODER], records[CROSS_KV])
     return {"format": neuron_modules.FORMAT, "programs": records}, weights
@@ -75,8 +76,8 @@ def describe(programs: Sequence["Program"], dtype: str) -> tuple[Record, dict[st
 
 def _join(encoder: Record, cross: Record) -> None:
     """Let the encoder compute the cross-attention K/V too, so that its features stay on the device."""
-    (features,), (read, *others) = encoder["outputs"], cross["inputs"]
-    if others or (features["shape"], features["dtype"]) != (read["shape"], read["dtype"]):
+    (features,), (read, *further) = encoder["outputs"], cross["inputs"]
+    if further or (features["shape"], features["dtype"]) != (read["shape"], read["dtype"]):
         return
     source = encoder["results"][0]["node"]
 
@@ -85,7 +86,7 @@ def _join(encoder: Record, cross: Record) -> None:
 
     def argument(value: Any) -> Any:
         if isinstance(value, list):
-            return [argument(one) for one in value]
+            return [argument(item) for item in value]
         is_node = isinstance(value, dict) and "node" in value
         return {"node": renamed(value["node"])} if is_node else value
 
@@ -94,7 +95,9 @@ def _join(encoder: Record, cross: Record) -> None:
         changed = {"name": renamed(node["name"]), "args": argument(node["args"]), "kwargs": kwargs}
         encoder["nodes"].append({**node, **changed})
     encoder["weights"] |= {renamed(node): weight for node, weight in cross["weights"].items()}
-    encoder["results"] += [{**one, "node": renamed(one["node"])} for one in cross["results"]]
+    encoder["results"] += [
+        {**result, "node": renamed(result["node"])} for result in cross["results"]
+    ]
 
 
 def _write_weights(path: Path, weights: Mapping[str, "Tensor"], dtype: str) -> None:
@@ -106,9 +109,11 @@ def _write_weights(path: Path, weights: Mapping[str, "Tensor"], dtype: str) -> N
     written: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in weights.items():
-        one = tensor.detach().to(floating if tensor.is_floating_point() else tensor.dtype)
-        one, storage = one.contiguous(), one.untyped_storage().data_ptr()
-        written[name] = one.clone() if storage in storages else one  # safetensors shares no memory
+        converted = tensor.detach().to(floating if tensor.is_floating_point() else tensor.dtype)
+        converted, storage = converted.contiguous(), converted.untyped_storage().data_ptr()
+        written[name] = (
+            converted.clone() if storage in storages else converted
+        )  # safetensors shares no memory
         storages.add(storage)
     save_file(written, path)
 
@@ -204,7 +209,7 @@ def _argument(value: Any) -> Any:
     if isinstance(value, torch.fx.Node):
         return {"node": value.name}
     if isinstance(value, list | tuple):
-        return [_argument(one) for one in value]
+        return [_argument(item) for item in value]
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, float) and not math.isfinite(value):

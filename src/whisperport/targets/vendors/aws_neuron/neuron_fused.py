@@ -48,16 +48,16 @@ class Used:
     """Which operators each option used, in words. It is filled while a program is traced."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        self._found: dict[str, list[str]] = {option: [] for option in options}
+        self._notes: dict[str, list[str]] = {option: [] for option in options}
 
     def add(self, option: str, what: str) -> None:
         """Note what an option used."""
-        if what not in self._found[option]:
-            self._found[option].append(what)
+        if what not in self._notes[option]:
+            self._notes[option].append(what)
 
     def words(self) -> dict[str, str]:
         """Return option -> what it used."""
-        return {option: "; ".join(found) or CPU_ONLY for option, found in self._found.items()}
+        return {option: "; ".join(notes) or CPU_ONLY for option, notes in self._notes.items()}
 
 
 def fuse(module: nn.Module, options: Sequence[str]) -> Used:
@@ -78,8 +78,8 @@ def fuse(module: nn.Module, options: Sequence[str]) -> Used:
     graph: Any = getattr(module, "program", module)
     attentions = _attentions(graph) if module is graph and "attention" in options else []
     convolutions = _convolutions(graph) if "conv" in options else []
-    found = {"qkv": True, "attention": attentions, "conv": convolutions}
-    used = Used([option for option in options if found[option]])
+    replaced = {"qkv": True, "attention": attentions, "conv": convolutions}
+    used = Used([option for option in options if replaced[option]])
     if attentions:
         _call_kernel(graph, attentions, FlashAttention(used))
     if convolutions:
@@ -116,18 +116,18 @@ def _chains(graph: Any, *ops: str) -> list[Sequence[Any]]:
     """Return the nodes of each chain of operators, whose inner results nothing else reads."""
     nodes = {node.name: node for node in graph.nodes}
     readers = Counter([*graph.results, *(name for node in graph.nodes for name in node.reads())])
-    found: list[Sequence[Any]] = []
-    taken: set[str] = set()
+    chains: list[Sequence[Any]] = []
+    claimed: set[str] = set()
     for last in graph.nodes:
         chain = [last]
         while len(chain) < len(ops) and chain[0].args and _name(chain[0].args[0]) in nodes:
             chain.insert(0, nodes[_name(chain[0].args[0])])
         names = [node.name for node in chain]
         is_read_once = all(readers[name] == 1 for name in names[:-1])
-        if [node.op for node in chain] == [*ops] and is_read_once and taken.isdisjoint(names):
-            found.append(chain)
-            taken.update(names)
-    return found
+        if [node.op for node in chain] == [*ops] and is_read_once and claimed.isdisjoint(names):
+            chains.append(chain)
+            claimed.update(names)
+    return chains
 
 
 def _name(argument: Any) -> str:
@@ -142,7 +142,9 @@ def _tensors(graph: Any) -> dict[str, Tensor]:
 
 def _rewrite(graph: Any, new: Mapping[str, list[Any]], tensors: Mapping[str, Tensor]) -> None:
     """Replace nodes, by name, each by any number of nodes."""
-    graph.use([one for node in graph.nodes for one in new.get(node.name, [node])], tensors)
+    graph.use(
+        [replacement for node in graph.nodes for replacement in new.get(node.name, [node])], tensors
+    )
 
 
 def _call_kernel(graph: Any, chains: Sequence[Sequence[Any]], kernel: Any) -> None:
@@ -214,8 +216,8 @@ def joined_rows(rows: Sequence[Tensor], heads: int = 1, degree: int = 1) -> Tens
     Returns:
         (3·H'·D, …), of which device r gets the r-th of R equal parts; H' is a multiple of R.
     """
-    padded = [padded_rows(one, heads, degree) for one in rows]
-    parts = [one.reshape(degree, -1, *one.shape[1:]) for one in padded]
+    padded = [padded_rows(projection, heads, degree) for projection in rows]
+    parts = [projection.reshape(degree, -1, *projection.shape[1:]) for projection in padded]
     return torch.cat(parts, dim=1).flatten(0, 1)
 
 
@@ -242,8 +244,8 @@ def fused_state_dict(
             for part in ("query.weight", "query.bias", "key.weight", "value.weight", "value.bias"):
                 converted[layer + part] = padded_rows(weights[layer + part], heads, degree)
             continue
-        q, k, v = (converted.pop(f"{layer}{one}.weight") for one in ("query", "key", "value"))
-        q_bias, v_bias = (converted.pop(f"{layer}{one}.bias") for one in ("query", "value"))
+        q, k, v = (converted.pop(f"{layer}{part}.weight") for part in ("query", "key", "value"))
+        q_bias, v_bias = (converted.pop(f"{layer}{part}.bias") for part in ("query", "value"))
         converted[f"{layer}qkv.weight"] = joined_rows((q, k, v), heads, degree)
         zeros = torch.zeros_like(q_bias)
         converted[f"{layer}qkv.bias"] = joined_rows((q_bias, zeros, v_bias), heads, degree)
@@ -302,8 +304,8 @@ class FlashAttention:
             return cast(Tensor, self._kernel(q, k, v, is_causal=False, scale=1.0))[0]
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            found = _attempt(fused, (q, k, v), "attention", ATTENTION, self._missing, self._used)
-            return plain(q, k, v) if found is None else found
+            result = _attempt(fused, (q, k, v), "attention", ATTENTION, self._missing, self._used)
+            return plain(q, k, v) if result is None else result
 
         return [*scores.args, attended.args[1]], run
 
@@ -328,9 +330,9 @@ class FusedConv:
             return cast(Tensor, self._kernel(x, filters, bias, stride=stride[0], **further))
 
         def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            found = _attempt(fused, (x, weight, bias), "conv", CONV, self._missing, self._used)
-            if found is not None:
-                return found
+            result = _attempt(fused, (x, weight, bias), "conv", CONV, self._missing, self._used)
+            if result is not None:
+                return result
             return cast(Tensor, gelu.function(conv.function(x, weight, bias, stride, padding)))
 
         return conv.args[:3], run

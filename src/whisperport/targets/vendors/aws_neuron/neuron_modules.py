@@ -96,8 +96,8 @@ def read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ModuleError(f"the description has more than {MAX_DESCRIPTION_BYTES} bytes")
     data = _json(text, "the description")
     if data.get("format") != FORMAT or not isinstance(data.get("programs"), dict):
-        found = str(data.get("format"))[:80]
-        raise ModuleError(f"the description has the format {found!r}; expected {FORMAT!r}")
+        stated = str(data.get("format"))[:80]
+        raise ModuleError(f"the description has the format {stated!r}; expected {FORMAT!r}")
     return data
 
 
@@ -119,7 +119,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         header = _json(file.read(length), "the header of the weight file")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     header.pop("__metadata__", None)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: _offsets(*item)):
         dtype, shape = _dtype_and_shape(name, entry)
@@ -134,10 +134,10 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ModuleError("the weight file is truncated")
         start = 8 + length + begin
         flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start) if count else None
-        found[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.reshape(shape)
+        tensors[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.reshape(shape)
     if 8 + length + end != size:
         raise ModuleError("the weight file has bytes after its last tensor")
-    return found
+    return tensors
 
 
 def _json(text: bytes, what: str) -> dict[str, Any]:
@@ -211,8 +211,8 @@ class Graph(nn.Module):
         tensors = {str(node): self.cast(weights[name]) for node, name in record["weights"].items()}
         known = {*self.inputs, *tensors}
         nodes = []
-        for one in record["nodes"]:
-            node = _node(one, self.floating)
+        for entry in record["nodes"]:
+            node = _node(entry, self.floating)
             if unknown := [name for name in node.reads() if name not in known]:
                 raise ModuleError(f"the node {node.name!r} reads {unknown[0]!r}, not before it")
             if node.name in known:
@@ -242,7 +242,7 @@ class Graph(nn.Module):
 
     def compute(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Run the nodes in their order. Results are in the graph's precision."""
-        values: dict[str, Any] = {name: self.cast(one) for name, one in inputs.items()}
+        values: dict[str, Any] = {name: self.cast(tensor) for name, tensor in inputs.items()}
         values |= dict(zip(self.weights, self.tensors, strict=True))
         for node, unread in zip(self.nodes, self._unread, strict=False):
             named = {key: _filled(value, values) for key, value in node.kwargs.items()}
@@ -253,7 +253,7 @@ class Graph(nn.Module):
 
     def returned(self, results: Sequence[Tensor]) -> list[Tensor]:
         """Return results in the dtypes of the outputs."""
-        return [one.to(dtype) for one, dtype in zip(results, self.dtypes, strict=True)]
+        return [result.to(dtype) for result, dtype in zip(results, self.dtypes, strict=True)]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the graph once."""
@@ -277,7 +277,7 @@ class Resident(nn.Module):
         self.program = Graph(record, weights)
         shapes = {str(tensor["name"]): tensor["shape"] for tensor in record["inputs"]}
         self.batch, self.tokens, _ = shapes["x"]
-        self.given = [name for name in self.program.inputs if name not in record["state"]]
+        self.passed = [name for name in self.program.inputs if name not in record["state"]]
         self.kept = {kind: [n for n in shapes if n.startswith(f"{kind}_")] for kind in STATE}
         if sorted(record["state"]) != sorted(
             name for names in self.kept.values() for name in names
@@ -303,16 +303,16 @@ class Resident(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run once on the inputs that are no state; return the outputs, and the updated caches."""
-        count = len(self.given)
+        count = len(self.passed)
         position = inputs[count]
         caches = {kind: list(getattr(self, kind)) for kind in STATE}
         if self.batch > 1:
             for kind in self.new:
-                caches[kind] = [one.index_select(0, inputs[count + 1]) for one in caches[kind]]
-        given = dict(zip(self.given, inputs[:count], strict=True))
+                caches[kind] = [cache.index_select(0, inputs[count + 1]) for cache in caches[kind]]
+        values = dict(zip(self.passed, inputs[:count], strict=True))
         for kind, names in self.kept.items():
-            given |= {n: one.flatten(0, 1) for n, one in zip(names, caches[kind], strict=True)}
-        results = self.program.compute(given)
+            values |= {n: cache.flatten(0, 1) for n, cache in zip(names, caches[kind], strict=True)}
+        results = self.program.compute(values)
         rows = torch.arange(self.cached, dtype=torch.int32, device=position.device)
         chosen = (position[:, :, None] == rows).to(self.program.floating)[:, None]  # (B, 1, P, N)
         updated = [
@@ -356,17 +356,17 @@ def operator_of(name: str) -> Callable[..., Any]:
         return operator.getitem
     library, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
-    found: Any = None
+    function: Any = None
     if library == "aten" and base.isidentifier() and overload.isidentifier():
-        found = getattr(getattr(torch.ops.aten, base, None), overload, None)
-    schema = getattr(found, "_schema", None)
+        function = getattr(getattr(torch.ops.aten, base, None), overload, None)
+    schema = getattr(function, "_schema", None)
     if schema is None or schema.is_mutable:
         raise ModuleError(f"{name[:80]!r} is not an operator of a program")
     reads = any("Tensor" in str(argument.type) for argument in schema.arguments)
     returns = all("Tensor" in str(returned.type) for returned in schema.returns)
     if not (reads or base in FACTORIES) or not returns or not schema.returns:
         raise ModuleError(f"{name[:80]!r} does not compute a tensor from tensors")
-    return found  # type: ignore[no-any-return]  # torch does not declare its operators
+    return function  # type: ignore[no-any-return]  # torch does not declare its operators
 
 
 def _node(record: Mapping[str, Any], floating: torch.dtype) -> Node:
@@ -406,7 +406,7 @@ def _decoded(value: Any) -> Any:
         ModuleError: it is no argument of an operator.
     """
     if isinstance(value, list):
-        return [_decoded(one) for one in value]
+        return [_decoded(item) for item in value]
     if isinstance(value, dict) and len(value) == 1:
         ((form, content),) = value.items()
         if form == "node":
@@ -423,14 +423,14 @@ def _decoded(value: Any) -> Any:
 def _names(value: Any) -> list[str]:
     """Return the names of the nodes that a decoded argument reads."""
     if isinstance(value, list):
-        return [name for one in value for name in _names(one)]
+        return [name for item in value for name in _names(item)]
     return [value["node"]] if isinstance(value, dict) else []
 
 
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:
     """Return a decoded argument with the results of nodes."""
     if isinstance(value, list):
-        return [_filled(one, values) for one in value]
+        return [_filled(item, values) for item in value]
     return values[value["node"]] if isinstance(value, dict) else value
 
 
@@ -468,11 +468,11 @@ def build(
 
 
 def _examples(module: Graph | Resident, record: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    given = module.given if isinstance(module, Resident) else module.inputs
+    passed = module.passed if isinstance(module, Resident) else module.inputs
     inputs = tuple(
         torch.zeros(tensor["shape"], dtype=TENSOR_DTYPES[tensor["dtype"]])
         for tensor in record["inputs"]
-        if tensor["name"] in given
+        if tensor["name"] in passed
     )
     if isinstance(module, Graph):
         return inputs

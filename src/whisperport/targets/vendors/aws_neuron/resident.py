@@ -66,7 +66,7 @@ class ResidentRunner(Runner):
         self.owner: ReferenceType[ResidentBinding] | None = None  # whose caches the module holds
         names = [tensor.name for tensor in spec.inputs]
         self.resident = [name for name in names if stateful and self.roles[name] != "input"]
-        self._given = [index for index, name in enumerate(names) if name not in self.resident]
+        self._passed = [index for index, name in enumerate(names) if name not in self.resident]
         self.state_names = [name for name in self.resident if self.roles[name] == "state"]
         self._batch = spec.kind.batch
         self._mask = names.index("mask") if self.resident else None
@@ -84,12 +84,12 @@ class ResidentRunner(Runner):
 
     def run_module(self, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run the module on its state and on the other inputs; returns arrays of the signature's shapes."""
-        given = [inputs[index] for index in self._given]
+        arguments = [inputs[index] for index in self._passed]
         if self._mask is not None:
-            given.append(self.positions(inputs[self._mask]))
+            arguments.append(self.positions(inputs[self._mask]))
             if self._batch > 1:  # the host reorders its own caches
-                given.append(np.arange(self._batch, dtype=np.int32))
-        return self.module.run(given)
+                arguments.append(np.arange(self._batch, dtype=np.int32))
+        return self.module.run(arguments)
 
     def positions(self, mask: Array) -> Array:
         """Return the rows of the cache that get the new tokens, (B, P) int32: after the last visible row.
@@ -165,7 +165,7 @@ class ResidentBinding(Binding):
     def _differs(self, name: str, mask: Array) -> bool:
         """Whether the mask lets a token see a row that only the module wrote."""
         rows = self._written.get(name, {}).values()
-        return any((mask[one.row, :, one.start : one.stop] == 0).any() for one in rows)
+        return any((mask[block.row, :, block.start : block.stop] == 0).any() for block in rows)
 
     def _is_held(self, name: str, array: Array) -> bool:
         """Whether the state holds this array, and it has been bound, so unchanged, since it was copied."""
@@ -198,4 +198,4 @@ class ResidentBinding(Binding):
 
 def _block(part: Sequence[slice], shape: Sequence[int]) -> Block:
     full = (*part, *(slice(None) for _ in shape[len(part) :]))
-    return tuple(one.indices(size) for one, size in zip(full, shape, strict=True))
+    return tuple(axis.indices(size) for axis, size in zip(full, shape, strict=True))

@@ -120,7 +120,9 @@ class EagerModule(Module):
         self._module, _, self._aliases = neuron_modules.build(description, weights, program)
         states = dict(self._module.named_parameters())
         self._states = {
-            state_name(name): one for name, one in states.items() if neuron_modules.is_state(name)
+            state_name(name): tensor
+            for name, tensor in states.items()
+            if neuron_modules.is_state(name)
         }
 
     def write(self, name: str, array: Array) -> None:
@@ -130,7 +132,7 @@ class EagerModule(Module):
     def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         """Run the module, and update its state."""
         outputs = self._call(self._module, _tensors(inputs), self._aliases)
-        return [_array(one) for one in outputs]
+        return [_array(output) for output in outputs]
 
 
 @final
@@ -170,7 +172,7 @@ class CompiledModule(Module):
         with _translated(self._what):
             outputs = self._module(*_tensors(inputs))
         outputs = outputs if isinstance(outputs, list | tuple) else (outputs,)
-        return [_array(one) for one in outputs]
+        return [_array(output) for output in outputs]
 
 
 class LastWindow:
@@ -184,19 +186,19 @@ class LastWindow:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._found: tuple[Array, Sequence[Array]] | None = None
+        self._kept: tuple[Array, Sequence[Array]] | None = None
 
     def put(self, features: Array, cross_kv: Sequence[Array]) -> None:
         """Keep the K/V of `features`, in place of those kept before."""
         with self._lock:
-            self._found = (features.copy(), cross_kv)
+            self._kept = (features.copy(), cross_kv)
 
     def take(self, features: Array) -> Sequence[Array] | None:
         """Return the K/V of `features`, once; None if those of others are kept."""
         with self._lock:
-            if self._found is None or not np.array_equal(self._found[0], features):
+            if self._kept is None or not np.array_equal(self._kept[0], features):
                 return None
-            cross_kv, self._found = self._found[1], None
+            cross_kv, self._kept = self._kept[1], None
             return cross_kv
 
 
@@ -223,8 +225,8 @@ class CrossKvRunner(ResidentRunner):
         self._last = last
 
     def run_module(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        found = self._last.take(inputs[0])
-        return super().run_module(inputs) if found is None else found
+        results = self._last.take(inputs[0])
+        return super().run_module(inputs) if results is None else results
 
 
 def _runner(
@@ -250,7 +252,7 @@ def _states(module: Any) -> dict[str, Any]:
     """
     aliased = [tensor for _, tensor in module.states.named_parameters()]
     layers = len(aliased) // 2
-    found = {
+    states = {
         f"self_{kind}_{layer}": aliased[index * layers + layer]
         for index, kind in enumerate("kv")
         for layer in range(layers)
@@ -259,8 +261,8 @@ def _states(module: Any) -> dict[str, Any]:
     for name, tensor in [] if weights is None else weights.named_parameters():
         kind, _, layer = name.replace("->", ".").removeprefix("model.").partition(".")
         if kind in ("cross_k", "cross_v"):
-            found[f"{kind}_{layer}"] = tensor
-    return found
+            states[f"{kind}_{layer}"] = tensor
+    return states
 
 
 def _copy(state: Any, array: Array) -> None:
@@ -277,8 +279,8 @@ def _tensors(arrays: Sequence[Array]) -> list[Any]:
 
 
 def _array(tensor: Any) -> Array:
-    found: Array = tensor.detach().numpy()
-    return np.array(found, order="C")  # an output may be an input, or share memory with another
+    values: Array = tensor.detach().numpy()
+    return np.array(values, order="C")  # an output may be an input, or share memory with another
 
 
 def _record(description: Mapping[str, Any], spec: ProgramSpec, path: Path) -> Mapping[str, Any]:

@@ -94,8 +94,8 @@ def check(version: str, settings: Mapping[str, Any]) -> str:
     if missing:
         return f"`trace` of torch_neuronx {version} has no argument {', '.join(missing)}"
     if torch.__version__.split("+")[0].rsplit(".", 1)[0] not in settings["torch"]:
-        wanted = " or ".join(settings["torch"])
-        return f"torch {torch.__version__} is installed with it; expected torch {wanted}"
+        expected = " or ".join(settings["torch"])
+        return f"torch {torch.__version__} is installed with it; expected torch {expected}"
     if _compiler() is None:
         return f"the program {COMPILER} is neither in PATH nor beside {sys.executable}"
     return ""
@@ -123,7 +123,9 @@ def describe(module: Any, inputs: Any, outputs: Any, aliases: Any) -> Mapping[st
         ModuleMismatchError: an assumption does not hold.
     """
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
-        if not isinstance(tensors, tuple) or len({id(one) for one in tensors}) != len(tensors):
+        if not isinstance(tensors, tuple) or len({id(tensor) for tensor in tensors}) != len(
+            tensors
+        ):
             raise ModuleMismatchError(f"the {what} are not a tuple of tensors that occur once each")
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     state = []
@@ -132,21 +134,21 @@ def describe(module: Any, inputs: Any, outputs: Any, aliases: Any) -> Mapping[st
             raise ModuleMismatchError(f"the state of output {index} is no parameter of the module")
         state.append({"name": names[id(parameter)], "output": index, **_tensor(parameter)})
     first = len(outputs) - len(state)
-    if [one["output"] for one in state] != list(range(first, len(outputs))):
+    if [entry["output"] for entry in state] != list(range(first, len(outputs))):
         raise ModuleMismatchError(
             "the outputs that replace the state are not the last ones, in order"
         )
     described = {
-        "inputs": [_tensor(one) for one in inputs],
-        "outputs": [_tensor(one) for one in outputs[:first]],
+        "inputs": [_tensor(tensor) for tensor in inputs],
+        "outputs": [_tensor(tensor) for tensor in outputs[:first]],
         "state": state,
     }
-    for one, output in zip(state, outputs[first:]):  # noqa: B905  # Python 3.9 has no `strict`
-        if (one["shape"], one["dtype"]) != tuple(
+    for entry, output in zip(state, outputs[first:]):  # noqa: B905  # Python 3.9 has no `strict`
+        if (entry["shape"], entry["dtype"]) != tuple(
             _tensor(output)[key] for key in ("shape", "dtype")
         ):
             raise ModuleMismatchError(
-                f"the state {one['name']} has another shape or type than its output"
+                f"the state {entry['name']} has another shape or type than its output"
             )
     for tensor in (*described["inputs"], *described["outputs"], *state):
         if tensor["dtype"] not in DTYPES:
@@ -229,7 +231,7 @@ def _explained(folder: Path, work: Path) -> Iterator[None]:
             raise _error(error, _messages(folder, work)) from error
         finally:
             os.environ["PATH"] = before
-            texts = [f"{one.category.__name__}: {one.message}" for one in caught]
+            texts = [f"{warning.category.__name__}: {warning.message}" for warning in caught]
             print(*texts, sep="\n", flush=True)
     for text in texts:
         if "input tensor that was unused" in text:
@@ -256,8 +258,8 @@ def _error(error: Exception, messages: str) -> Exception:
 
 def _line_with_code(text: str) -> str:
     """Return the first message with an error code, from the code on: "NCC_EVRF007: …"; "" if none."""
-    found = re.search(r"NCC_[A-Z]{4}[0-9]{3}[^\n]*", text)
-    return re.sub(r"^(NCC_[A-Z]{4}[0-9]{3})\W*", r"\1: ", found.group()) if found else ""
+    match = re.search(r"NCC_[A-Z]{4}[0-9]{3}[^\n]*", text)
+    return re.sub(r"^(NCC_[A-Z]{4}[0-9]{3})\W*", r"\1: ", match.group()) if match else ""
 
 
 def _messages(folder: Path, work: Path) -> str:

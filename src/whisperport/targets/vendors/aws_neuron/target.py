@@ -90,9 +90,11 @@ class AwsNeuron(Target):
         """Write the programs of each precision to a description and a weight file."""
         entries: dict[str, ProgramEntry] = {}
         for precision in self.spec.runs.precisions:
-            group = [one for one in programs if self.precision_of(one.name) == precision]
+            group = [
+                program for program in programs if self.precision_of(program.name) == precision
+            ]
             if group:
-                progress(f"writing the weights of {', '.join(one.name for one in group)}")
+                progress(f"writing the weights of {', '.join(program.name for program in group)}")
                 path = folder / NAME / f"{precision}{DESCRIPTION}"
                 entries |= self._written(group, path, f"{NAME}/{path.name}")
         return [entries[program.name] for program in programs]
@@ -123,14 +125,14 @@ class AwsNeuron(Target):
         nodes = lower_programs(programs, precision, path)
         files = (file, file.removesuffix(DESCRIPTION) + WEIGHTS)
         return {
-            one.name: ProgramEntry(
-                spec=one.spec,
+            program.name: ProgramEntry(
+                spec=program.spec,
                 placement=Placement(NAME, precision),
-                method=one.name,
+                method=program.name,
                 files=files,
-                facts=ProgramFacts(delegated=nodes[one.name], undelegated=(), subgraphs=1),
+                facts=ProgramFacts(delegated=nodes[program.name], undelegated=(), subgraphs=1),
             )
-            for one in programs
+            for program in programs
         }
 
 

@@ -164,7 +164,7 @@ class EthosUCompiler(Compiler):
             )
         inputs, outputs = (printable_texts(built.get(side)) for side in ("inputs", "outputs"))
         expect_signature(
-            artifact, spec, inputs, outputs, lambda one: f"{list(one.shape)} {one.dtype}"
+            artifact, spec, inputs, outputs, lambda tensor: f"{list(tensor.shape)} {tensor.dtype}"
         )
         undelegated = printable_texts(built.get("undelegated"))
         estimate = read_estimate(artifact.with_name(ESTIMATE))

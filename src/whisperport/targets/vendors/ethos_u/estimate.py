@@ -33,9 +33,9 @@ def read_estimate(path: Path) -> dict[str, Any]:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             lines = file.read(LARGEST).splitlines()
         (row,) = csv.DictReader(lines)
-        found = {name: _number(row[column], by) for column, (name, by) in _COLUMNS.items()}
+        numbers = {name: _number(row[column], by) for column, (name, by) in _COLUMNS.items()}
         return {
-            **found,
+            **numbers,
             "system_config": row["system_config"][:60],
             "memory_mode": row["memory_mode"][:60],
         }
@@ -43,13 +43,13 @@ def read_estimate(path: Path) -> dict[str, Any]:
         return {}
 
 
-def to_estimate(found: Mapping[str, Any]) -> Estimate:
+def to_estimate(estimate: Mapping[str, Any]) -> Estimate:
     """Return an estimate that `read_estimate` returned in the form that all compilers share.
 
     Raises:
         KeyError, TypeError, ValueError: it is not such an estimate.
     """
-    numbers = {name: _number(found[name], 1) for name, _ in _COLUMNS.values()}
+    numbers = {name: _number(estimate[name], 1) for name, _ in _COLUMNS.values()}
     flash = numbers["on_chip_flash_bytes"] + numbers["off_chip_flash_bytes"]
     memory = {"SRAM": numbers["sram_bytes"], "DRAM": numbers["dram_bytes"], "flash": flash}
     clock = f"{numbers['clock_hz'] / 1e6:g} MHz"
@@ -57,7 +57,7 @@ def to_estimate(found: Mapping[str, Any]) -> Estimate:
         seconds=numbers["estimated_s"],
         cycles=numbers["cycles"],
         memory_bytes={name: size for name, size in memory.items() if size},
-        conditions=f"{clock}, {found['system_config']:.60}, {found['memory_mode']:.60}",
+        conditions=f"{clock}, {estimate['system_config']:.60}, {estimate['memory_mode']:.60}",
     )
 
 

@@ -75,12 +75,15 @@ def _read(path: Path) -> "Program":
         ) from error
 
 
-def _check_signature(found: ProgramSpec, expected: ProgramSpec, file: str) -> None:
+def _check_signature(compiled: ProgramSpec, expected: ProgramSpec, file: str) -> None:
     """Compare shapes and dtypes; the names of outputs are in the manifest only."""
-    expect_counts(file, expected, len(found.inputs), len(found.outputs))
-    for actual, wanted in ((found.inputs, expected.inputs), (found.outputs, expected.outputs)):
-        for one, tensor in zip(actual, wanted, strict=True):
-            expect_tensor(file, tensor, one.shape, one.dtype, fits=one.dtype == tensor.dtype)
+    expect_counts(file, expected, len(compiled.inputs), len(compiled.outputs))
+    for actual, tensors in (
+        (compiled.inputs, expected.inputs),
+        (compiled.outputs, expected.outputs),
+    ):
+        for port, tensor in zip(actual, tensors, strict=True):
+            expect_tensor(file, tensor, port.shape, port.dtype, fits=port.dtype == tensor.dtype)
 
 
 @final
@@ -122,7 +125,8 @@ def load_graphs(
         LoweringError: that environment has other versions.
     """
     files = {
-        one.spec.name: [regular_file(folder, file) for file in _graph_files(one)] for one in entries
+        entry.spec.name: [regular_file(folder, file) for file in _graph_files(entry)]
+        for entry in entries
     }
     if not files:
         return {}
@@ -136,13 +140,13 @@ def load_graphs(
         )
     served = ServedPrograms(installed, compiler.script, compiler.settings(), files, TITLE)
     lock = Lock()
-    return {one.spec.name: GraphRunner(one.spec, served, lock) for one in entries}
+    return {entry.spec.name: GraphRunner(entry.spec, served, lock) for entry in entries}
 
 
 def _graph_files(entry: ProgramEntry) -> tuple[str, str]:
     """Return a program's graph and the description of its tensors, as paths in the bundle."""
-    found = {Path(file).suffix: file for file in entry.files}
-    graph, tensors = found.get(Path(GRAPH).suffix), found.get(Path(TENSORS).suffix)
+    by_suffix = {Path(file).suffix: file for file in entry.files}
+    graph, tensors = by_suffix.get(Path(GRAPH).suffix), by_suffix.get(Path(TENSORS).suffix)
     if graph is None or tensors is None:
         raise BundleError(
             f"the bundle has no quantized graph of `{entry.spec.name}`",

@@ -55,12 +55,12 @@ def check(version: str, settings: Mapping[str, Any]) -> str:
     Args:
         settings: `versions`, package -> first numbers of the only version that is known to work.
     """
-    for name, wanted in settings["versions"].items():
-        found = re.search(rf"(?:^|, ){re.escape(name)} ([0-9.]+)", version)
-        numbers = [int(part) for part in re.findall("[0-9]+", found[1] if found else "")]
-        if numbers[: len(wanted)] != list(wanted):
-            expected = ".".join(map(str, wanted))
-            return f"{name} {expected} is needed; version {found[1] if found else 'unknown'} is installed"
+    for name, required in settings["versions"].items():
+        match = re.search(rf"(?:^|, ){re.escape(name)} ([0-9.]+)", version)
+        numbers = [int(part) for part in re.findall("[0-9]+", match[1] if match else "")]
+        if numbers[: len(required)] != list(required):
+            expected = ".".join(map(str, required))
+            return f"{name} {expected} is needed; version {match[1] if match else 'unknown'} is installed"
     return ""
 
 
@@ -102,9 +102,9 @@ def _widen_new_state(prepared: Any, own: Mapping[str, Any]) -> None:
     def observer(node: Any) -> Any:
         return getattr(prepared, str(node.target))
 
-    given = [node for node in prepared.graph.nodes if node.op == "placeholder"]
+    placeholders = [node for node in prepared.graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in prepared.graph.nodes if node.op == "output")
-    cached = dict(zip(own["inputs"], given))  # noqa: B905  # Python 3.9
+    cached = dict(zip(own["inputs"], placeholders))  # noqa: B905  # Python 3.9
     for name, node in zip(own["outputs"], pytree.tree_leaves(output.args[0])):  # noqa: B905
         kind, _, rest = name.partition("_")
         if kind == "new" and f"self_{rest}" in cached:
@@ -161,16 +161,16 @@ def _compile(job: Any, kit: Any) -> None:
     from executorch.exir import to_edge_transform_and_lower
 
     folder, own = job.folder, job.settings
-    made = folder / "vela"
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
+    vela = folder / "vela"
+    shutil.rmtree(vela, ignore_errors=True)
+    vela.mkdir()
     spec = EthosUCompileSpec(
         own["accelerator"],
         system_config=own["system_config"],
         memory_mode=own["memory_mode"],
         extra_flags=list(own["flags"]),
     )
-    spec.dump_intermediate_artifacts_to(made.name)  # relative: the compiled file has a copy of it
+    spec.dump_intermediate_artifacts_to(vela.name)  # relative: the compiled file has a copy of it
     quantized = torch.export.load(folder / "quantized.pt2")
     try:
         with kit.inside(folder), kit.timed("compilation"):
@@ -179,15 +179,15 @@ def _compile(job: Any, kit: Any) -> None:
             )
     except SystemExit as error:
         raise CompilerExitError(f"Vela ended with exit status {error.code}") from error
-    tensors = _tensors(edge.exported_program(job.name), own, made / "out.tosa")
+    tensors = _tensors(edge.exported_program(job.name), own, vela / "out.tosa")
     finished = edge.to_executorch()
     kit.write_json(
         folder / "built.json",
         {"accelerator": own["accelerator"], **described(finished.executorch_program)},
     )
     kit.write_json(folder / "tensors.json", tensors)
-    os.replace(str(made / "out.tosa"), str(folder / "graph.tosa"))
-    (summary,) = (made / "output").glob("out_summary_*.csv")
+    os.replace(str(vela / "out.tosa"), str(folder / "graph.tosa"))
+    (summary,) = (vela / "output").glob("out_summary_*.csv")
     os.replace(str(summary), str(folder / "estimate.csv"))
     with kit.written(folder / own["artifact"]) as partial:
         partial.write_bytes(finished.buffer)
@@ -200,7 +200,7 @@ def described(program: Any) -> dict[str, Any]:
         program: executorch's description of a program with one method.
     """
     (plan,) = program.execution_plan
-    calls = [one.instr_args for chain in plan.chains for one in chain.instructions]
+    calls = [instruction.instr_args for chain in plan.chains for instruction in chain.instructions]
     kernels = [
         plan.operators[call.op_index] for call in calls if type(call).__name__ == "KernelCall"
     ]
@@ -230,11 +230,11 @@ def _tensors(exported: Any, own: Mapping[str, Any], graph: Path) -> dict[str, An
     """
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
     delegates = [node for node in calls if node.target.__name__ == "executorch_call_delegate"]
-    others = [node.target.__name__ for node in calls if _kind(node) == "other"]
-    if others or len(delegates) != 1:
-        kinds = ", ".join(sorted(set(others))[:8])
+    outside = [node.target.__name__ for node in calls if _kind(node) == "other"]
+    if outside or len(delegates) != 1:
+        kinds = ", ".join(sorted(set(outside))[:8])
         raise UnsupportedOperatorError(
-            f"{len(others)} operators are outside of {len(delegates)} subgraphs for the NPU: {kinds}"
+            f"{len(outside)} operators are outside of {len(delegates)} subgraphs for the NPU: {kinds}"
         )
     (delegate,) = delegates
     lowered = getattr(exported.graph_module, delegate.args[0].target)
@@ -337,12 +337,12 @@ def run_graph(graph: bytes, described: Mapping[str, Any], inputs: Mapping[str, A
     import numpy as np
     import tosa_reference_model
 
-    given = []
+    integers = []
     for tensor in described["inputs"]:
         steps = np.rint(inputs[tensor["name"]] / np.float32(tensor["scale"]))
         clipped = np.clip(steps + tensor["zero_point"], tensor["low"], tensor["high"])
-        given.append(np.ascontiguousarray(clipped.astype(tensor["dtype"])))
-    outputs, status = tosa_reference_model.run(graph, given, verbosity="NONE")
+        integers.append(np.ascontiguousarray(clipped.astype(tensor["dtype"])))
+    outputs, status = tosa_reference_model.run(graph, integers, verbosity="NONE")
     if status != tosa_reference_model.GraphStatus.TOSA_VALID:
         raise OtherGraphError(f"the TOSA reference model reports {status}")
     results = []

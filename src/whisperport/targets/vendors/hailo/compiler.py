@@ -116,23 +116,23 @@ class HailoCompiler(Compiler):
             Stage("optimize", optimize, ("optimized.har",)),
             Stage("compile", ("optimized.har",), (f"{name}.hef",)),
         ]
-        found = _ruined(request)
+        sensitive = _ruined(request)
         settings: dict[str, Any] = {
             "calibration": _by_layer(request, request.arrays),
-            "sixteen_bit": found.names if found else (),
+            "sixteen_bit": sensitive.names if sensitive else (),
         }
         _, outputs = self.emulated(request)
         if outputs:
-            made = tuple(outputs.values())
-            stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), made))
+            results = tuple(outputs.values())
+            stages.insert(2, Stage("emulate", ("optimized.har", *request.emulation), results))
             settings["emulation"] = _by_layer(request, request.emulation)
-            settings["emulated"] = made
+            settings["emulated"] = results
         return CompilePlan(
             stages=tuple(stages),
             artifact=f"{name}.hef",
             settings=settings,
             keep=(f"{name}.alls",),
-            notes=found.notes("a16_w16") if found else (),
+            notes=sensitive.notes("a16_w16") if sensitive else (),
         )
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
@@ -140,8 +140,8 @@ class HailoCompiler(Compiler):
         return {"compiler": hef.compiler_version, "compiled_for": hef.chip}
 
     def accuracy(self, stage: str, log: str) -> Mapping[str, float]:
-        found = _SNR.findall(log) if stage == "optimize" else []
-        return {layer: float(decibels) for layer, decibels in found}
+        ratios = _SNR.findall(log) if stage == "optimize" else []
+        return {layer: float(decibels) for layer, decibels in ratios}
 
 
 def _ruined(request: CompileRequest) -> Ruined | None:
@@ -203,13 +203,13 @@ def check_hef(path: Path, chip: Chip, spec: ProgramSpec) -> Hef:
     sides = [("inputs", network.inputs, spec.inputs)] if network.inputs else []
     sides += [("outputs", tuple(results), spec.outputs)] if network.outputs else []
     for kind, streams, tensors in sides:
-        found = [stream.shape for stream in streams]
+        shapes = [stream.shape for stream in streams]
         expected = [stream_shape(tensor.shape) for tensor in tensors]
-        if not all_match(found, tensors):
+        if not all_match(shapes, tensors):
             raise BundleError(
                 f"{path.name} does not compute `{spec.name}`",
-                why=f"its {kind} are {found}; expected {expected} (height, width, channels), where axes of "
-                "length 1 may be in other places",
+                why=f"its {kind} are {shapes}; expected {expected} (height, width, channels), where axes "
+                "of length 1 may be in other places",
                 hint="compile this bundle with `whisperport compile`, or give the HEF of the same "
                 "checkpoint and window",
             )

@@ -102,8 +102,8 @@ def _positions(network: Network, dims: Dims, path: Path) -> int:
     outputs = [stream.shape for stream in network.outputs]
     positions = next(iter(without_unit_axes(inputs[0])), 0) // 2
     expected = [(2 * positions, dims.n_mels)], [(positions, dims.n_audio_state)]
-    found = [*map(without_unit_axes, inputs)], [*map(without_unit_axes, outputs)]
-    if found != expected or not 0 < positions <= dims.n_audio_ctx:
+    shapes = [*map(without_unit_axes, inputs)], [*map(without_unit_axes, outputs)]
+    if shapes != expected or not 0 < positions <= dims.n_audio_ctx:
         raise BundleError(
             f"{path.name} is not an encoder of this checkpoint",
             why=f"its inputs are {inputs} and its outputs {outputs}; expected (1, 2T, {dims.n_mels}) and "
@@ -138,24 +138,24 @@ def _check_assets(folder: Path, checkpoint: "Checkpoint") -> None:
     weights = checkpoint.weights
     tables = (weights["decoder.token_embedding.weight"], weights["decoder.positional_embedding"])
     for pattern, weight in zip(TABLES, tables, strict=True):
-        found = sorted(folder.glob(pattern))
-        if len(found) != 1:
+        files = sorted(folder.glob(pattern))
+        if len(files) != 1:
             raise BundleError(
-                f"{folder} contains {len(found)} files {pattern}; expected one",
+                f"{folder} contains {len(files)} files {pattern}; expected one",
                 hint="give the folder of decoder assets that was published with the HEFs",
             )
-        given, own = _table(found[0]), weight.float().numpy()
-        same = given.ndim == 2 and len(given) <= len(own) and given.shape[1:] == own.shape[1:]
+        table, own = _table(files[0]), weight.float().numpy()
+        same = table.ndim == 2 and len(table) <= len(own) and table.shape[1:] == own.shape[1:]
         if same:
-            rows = own[: len(given)]
+            rows = own[: len(table)]
             same = bool(
-                np.abs(given - rows).max(initial=0)
+                np.abs(table - rows).max(initial=0)
                 <= MAX_TABLE_DIFFERENCE * np.abs(rows).max(initial=0)
             )
         if not same:
             raise BundleError(
-                f"{found[0].name} does not belong to this checkpoint",
-                why=f"its shape is {given.shape}, that of the checkpoint {own.shape}, or its values differ",
+                f"{files[0].name} does not belong to this checkpoint",
+                why=f"its shape is {table.shape}, that of the checkpoint {own.shape}, or its values differ",
                 hint="give the checkpoint from which the HEF was made",
             )
 

@@ -46,15 +46,15 @@ def all_match(streams: Sequence[Shape], tensors: Sequence[TensorSpec]) -> bool:
     """Whether each stream matches one of the tensors; the order of the streams does not matter."""
     unmatched = list(streams)
     # `embeddings` comes first, since it has the strictest condition.
-    for tensor in sorted(tensors, key=lambda one: one.name != "embeddings"):
-        found = next((shape for shape in unmatched if matches(shape, tensor)), None)
-        if found is None:
+    for tensor in sorted(tensors, key=lambda spec: spec.name != "embeddings"):
+        stream = next((shape for shape in unmatched if matches(shape, tensor)), None)
+        if stream is None:
             return False
-        unmatched.remove(found)
+        unmatched.remove(stream)
     return not unmatched
 
 
-def result_outputs(outputs: Sequence[str], wanted: int) -> list[str]:
+def result_outputs(outputs: Sequence[str], count: int) -> list[str]:
     """Select the outputs that are results, in the compiler's order.
 
     Published decoders have outputs besides the four pieces of the logits. The names of the logits contain
@@ -62,6 +62,6 @@ def result_outputs(outputs: Sequence[str], wanted: int) -> list[str]:
 
     Args:
         outputs: names of the network's outputs.
-        wanted: number of outputs of the program.
+        count: number of outputs of the program.
     """
-    return [name for name in outputs if len(outputs) == wanted or "conv" in name]
+    return [name for name in outputs if len(outputs) == count or "conv" in name]

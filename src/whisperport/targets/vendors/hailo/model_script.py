@@ -255,5 +255,5 @@ def _performance(options: ScriptOptions) -> str:
     return f"performance_param({effort}optimize_for_batch=1)"
 
 
-def _at_most(wanted: int | None, available: int | None) -> int | None:
-    return wanted if wanted is None or available is None else min(wanted, available)
+def _at_most(requested: int | None, available: int | None) -> int | None:
+    return requested if requested is None or available is None else min(requested, available)

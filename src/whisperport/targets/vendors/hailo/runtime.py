@@ -81,16 +81,16 @@ class HailoRunner(Runner):
         release_with(self, self._close.close)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        made = {name: np.empty(shape, np.float32) for name, shape in self._output_shapes.items()}
+        buffers = {name: np.empty(shape, np.float32) for name, shape in self._output_shapes.items()}
         with _translated_errors(self._what):
             bindings = self._configured.create_bindings()
             for (name, shape), array in zip(self._input_shapes.items(), inputs, strict=True):
                 bindings.input(name).set_buffer(as_stream(array).reshape(shape))
-            for name, buffer in made.items():
+            for name, buffer in buffers.items():
                 bindings.output(name).set_buffer(buffer)
             self._configured.run([bindings], TIMEOUT_MS)
-            found = [bindings.output(name).get_buffer() for name in self._result_names]
-        return [a.reshape(t.shape) for a, t in zip(found, self.spec.outputs, strict=True)]
+            results = [bindings.output(name).get_buffer() for name in self._result_names]
+        return [a.reshape(t.shape) for a, t in zip(results, self.spec.outputs, strict=True)]
 
 
 class _Device:
@@ -162,12 +162,12 @@ def _check_shapes(
     what: str, spec: ProgramSpec, inputs: Mapping[str, Shape], outputs: Sequence[Shape]
 ) -> None:
     tensors = (*spec.inputs, *spec.outputs)
-    found = [*inputs.values(), *outputs]
-    if len(found) == len(tensors) and all(map(matches, found, tensors)):
+    shapes = [*inputs.values(), *outputs]
+    if len(shapes) == len(tensors) and all(map(matches, shapes, tensors)):
         return
     raise BundleError(
         f"the HEF of {what} does not have the shapes of the program in the bundle",
-        why=f"expected {[stream_shape(tensor.shape) for tensor in tensors]}, got {found}",
+        why=f"expected {[stream_shape(tensor.shape) for tensor in tensors]}, got {shapes}",
         hint="compile the bundle again with `whisperport compile BUNDLE --calibration AUDIO_DIR`",
     )
 

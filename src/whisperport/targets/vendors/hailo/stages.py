@@ -59,13 +59,13 @@ def sixteen_bit_commands(runner: Any, names: Collection[str]) -> str:
     if not names:
         return ""
     made_of = {
-        layer.rpartition("/")[2]: found.get("original_names", ())
-        for layer, found in runner.get_hn_dict()["layers"].items()
+        layer.rpartition("/")[2]: record.get("original_names", ())
+        for layer, record in runner.get_hn_dict()["layers"].items()
     }
     return "\n".join(
         f"quantization_param({layer}, precision_mode=a16_w16)"
-        for layer, found in made_of.items()
-        if re.fullmatch("conv[0-9]+", layer) and not set(names).isdisjoint(found)
+        for layer, nodes in made_of.items()
+        if re.fullmatch("conv[0-9]+", layer) and not set(names).isdisjoint(nodes)
     )
 
 
@@ -79,12 +79,12 @@ def _emulate(job: Any, kit: Any) -> None:
 
     own_settings = job.settings
     runner = hailo_sdk_client.ClientRunner(har=str(job.folder / "optimized.har"))
-    given = _arrays(own_settings["emulation"], job.folder, kit)
+    arrays = _arrays(own_settings["emulation"], job.folder, kit)
     with runner.infer_context(hailo_sdk_client.InferenceContext.SDK_QUANTIZED) as context:
-        made = runner.infer(context, given)
-    if isinstance(made, Mapping):  # name of the output's layer -> array
-        made = list(made.values())
-    outputs = made if isinstance(made, (list, tuple)) else [made]
+        results = runner.infer(context, arrays)
+    if isinstance(results, Mapping):  # name of the output's layer -> array
+        results = list(results.values())
+    outputs = results if isinstance(results, (list, tuple)) else [results]
     if len(outputs) != len(own_settings["emulated"]):
         raise ValueError(
             f"the emulator returned {len(outputs)} outputs; expected {len(own_settings['emulated'])}"

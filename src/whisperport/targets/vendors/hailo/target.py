@@ -94,7 +94,7 @@ class Hailo(OnnxTarget):
         from whisperport.targets.vendors.hailo.runtime import load_hefs
 
         service = cast(hailo_options.RunOptions, options).service
-        return load_hefs(self.chip, [one.spec for one in entries], files, service=service)
+        return load_hefs(self.chip, [entry.spec for entry in entries], files, service=service)
 
 
 def _is_decoder(spec: ProgramSpec) -> bool:

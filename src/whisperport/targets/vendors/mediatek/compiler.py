@@ -146,8 +146,8 @@ class NccCompiler(Compiler):
 def _recorded_version(path: Path) -> str:
     """Return the compiler's version that a compiled file states, "" if it states none."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = _RECORD.search(data)
-        return found[1].decode("ascii") if found else ""
+        match = _RECORD.search(data)
+        return match[1].decode("ascii") if match else ""
 
 
 def _compared(folder: Path, spec: ProgramSpec, artifact: Path) -> bool:
@@ -169,14 +169,14 @@ def _compared(folder: Path, spec: ProgramSpec, artifact: Path) -> bool:
         (stated,) = read_signatures(model).values()
     except MissingPackageError:
         return False
-    for side, found, tensors in (
+    for side, described, tensors in (
         ("inputs", inputs, stated.inputs),
         ("outputs", outputs, stated.outputs),
     ):
-        expected = sorted(f"{one.dtype}{list(one.shape)}" for one in tensors)
-        if sorted(found) != expected:
+        expected = sorted(f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors)
+        if sorted(described) != expected:
             what = f"the compiler describes its {side} as"
-            raise other_program(artifact, spec, what, sorted(found), expected)
+            raise other_program(artifact, spec, what, sorted(described), expected)
     return True
 
 

@@ -113,7 +113,8 @@ class DeviceIo:
         (graph,), (signature,) = read_tflite(path), read_signatures(path).values()
         pairs = ((signature.inputs, graph.inputs), (signature.outputs, graph.outputs))
         sides = (
-            tuple(_of_value(one, value) for one, value in zip(*pair, strict=True)) for pair in pairs
+            tuple(_of_value(tensor, value) for tensor, value in zip(*pair, strict=True))
+            for pair in pairs
         )
         return cls.from_json(cls(*sides).to_json(), spec)
 
@@ -131,8 +132,8 @@ class DeviceIo:
             ]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise _damaged(spec.name, f"{type(error).__name__}: {error}"[:200]) from error
-        for found, expected in zip(sides, (spec.inputs, spec.outputs), strict=True):
-            _check(spec.name, found, expected)
+        for tensors, expected in zip(sides, (spec.inputs, spec.outputs), strict=True):
+            _check(spec.name, tensors, expected)
         return cls(*sides)
 
     def to_json(self) -> dict[str, Any]:
@@ -145,17 +146,17 @@ class DeviceIo:
 
 def _plain(tensors: Sequence[TensorSpec]) -> tuple[DeviceTensor, ...]:
     return tuple(
-        DeviceTensor(name=one.name, shape=one.shape, dtype=one.dtype)
-        for one in map(stored, tensors)
+        DeviceTensor(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype)
+        for tensor in map(stored, tensors)
     )
 
 
 def _of_value(tensor: TensorSpec, value: "Value") -> DeviceTensor:
     stated = value.quantization
-    found = DeviceTensor(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype)
+    plain = DeviceTensor(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype)
     if stated is None or stated.scales != 1:  # `from_json` rejects integers without one scale
-        return found
-    return replace(found, scale=stated.scale, zero_point=stated.zero_point)
+        return plain
+    return replace(plain, scale=stated.scale, zero_point=stated.zero_point)
 
 
 def _little_endian(dtype: str) -> np.dtype[Any]:
@@ -185,14 +186,14 @@ def _read(data: Any) -> DeviceTensor:
     return tensor
 
 
-def _check(program: str, found: Sequence[DeviceTensor], expected: Sequence[TensorSpec]) -> None:
+def _check(program: str, tensors: Sequence[DeviceTensor], expected: Sequence[TensorSpec]) -> None:
     by_name = {tensor.name: tensor for tensor in expected}
-    if sorted(tensor.name for tensor in found) != sorted(by_name):
+    if sorted(tensor.name for tensor in tensors) != sorted(by_name):
         raise _damaged(
             program,
-            f"it lists {', '.join(t.name[:80] for t in found)}; expected {', '.join(by_name)}",
+            f"it lists {', '.join(t.name[:80] for t in tensors)}; expected {', '.join(by_name)}",
         )
-    for tensor in found:
+    for tensor in tensors:
         spec = by_name[tensor.name]
         if min(tensor.shape, default=1) < 1 or math.prod(tensor.shape) != math.prod(spec.shape):
             raise _damaged(

@@ -86,7 +86,7 @@ class NeuronrtRunner(Runner):
         super().__init__(spec)
         self._what, self._dla, self._io = f"`{spec.name}` on `{target}`", dla.absolute(), io
         self._options = options
-        self._command = _found(options.neuronrt, target)
+        self._command = _command_path(options.neuronrt, target)
         self._places = [_place(tensor, io.inputs) for tensor in (t.name for t in spec.inputs)]
         self.last_inference_ms: float | None = None
 
@@ -99,20 +99,20 @@ class NeuronrtRunner(Runner):
                 tensor.to_device(array, self.spec.name).tofile(folder / f"{place}.in")
             printed = self._call(folder)
             self._keep(folder)
-            found = {
+            outputs = {
                 tensor.name: self._read(folder / f"{index}.out", tensor, printed)
                 for index, tensor in enumerate(self._io.outputs)
             }
-        self._check_ran(inputs, found)
+        self._check_ran(inputs, outputs)
         time = TIME.findall(printed)
         self.last_inference_ms = float(time[-1]) if time else None
-        return self._converted(found)
+        return self._converted(outputs)
 
-    def _converted(self, found: dict[str, Array]) -> list[Array]:
+    def _converted(self, outputs: dict[str, Array]) -> list[Array]:
         """Dequantize the outputs, and return them in the order and with the shapes of the signature."""
         by_name = {tensor.name: tensor for tensor in self._io.outputs}
         return [
-            by_name[t.name].from_device(found[t.name], t.dtype).reshape(t.shape)
+            by_name[t.name].from_device(outputs[t.name], t.dtype).reshape(t.shape)
             for t in self.spec.outputs
         ]
 
@@ -223,9 +223,9 @@ class NeuronrtRunner(Runner):
         kind = np.dtype(tensor.dtype).newbyteorder("<")
         return np.frombuffer(data, kind).astype(tensor.dtype, copy=False).reshape(tensor.shape)
 
-    def _check_ran(self, inputs: Sequence[Array], found: dict[str, Array]) -> None:
+    def _check_ran(self, inputs: Sequence[Array], outputs: dict[str, Array]) -> None:
         """Raise LoweringError if all outputs are zeros although an input is not: nothing was executed."""
-        if any(array.any() for array in found.values()) or not any(a.any() for a in inputs):
+        if any(array.any() for array in outputs.values()) or not any(a.any() for a in inputs):
             return
         raise LoweringError(
             f"{self._what} returned only zeros",
@@ -235,15 +235,15 @@ class NeuronrtRunner(Runner):
         )
 
 
-def _found(command: str, target: str) -> str:
-    found = shutil.which(command)
-    if found is None:
+def _command_path(command: str, target: str) -> str:
+    path = shutil.which(command)
+    if path is None:
         raise MissingPackageError(
             f"cannot use `{target}`: the command `{command}` is not installed on this machine",
             why="no executable file of this name is in PATH",
             hint=f"{WHERE}; the run option `{target}.neuronrt=PATH` names another place",
         )
-    return found
+    return path
 
 
 def _place(name: str, tensors: Sequence[DeviceTensor]) -> int:

@@ -103,7 +103,7 @@ class LiteRtPartitioner(Partitioner):
         return Partition(
             total=answer["total"],
             partitions=answer["partitions"],
-            declined=tuple(Declined(*one) for one in answer["declined"]),
+            declined=tuple(Declined(*fields) for fields in answer["declined"]),
             runtime={PACKAGE: answer["version"]},
         )
 
@@ -132,19 +132,22 @@ def ask(path: str, soc: str) -> dict[str, Any]:
         output = _run(Path(path), soc, folder)
         answers = _numbers(output)
         for index, (_, total, _) in answers.items():
-            found = len(before[index]) if index < len(before) else 0
-            if total != found:
+            expected = len(before[index]) if index < len(before) else 0
+            if total != expected:
                 raise _not_understood(
-                    f"it counted {total} operators in subgraph {index}, which has {found}", output
+                    f"it counted {total} operators in subgraph {index}, which has {expected}",
+                    output,
                 )
         after = list_operators(folder / "partitioned.tflite")[len(before) :]
-    taken = Counter((one.name, one.tensor) for subgraph in after for one in subgraph)
+    delegated = Counter(
+        (operator.name, operator.tensor) for subgraph in after for operator in subgraph
+    )
     declined = []
-    for one in (one for index in answers for one in before[index]):
-        if taken[one.name, one.tensor]:
-            taken[one.name, one.tensor] -= 1
+    for operator in (operator for index in answers for operator in before[index]):
+        if delegated[operator.name, operator.tensor]:
+            delegated[operator.name, operator.tensor] -= 1
         else:
-            declined.append((one.name, one.tensor, _reason(one.dtypes)))
+            declined.append((operator.name, operator.tensor, _reason(operator.dtypes)))
     accepted, total, partitions = map(sum, zip(*answers.values(), strict=True))
     if len(declined) != total - accepted:
         raise _not_understood(
@@ -171,12 +174,12 @@ def _numbers(output: str) -> dict[int, tuple[int, int, int]]:
 
     A file can have several subgraphs: one per signature, and those for control flow.
     """
-    found = {int(index): numbers for index, *numbers in _ANSWER.findall(output)}
-    if 0 not in found:
+    answers = {int(index): numbers for index, *numbers in _ANSWER.findall(output)}
+    if 0 not in answers:
         raise _not_understood("its answer has no line about the first subgraph", output)
     return {
         index: (int(accepted), int(total), int(partitions))
-        for index, (accepted, total, partitions) in sorted(found.items())
+        for index, (accepted, total, partitions) in sorted(answers.items())
     }
 
 
@@ -200,20 +203,20 @@ def _run(path: Path, soc: str, folder: Path) -> str:
         "MTKNN_ADAPTER_DLA_DIR": os.fspath(folder / "dla"),
         "TMPDIR": os.fspath(folder),
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         command, capture_output=True, env=environment, cwd=folder, stdin=subprocess.DEVNULL
     )
-    output = (done.stderr + b"\n" + done.stdout).decode("utf-8", "replace")
-    if done.returncode < 0:
+    output = (completed.stderr + b"\n" + completed.stdout).decode("utf-8", "replace")
+    if completed.returncode < 0:
         raise ProgramError(
             f"MediaTek's LiteRT partitioner crashed on {path.name}",
-            why=f"its process was ended by {signal.Signals(-done.returncode).name}",
+            why=f"its process was ended by {signal.Signals(-completed.returncode).name}",
             hint="convert the model again; the file may be damaged",
         )
-    if done.returncode:
+    if completed.returncode:
         raise ProgramError(
             f"MediaTek's LiteRT partitioner rejects {path.name}",
-            why=_last_error(output) or f"it ended with exit status {done.returncode}",
+            why=_last_error(output) or f"it ended with exit status {completed.returncode}",
             hint="convert the model again with `whisperport lower` or `whisperport export`",
         )
     return output
@@ -226,10 +229,14 @@ def _build_stub(folder: Path) -> None:
     library = folder / "libneuron_adapter.so"
     command = [compiler, "-shared", "-fPIC", "-o", os.fspath(library), os.fspath(STUB)]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, timeout=BUILD_S, stdin=subprocess.DEVNULL
         )
-        reason = "" if done.returncode == 0 else _first_line(done.stderr) or "it printed nothing"
+        reason = (
+            ""
+            if completed.returncode == 0
+            else _first_line(completed.stderr) or "it printed nothing"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if reason or not library.is_file():
@@ -248,8 +255,8 @@ def _c_compiler() -> str | None:
 
 
 def _package_folder() -> Path | None:
-    found = importlib.util.find_spec(MODULE) if sys.platform == "linux" else None
-    return Path(found.origin).parent if found is not None and found.origin else None
+    spec = importlib.util.find_spec(MODULE) if sys.platform == "linux" else None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def _not_understood(why: str, output: str) -> LoweringError:
@@ -261,8 +268,8 @@ def _not_understood(why: str, output: str) -> LoweringError:
 
 
 def _last_error(output: str) -> str:
-    found = _ERROR.findall(output)
-    return found[-1].strip()[:200] if found else ""
+    errors = _ERROR.findall(output)
+    return errors[-1].strip()[:200] if errors else ""
 
 
 def _first_line(text: bytes) -> str:

@@ -67,8 +67,8 @@ def read_plan(text: str) -> ExecutionPlan:
 
 def read_io(text: str) -> tuple[list[str], list[str]]:
     """Read the output of `--show-io-info`: inputs and outputs; both empty if it is not understood."""
-    inputs, found, outputs = text[:LONGEST_TEXT].partition(_OUTPUTS)
-    return (_tensors(inputs), _tensors(outputs)) if found else ([], [])
+    inputs, separator, outputs = text[:LONGEST_TEXT].partition(_OUTPUTS)
+    return (_tensors(inputs), _tensors(outputs)) if separator else ([], [])
 
 
 def _tensors(text: str) -> list[str]:

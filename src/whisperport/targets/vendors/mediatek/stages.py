@@ -90,10 +90,10 @@ def command() -> Path:
     """
     named = next(filter(None, map(os.environ.get, VARIABLES)), "")
     if not named:
-        found = shutil.which(COMMAND)
-        if found is None:
+        located = shutil.which(COMMAND)
+        if located is None:
             raise ImportError(f"{COMMAND} is not in PATH, and {VARIABLES[1]} is not set")
-        return Path(found)
+        return Path(located)
     path = Path(named).expanduser()
     candidates = [path] if path.is_file() else [path / place / COMMAND for place in PLACES]
     for candidate in candidates:
@@ -168,7 +168,7 @@ def _compile(job: Any, kit: Any) -> None:
     kit.write_json(folder / "built.json", {"version": version(), "flags": list(own["flags"])})
 
 
-def _ncc(job: Any, kit: Any, stage: str, more: Sequence[str]) -> str:
+def _ncc(job: Any, kit: Any, stage: str, stage_flags: Sequence[str]) -> str:
     """Run the compiler in a program's folder, and return the first part of its output.
 
     All of its output is in the log of the stage, to which the driver leads it.
@@ -177,9 +177,9 @@ def _ncc(job: Any, kit: Any, stage: str, more: Sequence[str]) -> str:
         NccError: it failed; the class tells why, and the message is its own line about it.
     """
     own = job.settings
-    arguments = [own["model"], *own["flags"], *more]
+    arguments = [own["model"], *own["flags"], *stage_flags]
     print("$", COMMAND, *arguments, flush=True)
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(command()), *arguments],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
@@ -187,8 +187,8 @@ def _ncc(job: Any, kit: Any, stage: str, more: Sequence[str]) -> str:
         env=_environment(),
     )
     _, _, output = kit.read_log(job.folder / f"{stage}.log").partition("\n")
-    if done.returncode:
-        raise _error(done.returncode, output)
+    if completed.returncode:
+        raise _error(completed.returncode, output)
     return str(output)
 
 
@@ -228,7 +228,7 @@ def _short(text: str) -> str:
 def _query(flag: str) -> tuple[int, str]:
     """Run the compiler with one flag; return its exit status, 127 if it cannot be started, and output."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(command()), flag],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -240,7 +240,7 @@ def _query(flag: str) -> tuple[int, str]:
         return 127, f"error: {error.strerror}"
     except subprocess.TimeoutExpired:
         return 127, f"error: `{COMMAND} {flag}` took longer than {QUERY_S} s"
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+    return completed.returncode, completed.stdout.decode("utf-8", "replace")
 
 
 def _environment() -> dict[str, str]:

@@ -167,14 +167,14 @@ class Genio(CompiledTarget):
             )
         progress(f"quantizing {name} to {entry.precision}")
         path = folder / self.lowered_file(entry)
-        other = "w8a16" if "w8a16" in self.spec.runs.precisions else "fp32"
+        sensitive_precision = "w8a16" if "w8a16" in self.spec.runs.precisions else "fp32"
         notes = quantize_statically(
             path,
             entry.spec,
             entry.precision,
             arrays,
             operators=OPERATORS[self.options.static],
-            sensitive_in=dict.fromkeys(MATMUL, other),
+            sensitive_in=dict.fromkeys(MATMUL, sensitive_precision),
             target=self.spec.name,
             extra=self.spec.software.extra,
         )

@@ -56,13 +56,13 @@ def check_context(path: Path, spec: ProgramSpec) -> Context:
     """
     model = _parsed(path)
     graph = model.graph
-    others = (graph.initializer, graph.sparse_initializer, model.functions, model.training_info)
-    if len(graph.node) != 1 or any(others):
+    extras = (graph.initializer, graph.sparse_initializer, model.functions, model.training_info)
+    if len(graph.node) != 1 or any(extras):
         raise not_compiled(path, f"it has {len(graph.node)} nodes, or weights; expected one node")
     (node,) = graph.node
     if (node.op_type, node.domain) != (OPERATOR, DOMAIN):
         raise not_compiled(path, f"its node is {node.op_type[:40]!r}; expected `{OPERATOR}`")
-    attributes: dict[str, Any] = {one.name: one for one in node.attribute}
+    attributes: dict[str, Any] = {attribute.name: attribute for attribute in node.attribute}
     embedded, binary = attributes.get("embed_mode"), attributes.get("ep_cache_context")
     if len(attributes) < len(node.attribute) or embedded is None or embedded.i != 1:
         raise not_compiled(path, "the context binary is not inside this file")
@@ -70,7 +70,7 @@ def check_context(path: Path, spec: ProgramSpec) -> Context:
         raise not_compiled(path, "it has no context binary")
     expected = ProgramSpec(spec.name, _by_name(spec.inputs), _by_name(spec.outputs))
     expect_signature(path, expected, _stated(graph.input), _stated(graph.output), _shown)
-    stated = {one.key: one.value for one in model.metadata_props}.get(COMPATIBILITY, "")
+    stated = {entry.key: entry.value for entry in model.metadata_props}.get(COMPATIBILITY, "")
     architecture, soc_model = _chip(stated)
     sdk = attributes.get("ep_sdk_version")
     return Context(
@@ -114,13 +114,13 @@ def _chip(stated: str) -> tuple[int | None, int | None]:
     It writes VERSION:BACKEND:SDK:BACKEND_API:ARCHITECTURE:SOC_MODEL:…, such as
     "v2:6:2.51.0:5.51.0:75:57:0:0", where the names of the parts are inferred from files for several chips.
     """
-    found = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,4}):(\d{1,6})(:\d+)*", stated, re.ASCII)
-    return (int(found[1]), int(found[2])) if found else (None, None)
+    match = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,4}):(\d{1,6})(:\d+)*", stated, re.ASCII)
+    return (int(match[1]), int(match[2])) if match else (None, None)
 
 
 def _version(text: bytes) -> str:
-    found = re.match(rb"v?(\d{1,4}\.\d{1,4}\.\d{1,4})(?!\d)", text)
-    return found[1].decode("ascii") if found else ""
+    match = re.match(rb"v?(\d{1,4}\.\d{1,4}\.\d{1,4})(?!\d)", text)
+    return match[1].decode("ascii") if match else ""
 
 
 @cache

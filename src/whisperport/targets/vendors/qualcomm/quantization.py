@@ -48,7 +48,7 @@ def quantize_in_place(
     """
     replace_by_quantized(
         path,
-        lambda source, made: _quantize(source, made, arrays, operand),
+        lambda source, out: _quantize(source, out, arrays, operand),
         failure="ONNX Runtime could not quantize",
         missing="ONNX Runtime's quantizer needs a package that is missing",
         target=target,
@@ -56,18 +56,18 @@ def quantize_in_place(
     )
 
 
-def _quantize(path: Path, made: Path, arrays: Mapping[str, Path], operand: Operand) -> None:
+def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operand) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
-    source = made.with_name(f"fused-{path.name}")
+    source = out.with_name(f"fused-{path.name}")
     fuse(path, source)
     samples = list(samples_of(arrays))
-    ranges = _ranges(source, samples, made.parent)
+    ranges = _ranges(source, samples, out.parent)
     overrides = {
-        name: [{"quant_type": QuantType.QUInt16, **_bounds(one, MARGIN)}]
-        for name, one in ranges.items()
+        name: [{"quant_type": QuantType.QUInt16, **_bounds(bounds, MARGIN)}]
+        for name, bounds in ranges.items()
     }
     for name, nodes in _second_operands(onnx.load(source)).items():
         overrides[name][0]["convert"] = {
@@ -85,21 +85,21 @@ def _quantize(path: Path, made: Path, arrays: Mapping[str, Path], operand: Opera
         init_overrides=overrides,
         add_qtype_converts=False,  # all conversions are in the overrides
     )
-    quantize(source, made, configuration)
+    quantize(source, out, configuration)
 
 
 def _ranges(
     source: Path, samples: Sequence[dict[str, Any]], folder: Path
 ) -> dict[str, tuple[float, float]]:
     """Return name of a tensor -> its smallest and largest value in the samples and 0."""
-    found = {}
-    for name, one in calibrated(source, None, samples, folder).items():
+    ranges = {}
+    for name, observed in calibrated(source, None, samples, folder).items():
         low, high = (
             float(bound(values))
-            for bound, values in zip((np.min, np.max), one.range_value, strict=True)
+            for bound, values in zip((np.min, np.max), observed.range_value, strict=True)
         )
-        found[name] = min(low, 0.0), max(high, 0.0)
-    return found
+        ranges[name] = min(low, 0.0), max(high, 0.0)
+    return ranges
 
 
 def _bounds(values: tuple[float, float], margin: float) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def _bounds(values: tuple[float, float], margin: float) -> dict[str, Any]:
 def _second_operands(model: Any) -> dict[str, set[str]]:
     """Return name of an activation -> the names of the MatMul nodes whose second operand it is."""
     weights = {weight.name for weight in model.graph.initializer}
-    found: dict[str, set[str]] = {}
+    readers: dict[str, set[str]] = {}
     for node in model.graph.node:
         if node.op_type == "MatMul" and node.input[1] not in weights:
-            found.setdefault(node.input[1], set()).add(node.name)
-    return found
+            readers.setdefault(node.input[1], set()).add(node.name)
+    return readers

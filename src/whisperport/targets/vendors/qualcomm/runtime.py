@@ -82,14 +82,14 @@ def _packages(chip: Chip) -> tuple[Any, Any]:
 
 
 def _session(ort: Any, provider: Any, chip: Chip, path: Path, options: RunOptions) -> Any:
-    devices = [one for one in ort.get_ep_devices() if one.ep_name == PROVIDER]
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
     if not devices:
         raise LoweringError(
             f"onnxruntime-qnn offers no device for `{chip.name}` on this machine",
             why=f"{PROVIDER} is registered and lists none",
             hint=f"emulate the programs on the CPU with `--run-option {chip.name}.emulate=on`",
         )
-    npus = [one for one in devices if one.device.type == ort.OrtHardwareDeviceType.NPU]
+    npus = [device for device in devices if device.device.type == ort.OrtHardwareDeviceType.NPU]
     settings = session_settings(ort, None)
     settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.add_provider_for_devices(

@@ -60,7 +60,7 @@ def _compile(job: Any, kit: Any) -> None:
             with kit.timed("compilation"):
                 session = _session(folder / own["model"], own["options"], configuration)
         except Exception as error:
-            if any(one in str(error) for one in NO_MEMORY):
+            if any(text in str(error) for text in NO_MEMORY):
                 raise MemoryError(str(error)) from error
             unsupported = _unsupported(kit.read_log(folder / "compile.log"))
             if unsupported:
@@ -90,16 +90,16 @@ def _session(model: Path, options: Mapping[str, str], configuration: Mapping[str
     if PROVIDER not in registered:
         library = onnxruntime_qnn.get_library_path()
         onnxruntime.register_execution_provider_library(PROVIDER, library)
-    devices = [one for one in onnxruntime.get_ep_devices() if one.ep_name == PROVIDER]
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == PROVIDER]
     chosen = {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), **options}
-    given = onnxruntime.SessionOptions()
-    given.log_severity_level = 2
-    given.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    session_options = onnxruntime.SessionOptions()
+    session_options.log_severity_level = 2
+    session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     for name, value in configuration.items():
-        given.add_session_config_entry(name, value)
-    given.add_provider_for_devices(devices[:1], chosen)
+        session_options.add_session_config_entry(name, value)
+    session_options.add_provider_for_devices(devices[:1], chosen)
     # Without `enable_fallback=0`, ONNX Runtime tries again on the CPU, and reports another error.
-    return onnxruntime.InferenceSession(str(model), given, enable_fallback=0)
+    return onnxruntime.InferenceSession(str(model), session_options, enable_fallback=0)
 
 
 def _unsupported(text: str) -> str:
@@ -110,13 +110,11 @@ def _unsupported(text: str) -> str:
     nodes = []
     for line in re.findall(r"Unsupported nodes in QNN EP: ([^\n]*)", text):
         nodes += re.findall(r"\{ name: ([^,{}]{1,100}), type: (\w{1,60}) \}", line)
-    found = dict(nodes)
-    if not found:
+    rejected = dict(nodes)
+    if not rejected:
         return ""
-    kinds = sorted(set(found.values()))
-    return (
-        f"{len(found)} nodes are not supported: {', '.join(kinds[:5])}, such as {next(iter(found))}"
-    )
+    kinds = ", ".join(sorted(set(rejected.values()))[:5])
+    return f"{len(rejected)} nodes are not supported: {kinds}, such as {next(iter(rejected))}"
 
 
 STAGES: Mapping[str, Callable[[Any, Any], None]] = {"compile": _compile, "simulate": _simulate}

@@ -83,7 +83,10 @@ class Qualcomm(OnnxTarget):
         from whisperport.targets.vendors.qualcomm.runtime import load_contexts
 
         return load_contexts(
-            self.chip, [one.spec for one in entries], files, cast(own_options.RunOptions, options)
+            self.chip,
+            [entry.spec for entry in entries],
+            files,
+            cast(own_options.RunOptions, options),
         )
 
 

@@ -81,7 +81,7 @@ class RknnCompiler(Compiler):
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
         inputs, outputs = self.emulated(request)
-        found = self._ruined(request)
+        sensitive = self._ruined(request)
         reads = (*request.files, *request.arrays, *inputs.values())
         return CompilePlan(
             stages=(Stage("compile", reads, (artifact, BUILT, *outputs.values())),),
@@ -93,11 +93,11 @@ class RknnCompiler(Compiler):
                 "disable_rules": list(chosen.rules),
                 "quantized_dtype": QUANTIZED[self._precision][0] if request.arrays else "",
                 "calibration": list(request.arrays),
-                "in_float": found.names if found else (),
+                "in_float": sensitive.names if sensitive else (),
                 "simulated_inputs": inputs,
                 "simulated_outputs": list(outputs.values()),
             },
-            notes=found.notes(FLOAT_TYPE) if found else (),
+            notes=sensitive.notes(FLOAT_TYPE) if sensitive else (),
         )
 
     def _ruined(self, request: CompileRequest) -> Ruined | None:
@@ -113,19 +113,19 @@ class RknnCompiler(Compiler):
         )
 
     def check(self, artifact: Path, spec: ProgramSpec) -> Mapping[str, Any]:
-        found = check_rknn(artifact, self._chip.name, spec)
+        compiled = check_rknn(artifact, self._chip.name, spec)
         expected = FLOAT_TYPE if self._precision == FLOAT else QUANTIZED[self._precision][1]
-        if (found.types - {FLOAT_TYPE} or {FLOAT_TYPE}) != {expected}:  # hybrid: both
+        if (compiled.types - {FLOAT_TYPE} or {FLOAT_TYPE}) != {expected}:  # hybrid: both
             raise BundleError(
                 f"{artifact.name} was not compiled in the precision {self._precision}",
-                why=f"its tensors are {', '.join(sorted(found.types))[:80]}; expected {expected}",
+                why=f"its tensors are {', '.join(sorted(compiled.types))[:80]}; expected {expected}",
                 hint=RECOMPILE,
             )
         built = read_report(artifact.with_name(BUILT))
         return {
-            "compiler": found.compiler,
+            "compiler": compiled.compiler,
             "compiled_for": self._chip.name,
-            "program_bytes": found.program_bytes,
+            "program_bytes": compiled.program_bytes,
             "disabled_rules": printable_texts(built.get("disabled_rules")),
             "notes": _notes(printable_texts(built.get("errors"))),
         }

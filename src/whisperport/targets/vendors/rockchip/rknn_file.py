@@ -55,17 +55,21 @@ def check_rknn(path: Path, chip: str, spec: ProgramSpec) -> RknnFile:
         raise not_compiled(path, "it does not begin as a compiled file does")
     length = int.from_bytes(header[16:24], "little")
     try:
-        found = _described(json.loads(_description(path, HEADER + length)), length)
+        compiled = _described(json.loads(_description(path, HEADER + length)), length)
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise not_compiled(path, f"{type(error).__name__}: {error}") from error
-    if chip not in found.chips:
+    if chip not in compiled.chips:
         raise other_chip(
-            path, chip, f"it was compiled for {', '.join(found.chips)[:80] or 'no chip'}"
+            path, chip, f"it was compiled for {', '.join(compiled.chips)[:80] or 'no chip'}"
         )
     expect_signature(
-        path, spec, found.inputs, found.outputs, lambda one: _shown(one.name, one.shape)
+        path,
+        spec,
+        compiled.inputs,
+        compiled.outputs,
+        lambda tensor: _shown(tensor.name, tensor.shape),
     )
-    return found
+    return compiled
 
 
 def _description(path: Path, place: int) -> bytes:
@@ -89,22 +93,22 @@ def _described(top: Any, length: int) -> RknnFile:
     inputs, outputs = (
         [tensors[index] for index in _places(top, end)] for end in ("input", "output")
     )
-    types = [one["dtype"]["qnt_type"] for one in (*inputs, *outputs)]
+    types = [tensor["dtype"]["qnt_type"] for tensor in (*inputs, *outputs)]
     return RknnFile(
         chips=tuple(map(str, top["target_platform"])),
         compiler=str(top["version"])[:40],
-        inputs=tuple(_shown(one["url"], one["size"]) for one in inputs),
-        outputs=tuple(_shown(one["url"], one["size"]) for one in outputs),
-        types=frozenset(str(one)[:20] or FLOAT_TYPE for one in types),
+        inputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in inputs),
+        outputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in outputs),
+        types=frozenset(str(kind)[:20] or FLOAT_TYPE for kind in types),
         program_bytes=length,
     )
 
 
 def _places(top: Mapping[str, Any], end: str) -> list[int]:
     """Return the number of the tensor of each input or output, in the order of the program."""
-    found = [one for one in top["graph"] if one["left"] == end]
-    found.sort(key=lambda one: int(one["left_tensor_id"]))
-    return [one["right_tensor_id"] for one in found]
+    edges = [edge for edge in top["graph"] if edge["left"] == end]
+    edges.sort(key=lambda edge: int(edge["left_tensor_id"]))
+    return [edge["right_tensor_id"] for edge in edges]
 
 
 def _shown(name: Any, shape: Any) -> str:

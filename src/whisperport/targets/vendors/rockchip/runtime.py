@@ -43,8 +43,8 @@ class RknnRunner(Runner):
         release_with(self, session.release)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        given = [np.ascontiguousarray(array) for array in inputs]
-        outputs = self._session.inference(inputs=given, data_format=self._formats)
+        arrays = [np.ascontiguousarray(array) for array in inputs]
+        outputs = self._session.inference(inputs=arrays, data_format=self._formats)
         if outputs is None or len(outputs) != len(self.spec.outputs):
             raise LoweringError(
                 f"`{self.spec.name}` failed on the NPU",

@@ -87,8 +87,8 @@ def _built(sdk: Any, job: Any, kit: Any, work: Path) -> Any:
     arrays = [kit.load(job.folder / file) for file in own["calibration"]]
     dataset = _dataset(arrays, work) if arrays else None
     if own["in_float"]:
-        found = compiler.hybrid_quantization_step1(dataset=dataset)
-        _expect_success("hybrid_quantization_step1", found, kit.read_log(log))
+        status = compiler.hybrid_quantization_step1(dataset=dataset)
+        _expect_success("hybrid_quantization_step1", status, kit.read_log(log))
         compiler.release()
         return _built_hybrid(_configured(sdk, job, kit), job, kit, work)
     built = compiler.build(do_quantization=dataset is not None, dataset=dataset)
@@ -121,9 +121,9 @@ def in_float16(listed: str, names: Sequence[str]) -> str:
     """
     ours = re.compile(f"(?:{'|'.join(map(re.escape, names))})(?:$|[-#]|_(?![0-9]))")
     tensors = re.findall("^    (?=\\S)(.+):$", listed, re.MULTILINE)
-    chosen = [one for one in tensors if ours.match(one.strip("'\""))]
+    chosen = [tensor for tensor in tensors if ours.match(tensor.strip("'\""))]
     print("in float16:", ", ".join(chosen), flush=True)
-    layers = "".join(f"\n    {one}: float16" for one in chosen)
+    layers = "".join(f"\n    {tensor}: float16" for tensor in chosen)
     return listed.replace(
         "custom_quantize_layers: {}", f"custom_quantize_layers:{layers or ' {}'}", 1
     )

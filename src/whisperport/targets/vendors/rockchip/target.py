@@ -41,7 +41,7 @@ class Rockchip(OnnxTarget):
         from whisperport.targets.vendors.rockchip.runtime import load_rknn_files
 
         cores = cast(own_options.RunOptions, options).cores
-        return load_rknn_files(self.chip, [one.spec for one in entries], files, cores)
+        return load_rknn_files(self.chip, [entry.spec for entry in entries], files, cores)
 
 
 TARGETS = tuple(map(Rockchip, CHIPS))
