@@ -122,6 +122,18 @@ def test_a_path_that_cannot_be_is_an_error_with_its_reason(name: str, tmp_path: 
         assert rejected(Output(tmp_path / name, "--out", kind), inputs=[tmp_path, tmp_path / "a"])
 
 
+def test_a_deleted_working_directory_is_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+
+    for kind in FILES:
+        with pytest.raises(FileNotFoundError):  # which the command line explains
+            check_outputs([Output(Path("x"), "--out", kind)], [Path("input")])
+
+
 def test_two_outputs_are_not_one_file(tmp_path: Path) -> None:
     a_link(tmp_path / "link", tmp_path / "x.html")
     page, out = Output(tmp_path / "link", "--html", "page"), tmp_path / "x.html"

@@ -52,6 +52,7 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | os.PathLike[
     Raises:
         UsageError: an output is an input or a file in one, would be written twice, or would replace
             something that whisperport did not write.
+        FileNotFoundError: the working directory was deleted.
     """
     paths = list(inputs)
     for number, output in enumerate(outputs):
@@ -114,13 +115,13 @@ def _reason_at(output: Output) -> tuple[str, str] | None:
     path = output.path
     choose = f"choose another path for `{output.flag}`"
     try:
-        parent = Path(os.path.realpath(path)).parent
         path.stat()
         exists = True
     except FileNotFoundError:
         exists = False
     except (OSError, ValueError) as error:  # a circle of links, a name that is too long, a NUL byte
         return getattr(error, "strerror", None) or str(error), choose
+    parent = Path(os.path.realpath(path)).parent
     kind = other_kind(path)
     if not output.is_file:
         return ("it is not a folder", choose) if exists and kind != "a folder" else None

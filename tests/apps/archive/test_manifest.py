@@ -14,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from whisperport.apps.archive import parquet_manifest
+from whisperport.apps.archive.job import Job, with_state
 from whisperport.apps.archive.manifest import read_source
 from whisperport.errors import UsageError
 from whisperport.system.child import Limits
@@ -42,6 +43,19 @@ def test_a_name_that_is_not_utf8_has_an_id_that_is(tmp_path: Path) -> None:
 
     assert job.id == r"caf\udce9.wav"
     assert (os.fsencode(job.path), job.size) == (path, 1)
+
+
+@pytest.mark.parametrize("seconds", [-(10**10), 10**10])
+def test_a_time_beyond_64_bits_of_nanoseconds_is_the_nearest_that_a_row_holds(
+    seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talk.wav").write_bytes(b"x")
+    status = os.stat_result(os.stat(tmp_path / "talk.wav"), {"st_mtime_ns": seconds * 10**9})
+    monkeypatch.setattr(os, "stat", lambda *_, **__: status)  # few file systems store such a time
+
+    job = with_state(Job("talk", "talk.wav"))
+
+    assert pa.scalar(job.modified_ns, pa.int64()).as_py() * seconds > 0
 
 
 def test_the_longest_file_is_first(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from whisperport.errors import ProgramError
+from whisperport.model.inspection import protobuf_skeleton
 from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.cost import cost_of
 from whisperport.model.inspection.graph import Graph
@@ -183,6 +184,19 @@ def test_what_is_left_of_an_onnx_file_does_not_grow_with_its_weights(onnx_file: 
     whole = onnx_model(rows=10)  # 640 bytes of weights: kept
     data = whole.SerializeToString()
     assert onnx.load_model_from_string(skeleton(io.BytesIO(data), len(data), MODEL)) == whole
+
+
+def test_an_onnx_file_of_zeros_or_of_countless_fields_is_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protobuf_skeleton, "MAX_SKELETON_BYTES", 10_000)
+    (tmp_path / "zeros.onnx").write_bytes(bytes(2000))  # as a download that was cut leaves them
+    (tmp_path / "fields.onnx").write_bytes(b"\x08\x0a" * 1000)
+
+    for name, why in (("zeros", "the number 0"), ("fields", "more than 10000 bytes remain")):
+        with pytest.raises(ProgramError) as error:
+            read_graphs(tmp_path / f"{name}.onnx")
+        assert why in error.value.why
 
 
 def test_onnx_weights_beside_the_file_are_not_read(tmp_path: Path) -> None:

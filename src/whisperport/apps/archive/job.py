@@ -8,6 +8,8 @@ from pathlib import Path
 # Bytes per second of audio, roughly, by suffix. Only the order of the work and the time left depend on it.
 _BYTES_PER_S = {".wav": 32_000, ".w64": 32_000, ".aiff": 32_000, ".flac": 18_000, ".opus": 4_000}
 _COMPRESSED = 12_000  # all others
+# The year 2262, the last time that the column of the rows holds. A wrong clock writes later ones.
+_LATEST_NS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class Job:
         prompt: initial prompt; None: that of the options.
         duration_s: as the manifest states it, for the order of the work; None: not stated.
         size: bytes of the file; -1: there is no such regular file.
-        modified_ns: time of its last change in nanoseconds; 0: there is no such regular file.
+        modified_ns: time of its last change in nanoseconds, or the nearest that 64 bits hold; 0: there is
+            no such regular file.
     """
 
     id: str
@@ -49,7 +52,8 @@ def with_state(job: Job) -> Job:
         return job
     if not stat.S_ISREG(status.st_mode):
         return job
-    return replace(job, size=status.st_size, modified_ns=status.st_mtime_ns)
+    modified_ns = max(-_LATEST_NS, min(status.st_mtime_ns, _LATEST_NS))
+    return replace(job, size=status.st_size, modified_ns=modified_ns)
 
 
 def stored(text: str) -> str:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 MAX_KEPT_BYTES = 4096  # bytes of an array that is kept: shapes, axes, scalars
-MAX_SKELETON_BYTES = 1 << 28  # bytes; the decoder of Whisper large has 2 MB without its weights
+# Bytes in memory of what is kept; the decoder of Whisper large has 2 MB without its weights.
+MAX_SKELETON_BYTES = 1 << 28
+FIELD_BYTES = 32  # of a field in memory, besides its content
 MAX_DEPTH = 100  # messages inside each other; protobuf's own limit
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -27,6 +29,20 @@ class Walk:
     skipped: bytes = b""  # fields to append to a message of which an array was skipped
 
 
+@dataclass(slots=True)
+class _Memory:
+    """Bytes that may still be kept, of all messages of a file together."""
+
+    left: int
+
+    def take(self, length: int) -> None:
+        self.left -= length
+        if self.left < 0:
+            raise ValueError(
+                f"more than {MAX_SKELETON_BYTES} bytes remain without the large arrays"
+            )
+
+
 def skeleton(file: BinaryIO, end: int, walk: Walk) -> bytes:
     """Return the serialized message without its large arrays.
 
@@ -36,30 +52,34 @@ def skeleton(file: BinaryIO, end: int, walk: Walk) -> bytes:
         walk: the kind of message.
 
     Raises:
-        ValueError: the file is not a protobuf message, or a field that is kept is too large.
+        ValueError: the file is not a protobuf message, or what is kept is too large.
     """
-    return b"".join(_message(file, end, walk, 0))
+    return b"".join(_message(file, end, walk, _Memory(MAX_SKELETON_BYTES), 0))
 
 
-def _message(file: BinaryIO, end: int, walk: Walk, depth: int) -> Iterator[bytes]:
+def _message(file: BinaryIO, end: int, walk: Walk, memory: _Memory, depth: int) -> Iterator[bytes]:
     if depth > MAX_DEPTH:
         raise ValueError(f"more than {MAX_DEPTH} messages are nested")
     skipped = False
     while file.tell() < end:
         key, tag = varint(file, end)
         number = tag >> 3
+        if not number:  # as in a file of zeros, which a download that was cut can be
+            raise ValueError("a field has the number 0")
+        memory.take(FIELD_BYTES)
         if tag & 7 != BYTES:
             yield key + _scalar(file, tag & 7, end)
             continue
         length, prefix = _length(file, end)
         if number in walk.inner:
-            inside = _message(file, file.tell() + length, walk.inner[number], depth + 1)
-            body = b"".join(inside)
+            inner_end = file.tell() + length
+            body = b"".join(_message(file, inner_end, walk.inner[number], memory, depth + 1))
             yield key + _as_varint(len(body)) + body
         elif number in walk.arrays and length > MAX_KEPT_BYTES:
             file.seek(length, 1)
             skipped = True
         else:
+            memory.take(length)
             yield key + prefix + _read_exactly(file, length)
     if skipped:
         yield walk.skipped
@@ -94,8 +114,6 @@ def _scalar(file: BinaryIO, kind: int, end: int) -> bytes:
 
 
 def _read_exactly(file: BinaryIO, length: int) -> bytes:
-    if length > MAX_SKELETON_BYTES:
-        raise ValueError(f"a field has {length} bytes; the limit is {MAX_SKELETON_BYTES}")
     data = file.read(length)
     if len(data) != length:
         raise ValueError("the file ends inside a field")
