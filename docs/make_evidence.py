@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from whisperport.apps.cli.console import stages
 from whisperport.build.compile.compile import CompileOptions
 from whisperport.build.compile.compile import compile as compile_bundle
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.program.evidence import Evidence

@@ -89,7 +89,8 @@ def _trace_once() -> None:
 
 
 def _export(checkpoint: Any, target: str, out: Path, progress: Progress = lambda _: None) -> Bundle:
-    from whisperport.build.export.export import ExportOptions, export
+    from whisperport.build.export.export import export
+    from whisperport.build.export.export_options import ExportOptions
     from whisperport.targets import RunOptions
 
     return export(

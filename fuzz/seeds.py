@@ -119,7 +119,8 @@ def _weights(dims: Dims) -> dict[str, Any]:
 def _bundle(folder: Path, target: str) -> None:
     import numpy as np
 
-    from whisperport.build.export.export import ExportOptions, export
+    from whisperport.build.export.export import export
+    from whisperport.build.export.export_options import ExportOptions
     from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
     from whisperport.targets import RunOptions
     from whisperport.verification.clips import Clip

@@ -450,7 +450,7 @@ def fake_targets(
 ) -> dict[str, Any]:
     """Register `fake` and `other`, targets that compile nothing, for the micro checkpoint."""
     from whisperport import targets
-    from whisperport.build.export.export import with_alignment_heads
+    from whisperport.build.export.drafting import with_alignment_heads
     from whisperport.model.trace.variants import BATCHES, PREFILLS
 
     from .fake_target import fake
@@ -468,7 +468,7 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> Iterator[tuple[Any, ...
     """The micro checkpoint's programs, traced once, and converted to ONNX by torch once."""
     import onnx_ir as ir
 
-    from whisperport.build.export.export import with_alignment_heads
+    from whisperport.build.export.drafting import with_alignment_heads
     from whisperport.model.trace import onnx
     from whisperport.model.trace.variants import whisper_programs
     from whisperport.model.trace.whisper import Parts

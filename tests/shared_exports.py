@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.origin import record_own
 from whisperport.targets import RunOptions

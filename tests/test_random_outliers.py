@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions

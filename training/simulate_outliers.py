@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.build.compile.compile import compile
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, VerificationError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.program.bundle import Bundle

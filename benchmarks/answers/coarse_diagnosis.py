@@ -35,7 +35,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from tests.verification.diagnosis_cases.evaluation import Answer, Outcome, Score
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.network.whisper import build_model

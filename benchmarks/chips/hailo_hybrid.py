@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.model.network.short_window import AudioPadding
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.variants import program_names, whisper_programs

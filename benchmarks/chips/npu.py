@@ -27,7 +27,8 @@ from typing import Any
 
 from whisperport.apps.cli.console import stages
 from whisperport.build.compile.compile import Compiled, CompileOptions, compile
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import WhisperportError
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.program.bundle import Bundle

@@ -126,7 +126,8 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
     began = [("import", time.perf_counter(), time.process_time(), resident("VmRSS"))]
     logging.disable(logging.WARNING)
 
-    from whisperport.build.export.export import ExportOptions, export
+    from whisperport.build.export.export import export
+    from whisperport.build.export.export_options import ExportOptions
     from whisperport.targets import RunOptions
     from whisperport.targets.preflight import weight_bytes
     from whisperport.verification import versions

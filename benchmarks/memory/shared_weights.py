@@ -70,7 +70,8 @@ def exported(size: str, work: Path, target: str) -> Path:
     folder = work / f"{size}-{target}"
     if folder.exists():
         return folder
-    from whisperport.build.export.export import ExportOptions, export
+    from whisperport.build.export.export import export
+    from whisperport.build.export.export_options import ExportOptions
     from whisperport.verification.clips import Clip
 
     hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)

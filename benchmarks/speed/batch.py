@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import (
     Batch,

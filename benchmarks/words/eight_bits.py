@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.program.bundle import Bundle

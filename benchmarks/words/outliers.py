@@ -28,7 +28,8 @@ from tests.verification.diagnosis_cases.evaluation import Score, evaluate
 from tests.verification.diagnosis_cases.package import answer
 from tests.verification.diagnosis_cases.worlds import provide
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
 from whisperport.runtime.engine.coarse import CoarseProjection

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.program.window import WindowOptions

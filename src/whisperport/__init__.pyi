@@ -16,8 +16,9 @@ from whisperport.build.compile.importing import ImportOptions as ImportOptions
 from whisperport.build.compile.importing import import_artifact as import_artifact
 from whisperport.build.compile.options import CompileOptions as CompileOptions
 from whisperport.build.compile.source import Compiled as Compiled
-from whisperport.build.export.export import ExportOptions as ExportOptions
 from whisperport.build.export.export import export as export
+from whisperport.build.export.export_options import ExportOptions as ExportOptions
+from whisperport.build.export.exported import Exported as Exported
 from whisperport.build.fetch import fetch as fetch
 from whisperport.build.fix import Fixed as Fixed
 from whisperport.build.fix import fix as fix
@@ -29,7 +30,6 @@ from whisperport.build.lower import lower as lower
 from whisperport.build.plan import Plan as Plan
 from whisperport.build.plan import PlanOptions as PlanOptions
 from whisperport.build.plan import plan as plan
-from whisperport.build.search.attempts import Searched as Searched
 from whisperport.build.search.search import export_best as export_best
 from whisperport.build.sensitivity import sensitivity as sensitivity
 from whisperport.model.checkpoint import Checkpoint as Checkpoint

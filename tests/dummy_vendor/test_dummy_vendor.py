@@ -19,7 +19,8 @@ from whisperport.build.compile.emulating import prepare_emulation
 from whisperport.build.compile.importing import ImportOptions, import_artifact
 from whisperport.build.compile.source import Compiled
 from whisperport.build.compile.work_folder import MARK
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import (
     BundleError,
     LoweringError,

@@ -11,7 +11,8 @@ import pytest
 import whisper
 
 from whisperport.build.compile.compile import compile as compile_bundle
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.placing import PlacementRequest, place
 from whisperport.errors import LoweringError, UsageError
 from whisperport.model.inspection.vocabulary import TFLITE

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.build.export.export import with_alignment_heads
+from whisperport.build.export.drafting import with_alignment_heads
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.verification import alignment_heads

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError
 from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions

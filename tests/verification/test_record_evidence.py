@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.bundle.origin import is_trusted
 from whisperport.targets import RunOptions

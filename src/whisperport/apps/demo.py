@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from whisperport.apps.bench.acceptance import equal_clips
 from whisperport.apps.bench.measure import measure
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import CheckpointError, MissingPackageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check

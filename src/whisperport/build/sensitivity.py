@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from whisperport.build.calibration.sensitivity import sensitivities
 from whisperport.build.compile.lowered_file import read_lowered
-from whisperport.build.export.export import loaded
+from whisperport.build.export.drafting import loaded
 from whisperport.build.inspect import files_of
 from whisperport.errors import ProgramError
 from whisperport.program.host_part import HostPart

@@ -81,11 +81,11 @@ def test_transcribe_in_json_has_segments_with_times(run, bundle, wav):
 def test_export_shows_where_each_program_went(run, tiny_checkpoint_folder, tmp_path, bundle):
     # given: the export itself takes half a minute, and has tests of its own
     import whisperport.apps.cli.export
-    from whisperport import Bundle, Searched
+    from whisperport import Bundle, Exported
 
     with pytest.MonkeyPatch.context() as patch:
-        searched = Searched(bundle=Bundle.open(bundle))
-        patch.setattr(whisperport.apps.cli.export, "export_best", lambda *_, **__: searched)
+        exported = Exported.of(Bundle.open(bundle))
+        patch.setattr(whisperport.apps.cli.export, "export_best", lambda *_, **__: exported)
 
         ran = run("export", tiny_checkpoint_folder, "-t", "onnxruntime", "-o", tmp_path)
         in_json = run("export", tiny_checkpoint_folder, "-t", "x", "-o", tmp_path, "--json")
@@ -101,7 +101,7 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
 ):
     # given: a bundle whose programs are all for such a chip
     import whisperport.apps.cli.export
-    from whisperport import Bundle, Searched
+    from whisperport import Bundle, Exported
 
     manifest = Bundle.open(bundle).manifest
     programs = tuple(
@@ -113,8 +113,8 @@ def test_export_for_a_chip_that_is_not_here_says_so_and_sends_one_to_compile(
         for entry in manifest.programs
     )
     made = replace(Bundle.open(bundle), manifest=replace(manifest, programs=programs))
-    searched = Searched(bundle=made)
-    monkeypatch.setattr(whisperport.apps.cli.export, "export_best", lambda *_, **__: searched)
+    exported = Exported.of(made)
+    monkeypatch.setattr(whisperport.apps.cli.export, "export_best", lambda *_, **__: exported)
 
     ran = run("export", "default", "--target", "hailo8", "--out", tmp_path / "out")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import whisperport.build.export.export
+import whisperport.build.export.drafting
 from whisperport.build.compile.importing import ImportOptions, import_artifact
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import Bundle
@@ -49,7 +49,7 @@ def _assets(folder: Path, checkpoint: Any, change: float = 0.0) -> Path:
 def test_published_files_become_a_bundle_whose_rest_is_verified(
     one_layer_checkpoint, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(whisperport.build.export.export, "shipped_clips", noise_clips)
+    monkeypatch.setattr(whisperport.build.export.drafting, "shipped_clips", noise_clips)
     encoder = _file(tmp_path, encoder_hef(3))
     (tmp_path / ".bundle.import.partial-0123456789abcdef").mkdir()  # of an import that was killed
     options = ImportOptions(

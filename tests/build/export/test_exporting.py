@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.export import export as exporting
-from whisperport.build.export.export import ExportOptions, export, with_alignment_heads
+from whisperport.build.export import drafting
+from whisperport.build.export.drafting import with_alignment_heads
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.placing import place_programs
 from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import load_engine
@@ -69,11 +72,11 @@ def test_a_bundle_is_complete_and_verified(target: str, exported: SharedExports)
 def test_the_packages_of_a_bundle_are_those_of_its_targets() -> None:
     every = {"whisperport", "torch", "onnx", "onnxscript", "numpy"}
 
-    assert set(exporting.build_packages(["xnnpack"])) == every | {"executorch"}
-    assert set(exporting.build_packages(["hailo8l", "onnxruntime"])) == every | {"onnxruntime"}
+    assert set(drafting.build_packages(["xnnpack"])) == every | {"executorch"}
+    assert set(drafting.build_packages(["hailo8l", "onnxruntime"])) == every | {"onnxruntime"}
     # The converter and the quantizer of .tflite files are packages of another target's spec.
     tflite = {"litert-torch", "ai-edge-quantizer", "tflite", "ai-edge-litert"}
-    assert set(exporting.build_packages(["genio720"])) == every | tflite
+    assert set(drafting.build_packages(["genio720"])) == every | tflite
 
 
 # In the core, an encoder for a chip and the rest on the CPU: hailo/test_hybrid_bundle.py.
@@ -131,7 +134,7 @@ def test_a_checkpoint_that_knows_no_english_is_verified_in_what_it_knows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exporting, "shipped_clips", lambda: CLIPS)
+    monkeypatch.setattr(drafting, "shipped_clips", lambda: CLIPS)
     german = replace(micro_checkpoint.generation, languages={"de": 52})
 
     bundle = export(
@@ -190,6 +193,42 @@ def test_a_wrong_program_is_found_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rejection_by_words_reads_the_checkpoint_once(
+    micro_checkpoint: Any,
+    fake_targets: Any,
+    quick_tracing: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    # given: arrays that are wrong, words that show no loss, and a checkpoint that is given by its name
+    import whisperport.model.checkpoint
+
+    reads: list[object] = []
+    monkeypatch.setattr(
+        whisperport.model.checkpoint,
+        "load_checkpoint",
+        lambda source, **_: reads.append(source) or micro_checkpoint,
+    )
+    counts: list[int | None] = []
+
+    def clips(count: int | None = len(CLIPS)) -> list[Clip]:
+        counts.append(count)
+        return CLIPS if count else [*CLIPS, *CLIPS, *CLIPS, *CLIPS]
+
+    monkeypatch.setattr(drafting, "shipped_clips", clips)
+    target = fake_targets["fake"]
+    target.spec = replace(target.spec, runs=replace(target.spec.runs, precisions=("w8",)))
+    target.wrong = {"align": {"rows": scaled(1.2)}}
+
+    # when
+    with pytest.raises(VerificationError):
+        export("micro.pt", "fake", tmp_path / "bundle", replace(OPTIONS, clips=None))
+
+    # then: the further clips ran in the model that was read first
+    assert reads == ["micro.pt"]
+    assert counts == [len(CLIPS), None]
+
+
 # Functions of the outputs of two rows of a batch.
 WRONG_BATCH = {
     "logits of the second row": {"logits": lambda rows: rows * np.float32([[1], [0.98]])},
@@ -227,14 +266,14 @@ def test_a_batch_step_is_placed_as_the_step_is_unless_it_is_placed_itself() -> N
     on_litert = ExportOptions(batch=4, placement={"step": "litert"}, precisions={"step": "w8"})
     apart = replace(on_litert, placement={"step": "litert", "step_4": "onnxruntime"}, precisions={})
 
-    placed = exporting._placed("onnxruntime", on_litert).placements
-    other = exporting._placed("onnxruntime", apart).placements
+    placed = place_programs("onnxruntime", on_litert).placements
+    other = place_programs("onnxruntime", apart).placements
 
     assert placed["step_4"] == placed["step"]
     assert other["step_4"].target == "onnxruntime"
     assert (
         "step_4"
-        not in exporting._placed("onnxruntime", replace(apart, batch=1, placement={})).placements
+        not in place_programs("onnxruntime", replace(apart, batch=1, placement={})).placements
     )
 
 

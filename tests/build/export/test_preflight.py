@@ -147,7 +147,8 @@ def test_too_small_a_disk_is_rejected_though_the_folder_is_not_made_yet(
 def test_an_export_asks_first_unless_told_not_to(
     fake_targets, micro_checkpoint, quick_tracing, root, tmp_path, preflight_on
 ):
-    from whisperport.build.export.export import ExportOptions, export
+    from whisperport.build.export.export import export
+    from whisperport.build.export.export_options import ExportOptions
 
     from ...conftest import noise_clips
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.window import DEFAULT_PADDING, Window, WindowOptions

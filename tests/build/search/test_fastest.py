@@ -11,9 +11,9 @@ import pytest
 
 from whisperport import targets
 from whisperport.apps.cli.export import _print_timed, _timed_json
-from whisperport.build.export.export import ExportOptions
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.exported import Candidate, Exported, Timed
 from whisperport.build.search import fastest, timing
-from whisperport.build.search.attempts import Candidate, Searched, Timed
 from whisperport.build.search.fastest import candidates, choose
 from whisperport.build.search.search import export_best
 from whisperport.errors import LoweringError, UsageError, VerificationError, WhisperportError
@@ -205,8 +205,8 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if "partial" in path.name]
 
 
-def placed(found: Searched) -> dict[str, str]:
-    return {entry.spec.name: entry.target for entry in found.bundle.manifest.programs}
+def placed(found: Exported) -> dict[str, str]:
+    return {entry.spec.name: entry.target for entry in found.manifest.programs}
 
 
 def test_every_group_is_on_the_target_that_is_fastest(
@@ -272,7 +272,7 @@ def test_a_choice_that_is_not_verified_is_replaced_by_the_next_one(
     found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     assert set(placed(found).values()) == {"first"}
-    assert found.bundle.manifest.verified
+    assert found.manifest.verified
     assert [one.name for one in found.attempts] == ["second fp32, first fp32", "first fp32"]
     assert "encoder" in found.attempts[0].rejected
     assert found.attempts[1].rejected == ""
@@ -309,7 +309,7 @@ def test_a_target_that_cannot_lower_is_named_with_its_reason(
     found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     assert _timed_json(found)["not_used"] == {"second fp32": "the compiler is broken: of a reason"}
-    assert {entry.target for entry in found.bundle.manifest.programs} == {"first"}
+    assert {entry.target for entry in found.manifest.programs} == {"first"}
 
 
 def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
@@ -322,9 +322,9 @@ def test_a_program_with_a_precision_is_measured_on_the_targets_that_have_it(
 
     found = export_best(micro_checkpoint, "auto", tmp_path / "out", options)
 
-    encoder = found.bundle.manifest.program("encoder")
+    encoder = found.manifest.program("encoder")
     assert (encoder.target, encoder.precision) == ("first", "fp16")
-    assert found.bundle.manifest.program("step").precision == "fp32"
+    assert found.manifest.program("step").precision == "fp32"
     measured = {(one.program, str(one.candidate)) for one in found.timed}
     assert {name for program, name in measured if program == "encoder"} == {"first fp16"}
     assert {n for program, n in measured if program == "step"} == {"first fp32", "second fp32"}
@@ -387,6 +387,6 @@ def test_the_targets_of_this_machine_give_a_verified_mix(
 ) -> None:
     found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
-    assert found.bundle.manifest.verified
+    assert found.manifest.verified
     assert {one.candidate.target for one in found.timed} >= {"onnxruntime", "litert", "openvino"}
     assert "coarse_projection" in {one.program for one in found.timed}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whisperport.build.export.export import ExportOptions
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.search import kept_attempts, precision_search
 from whisperport.build.search.kept_attempts import KeptAttempts
 from whisperport.build.search.search import export_best
@@ -90,7 +90,7 @@ def test_the_least_exact_precision_within_the_limit_is_chosen_and_each_attempt_i
 
     found = search(tiny_checkpoint, tmp_path / "out")
 
-    notes = found.bundle.manifest.program("encoder").facts.notes
+    notes = found.manifest.program("encoder").facts.notes
     assert made.tried == ["fp32", "w8a8", "w8", "w8a16"]
     assert [attempt.name for attempt in found.attempts] == ["w8a8", "w8", "w8a16"]
     assert notes[0] == "w8a8: not verified: encoder: the SQNR is 4 dB"
@@ -123,7 +123,7 @@ def test_without_a_precision_within_the_limit_the_bundle_is_float32s(
 
     assert sorted(made.tried) == sorted(get_target("litert").spec.runs.precisions)
     assert found.attempts[-1].name == "fp32"
-    assert found.bundle.manifest.program("encoder").facts.notes[-1].startswith("fp32: chosen; ")
+    assert found.manifest.program("encoder").facts.notes[-1].startswith("fp32: chosen; ")
 
 
 def test_the_same_call_continues_an_interrupted_search(
@@ -259,8 +259,8 @@ def test_a_real_export_leaves_only_the_chosen_bundle(
     found = export_best(micro_checkpoint, "fake", tmp_path / "out", how, max_increase=1.0)
 
     assert [attempt.rejected for attempt in found.attempts] == [""]
-    assert found.bundle.manifest.program("encoder").precision == "w8"
-    assert found.bundle.manifest.verified
+    assert found.manifest.program("encoder").precision == "w8"
+    assert found.manifest.verified
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
     Bundle.open(tmp_path / "out")
 

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whisperport.build.export.export import ExportOptions, _placed, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.placing import place_programs
 from whisperport.errors import LoweringError, NumericalError, UsageError
 from whisperport.model.network.coarse_projection import CoarseProjection as Module
 from whisperport.model.network.coarse_projection import block_of
@@ -281,16 +283,16 @@ def test_its_signature_is_that_of_a_bundle(programs: dict[str, Program]) -> None
 def test_it_brings_the_projection_in_float32_with_it() -> None:
     options = ExportOptions(placement={COARSE_PROJECTION: "onnxruntime"})
 
-    placed = _placed("xnnpack", options)
+    placed = place_programs("xnnpack", options)
 
     assert placed.placements[COARSE_PROJECTION].target == "onnxruntime"
     assert placed.placements[VOCAB_PROJECTION].target == "xnnpack"
-    assert COARSE_PROJECTION not in _placed("onnxruntime", ExportOptions()).placements
+    assert COARSE_PROJECTION not in place_programs("onnxruntime", ExportOptions()).placements
 
 
 def test_a_target_without_the_operator_is_an_error() -> None:
     with pytest.raises(UsageError, match="`xnnpack` cannot run `coarse_projection`") as caught:
-        _placed("xnnpack", ExportOptions(placement={COARSE_PROJECTION: "xnnpack"}))
+        place_programs("xnnpack", ExportOptions(placement={COARSE_PROJECTION: "xnnpack"}))
     assert "--placement coarse_projection=onnxruntime" in str(caught.value.hint)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.export.export import ExportOptions, _placed
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.placing import place_programs
 from whisperport.errors import BundleError, NumericalError
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.program import Program
@@ -126,13 +127,13 @@ def test_a_nan_of_the_projection_names_it(
 
 def test_the_projection_is_exported_if_it_is_placed_or_has_a_precision() -> None:
     placement = {VOCAB_PROJECTION: "xnnpack"}
-    placed = _placed("onnxruntime", ExportOptions(placement=placement))
+    placed = place_programs("onnxruntime", ExportOptions(placement=placement))
 
     assert placed.placements[VOCAB_PROJECTION].target == "xnnpack"
     assert placed.placements["step"].target == "onnxruntime"
-    assert VOCAB_PROJECTION not in _placed("onnxruntime", ExportOptions()).placements
+    assert VOCAB_PROJECTION not in place_programs("onnxruntime", ExportOptions()).placements
     own = ExportOptions(precisions={VOCAB_PROJECTION: "fp32"})
-    assert _placed("onnxruntime", own).placements[VOCAB_PROJECTION].target == "onnxruntime"
+    assert place_programs("onnxruntime", own).placements[VOCAB_PROJECTION].target == "onnxruntime"
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="an export takes a minute; runs in make test-all")

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import whisperport
 from whisperport.build.calibration import CalibrationOptions
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.placing import Placed
 from whisperport.build.export.quantizing import quantize_programs
 from whisperport.errors import VerificationError

@@ -11,7 +11,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import LoweringError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.network.whisper import build_model

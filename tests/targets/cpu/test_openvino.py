@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.model.trace.program import Program, trace
 from whisperport.program.bundle import ProgramEntry

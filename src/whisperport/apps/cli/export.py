@@ -35,8 +35,8 @@ from whisperport.apps.cli.options import (
 from whisperport.apps.cli.verb import FloatRange, Verb, option
 from whisperport.apps.cli.verify_page import verify_page
 from whisperport.apps.cli.watchdog import run_watched
-from whisperport.build.export.export import ExportOptions
-from whisperport.build.search.attempts import Searched
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.exported import Exported
 from whisperport.build.search.search import export_best
 from whisperport.program.bundle import Manifest, ProgramEntry, check_writable
 from whisperport.program.dims import published_dims
@@ -146,13 +146,12 @@ def export(
     options.window.check(published_dims(checkpoint))  # here too: the child imports torch first
     check_writable(out)
     with stages():
-        searched: Searched = run_watched(
+        bundle: Exported = run_watched(
             partial(export_best, max_increase=max_wer_increase / 100),
             *(checkpoint, target, out, options),
             out=out,
             stall_s=60 * stall_after,
         )
-    bundle = searched.bundle
     manifest = bundle.manifest
     if html is not None:
         report, reference = (
@@ -162,11 +161,11 @@ def export(
         following = command_line(*_next_command(out, manifest))
         write_page(html, verify_page(report, reference, following))
     if as_json:
-        timed = {"timed": _timed_json(searched)} if searched.timed else {}
+        timed = {"timed": _timed_json(bundle)} if bundle.timed else {}
         print_json({**manifest_json(manifest), **timed})
     else:
-        if searched.timed:
-            _print_timed(searched)
+        if bundle.timed:
+            _print_timed(bundle)
         print_table(
             ("program", "target", "delegated nodes", "not delegated", "status"),
             [
@@ -215,10 +214,10 @@ def _is_calibrated(entry: ProgramEntry, manifest: Manifest) -> bool:
     return compiler.calibration(entry.spec, manifest.dims, compiler.options()) is not None
 
 
-def _print_timed(searched: Searched) -> None:
+def _print_timed(bundle: Exported) -> None:
     """Print a row per candidate with the times of its programs, and what is not used, with the reason."""
-    programs = list(dict.fromkeys(timing.program for timing in searched.timed))
-    ms = {(timing.candidate, timing.program): f"{timing.ms:.2f} ms" for timing in searched.timed}
+    programs = list(dict.fromkeys(timing.program for timing in bundle.timed))
+    ms = {(timing.candidate, timing.program): f"{timing.ms:.2f} ms" for timing in bundle.timed}
     print_table(
         ("target", "precision", *programs, "chosen for"),
         [
@@ -226,27 +225,25 @@ def _print_timed(searched: Searched) -> None:
                 candidate.target,
                 candidate.precision,
                 *(ms.get((candidate, program), "") for program in programs),
-                ", ".join(
-                    group for group, chosen in searched.choice.items() if chosen == candidate
-                ),
+                ", ".join(group for group, chosen in bundle.choice.items() if chosen == candidate),
             )
-            for candidate in dict.fromkeys(timing.candidate for timing in searched.timed)
+            for candidate in dict.fromkeys(timing.candidate for timing in bundle.timed)
         ],
     )
-    print_lines("", *(f"not used: {name}: {why}" for name, why in _rejected(searched).items()))
+    print_lines("", *(f"not used: {name}: {why}" for name, why in _rejected(bundle).items()))
 
 
-def _timed_json(searched: Searched) -> dict[str, Any]:
+def _timed_json(bundle: Exported) -> dict[str, Any]:
     """Return the times, and what is not used, as a JSON object."""
     return {
         "programs": [
             {"program": timing.program, **asdict(timing.candidate), "ms": timing.ms}
-            for timing in searched.timed
+            for timing in bundle.timed
         ],
-        "not_used": _rejected(searched),
+        "not_used": _rejected(bundle),
     }
 
 
-def _rejected(searched: Searched) -> dict[str, str]:
+def _rejected(bundle: Exported) -> dict[str, str]:
     """Return candidates and mixes that are not used -> the reason."""
-    return {attempt.name: attempt.rejected for attempt in searched.attempts if attempt.rejected}
+    return {attempt.name: attempt.rejected for attempt in bundle.attempts if attempt.rejected}

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from whisperport import targets
 from whisperport.build.compile.artifacts import Artifact, put_artifacts
-from whisperport.build.export.export import ExportOptions, export, loaded
+from whisperport.build.export.drafting import loaded
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import Bundle, check_writable
 from whisperport.program.bundle.staging import staging

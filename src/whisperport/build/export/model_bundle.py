@@ -28,7 +28,7 @@ from whisperport.system.locking import waiting_for_lock
 from whisperport.system.progress import Progress, begin_stage
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
-    from whisperport.build.export.export import ExportOptions
+    from whisperport.build.export.export_options import ExportOptions
     from whisperport.model.checkpoint import Checkpoint
 
 TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
@@ -172,7 +172,7 @@ def _exported(model: str, progress: Progress) -> Bundle:
 
 
 def _options() -> "ExportOptions":
-    from whisperport.build.export.export import ExportOptions
+    from whisperport.build.export.export_options import ExportOptions
 
     return ExportOptions(batch=BATCH)
 

@@ -1,11 +1,12 @@
 """Placement of every program of a checkpoint: choose its target, precision and options."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import LoweringError, UsageError
 from whisperport.program.placement import Placement
-from whisperport.program.program_kind import COARSE_PROJECTION
+from whisperport.program.program_kind import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.targets import Target, get_target
 from whisperport.targets.options import by_target, own_options
 
@@ -77,6 +78,62 @@ def place(
         for program, name in names.items()
     }
     return Placed(placements, configured)
+
+
+def place_programs(target: str, options: ExportOptions) -> Placed:
+    """Choose the target, precision and options of every program of an export; see `place`."""
+    from whisperport.model.trace.variants import program_names
+
+    request = PlacementRequest(
+        target=target,
+        programs=options.placement,
+        precision=options.precision,
+        precisions=options.precisions,
+        options=options.options,
+    )
+    request, batch = _with_batch(request, options.batch)
+    names = [*program_names(), *batch]
+    if options.uncached_decoder:
+        names.append(UNCACHED_DECODER)
+    if COARSE_PROJECTION in request.programs:  # float32 is needed too
+        names.append(VOCAB_PROJECTION)
+    return place(request, names, [VOCAB_PROJECTION, COARSE_PROJECTION])
+
+
+def _with_batch(
+    request: PlacementRequest, rows: int | None
+) -> tuple[PlacementRequest, tuple[str, ...]]:
+    """Place the program `step_B` as `step` is placed, unless the user places it.
+
+    Args:
+        request: the placement that the user asks for.
+        rows: B; None: the default of the target of `step`.
+
+    Returns:
+        The request with the program, and its name; no name: the program is not exported.
+
+    Raises:
+        UsageError: there is no program for this number of texts.
+    """
+    from whisperport.model.trace.variants import BATCHES
+
+    target = target_name("step", request)
+    rows = get_target(target).spec.lowering.batch if rows is None else rows
+    if rows == 1:
+        return request, ()
+    if rows not in BATCHES:
+        raise UsageError(
+            f"`batch` is {rows}",
+            why=f"expected 1 or one of {', '.join(map(str, BATCHES))}",
+            hint="choose one of these numbers of texts",
+        )
+    name = f"step_{rows}"
+    precision = {name: request.precisions["step"]} if "step" in request.precisions else {}
+    return replace(
+        request,
+        programs={name: target, **request.programs},
+        precisions={**precision, **request.precisions},
+    ), (name,)
 
 
 def target_name(program: str, request: PlacementRequest) -> str:

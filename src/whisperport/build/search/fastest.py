@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport import targets
 from whisperport.build.doctor import is_installed
-from whisperport.build.export.export import ExportOptions, build_packages, export, loaded
-from whisperport.build.export.lowering import STATIC, lower_programs
+from whisperport.build.export.drafting import STATIC, build_packages, loaded, lower_programs
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.exported import Attempt, Candidate, Exported, Timed
 from whisperport.build.export.placing import PlacementRequest
-from whisperport.build.search.attempts import Attempt, Candidate, Searched, Timed
 from whisperport.build.search.timing import known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.program.bundle import check_writable
@@ -75,7 +76,7 @@ def export_fastest(
     out: Path,
     options: ExportOptions,
     progress: Progress,
-) -> Searched:
+) -> Exported:
     """Measure every candidate, and write the fastest verified mix; see `export_best`."""
     shortlist = candidates(options)
     check_writable(out)
@@ -99,10 +100,10 @@ def export_fastest(
         progress(f"exporting {choice}, the fastest of {len(shortlist)} candidates")
         try:
             target, chosen = _export_of(choice, checkpoint.dims, options)
-            bundle = export(checkpoint, target, out, chosen, progress=progress)
+            exported = export(checkpoint, target, out, chosen, progress=progress)
             attempts = [Attempt(name=name, rejected=why) for name, why in rejected.items()]
             attempts.append(Attempt(name=str(choice)))
-            return Searched(bundle=bundle, attempts=tuple(attempts), timed=timed, choice=choice.of)
+            return replace(exported, attempts=tuple(attempts), timed=timed, choice=choice.of)
         except VerificationError as error:
             rejected[str(choice)] = error.why
             ban = _failed(choice, error)

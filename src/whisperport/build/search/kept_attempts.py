@@ -8,7 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from whisperport.build.export.export import BUILD_PACKAGES, ExportOptions
+from whisperport.build.export.drafting import BUILD_PACKAGES
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, UsageError, VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.ownership import delete_listed

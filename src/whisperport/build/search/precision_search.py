@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.build.export.export import ExportOptions, export, loaded
-from whisperport.build.search.attempts import POINTS, Attempt, Candidate, Searched
+from whisperport.build.export.drafting import loaded
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.exported import POINTS, Attempt, Candidate, Exported
 from whisperport.build.search.kept_attempts import KeptAttempts, dependencies
 from whisperport.build.search.timing import race
 from whisperport.errors import UsageError, VerificationError
@@ -44,7 +46,7 @@ def export_in_fewest_bits(
     options: ExportOptions,
     max_increase: float,
     progress: Progress,
-) -> Searched:
+) -> Exported:
     """Export with the encoder in the least exact precision within the limit; see `export_best`."""
     precisions = _precisions(target)
     check_writable(out)
@@ -88,7 +90,7 @@ def export_in_fewest_bits(
         shutil.copytree(chosen.folder, writer.folder, ignore=ignored_files, dirs_exist_ok=True)
         bundle = writer.commit(_with_notes(chosen, attempts))
         kept.delete()
-        return Searched(bundle=bundle, attempts=tuple(attempts))
+        return Exported.of(bundle, tuple(attempts))
 
 
 def _precisions(target: str) -> list[str]:

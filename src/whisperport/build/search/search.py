@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.build.export.export import ExportOptions, export
-from whisperport.build.search.attempts import Searched
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.exported import Exported
 from whisperport.build.search.fastest import export_fastest
 from whisperport.build.search.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError
@@ -35,7 +36,7 @@ def export_best(
     *,
     max_increase: float = 0.005,
     progress: Progress = begin_stage,
-) -> Searched:
+) -> Exported:
     """Export a checkpoint to the best verified bundle, where a target or a precision is "auto".
 
     With the target "auto", every installed target that runs here is measured in its precisions, and the
@@ -71,7 +72,7 @@ def export_best(
     if options.precisions.get(ENCODER) != AUTO:
         if target == AUTO:
             return export_fastest(checkpoint, out, options, progress)
-        return Searched(bundle=export(checkpoint, target, out, options, progress=progress))
+        return export(checkpoint, target, out, options, progress=progress)
     if target == AUTO:
         raise UsageError("the target and the encoder's precision cannot both be `auto`")
     fixed = {program: name for program, name in options.precisions.items() if program != ENCODER}

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import UNCACHED_DECODER

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from whisperport.build.compile.compile import CompileOptions, compile
-from whisperport.build.export.export import ExportOptions, export
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.inspect import InspectOptions, inspect
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.bundle import Bundle

@@ -1,4 +1,4 @@
-"""What an automatic search tried, and what it chose."""
+"""What an export wrote, and what a search tried for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,17 +63,26 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """The bundle that an export wrote, and what was tried for it.
+class Exported(Bundle):
+    """The bundle that an export wrote, and what a search tried for it.
 
     Attributes:
-        bundle: the bundle that was written.
-        attempts: what was tried, in order; of a plain export nothing.
+        attempts: what was tried, in order; without a search nothing.
         timed: every program of every candidate that was measured, with the target "auto".
         choice: encoder, cross_kv and step -> the candidate that runs it, with the target "auto".
     """
 
-    bundle: Bundle
     attempts: tuple[Attempt, ...] = ()
     timed: tuple[Timed, ...] = ()
     choice: Mapping[str, Candidate] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, bundle: Bundle, attempts: tuple[Attempt, ...] = ()) -> "Exported":
+        """Return a bundle that was written, with what was tried for it."""
+        return cls(
+            folder=bundle.folder,
+            manifest=bundle.manifest,
+            raw=bundle.raw,
+            hashed=bundle.hashed,
+            attempts=attempts,
+        )
