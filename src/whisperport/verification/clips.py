@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from whisperport.errors import AudioError
 from whisperport.speech.audio import load_audio
 from whisperport.speech.text import Word
+from whisperport.system.regular_file import read_short_text
 
 N_CLIPS = 6  # several voices, and still fast with a large model on a laptop
 LONGEST_S = 12.0  # seconds, length of the longest shipped clip that is used
@@ -123,7 +124,7 @@ def _transcript(path: Path) -> str:
     if not path.exists():
         return ""
     try:
-        text = path.read_text(encoding="utf-8-sig").strip()
+        text = read_short_text(path, "utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise AudioError(
             f"cannot read the transcript {path}", why=str(error), hint="save it as UTF-8"

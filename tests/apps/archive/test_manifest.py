@@ -118,6 +118,7 @@ def test_paths_and_a_list_of_paths_are_sources(tmp_path: Path) -> None:
         ("list.csv", "path,duration\na.wav,nan\n", "expected seconds"),
         ("list.csv", 'path\n"a.wav\n', "cannot read"),
         ("list.csv", "path\n" + "a" * 200_000, "field larger"),
+        ("list.csv", "path\n" + "a" * 2**20, "1048576 characters or more"),
         ("list.jsonl", '{"path": "a.wav"}\n[1]\n', "expected an object with `path`"),
         ("list.jsonl", '{"path": ["a.wav"]}', "expected text"),
         ("list.jsonl", '{"path": "a.wav"', "cannot read"),

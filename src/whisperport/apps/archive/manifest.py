@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from whisperport.apps.archive.job import Job, stored, with_state
 from whisperport.apps.archive.parquet_manifest import COLUMNS, read_parquet
@@ -123,7 +123,7 @@ def _from_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 def _from_csv(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            yield from csv.DictReader(file, strict=True)
+            yield from csv.DictReader(_limited(file, path), strict=True)
         except csv.Error as error:
             raise ValueError(str(error)) from error
 
@@ -143,11 +143,17 @@ def _from_list(path: Path) -> Iterator[Mapping[str, Any]]:
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines that are not empty."""
     with path.open(encoding="utf-8-sig") as file:
-        while line := file.readline(MAX_LINE):
-            if len(line) == MAX_LINE:
-                _wrong(path, f"a line has {MAX_LINE} characters or more")
+        for line in _limited(file, path):
             if line.strip():
                 yield line.rstrip("\r\n")
+
+
+def _limited(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield all lines; one that is too long is an error before it is in memory."""
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            _wrong(path, f"a line has {MAX_LINE} characters or more")
+        yield line
 
 
 _READERS = {

@@ -55,6 +55,7 @@ from whisperport.errors import AudioError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.system.cores import usable_cores
 from whisperport.system.outputs import write_page
+from whisperport.system.regular_file import read_short_text
 from whisperport.verification import machine, versions
 
 MEASURED = ("whisperport", "onnxruntime", "executorch", "torch", "numpy", "av")
@@ -174,7 +175,7 @@ def _bundles_and_audio(paths: Sequence[Path]) -> tuple[list[Path], Path]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_short_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise AudioError(f"cannot read the transcript {path}", why=str(error)) from error
 

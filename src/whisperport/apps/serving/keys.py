@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from whisperport.errors import UsageError
+from whisperport.system.regular_file import read_short_text
 
 VARIABLE = "WHISPERPORT_API_KEY"  # environment variable; with _FILE after it: the path of a file
 SHORTEST = 8  # characters
@@ -51,7 +52,7 @@ class Keys:
             key = environment.get(VARIABLE)
             return cls([key] if key else [])
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = read_short_text(file).splitlines()
         except (OSError, UnicodeError) as error:
             raise UsageError(
                 f"cannot read the API keys in {file}", why=str(error), hint="check the path"
