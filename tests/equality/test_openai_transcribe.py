@@ -4,20 +4,25 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 import whisper
 from numpy.typing import NDArray
 
-from whisperport.runtime import DecodeOptions, Thresholds
-from whisperport.speech.audio import load_audio
+from whisperport.runtime import DecodeOptions, Decoder, Thresholds, decode_window
+from whisperport.speech.audio import load_audio, log_mel
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
-from whisperport.verification.clips import shipped_audio
+from whisperport.verification.clips import ShippedAudio, shipped_audio
 
+from ..embedded import unpacked
 from ..extent import core_or_all
+
+# `transcribe` says what openai-whisper's `transcribe` says: token for token, segment for segment.
 
 RECORDINGS = {recording.path.name: recording.path for recording in shipped_audio()}
 SEVERAL = next(name for name in RECORDINGS if "commands" in name)
@@ -337,3 +342,35 @@ def openai_segments_of(result: dict[str, Any]) -> list[tuple[Any, ...]]:
         )
         for s in result["segments"]
     ]
+
+
+# Greedy tokens without timestamps are those of transformers' `generate`, for every clip.
+
+ALL_RECORDINGS = shipped_audio()
+
+
+@pytest.mark.parametrize(
+    "recording", core_or_all(ALL_RECORDINGS[::4], ALL_RECORDINGS), ids=lambda r: r.path.name
+)
+def test_greedy_tokens_are_those_of_generate(
+    recording: ShippedAudio,
+    tmp_path: Path,
+    transcriber: Transcriber,
+    hf_model: transformers.WhisperForConditionalGeneration,
+) -> None:
+    samples = load_audio(recording.path)[: 30 * 16_000]
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(unpacked(tmp_path))
+    theirs_in = extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
+    engine = transcriber.engine
+
+    with torch.no_grad():
+        expected = hf_model.generate(
+            theirs_in, language="en", task="transcribe", max_new_tokens=224, do_sample=False
+        )[0].tolist()
+    mel = log_mel(samples, engine.dims.n_mels, n_frames=engine.dims.n_frames)
+    options = DecodeOptions(language="en", without_timestamps=True)
+    decoded = decode_window(Decoder(engine), engine.encode(mel), options)
+
+    end = engine.generation.end_of_text
+    expected_text = [token for token in expected if token < end]
+    assert [token for token in decoded.tokens if token < end] == expected_text

@@ -1,14 +1,23 @@
+"""What is shown: progress, safe text and pages."""
+
 import io
+import json
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
 from whisperport import verify
 from whisperport.apps.cli.console import AudioBar, RemainingColumn, Stages
+from whisperport.system.page import MAX_TEXT, html_page, is_page
+from whisperport.system.printable import escaped_json, is_printable, one_line, printable
 from whisperport.system.progress import (
     LEAST_MEASURED_S,
     Counted,
@@ -230,3 +239,82 @@ def test_the_bar_of_an_audio_file_shows_the_remaining_time(clock):
         progress.refresh()
 
     assert "about 3 min left" in file.getvalue()
+
+
+# Text that is safe to show.
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("talk.wav", "talk.wav"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\nhint: b\r\tc", r"a\nhint: b\r\tc"),
+        ("\x00\x7f\x9b\x85", r"\x00\x7f\x9b\x85"),
+        ("a\u2028b\u2029c", r"a\u2028b\u2029c"),
+        ("\u202egpj.exe\u2066", r"\u202egpj.exe\u2066"),
+        ("caf\udce9", r"caf\xe9"),  # as `os.fsdecode` gives a name that is not UTF-8
+        ("\ud800", r"\ud800"),
+        ("日本\u3000👩\u200d🚒 می\u200cخواهم\u200f", "日本\u3000👩\u200d🚒 می\u200cخواهم\u200f"),
+    ],
+)
+def test_what_a_terminal_obeys_is_shown_as_an_escape(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_nothing_unsafe_is_left(text: str) -> None:
+    assert is_printable(printable(text))
+    assert is_printable(one_line(text))
+    assert len(printable(text).splitlines()) <= 1
+
+
+def test_line_breaks_and_tabs_of_a_transcript_are_spaces() -> None:
+    assert one_line("a\tb\nc\r\nd\u2028e\x1b") == r"a b c  d e\x1b"
+
+
+@given(st.recursive(st.text(st.characters(exclude_categories=[])) | st.none(), st.lists))
+def test_json_is_the_same_and_printable(data: object) -> None:
+    document = escaped_json(json.dumps(data, ensure_ascii=False, indent=1))
+
+    assert json.loads(document) == data
+    assert is_printable(document.replace("\n", ""))
+
+
+# Pages of whisperport are told from all other files.
+
+
+@pytest.mark.parametrize("title", ["", "a" * MAX_TEXT, "&" * MAX_TEXT, "</title>\x00\u202e"])
+def test_a_page_is_told_by_its_head(tmp_path: Path, title: str) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link"
+    page.write_text(html_page(title, "<p>body"))
+    link.symlink_to(page)
+
+    assert is_page(page)
+    assert is_page(link)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\x00" * 4000,
+        b"<!doctype html>\n<html><head><title>mine</title>",
+        b"<!doctype html>\n" + b"<p>mine" * 1000 + b'<meta name="generator" content="whisperport">',
+        b'# notes\n`<meta name="generator" content="whisperport">`',
+        b'<!doctype html>\n<meta name="generator" content="another">',
+    ],
+)
+def test_a_file_of_another_origin_is_no_page(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file.html"
+    file.write_bytes(content)
+
+    assert not is_page(file)
+
+
+def test_what_is_no_readable_file_is_no_page(tmp_path: Path) -> None:
+    pipe, dangling = tmp_path / "pipe", tmp_path / "dangling"
+    os.mkfifo(pipe)
+    dangling.symlink_to(tmp_path / "missing")
+
+    assert not any(map(is_page, (tmp_path, pipe, dangling, tmp_path / "missing", "a\x00b")))

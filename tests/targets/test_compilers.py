@@ -1,11 +1,18 @@
-"""What the compilers of all vendors have in common: how failures are explained, and the stages' reports."""
+"""What all vendors have in common: tables of chips, compilers and their failures."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.placing import PlacementRequest, place
+from whisperport.errors import LoweringError, UsageError
+from whisperport.model.inspection.vocabulary import TFLITE
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets import TARGETS
+from whisperport.targets import TARGETS, get_target
 from whisperport.targets.compiler import Compiler
 from whisperport.targets.stage_report import (
     MAX_SHOWN,
@@ -16,6 +23,14 @@ from whisperport.targets.stage_report import (
     read_text,
 )
 from whisperport.targets.toolchain import Failure
+from whisperport.targets.vendors.ethos_u.chips import NPUS
+from whisperport.targets.vendors.mediatek import specs
+from whisperport.targets.vendors.mediatek.chips import CHIPS as GENIOS
+from whisperport.targets.vendors.qualcomm.chips import CHIPS as SNAPDRAGONS
+from whisperport.targets.vendors.rockchip.chips import CHIPS as ROCKCHIPS
+from whisperport.verification import GATES
+
+# What the compilers of all vendors have in common: how failures are explained, and the stages' reports.
 
 COMPILERS = {one.spec.name: one.compiler for one in TARGETS if one.compiler is not None}
 
@@ -98,3 +113,142 @@ def test_what_a_report_shows_has_no_control_characters_and_an_end() -> None:
     assert len(printable("x" * 1000)) == MAX_SHOWN
     assert printable_texts(["a", 1]) == ["a", "1"]
     assert printable_texts("abc") == []
+
+
+# What the tables of all vendors' chips have in common, and placements on them.
+
+PROGRAMS = ("encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align")
+CHIPS = (*NPUS, *SNAPDRAGONS, *ROCKCHIPS)
+
+
+@pytest.fixture(params=CHIPS, ids=lambda chip: chip.name)
+def chip(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=["rk3588", "sm8650", "ethos-u85", "genio720"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_every_value_has_a_source(chip: Any) -> None:
+    facts = {field.name for field in fields(chip)} - {"name", "sources"}
+
+    assert set(chip.sources) == facts
+    assert all(chip.sources.values())
+
+
+def test_every_precision_can_be_verified(chip: Any) -> None:
+    precisions = get_target(chip.name).spec.runs.precisions
+
+    assert precisions
+    assert set(precisions) <= set(GATES)
+
+
+def test_a_precision_that_a_chip_does_not_have_is_a_usage_error(name: str) -> None:
+    with pytest.raises(UsageError, match="bf16") as refused:
+        place(PlacementRequest(target=name, precision="bf16"), PROGRAMS)
+
+    assert ", ".join(get_target(name).spec.runs.precisions) in refused.value.hint
+
+
+@pytest.mark.parametrize("on_npu", [("encoder",), ("encoder", "cross_kv"), PROGRAMS])
+def test_the_encoder_alone_with_cross_kv_and_everything_are_placements(
+    name: str, on_npu: tuple[str, ...]
+) -> None:
+    request = PlacementRequest(target="onnxruntime", programs=dict.fromkeys(on_npu, name))
+
+    placed = place(request, PROGRAMS)
+
+    found = {program for program, one in placed.placements.items() if one.target == name}
+    assert found == set(on_npu)
+
+
+@pytest.mark.parametrize(
+    ("name", "precisions"),
+    [
+        ("rk3588", {"fp16": "fp32", "w8a8": "fp32", "w16a16": "fp32"}),  # `compile` quantizes
+        ("sm8650", {"fp16": "fp32", "w8a16": "w8a16"}),  # `export` quantizes
+    ],
+)
+def test_emulation_has_the_precision_of_the_lowered_file(
+    name: str, precisions: dict[str, str]
+) -> None:
+    target = get_target(name)
+
+    assert {
+        one: target.emulated_precision(one) for one in target.spec.runs.precisions
+    } == precisions
+
+
+PLACED = {"placement": {"step": "genio1200"}}
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("rk3588", {"precision": "w8a16"}, ("encoder", "rejects it for this chip", "w16a16")),
+        ("rk3562", {"precision": "w8a16"}, ("encoder", "munmap_chunk", "fp16, w8a8")),
+        ("qcm6490", {"precision": "fp16"}, ("encoder", "v68", "fp16", "--precision w8a16")),
+        ("sm8450", {"precision": "w8a16"}, ("v69", "fewer than 6 rows")),
+        ("genio1200", {}, ("encoder", "transformer", "MDLA 2.0", "--target litert")),
+        ("genio1200", {"precision": "w8a16"}, ("16-bit", "16x8", "MT8395", "--target litert")),
+        ("genio350", {}, ("no MDLA", "MT8365", "Genio 350", "--target litert")),
+        ("onnxruntime", PLACED, ("`step`", "attention", "MDLA 2.0", "--target litert")),
+    ],
+)
+def test_what_a_chip_cannot_run_is_rejected_before_the_checkpoint_is_read(
+    target: str, options: dict[str, Any], words: tuple[str, ...], tmp_path: Any
+) -> None:
+    with pytest.raises(LoweringError, match="does not support") as refused:
+        export(tmp_path / "no-checkpoint", target, tmp_path / "out", ExportOptions(**options))
+
+    said = f"{refused.value.what} {refused.value.why} {refused.value.hint}"
+    assert [word for word in words if word not in said] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "on_the_npu"),
+    [
+        ("qcm6490", "w8a16", set(PROGRAMS)),  # it has no floating point
+        ("sm8450", "fp16", set(PROGRAMS)),
+        ("ethos-u85", "w8a16", set(PROGRAMS)),
+        ("ethos-u55", "w8a8", set(PROGRAMS)),  # its matrix multiplications have 8 bits
+        ("genio720", "fp16", {"encoder", "cross_kv"}),
+        ("hailo8", "w8a8", {"encoder"}),
+    ],
+)
+def test_a_chip_has_a_precision_and_programs_by_default(
+    target: str, precision: str, on_the_npu: set[str]
+) -> None:
+    placed = place(PlacementRequest(target=target), PROGRAMS).placements
+
+    assert {name for name, one in placed.items() if one.target == target} == on_the_npu
+    assert {placed[name].precision for name in on_the_npu} == {precision}
+
+
+@pytest.mark.parametrize("soc", SNAPDRAGONS, ids=lambda one: one.name)
+def test_numbers_are_those_of_the_vendors_own_table(soc: Any) -> None:
+    schema = pytest.importorskip("executorch.backends.qualcomm.serialization.qc_schema")
+    info = schema._soc_info_table[schema.QcomChipset[soc.name.upper()]]
+
+    assert (soc.soc_model, soc.architecture.number, soc.vtcm_mib) == (
+        int(info.soc_model),
+        int(info.htp_info.htp_arch),
+        info.htp_info.vtcm_size_in_mb,
+    )
+
+
+@pytest.mark.parametrize("board", GENIOS, ids=lambda one: one.name)
+def test_what_is_not_the_vendors_own_word_is_marked(board: Any) -> None:
+    sources = board.npu.sources
+
+    assert {"sdks", "per_channel", "w8a16", "transformer"} <= set(sources)
+    for source in sources.values():
+        first_hand = source.startswith("mediatek.gitlab.io")
+        assert first_hand or "second-hand" in source or "inferred" in source, source
+
+
+def test_operators_of_a_list_have_the_names_that_the_check_gives_them() -> None:
+    assert {name: TFLITE.get(name, name) for name in specs.OPERATORS} == dict(specs.OPERATORS)

@@ -1,5 +1,7 @@
-"""Options of targets have types and ranges, and errors list the allowed names and values."""
+"""Names, options and signatures of targets."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,14 +9,19 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 
-from whisperport.errors import LoweringError, UsageError
+from whisperport import targets
+from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.program.bundle import Bundle
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import load_engine
-from whisperport.targets import TARGETS, RunOptions, get_target
+from whisperport.targets import TARGETS, RunOptions, get_target, similar_targets
 from whisperport.targets.onnx.runner import CPU
 from whisperport.targets.options import NoOptions, Option, by_target, describe
+from whisperport.targets.stated_signature import expect_counts, expect_tensor
 
 from ..embedded import default_bundle
+
+# Options of targets have types and ranges, and errors list the allowed names and values.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,3 +192,129 @@ def test_an_error_of_the_provider_is_not_hidden_by_the_cpu(entries, monkeypatch)
 def test_wrong_options_are_refused(entries, options, message):
     with pytest.raises(UsageError, match=message):
         load(entries, provider=AZURE, **options)
+
+
+# A misspelt target, or a general word for a chip or a vendor, is answered with the targets it can mean.
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("onxruntime", ["onnxruntime"]),
+        ("OnnxRuntime", ["onnxruntime"]),
+        ("hailo", ["hailo8", "hailo8l", "hailo10h"]),
+        ("openvin", ["openvino"]),
+        ("cpu", ["onnxruntime", "xnnpack", "litert", "openvino", "genio350"]),
+        ("nothing-like-it", []),
+    ],
+)
+def test_a_misspelt_target_has_suggestions(name: str, expected: list[str]) -> None:
+    assert sorted(similar_targets(name, TARGETS)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("word", "member"),
+    [
+        ("cpu", "onnxruntime"),
+        ("snapdragon", "sm8650"),
+        ("qualcomm", "sm8650"),
+        ("genio", "genio720"),
+        ("mediatek", "genio720"),
+        ("rockchip", "rk3588"),
+        ("inferentia", "aws-neuron"),
+    ],
+)
+def test_a_general_word_names_the_targets_that_it_can_mean(word: str, member: str) -> None:
+    with pytest.raises(UsageError) as unknown:
+        get_target(word)
+
+    assert member in unknown.value.why
+    assert "`whisperport targets`" in unknown.value.hint
+
+
+# A target is imported with the targets before it, and not with those after it.
+
+SHOW = "import sys, whisperport.targets as t; {}; print(*sorted(sys.modules), sep='\\n')"
+
+
+def imported(code: str) -> set[str]:
+    """Return the modules of targets that a new process has imported after it ran the code."""
+    found = subprocess.run(
+        [sys.executable, "-c", SHOW.format(code)], capture_output=True, text=True, check=True
+    )
+    return {name for name in found.stdout.split() if name.startswith("whisperport.targets.")}
+
+
+def test_the_first_target_is_found_without_the_others() -> None:
+    found = imported("t.get_target('onnxruntime')")
+
+    assert "whisperport.targets.cpu.onnxruntime" in found
+    assert not [name for name in found if name.endswith(".target")]
+
+
+def test_a_transcriber_imports_the_targets_of_its_bundle_only() -> None:
+    found = imported(
+        f"from whisperport.transcription import Transcriber; Transcriber({str(default_bundle())!r})"
+    )
+
+    assert "whisperport.targets.cpu.onnxruntime" in found
+    assert not [name for name in found if name.endswith(".target")]
+
+
+def test_each_target_is_found_by_its_name_and_is_the_same_each_time() -> None:
+    names = [target.spec.name for target in TARGETS]
+
+    assert len(set(names)) == len(names) > 20
+    assert [get_target(name) for name in names] == list(TARGETS)
+    assert targets.TARGETS is TARGETS
+
+
+def test_an_unknown_name_is_an_error_that_lists_all_targets() -> None:
+    with pytest.raises(UsageError) as caught:
+        get_target("mystery")
+
+    assert all(target.spec.name in caught.value.hint for target in TARGETS)
+    with pytest.raises(AttributeError, match="MYSTERY"):
+        _ = targets.MYSTERY  # type: ignore[attr-defined]
+
+
+# A runtime's stated signature is compared with the manifest's.
+
+TENSOR = TensorSpec("mel", (1, 80, 3000))
+SPEC = ProgramSpec("encoder", (TENSOR,), (TensorSpec("features", (1, 1500, 8)),))
+
+
+@pytest.mark.parametrize("shape", [(1, 80, 3000), (1, None, 3000), ("batch", 80, "time")])
+def test_an_axis_without_a_number_has_any_size(shape: tuple[int | str | None, ...]) -> None:
+    expect_tensor("encoder.bin", TENSOR, shape, "float32", fits=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        ((1, 80, 2999), True),
+        ((None, 80, 2999), True),
+        ((1, 80), True),
+        ((), True),
+        ((1, 80, 3000, 1), True),
+        ((1, 80, -1), True),
+        ((1, 80, 3000), False),
+    ],
+)
+def test_another_shape_or_dtype_is_an_error_that_names_both(
+    shape: tuple[int | None, ...], fits: bool
+) -> None:
+    with pytest.raises(BundleError, match=r"encoder\.bin has another signature") as raised:
+        expect_tensor("encoder.bin", TENSOR, shape, "f16", fits=fits)
+
+    assert raised.value.why == f"'mel' is {list(shape)} f16; expected [1, 80, 3000] float32"
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("counts", [(0, 1), (1, 0), (2, 1), (1, 2)])
+def test_other_numbers_of_inputs_and_outputs_are_an_error(counts: tuple[int, int]) -> None:
+    expect_counts("encoder.bin", SPEC, 1, 1)
+    with pytest.raises(BundleError, match="another signature") as raised:
+        expect_counts("encoder.bin", SPEC, *counts)
+
+    assert "expected 1 and 1" in raised.value.why

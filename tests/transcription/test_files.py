@@ -1,7 +1,9 @@
-"""Several audio files in one call: the text of each is that of a call of its own."""
+"""Several audio files in one call, their language, and openai-whisper's argument names."""
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,19 @@ import pytest
 
 from whisperport.errors import AudioError, NumericalError, UsageError
 from whisperport.program.runner import Array, Runner
-from whisperport.runtime import DecodeOptions
+from whisperport.runtime import DecodeOptions, Decoder, Engine, Thresholds
 from whisperport.speech.audio import VadOptions
+from whisperport.speech.text import Tokenizer
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript, transcribe_files
+from whisperport.transcription.session import Session, spoken_language
+from whisperport.transcription.transcriber import TranscribeArguments, with_arguments
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle
+from ..micro import DIMS, GENERATION, tokenizer_json
+
+# Several audio files in one call: the text of each is that of a call of its own.
 
 ONE_THREAD = RunOptions(threads=1)
 FILES = [clip.path for clip in shipped_audio() if clip.seconds < 8][:5]
@@ -183,3 +191,136 @@ def test_a_nan_in_one_file_is_its_own_error(
 
     check_equal([first, second], alone[:2])
     assert isinstance(failed, NumericalError)
+
+
+# The language in which a session transcribes an audio file.
+
+
+class UnreadMel:
+    """A spectrogram of which no window may be asked for."""
+
+    duration_s = None
+
+    def window(self, start: int) -> Any:
+        raise AssertionError("no window is needed")
+
+
+@pytest.mark.parametrize(
+    ("generation", "language"),
+    [
+        (replace(GENERATION, language="de"), "de"),
+        (replace(GENERATION, languages={}, tasks={}), "en"),
+    ],
+)
+def test_no_window_is_encoded_for_a_language_that_is_known_beforehand(
+    generation: Any, language: str
+) -> None:
+    decoder: Any = SimpleNamespace(engine=SimpleNamespace(generation=generation))
+
+    assert spoken_language(decoder, None, UnreadMel(), 0).code == language
+
+
+class Counting(Runner):
+    """A runner that keeps what it was given."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner.spec)
+        self.runner, self.given = runner, []
+
+    def _run(self, inputs: Any) -> Any:
+        self.given.append([array.copy() for array in inputs])
+        return list(self.runner.run(dict(zip(self.names, inputs, strict=True))).values())
+
+    @property
+    def names(self) -> list[str]:
+        return [tensor.name for tensor in self.spec.inputs]
+
+
+class Noise:
+    """The spectrogram of an audio file of so many frames; silence is -1."""
+
+    def __init__(self, frames: int) -> None:
+        self.frames, self.duration_s = frames, frames / 100
+        self.whole = np.random.default_rng(0).standard_normal((8, frames)).astype(np.float32)
+
+    def window(self, start: int) -> Any:
+        found = np.full((8, 20), -1, np.float32)
+        rest = self.whole[:, start : start + 20]
+        found[:, : rest.shape[1]] = rest
+        return found, rest.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("frames", "runs"),
+    [(20, 1), (60, 3), (10, 2)],  # of the last, language and text are read from unequal windows
+)
+def test_the_window_in_which_the_language_is_detected_is_not_encoded_again(
+    micro: Any, eager_runners: Any, frames: int, runs: int
+) -> None:
+    runners = eager_runners(micro)
+    encoder = Counting(runners["encoder"])
+    tables = (
+        part.numpy()
+        for part in (micro.decoder.token_embedding.weight, micro.decoder.positional_embedding)
+    )
+    engine = Engine(DIMS, GENERATION, {**runners, "encoder": encoder}, *tables)
+    decode = DecodeOptions(max_tokens=4, without_timestamps=True)
+    options = TranscribeOptions(decode=decode, temperatures=(0.0,))
+    tokenizer = Tokenizer.from_json(tokenizer_json(), GENERATION)
+    session = Session(engine, tokenizer, options, Noise(frames), None, [(0, None)])
+
+    session.run(Decoder(engine), lambda *_: None)
+
+    assert len(encoder.given) == runs
+    windows = [given[0].tobytes() for given in encoder.given]
+    assert len(set(windows)) == len(windows)
+
+
+# openai-whisper's argument names are keyword arguments of `transcribe`.
+
+
+def test_the_arguments_are_the_fields_of_the_options() -> None:
+    parts = (TranscribeOptions, DecodeOptions, Thresholds)
+    names = {field.name for part in parts for field in fields(part)}
+
+    assert set(TranscribeArguments.__annotations__) == names - {
+        *("decode", "run", "thresholds", "prompt")
+    }
+
+
+def test_arguments_replace_the_values_of_the_options() -> None:
+    options = TranscribeOptions(decode=DecodeOptions(language="de", beam_size=2), prefix="a")
+
+    found = with_arguments(
+        options,
+        {"language": "en", "temperature": 0.2, "logprob_threshold": None, "initial_prompt": None},
+    )
+
+    assert found == TranscribeOptions(
+        decode=DecodeOptions(language="en", beam_size=2),
+        prefix="a",
+        temperatures=(0.2,),
+        thresholds=Thresholds(logprob_threshold=None),
+    )
+
+
+@pytest.mark.parametrize(("name", "hint"), [("langage", "`language`"), ("qqq", "word_timestamps")])
+def test_an_unknown_argument_is_a_usage_error_with_a_suggestion(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        with_arguments(None, {name: 1})
+
+    assert hint in raised.value.hint
+
+
+def test_a_transcriber_accepts_arguments(exported: Any) -> None:
+    transcriber = Transcriber(exported("onnxruntime").folder, RunOptions(trust=True))
+
+    found = transcriber.transcribe(
+        np.zeros(16_000, np.float32),
+        language="de",
+        max_tokens=2,
+        temperature=0,
+        without_timestamps=True,
+    )
+
+    assert found.language == "de"

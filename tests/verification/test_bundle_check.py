@@ -1,7 +1,7 @@
 """A bundle is verified by its reference, and a reference that compares nothing verifies nothing."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,17 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from whisperport.apps.demo import lowest_sqnr_db
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import EMBEDDING, REFERENCE, Bundle
+from whisperport.program.runner import Array, Runner
+from whisperport.program.signatures import LOGSUMEXP
+from whisperport.runtime.engine.scores import Scores, log_sum_exp
 from whisperport.targets import RunOptions
-from whisperport.verification import LEVELS, Report
+from whisperport.verification import LEVELS, Check, Report, bundle_check
+from whisperport.verification.batch_check import TOLERANCE, sum_checks
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 from whisperport.verification.reference import Reference, ReferenceClip
 
+from ..embedded import default_bundle
 from ..extent import core_or_all
+
+# A bundle is verified by its reference, and a reference that compares nothing verifies nothing.
 
 ONE_THREAD = RunOptions(threads=1)
 
@@ -403,3 +411,175 @@ def test_another_embedding_is_found(copied: Bundle) -> None:
     failed = {check.program for check in report.checks if not check.passed}
     assert {"prefill", "step"} <= failed
     assert "encoder" not in failed
+
+
+# The sum of exponentials that a program returns is verified, singly and in a batch.
+
+
+def scores(error: float) -> Scores:
+    row = (4 * np.random.default_rng(0).standard_normal(51_865)).astype(np.float32)
+    return Scores(row, log_sum_exp(row) + error)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5 * TOLERANCE, -0.5 * TOLERANCE])
+def test_a_right_sum_passes(error: float) -> None:
+    (check,) = sum_checks("step", "clip", [scores(0), scores(error)])
+
+    assert check.passed
+    assert check.value["sum_error"] == pytest.approx(abs(error), abs=2e-5)
+
+
+@pytest.mark.parametrize("error", [2 * TOLERANCE, -2 * TOLERANCE, -30.0, 30.0])
+def test_a_wrong_sum_fails(error: float) -> None:
+    (check,) = sum_checks("step", "clip", [scores(0), scores(error), scores(0)])
+
+    assert not check.passed
+    assert check.reason.startswith("the largest difference is")
+
+
+def test_a_nan_fails_wherever_it_is() -> None:
+    for place in range(3):
+        found = [scores(0) for _ in range(3)]
+        found[place] = scores(float("nan"))
+
+        (check,) = sum_checks("step", "clip", found)
+
+        assert not check.passed
+
+
+def test_a_program_without_the_output_is_not_checked() -> None:
+    assert not list(sum_checks("step", "clip", [Scores(np.zeros(5, np.float32))]))
+
+
+def test_the_sums_of_a_real_bundle_are_checked(
+    exported: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = exported("onnxruntime", "micro", batch=2)
+    of_sums = [check for check in verify(bundle, run=ONE_THREAD).checks if "sum" in check.what]
+    assert {check.program for check in of_sums} == {"step", "step_2"}
+    assert all(check.passed for check in of_sums)
+    for entry in bundle.manifest.programs:
+        has_sum = LOGSUMEXP in [output.name for output in entry.spec.outputs]
+        assert has_sum == (entry.spec.name in ("step", "step_2"))
+
+    assert (
+        60 < lowest_sqnr_db(verify(bundle, run=ONE_THREAD).checks) < 300
+    )  # those of the other arrays
+
+    monkeypatch.setattr("whisperport.verification.batch_check.TOLERANCE", -1)
+    report = verify(bundle, run=ONE_THREAD)
+
+    assert {check.program for check in report.checks if not check.passed} == {"step", "step_2"}
+
+
+# An encoder of 8 bits above 10 dB is judged by the words that are decoded from it.
+#
+# Noise stands in for quantization, behind the real encoder of the shipped bundle.
+
+CLIPS = 2
+
+
+class _Changed(Runner):
+    """An encoder whose features are changed, the same way each time."""
+
+    def __init__(self, encoder: Runner, change: Callable[[Array], Array]) -> None:
+        super().__init__(encoder.spec)
+        self._encoder, self._change = encoder, change
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        names = [tensor.name for tensor in self.spec.inputs]
+        outputs = self._encoder.run(dict(zip(names, inputs, strict=True)))
+        return [self._change(array).astype(np.float32) for array in outputs.values()]
+
+
+@pytest.fixture
+def report_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """`report_of(change)`: of the shipped bundle, with an encoder of 8 bits and changed features."""
+    bundle = Bundle.open(default_bundle())
+    load, precisions = bundle_check.load_engine, bundle_check.precisions
+    reference = Reference.from_arrays(bundle.reference())
+    few = replace(reference, clips=reference.clips[:CLIPS])
+
+    def report_of(change: Callable[[Array], Array], precision: str = "w8a8") -> Report:
+        def changed(runner: Runner) -> Runner:
+            return _Changed(runner, change) if runner.spec.name == "encoder" else runner
+
+        monkeypatch.setattr(Reference, "from_arrays", staticmethod(lambda _: few))
+        monkeypatch.setattr(
+            bundle_check, "precisions", lambda *a: precisions(*a) | {"encoder": precision}
+        )
+        monkeypatch.setattr(bundle_check, "load_engine", lambda b, run: load(b, run, changed))
+        return verify(bundle, run=RunOptions(threads=1))
+
+    return report_of
+
+
+def noise_of(sqnr_db: float) -> Callable[[Array], Array]:
+    """Noise of this SQNR, the same each time, as rounding's is."""
+
+    def noisy(features: Array) -> Array:
+        noise = np.random.default_rng(7).standard_normal(features.shape)
+        power = np.sum(features.astype(np.float64) ** 2) / 10 ** (sqnr_db / 10)
+        return features + noise * np.sqrt(power / np.sum(noise**2))
+
+    return noisy
+
+
+def _failed(report: Report) -> set[tuple[str, str]]:
+    return {(check.level, check.program) for check in report.checks if not check.passed}
+
+
+def _checks(report: Report, level: str, program: str) -> list[Check]:
+    return [c for c in report.checks if (c.level, c.program) == (level, program)]
+
+
+def test_an_encoder_of_12_db_that_keeps_the_words_passes_and_its_decibels_are_reported(
+    report_of: Any,
+) -> None:
+    report = report_of(noise_of(12))
+
+    assert report, report.failures()
+    encoder = _checks(report, "arrays", "encoder")
+    assert [check.value["sqnr_db"] for check in encoder] == pytest.approx([12] * CLIPS, abs=0.1)
+    assert {check.rule for check in encoder} == {"SQNR ≥ 10 dB"}
+    (words,) = _checks(report, "words", "all programs")
+    assert words.value["change"] == 0
+    assert words.value["words"] > 10
+
+
+def test_an_encoder_below_10_db_fails_although_its_words_are_right(report_of: Any) -> None:
+    """The words of short, clear clips alone would pass an encoder that has no reserve left."""
+    report = report_of(noise_of(8))
+
+    assert _failed(report) == {("arrays", "encoder")}
+    assert any("SQNR 8.0 dB is below 10 dB" in failure for failure in report.failures())
+
+
+def test_an_encoder_that_loses_words_fails_by_the_words_too(report_of: Any) -> None:
+    report = report_of(noise_of(-6))
+
+    assert _failed(report) == {("arrays", "encoder"), ("words", "all programs")}
+    assert any("the WER is" in failure for failure in report.failures())
+
+
+def test_an_encoder_of_16_bit_activations_is_judged_by_its_decibels(report_of: Any) -> None:
+    assert ("arrays", "encoder") in _failed(report_of(noise_of(12), "w8a16"))
+
+
+def _dead_frame(features: Array) -> Array:
+    features = features.copy()
+    features[:, 500] *= -1
+    return features
+
+
+def _nan(features: Array) -> Array:
+    features = features.copy()
+    features[0, 5, 3] = np.nan
+    return features
+
+
+@pytest.mark.parametrize("change", [_dead_frame, _nan, np.zeros_like], ids=lambda f: f.__name__)
+def test_a_dead_frame_a_nan_and_zeros_fail_whatever_the_words_are(
+    report_of: Any, change: Any
+) -> None:
+    assert ("arrays", "encoder") in _failed(report_of(change))

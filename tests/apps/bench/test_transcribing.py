@@ -34,7 +34,7 @@ from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 from ...embedded import default_bundle
 from ...micro import GENERATION
-from ...runtime.engine.test_uncached_decoder import Eager as EagerUncached
+from ...runtime.engine.test_engine import Eager as EagerUncached
 
 ONE_THREAD = RunOptions(threads=1)
 

@@ -1,14 +1,18 @@
-"""What cannot be done: exit code 1, what, why and what to do on stderr, and nothing on stdout."""
+"""Errors of the command line, and the commands that it suggests."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from whisperport.build.plan import PlanOptions, plan
 from whisperport.program.bundle import Bundle
 from whisperport.targets import TARGETS
 
 from ...embedded import default_bundle
+
+# What cannot be done: exit code 1, what, why and what to do on stderr, and nothing on stdout.
 
 
 def assert_error(ran, says):
@@ -228,3 +232,164 @@ def test_a_compiled_program_is_sent_to_inspect_and_nowhere_else(run, tmp_path, c
     assert_error(ran, f"whisperport inspect {program}")
     assert "whisperport check" not in ran.err
     assert "whisperport export" not in ran.err
+
+
+# Command lines that do not say what to do: exit code 2, and which help to read.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sing"], "no such command 'sing'"),
+        (["--loud"], "no such option '--loud'"),
+        (["export"], "missing argument 'CHECKPOINT'"),
+        (["export", "default"], "missing option '--target' / '-t'"),
+        (["verify"], "missing argument 'BUNDLE'"),
+        (["transcribe"], "missing argument 'AUDIO'"),
+        (["transcribe", "a.wav", "--threads", "0"], "0 is not in the range 1 to 1024"),
+        (["transcribe", "a.wav", "--task", "sing"], "'sing' is not one of"),
+        (["transcribe", "a.wav", "--run-option", "fast"], "expected NAME=VALUE, got 'fast'"),
+        (["verify", "a", "b"], "got unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_exits_2_and_names_the_help(run, arguments, says):
+    ran = run(*arguments)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.lines[0].startswith("error: ")
+    assert says in ran.lines[0]
+    assert ran.lines[1].startswith("  usage: whisperport ")
+    assert ran.lines[-1].startswith("hint: whisperport ")
+    assert ran.lines[-1].endswith("--help")
+
+
+def test_version_is_the_package_s(run):
+    from whisperport import __version__
+
+    ran = run("--version")
+
+    assert (ran.code, ran.out) == (0, f"whisperport, version {__version__}\n")
+
+
+# The command that a verb suggests at its end is safe: it replaces nothing, and does not lead back.
+
+
+def test_check_of_a_bundle_suggests_nothing_that_replaces_it(run):
+    ran = run("check", default_bundle(), "--target", "onnxruntime")
+
+    assert ran.lines[-1] == f"next: whisperport verify {default_bundle()}"
+
+
+@pytest.mark.needs("torch")
+def test_targets_with_a_device_are_not_said_to_run(run):
+    rows = [line.split("  ") for line in run("targets").out.splitlines()]
+
+    last = {row[0]: row[-1].strip() for row in reversed(rows) if row[0] in ("rk3588", "xnnpack")}
+
+    assert last["rk3588"] in ("emulated", "no: [rockchip]")
+    assert last["xnnpack"] == "yes"
+
+
+def test_an_occupied_folder_is_rejected_before_a_process_starts(run, tmp_path, monkeypatch):
+    (tmp_path / "mine.txt").write_text("mine")
+    monkeypatch.setattr("whisperport.apps.cli.export.run_watched", lambda *_, **__: 1 / 0)
+
+    ran = run("export", "default", "--target", "onnxruntime", "--out", tmp_path)
+
+    assert ran.code == 1
+    assert "ZeroDivisionError" not in ran.err
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    ("vocabulary", "following"),
+    [
+        (51865, "next: whisperport export CHECKPOINT --target aws-neuron --out DIR"),
+        (50, "next: whisperport explain WP601"),
+    ],
+)
+def test_a_decoder_that_projects_audio_again_is_replaced_and_not_lowered(
+    run, tmp_path, vocabulary, following
+):
+    # given the decoder of openai-whisper, with Whisper's vocabulary or another one
+    import torch
+    from whisper.model import TextDecoder
+
+    decoder = TextDecoder(vocabulary, 16, 16, 2, 1).eval()
+    inputs = (torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 1500, 16))
+    path = tmp_path / "naive.pt2"
+    torch.export.save(torch.export.export(decoder, inputs), path)
+
+    # when a target that rejects none of its nodes checks it
+    ran = run("check", path, "--target", "aws-neuron")
+
+    # then the warning has no exit status, and the next command solves what was found
+    assert ran.code == 0
+    assert re.search(r"^WP601 .* split \(`export`\)$", ran.out, re.MULTILINE)
+    assert re.search(r"; [\d.]+% of the FLOPs repeat for every token \(WP601\)$", ran.out, re.M)
+    assert ran.lines[-1] == following
+
+
+# `whisperport plan`
+
+
+def test_the_table_has_every_machine_and_says_that_it_is_an_estimate(run, bundle):
+    ran = run("plan", bundle, "--target", "aws-neuron")
+
+    assert ran.code == 0
+    assert "an estimate, nothing was run" in ran.out.splitlines()[0]
+    made = plan(bundle, PlanOptions(target="aws-neuron"))
+    for one in made.machines:
+        (row,) = [line for line in ran.out.splitlines() if line.startswith(one.machine + " ")]
+        assert f"≥ {one.token_s * 1e3:.2f} ms" in row
+        assert row.count("GB") == 3
+    assert "limited by" in ran.out
+    assert "padding" not in ran.out
+
+
+def test_the_options_are_those_of_the_function(run, bundle):
+    ran = run(
+        "plan",
+        bundle,
+        "--target",
+        "aws-neuron",
+        "--batch",
+        4,
+        "--precision",
+        "bf16",
+        "--tensor-parallel",
+        3,
+        "--json",
+    )
+
+    options = PlanOptions(target="aws-neuron", batch=4, precision="bf16", tensor_parallel=3)
+    assert json.loads(ran.out) == json.loads(json.dumps(plan(bundle, options).to_json()))
+
+
+def test_heads_that_are_padding_are_stated(run, bundle):
+    ran = run("plan", bundle, "--target", "aws-neuron", "--tensor-parallel", 16)
+
+    assert "heads are padding" in ran.out
+    assert "compiles a program for one core" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--target", "onnxruntime"), "no estimate for the target `onnxruntime`"),
+        (("--precision", "fp16"), "no estimate for the precision `fp16`"),
+    ],
+)
+def test_what_cannot_be_estimated_is_an_error(arguments, words, run, bundle):
+    ran = run("plan", bundle, "--target", "aws-neuron", *arguments)
+
+    assert ran.code == 1
+    assert words in ran.err
+    assert ran.out == ""
+
+
+def test_the_exit_status_is_1_if_the_model_fits_no_machine(run, bundle):
+    ran = run("plan", bundle, "--target", "aws-neuron", "--tensor-parallel", 1024)
+
+    assert ran.code == 1

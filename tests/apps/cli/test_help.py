@@ -13,6 +13,8 @@ import pytest
 from whisperport.apps.cli import given
 from whisperport.apps.cli.main import cli
 
+# The help of every verb. `RENEW_SNAPSHOTS=1 pytest tests/apps/cli/test_help.py` accepts a change.
+
 SNAPSHOT = Path(__file__).with_name("help.txt")  # the help of each verb, after its command
 VERBS = list(cli.commands)
 RENEW = "RENEW_SNAPSHOTS=1 pytest tests/apps/cli/test_help.py"
@@ -100,3 +102,30 @@ def test_help_loads_no_torch_and_no_runtime():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert ran.stderr.strip() == "[]"
+
+
+# NumPy's threads do not use the CPU while they wait.
+
+SEEN = """
+import sys
+import whisperport.__main__ as command
+assert "numpy" not in sys.modules, "NumPy would not read the variable any more"
+sys.argv = ["whisperport", "--version"]
+try:
+    command.main()
+finally:
+    import os
+    print(os.environ[command.BLAS_THREADS])
+"""
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("3", "3")])
+def test_the_command_uses_one_thread_of_numpy_unless_the_user_says_otherwise(given, seen):
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN], env=environment, capture_output=True, text=True
+    )
+
+    assert done.stdout.splitlines()[-1] == seen, done.stderr

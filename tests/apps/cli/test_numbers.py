@@ -16,6 +16,8 @@ from whisperport.targets.vendors.hailo.model_script import ScriptOptions
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.live.options import LiveOptions
 
+# Numbers that no option takes: a usage error each, from Python as from the command line.
+
 NUMBERS = [float("nan"), float("inf"), float("-inf"), 1e308, 2**63, -(2**63), -1e-9]
 OPTIONS: list[tuple[Callable[..., Any], list[str]]] = [
     (RunOptions, ["threads"]),
@@ -98,3 +100,23 @@ def test_the_command_line_takes_no_impossible_number(run, arguments):
     assert len(errors) == 1
     assert "unexpected error" not in errors[0]
     assert "no-such-file" not in errors[0]  # the number came first
+
+
+# Run options are printed with the result, and kept in the suggested next command.
+
+PROVIDER = "onnxruntime.provider=CPUExecutionProvider"
+
+
+def test_a_verdict_says_how_the_programs_were_run(run, bundle):
+    ran = run("verify", bundle, "--run-option", PROVIDER)
+
+    assert ran.out.splitlines()[-1] == f"{bundle}: verified ({PROVIDER})"
+    assert ran.lines[-1].endswith(f"--bundle {bundle} --run-option {PROVIDER}")
+
+
+def test_the_next_transcription_is_run_the_same_way(run, bundle, wav):
+    ran = run("transcribe", wav, "--bundle", bundle, "--run-option", PROVIDER, "--language", "en")
+
+    assert ran.lines[-1] == (
+        f"next: whisperport transcribe {wav} --bundle {bundle} --run-option {PROVIDER} --output-format srt"
+    )

@@ -1,16 +1,29 @@
-"""What only a real process shows: pipes that close early, and terminals."""
+"""The command in a shell: signals, pipes, completion and `--quiet`."""
 
+import logging
 import os
 import pty
+import re
+import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from whisperport.apps.cli.main import cli
+from whisperport.apps.cli.serve import _Log
 from whisperport.program.bundle import Bundle
+from whisperport.targets import TARGETS
+
+from .conftest import Ran
+
+# What only a real process shows: pipes that close early, and terminals.
 
 WHISPERPORT = [sys.executable, "-m", "whisperport"]
 
@@ -177,3 +190,157 @@ def test_what_nohup_ignores_stays_ignored(run):
     run("targets")
 
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+# Completion in bash and zsh: the lines of the documentation are evaluated, and the Tab key is pressed.
+
+ROOT = Path(__file__).parents[3]
+LINE = re.compile(
+    r'^(eval "\$\(_WHISPERPORT_COMPLETE=(\w+)_source whisperport\)") *#', re.MULTILINE
+)
+LINES = {shell: line for line, shell in LINE.findall((ROOT / "docs" / "README.md").read_text())}
+START = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"]}
+PREPARE = {"bash": "", "zsh": "autoload -Uz compinit && compinit -D -u; "}
+LIMIT_S = 60.0
+
+
+def completed(shell: str, typed: str, expected: str, folder: Path) -> str:
+    """What a shell shows on its terminal after `typed` and the Tab key, until `expected` is there."""
+    (folder / "whisperport").write_text(f'#!/bin/sh\nexec {sys.executable} -m whisperport "$@"\n')
+    (folder / "whisperport").chmod(0o755)
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PS1": "$ "}
+    environment |= {"TERM": "dumb", "HOME": str(folder)}
+    ran = subprocess.Popen(
+        [shell, *START[shell]], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, f"{PREPARE[shell]}{LINES[shell]}; echo re''ady\n".encode())
+        shown = _until(ours, "ready")
+        assert "ready" in shown, shown
+        os.write(ours, f"{typed}\t".encode())
+        return _until(ours, expected)
+    finally:
+        ran.kill()
+        ran.wait()
+        os.close(ours)
+
+
+def _until(terminal: int, expected: str) -> str:
+    shown, end = "", time.monotonic() + LIMIT_S
+    while expected not in shown and time.monotonic() < end:
+        if select.select([terminal], [], [], 1.0)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace").replace("\r", "")
+    return shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_verbs_and_targets(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+
+    for typed, expected in (
+        ("whisperport transc", "transcribe"),
+        ("whisperport check x.pt2 --target hailo10", "hailo10h"),
+    ):
+        assert expected in completed(shell, typed, expected, tmp_path)
+
+
+def test_the_readme_has_a_line_for_each_shell() -> None:
+    assert set(LINES) == {"bash", "zsh"}
+
+
+@pytest.mark.parametrize(
+    ("words", "some"),
+    [
+        (["whisperport", ""], ["export", "demo"]),
+        (["whisperport", "check", "--target", ""], [one.spec.name for one in TARGETS]),
+        (["whisperport", "transcribe", "--model", "large"], ["large-v3", "large-v3-turbo"]),
+        (["whisperport", "transcribe", "--word-t"], ["--word-timestamps"]),
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)
+def test_completion_imports_no_package_for_export(words: list[str], some: list[str]) -> None:
+    script = (
+        "import sys; from whisperport.apps.cli import main\n"
+        "try: main()\n"
+        "finally: print({'torch', 'onnx', 'onnxruntime'} & set(sys.modules), file=sys.stderr)"
+    )
+    asked = {"_WHISPERPORT_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words)}
+    asked["COMP_CWORD"] = str(len(words) - 1)
+
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert {f"plain,{one}" for one in some} <= set(ran.stdout.splitlines())
+    assert ran.stderr.strip() == "set()"
+
+
+# `--quiet`: results, warnings and errors, and nothing else.
+
+
+def only_warnings(ran: Ran) -> bool:
+    """Whether stderr has nothing but warnings: a random model reaches the limit of its tokens."""
+    return all(line.startswith("warning: ") for line in ran.lines)
+
+
+def test_every_verb_has_the_option():
+    for name, verb in cli.commands.items():
+        assert any("--quiet" in one.opts for one in verb.params), name
+
+
+def test_a_quiet_verb_prints_its_result_alone(run, wav, bundle):
+    ordinary = run("transcribe", wav, "--bundle", bundle)
+
+    quiet = run("transcribe", wav, "--bundle", bundle, "--quiet")
+
+    assert "next: whisperport" in ordinary.err
+    assert (quiet.code, quiet.out) == (0, ordinary.out)
+    assert only_warnings(quiet)
+
+
+def test_several_files_are_counted_only_if_not_quiet(run, wav, bundle):
+    ordinary = run("transcribe", wav, wav, "--bundle", bundle)
+
+    quiet = run("transcribe", wav, wav, "--bundle", bundle, "-q")
+
+    assert "2 of 2 audio files transcribed" in ordinary.err
+    assert quiet.out == ordinary.out
+    assert only_warnings(quiet)
+
+
+def test_errors_are_printed_by_a_quiet_verb(run, tmp_path):
+    ran = run("verify", tmp_path / "none", "--quiet")
+
+    assert ran.code == 1
+    assert ran.lines[0].startswith("error: there is no bundle at")
+    assert ran.lines[-1].startswith("hint: ")
+
+
+def test_the_next_command_without_the_option_is_not_quiet(run, wav, bundle):
+    run("transcribe", wav, "--bundle", bundle, "--quiet")
+
+    assert "next: " in run("transcribe", wav, "--bundle", bundle).err
+
+
+def test_a_quiet_verb_shows_no_progress_on_a_terminal(wav, bundle):
+    arguments = ("transcribe", str(wav), "--bundle", str(bundle))
+
+    assert wav.name in in_a_terminal(*arguments)
+    assert wav.name not in in_a_terminal(*arguments, "--quiet")
+
+
+@pytest.mark.parametrize(("level", "shown"), [(logging.INFO, False), (logging.ERROR, True)])
+def test_a_quiet_server_prints_its_failures_but_not_its_requests(run, capsys, level, shown):
+    run("targets", "--quiet")
+
+    _Log(as_json=False).emit(logging.LogRecord("x", level, "x.py", 1, "a line", (), None))
+
+    assert ("a line" in capsys.readouterr().err) == shown
+    run("targets")

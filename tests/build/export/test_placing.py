@@ -1,10 +1,26 @@
-"""Which target, precision and options each program gets."""
+"""Before an export: which target each program gets, and whether memory and disk space are enough."""
+
+import shutil
+from pathlib import Path
 
 import pytest
 
 from whisperport.build.export.placing import Placed, PlacementRequest, place
-from whisperport.errors import UsageError
+from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.placement import Placement
+from whisperport.targets import preflight
+from whisperport.targets.preflight import (
+    Estimate,
+    available_memory,
+    check_fits,
+    estimate_export,
+    weight_bytes,
+)
+
+from ...micro import DIMS
+from ...published_dims import whisper_dims
+
+# Which target, precision and options each program gets.
 
 NAMES = ("encoder", "cross_kv", "prefill_4", "step", "align")
 CPU, CHIP = "onnxruntime", "hailo8l"
@@ -101,3 +117,152 @@ def test_a_program_on_request_is_placed_only_if_it_is_named() -> None:
     with pytest.raises(UsageError) as caught:
         programs(programs={"projektion": "xnnpack"})
     assert "align, projection" in caught.value.hint
+
+
+# Estimates of memory and disk space before long operations; the values of the machine are injected.
+
+GB = 10**9
+TINY, BASE, SMALL = whisper_dims(384, 4), whisper_dims(512, 6), whisper_dims(768, 12)
+
+
+def test_weights_are_counted_as_torch_counts_them(micro):
+    weights = {p.data_ptr(): p for p in micro.parameters()}
+
+    assert weight_bytes(DIMS) == 4 * sum(p.numel() for p in weights.values())
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "measured_gb"),
+    [
+        (TINY, "onnxruntime", 1.09),
+        (BASE, "onnxruntime", 1.35),
+        (SMALL, "onnxruntime", 2.53),
+        (TINY, "xnnpack", 1.27),
+        (BASE, "xnnpack", 1.69),
+        (SMALL, "xnnpack", 3.61),
+    ],
+)
+def test_the_estimate_is_near_what_was_measured(size, target, measured_gb):
+    assert estimate_export(size, [target]).memory_bytes / GB == pytest.approx(measured_gb, rel=0.15)
+
+
+def test_the_costliest_of_several_targets_counts():
+    both = estimate_export(TINY, ["onnxruntime", "xnnpack"])
+
+    assert both == estimate_export(TINY, ["xnnpack"])
+    assert estimate_export(TINY, ["unheard of"]).memory_bytes >= both.memory_bytes
+
+
+def machine(root: Path, available_kb: int = 8_000_000, **files: str) -> None:
+    """A file system that says so; `sys__fs` stands for `sys/fs`."""
+    contents = {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable:   {available_kb} kB\n"}
+    contents |= {name.replace("__", "/"): text for name, text in files.items()}
+    for name, text in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_a_machine_that_says_nothing_is_taken_to_suffice(root, tmp_path):
+    assert available_memory() is None
+    check_fits(Estimate(memory_bytes=1e15, disk_bytes=0, seconds=0), tmp_path / "out")
+
+
+def test_without_groups_the_machine_decides(root):
+    machine(root)
+
+    assert available_memory() == 8_000_000 * 1024
+
+
+def test_the_tightest_group_above_us_decides(root):
+    # given: a container of 2 GB inside a slice of 1 GB, of which 0.2 GB are pages of files
+    group = "sys__fs__cgroup__slice__box"
+    machine(root, proc__self__cgroup="0::/slice/box\n")
+    for folder, limit, used in (
+        (group, "2000000000", "10"),
+        (group[:-5], "1000000000", "700000000"),
+    ):
+        path = root / folder.replace("__", "/")
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "memory.max").write_text(limit)
+        (path / "memory.current").write_text(used)
+        (path / "memory.stat").write_text(
+            "anon 5\ninactive_file 200000000\n" if used != "10" else ""
+        )
+
+    assert available_memory() == 500_000_000
+
+
+def test_a_group_without_a_limit_does_not_count(root):
+    machine(root, proc__self__cgroup="0::/\n")
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/memory.max").write_text("max\n")
+    (root / "sys/fs/cgroup/memory.current").write_text("5\n")
+
+    assert available_memory() == 8_000_000 * 1024
+
+
+def test_groups_of_version_1(root):
+    machine(root, proc__self__cgroup="5:cpu:/x\n4:memory,hugetlb:/box\n")
+    folder = root / "sys/fs/cgroup/memory/box"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("3000000000")
+    (folder / "memory.usage_in_bytes").write_text("1000000000")
+    (folder / "memory.stat").write_text("total_inactive_file 250000000\n")
+
+    assert available_memory() == 2_250_000_000
+
+
+def test_too_little_memory_is_rejected_with_both_figures(root, tmp_path):
+    machine(root, available_kb=1_000_000)
+
+    with pytest.raises(WhisperportError, match="too little memory") as rejected:
+        check_fits(estimate_export(BASE, ["xnnpack"]), tmp_path / "out")
+
+    assert "1 GB are free" in rejected.value.why
+    assert "estimated need, from measured exports: about 1.7 GB of memory" in rejected.value.why
+    assert "--no-preflight" in rejected.value.hint
+
+
+def test_too_small_a_disk_is_rejected_though_the_folder_is_not_made_yet(
+    root, tmp_path, monkeypatch
+):
+    asked = []
+
+    def usage(folder):
+        asked.append(folder)
+        return shutil._ntuple_diskusage(10**9, 10**9, 10**6)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+    with pytest.raises(WhisperportError, match="too little space on the disk"):
+        check_fits(estimate_export(TINY, ["onnxruntime"]), tmp_path / "not" / "yet" / "there")
+
+    assert asked == [tmp_path]
+
+
+@pytest.mark.parametrize("preflight_on", [True, False])
+def test_an_export_asks_first_unless_told_not_to(
+    fake_targets, micro_checkpoint, quick_tracing, root, tmp_path, preflight_on
+):
+    from whisperport.build.export.export import export
+    from whisperport.build.export.export_options import ExportOptions
+
+    from ...conftest import noise_clips
+
+    machine(root, available_kb=1000)
+    out = tmp_path / "bundle"
+    options = ExportOptions(clips=noise_clips()[:1], preflight=preflight_on, allow_unverified=True)
+
+    if preflight_on:
+        with pytest.raises(WhisperportError, match="too little memory"):
+            export(micro_checkpoint, "fake", out, options)
+        assert not out.exists()
+    else:
+        export(micro_checkpoint, "fake", out, options)
+        assert (out / "manifest.json").exists()

@@ -1,20 +1,35 @@
-"""Costs are compared with counts by hand, and the cost of an encoder with its formula."""
+"""What a node costs, what it writes, and the line that it comes from."""
 
+import inspect
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
 from torch import Tensor, nn
 
+from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.cost import Cost, cost_of
 from whisperport.model.inspection.gain import compute_and_bytes, rates
-from whisperport.model.inspection.graph import Node, Value
+from whisperport.model.inspection.graph import Graph, Node, Value
+from whisperport.model.inspection.read import read_graphs
 from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.inspection.read_onnx import read_onnx
+from whisperport.model.inspection.read_pt2 import read_pt2
+from whisperport.model.inspection.source_line import SourceLine, innermost_line
+from whisperport.targets import get_target
+
+from ...drawn_writes import Calls, Step, drawn_writes, function_of
+from ...extent import core_or_all
+
+# Costs are compared with counts by hand, and the cost of an encoder with its formula.
 
 
-class Calls(nn.Module):
+class CallsWith(nn.Module):
     """`function(x, …)`, with weights of the given shapes after the inputs."""
 
     def __init__(self, function: Callable[..., Tensor], *weights: tuple[int, ...]) -> None:
@@ -28,7 +43,7 @@ class Calls(nn.Module):
 
 def counted(function: Callable[..., Any], inputs: list[Any], *weights: tuple[int, ...]) -> Cost:
     example = tuple(torch.rand(x) if isinstance(x, tuple) else x for x in inputs)
-    exported = torch.export.export(Calls(function, *weights), example, strict=False)
+    exported = torch.export.export(CallsWith(function, *weights), example, strict=False)
     return cost_of(read_exported("it", exported))
 
 
@@ -232,3 +247,219 @@ def test_a_reshape_that_runs_as_a_node_is_a_copy() -> None:
     rate = rates(compute=(0, 0.0), memory=(80, 1.0))
 
     assert rate.estimated_gain_ms(node("reshape", (10,), (10,)), 3.0) == pytest.approx(2.0)
+
+
+# The line of a model's own code in a node's stack trace, and the module that the node is in.
+
+PACKAGES = "/venv/lib/python3.11/site-packages"
+TRACE = f"""File "/home/me/model.py", line 12, in forward
+    y = self.block(x)
+  File "{PACKAGES}/whisper/model.py", line 46, in forward
+    return F.linear(
+  File "{PACKAGES}/torch/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)"""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x @ x.transpose(0, 1)  # the line of the matmul
+
+
+INPUT = (torch.zeros(3, 4),)
+LINE = inspect.getsourcelines(Model.forward)[1] + 3
+
+
+def test_the_innermost_line_that_is_not_of_torch_is_found() -> None:
+    found = innermost_line(TRACE)
+
+    assert found == SourceLine(f"{PACKAGES}/whisper/model.py", 46, "return F.linear(")
+    assert found.package_path == "whisper/model.py"
+
+
+def test_a_trace_of_torch_alone_gives_its_innermost_line() -> None:
+    found = innermost_line(TRACE[TRACE.index(f'File "{PACKAGES}/torch') :])
+
+    assert found is not None
+    assert (found.package_path, found.line) == ("torch/nn/modules/linear.py", 134)
+
+
+def test_frames_without_code_and_paths_of_windows_are_read() -> None:
+    trace = 'File "<stdin>", line 7, in forward\n  File "C:\\a\\site-packages\\b\\c.py", line 3, in forward'
+
+    found = innermost_line(trace)
+
+    assert found is not None
+    assert (found.package_path, found.line, found.code) == ("b/c.py", 3, "")
+
+
+@pytest.mark.parametrize(
+    "trace", ["", "no frame", 'File "a", line 99999999999, in f', 'File "' * 9999]
+)
+def test_what_is_no_trace_has_no_line(trace: str) -> None:
+    assert innermost_line(trace) is None
+
+
+def test_nodes_of_a_pt2_and_of_an_exported_program_know_module_and_line(tmp_path: Path) -> None:
+    exported = torch.export.export(Model().eval(), INPUT, strict=False)
+    torch.export.save(exported, tmp_path / "model.pt2")
+
+    (stored,) = read_pt2(tmp_path / "model.pt2")
+
+    for graph in (stored, read_exported("model", exported)):
+        norm, *_, matmul = graph.nodes
+        assert norm.module == "blocks.0.norm"
+        assert matmul.module == ""
+        assert matmul.source == SourceLine(
+            __file__, LINE, "return x @ x.transpose(0, 1)  # the line of the matmul"
+        )
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_nodes_of_an_onnx_file_know_their_scope(dynamo: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(Model().eval(), INPUT, path, dynamo=dynamo, external_data=False)
+
+    norm, *_, matmul = read_onnx(path).nodes
+
+    assert norm.module == ("blocks.0.norm" if dynamo else "/blocks.0/norm")
+    assert matmul.module == ""
+    assert matmul.source is None or matmul.source.line == LINE
+    assert (matmul.source is not None) == dynamo  # TorchScript's exporter stores no line
+
+
+# Writes in place through views: what they change is read, and costs what it costs.
+
+X, Y = torch.randn(1, 8, 8), torch.randn(1, 8, 8)
+
+
+def part(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.relu(x)
+    z[:, :2] += torch.sigmoid(y[:, :2])
+    return z * 2.0
+
+
+def all_of_it(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.relu(x)[:, :100]
+    z += torch.sigmoid(y)
+    return z * 2.0
+
+
+def reshaped(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.relu(x)
+    z.view(1, 64).mul_(torch.sigmoid(y).reshape(1, 64))
+    return z
+
+
+def sibling(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.relu(x)
+    rows, column = z[:, 2:4], z[:, :, 1]
+    rows.add_(torch.sigmoid(y[:, 2:4]))
+    return column * 2.0
+
+
+def view_of_a_view(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.relu(x)
+    z.transpose(1, 2)[0][3].copy_(torch.sigmoid(y)[0, 0])
+    return z + 1.0
+
+
+def twice(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.relu(x)
+    rows = z[:, :2]
+    rows.add_(torch.sigmoid(y[:, :2])).mul_(3.0)
+    return z + rows.sum()
+
+
+def not_a_view(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu(x).add_(torch.sigmoid(y))
+
+
+def forgotten(x: Tensor, y: Tensor) -> Tensor:
+    torch.relu(x)[:, :2].add_(torch.sigmoid(y[:, :2]))
+    return x + y
+
+
+FUNCTIONS = (part, all_of_it, reshaped, sibling, view_of_a_view, twice, not_a_view, forgotten)
+COMPUTED = {"relu", "sigmoid", "add", "mul", "sum"}
+
+
+def exported(function: Callable[[Tensor, Tensor], Any]) -> torch.export.ExportedProgram:
+    return torch.export.export(Calls(function), (X, Y))
+
+
+def computed(graph: Graph) -> Counter[str]:
+    return Counter(node.op for node in graph.nodes if node.op in COMPUTED)
+
+
+def functional(program: torch.export.ExportedProgram) -> Counter[str]:
+    """The operators that torch's own functional form has, without those whose results are not read."""
+    done = program.run_decompositions({})
+    done.graph.eliminate_dead_code()
+    return computed(read_exported("functional", done))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
+def test_operators_that_the_result_depends_on_are_those_of_torchs_functional_form(
+    function: Callable[[Tensor, Tensor], Any],
+) -> None:
+    program = exported(function)
+
+    assert computed(read_exported("x", program)) == functional(program)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
+def test_a_file_is_read_as_the_program_is(
+    function: Callable[[Tensor, Tensor], Any], tmp_path: Path
+) -> None:
+    program = exported(function)
+    torch.export.save(program, tmp_path / "x.pt2")
+
+    (found,) = read_graphs(tmp_path / "x.pt2")
+
+    expected = read_exported("x", program)
+    assert [(n.name, n.inputs, n.outputs) for n in found.nodes] == [
+        (n.name, n.inputs, n.outputs) for n in expected.nodes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "codes"),
+    [
+        (part, ["WP310"]),
+        (all_of_it, ["WP310"]),
+        (reshaped, []),
+        (not_a_view, []),
+        (twice, ["WP310", "WP310"]),
+    ],
+)
+def test_writes_to_a_part_of_a_tensor_are_copies_that_xnnpack_does_not_run(
+    function: Callable[[Tensor, Tensor], Any], codes: list[str]
+) -> None:
+    graph = read_exported("x", exported(function))
+
+    rejected = check_graph(graph, get_target("xnnpack").spec).rejected
+
+    assert [group.rule for group in rejected if group.rule == "WP310"] == codes
+
+
+@given(drawn_writes())
+@settings(max_examples=core_or_all(12, 200), deadline=None)
+def test_any_order_of_views_and_writes_depends_on_what_torch_says(drawn: list[Step]) -> None:
+    program = exported(function_of(drawn))
+
+    assert computed(read_exported("x", program)) == functional(program)

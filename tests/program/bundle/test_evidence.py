@@ -1,4 +1,4 @@
-"""A status and `verified` follow from evidence about files that have not changed."""
+"""Evidence and origin of a bundle's files."""
 
 import json
 import os
@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from whisperport.build.compile.artifacts import Artifact, put_artifacts
 from whisperport.errors import BundleError
-from whisperport.program.bundle import MANIFEST, Bundle, FileEntry, Manifest
+from whisperport.program.bundle import MANIFEST, Bundle, FileEntry, Manifest, origin
+from whisperport.program.bundle.manifest import EMBEDDING
+from whisperport.program.bundle.origin import is_recorded, record
 from whisperport.program.bundle.writing import rewrite_manifest
 from whisperport.program.checks import Check
 from whisperport.program.evidence import KINDS, STATUSES, Evidence, Kind, status_of
 from whisperport.verification import bundle_check
+from whisperport.verification.evidence import today
 
 from .conftest import PASSED
+
+# A status and `verified` follow from evidence about files that have not changed.
 
 FILE = "programs/encoder.bin"
 CACHED = {"encoder", "cross_kv", "prefill_4", "prefill_64", "step", "align"}
@@ -224,3 +230,197 @@ def test_a_bundle_that_is_not_writable_is_an_error_before_it_is_verified(
 def test_a_manifest_of_other_files_is_refused(bundle: Bundle) -> None:
     with pytest.raises(ValueError, match="the same files"):
         rewrite_manifest(bundle, replace(bundle.manifest, files={}))
+
+
+# Evidence when a compiled file is added to a bundle, and when it is replaced.
+
+COMPILED = "fake/encoder.chip"
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Callable[..., Bundle]:
+    """Return `put(bundle, contents)`, which adds these contents as the compiled encoder."""
+
+    def put(bundle: Bundle, contents: bytes, compiler: str = "a compiler") -> Bundle:
+        path = tmp_path / "compiled"
+        path.write_bytes(contents)
+        facts = {"compiler": "2.1"}
+        made = Artifact(path=path, suffix=".chip", facts=facts, compiler=compiler)
+        put_artifacts(bundle, {"encoder": made})
+        return Bundle.open(bundle.folder)
+
+    return put
+
+
+def kinds(bundle: Bundle) -> list[str]:
+    return [one.kind for one in bundle.manifest.program("encoder").evidence]
+
+
+def test_a_compiled_file_is_compiled_here_and_not_verified_by_what_ran_before(
+    bundle: Bundle, put: Callable[..., Bundle]
+) -> None:
+    assert bundle.manifest.verified
+
+    made = put(bundle, b"compiled").manifest
+
+    assert made.status("encoder") == "compiled here"
+    assert not made.verified
+    assert not made.failed
+    compiled = made.evidence("encoder")[-1]
+    assert (compiled.kind, compiled.date) == ("compiled", today())
+    assert compiled.files == {COMPILED: made.files[COMPILED].sha256}
+    assert compiled.runtime == {"a compiler": "2.1"}
+
+
+def test_a_file_that_somebody_else_compiled_has_no_evidence(
+    bundle: Bundle, put: Callable[..., Bundle]
+) -> None:
+    made = put(bundle, b"published", compiler="").manifest
+
+    assert made.status("encoder") == "checked against vendor documentation"
+    assert not made.is_verified("encoder")
+
+
+def test_a_file_that_is_replaced_loses_its_evidence_and_the_rest_stays(
+    bundle: Bundle, put: Callable[..., Bundle]
+) -> None:
+    # given: a compiled file that ran on a device
+    compiled = put(bundle, b"compiled")
+    manifest = compiled.manifest
+    (ran, _) = manifest.program("encoder").evidence
+    on_device = replace(
+        ran, files={COMPILED: manifest.files[COMPILED].sha256}, machine={"cpu": "x"}
+    )
+    compiled = _with(compiled, on_device)
+    assert compiled.manifest.status("encoder") == "run here"
+    assert compiled.manifest.verified
+
+    replaced = put(compiled, b"compiled again")
+
+    assert kinds(replaced) == ["run", "compiled"]  # of what was lowered, and of the new file
+    assert replaced.manifest.status("encoder") == "compiled here"
+    assert not replaced.manifest.verified
+
+
+def test_the_same_file_compiled_again_keeps_one_record_and_what_ran(
+    bundle: Bundle, put: Callable[..., Bundle]
+) -> None:
+    compiled = put(bundle, b"compiled")
+
+    assert kinds(put(compiled, b"compiled")) == kinds(compiled) == ["run", "compiled"]
+
+
+def test_a_file_that_changed_while_the_bundle_was_compiled_is_not_copied_as_if_it_were_right(
+    bundle: Bundle, put: Callable[..., Bundle]
+) -> None:
+    # given: a bundle that was checked when it was opened, and whose embedding was damaged since
+    damaged = bundle.folder / EMBEDDING
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    manifest = (bundle.folder / MANIFEST).read_bytes()
+
+    with pytest.raises(BundleError, match=f"{EMBEDDING} .* has changed") as caught:
+        put(bundle, b"compiled")
+
+    assert "SHA-256" in caught.value.why
+    assert (bundle.folder / MANIFEST).read_bytes() == manifest
+
+
+def _with(bundle: Bundle, evidence: Evidence) -> Bundle:
+    (entry,) = bundle.manifest.programs
+    programs = (replace(entry, evidence=(*entry.evidence, evidence)),)
+    return rewrite_manifest(bundle, replace(bundle.manifest, programs=programs))
+
+
+# Records of this user's own bundles: what is recorded, where, and which records are ignored.
+
+FIRST, SECOND = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "whisperport" / "bundles"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_what_was_recorded_is_known_by_its_kind(state: Path) -> None:
+    record("own", FIRST)
+    record("own", FIRST)
+
+    assert is_recorded("own", FIRST)
+    assert not is_recorded("own", SECOND)
+    assert not is_recorded("tried", FIRST)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_records_are_for_their_user_only(state: Path) -> None:
+    record("own", FIRST)
+
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert [file.stat().st_mode & 0o777 for file in state.iterdir()] == [0o600]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_folder_that_others_can_write_to_is_not_believed(state: Path, mode: int) -> None:
+    record("own", FIRST)
+    state.chmod(mode)
+
+    record("own", SECOND)
+
+    assert not is_recorded("own", FIRST)
+    assert len(list(state.iterdir())) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_a_folder_of_another_user_is_not_believed(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record("own", FIRST)
+
+    monkeypatch.setattr(os, "geteuid", lambda: state.stat().st_uid + 1)
+
+    assert not is_recorded("own", FIRST)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_links_are_not_believed(state: Path, tmp_path: Path) -> None:
+    # given: a folder elsewhere, and a link in place of the folder and of a record
+    record("own", FIRST)
+    os.rename(state, tmp_path / "elsewhere")
+    state.symlink_to(tmp_path / "elsewhere")
+    is_link_believed = is_recorded("own", FIRST)
+    state.unlink()
+    os.rename(tmp_path / "elsewhere", state)
+    (state / f"own-{SECOND}").symlink_to(state / f"own-{FIRST}")
+
+    assert not is_link_believed
+    assert not is_recorded("own", SECOND)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+@pytest.mark.parametrize("home", ["", "not/absolute", "/dev/null/state", "/proc/state"])
+def test_where_nothing_can_be_recorded_nothing_is_known(
+    home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", {"XDG_STATE_HOME": home, "HOME": "/dev/null"})
+
+    record("own", FIRST)
+
+    assert not is_recorded("own", FIRST)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions")
+def test_the_oldest_records_are_dropped(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "MAX_RECORDS", 3)
+    for number in range(3):
+        record("own", f"{number}" * 64)
+        os.utime(state / f"own-{f'{number}' * 64}", (1000 + number, 1000 + number))
+
+    record("tried", FIRST)
+
+    assert sorted(file.name[:5] for file in state.iterdir()) == ["own-1", "own-2", "tried"]

@@ -1,6 +1,11 @@
+"""The manifest of a bundle: what it states, and what is rejected."""
+
 import copy
 import json
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import FORMAT_VERSION, FileEntry, Manifest, strict_json
+from whisperport.program.bundle import FORMAT_VERSION, Bundle, FileEntry, Manifest, strict_json
+from whisperport.program.masks import MASKED
+from whisperport.program.placement import Placement
+from whisperport.program.signatures import LOGSUMEXP
+from whisperport.program.window import Window
+from whisperport.runtime import load_engine
+from whisperport.targets import RunOptions
+
+from ...embedded import default_bundle
+from ...hostile_bundle import copy_of_shipped, program, read, write
 
 SCALARS = st.one_of(
     st.none(),
@@ -288,3 +302,225 @@ def test_any_value_anywhere_raises_a_bundle_error_or_nothing(
 def test_any_bytes_raise_a_bundle_error(raw: bytes) -> None:
     with pytest.raises(BundleError):
         Manifest.from_bytes(raw)
+
+
+# The window in a bundle's manifest, which is present only if it differs from the checkpoint's.
+
+WINDOW = Window(positions=6, audio_positions=5, context_positions=9, padding="features")
+
+
+def test_a_window_survives_writing_and_reading(manifest: Manifest) -> None:
+    shorter = replace(manifest, window=WINDOW)
+
+    assert Manifest.from_bytes(shorter.to_bytes()) == shorter
+
+
+def test_the_checkpoints_own_window_is_not_written(manifest: Manifest) -> None:
+    assert "window" not in json.loads(manifest.to_bytes())
+    assert Manifest.from_bytes(manifest.to_bytes()).window is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        [],
+        {},
+        {**WINDOW.to_json(), "padding": "mirror"},
+        {**WINDOW.to_json(), "padding": 1},
+        {**WINDOW.to_json(), "padding": "none"},
+        {**WINDOW.to_json(), "context_positions": 5},
+        {**WINDOW.to_json(), "audio_positions": 0},
+        {**WINDOW.to_json(), "positions": -6},
+        {**WINDOW.to_json(), "positions": 6.0},
+        {**WINDOW.to_json(), "seconds": 10},
+        {name: size for name, size in WINDOW.to_json().items() if name != "context_positions"},
+        Window(positions=5, audio_positions=5, context_positions=9, padding="features").to_json(),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_by_name(manifest: Manifest, wrong: Any) -> None:
+    with pytest.raises(BundleError, match="window"):
+        Manifest.from_json({**manifest.to_json(), "window": wrong})
+
+
+# A manifest states the mask of a program if it is not the usual one; other values are rejected.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_of_shipped(tmp_path_factory.mktemp("masks") / "bundle")
+
+
+def with_mask(folder: Path, name: str, mask: Any) -> Bundle:
+    document = read(default_bundle())
+    program(document, name)["placement"]["mask"] = mask
+    write(folder, document)
+    return Bundle.open(folder, check_hashes=False)
+
+
+def test_a_manifest_without_masks_means_the_usual_one() -> None:
+    text = json.dumps(read(default_bundle())["programs"])
+    bundle = Bundle.open(default_bundle(), check_hashes=False)
+
+    assert '"mask":' not in text.replace('"name": "mask"', "")
+    assert {entry.placement.mask for entry in bundle.manifest.programs} == {MASKED}
+
+
+@pytest.mark.parametrize("mask", [-64.0, -64, -16, -29_999.5])
+def test_a_mask_is_read_as_it_was_written(folder: Path, mask: float) -> None:
+    manifest = with_mask(folder, "step", mask).manifest
+
+    assert manifest.program("step").placement.mask == mask
+    assert manifest.program("align").placement.mask == MASKED
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+def test_the_usual_mask_is_not_written(manifest: Manifest) -> None:
+    (entry,) = manifest.programs
+    bounded = replace(entry, placement=Placement("fake", mask=-64.0))
+
+    assert "mask" not in entry.to_json()["placement"]
+    assert bounded.to_json()["placement"]["mask"] == -64.0
+
+
+@pytest.mark.parametrize(
+    "mask", [0, 64, -1, -15.99, -30_001, -1e308, 2**60, "-64", None, True, [-64], {}]
+)
+def test_a_mask_out_of_range_or_of_another_type_is_rejected(folder: Path, mask: Any) -> None:
+    with pytest.raises(BundleError, match=r"placement\.mask"):
+        with_mask(folder, "step", mask)
+
+
+@pytest.mark.parametrize("name", ["encoder", "cross_kv"])
+def test_a_mask_of_a_program_without_one_is_rejected(folder: Path, name: str) -> None:
+    with pytest.raises(BundleError, match="no input `mask`"):
+        with_mask(folder, name, -64.0)
+
+
+# Manifests in which the vocabulary projection is a program of its own, right and wrong.
+
+Document = dict[str, Any]
+HIDDEN = {"name": "hidden", "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def projection_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_of_shipped(tmp_path_factory.mktemp("projection") / "bundle")
+
+
+def opened(projection_folder: Path, *changes: Callable[[Document], object]) -> Bundle:
+    document = read(default_bundle())
+    for change in changes:
+        change(document)
+    write(projection_folder, document)
+    return Bundle.open(projection_folder, check_hashes=False)
+
+
+def hidden(name: str, *shape: int) -> Callable[[Document], object]:
+    """Let a program state that it returns hidden states, and no sum of exp(logit)."""
+
+    def change(document: Document) -> None:
+        spec = program(document, name)["spec"]
+        others = [one for one in spec["outputs"][1:] if one["name"] != LOGSUMEXP]
+        spec["outputs"] = [HIDDEN | {"shape": list(shape)}, *others]
+
+    return change
+
+
+def projection(
+    *sizes: int, name: str = "logits_{}", shape: tuple[int, ...] = (1, 1, 128)
+) -> Callable[[Document], None]:
+    """List a program `vocab_projection` with outputs of these sizes, with another program's files."""
+
+    def change(document: Document) -> None:
+        entry = deepcopy(program(document, "step"))
+        entry["spec"] = {
+            "name": "vocab_projection",
+            "inputs": [HIDDEN | {"shape": list(shape)}],
+            "outputs": [
+                {"name": name.format(i), "shape": [1, 1, size], "dtype": "float32"}
+                for i, size in enumerate(sizes)
+            ],
+        }
+        entry["evidence"] = []
+        document["programs"].append(entry)
+
+    return change
+
+
+def test_hidden_states_and_a_projection_are_accepted(projection_folder: Path) -> None:
+    for listed in (
+        projection(51865, name="logits"),
+        projection(12966, 12966, 12966, 12967),
+        projection(25932, 25933),
+    ):
+        manifest = opened(
+            projection_folder, hidden("step", 1, 1, 128), hidden("prefill_4", 1, 2, 128), listed
+        ).manifest
+
+        assert manifest.program("step").spec.outputs[0].name == "hidden"
+        assert manifest.program("vocab_projection").spec.inputs[0].shape == (1, 1, 128)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        hidden("step", 1, 1, 127),
+        hidden("step", 1, 2, 128),
+        hidden("step", 1, 1, 1, 128),
+        hidden("step", 1, 128),
+        hidden("prefill_64", 1, 1, 128),
+        hidden("align", 1, 128),
+        hidden("encoder", 1, 128),
+        projection(51865),
+        projection(51864, name="logits"),
+        projection(51865, name="logits", shape=(1, 2, 128)),
+        projection(51865, name="logits", shape=(1, 128)),
+        projection(51865, name="logits", shape=()),
+        projection(12967, 12966, 12966, 12966),
+        projection(12966, 12966, 12966, 12966),
+        projection(*[1] * 1025),
+        projection(),
+        lambda document: rank4(document, ("align",)),
+        lambda document: rank4(document, ("step",), by=2),
+        lambda document: program(document, "step")["spec"]["inputs"][1]["shape"].insert(0, 1),
+        lambda document: program(document, "step")["spec"]["inputs"][1]["shape"].insert(0, 2),
+        lambda document: program(document, "cross_kv")["spec"]["outputs"][0]["shape"].insert(0, 1),
+        lambda document: program(document, "cross_kv")["spec"]["outputs"][0]["shape"].append(1),
+    ],
+)
+def test_other_shapes_and_rank_4_in_part_are_rejected(
+    projection_folder: Path, change: Callable[[Document], object]
+) -> None:
+    with pytest.raises(BundleError, match=r"`programs\[\d\]\.spec"):
+        opened(projection_folder, change)
+
+
+def test_hidden_states_that_nothing_reads_are_found_before_audio_is_read(
+    projection_folder: Path,
+) -> None:
+    bundle = opened(projection_folder, hidden("step", 1, 1, 128))
+
+    with pytest.raises(BundleError):
+        load_engine(bundle, RunOptions(threads=1, trust=True))
+
+
+def rank4(document: Document, names: tuple[str, ...], by: int = 1) -> None:
+    """Add leading axes to the mask, the logits and the K/V of programs."""
+    for name in names:
+        spec = program(document, name)["spec"]
+        for tensor in (*spec["inputs"], *spec["outputs"]):
+            if tensor["name"] not in ("x", "pick", "features"):
+                tensor["shape"] = [1] * by + tensor["shape"]
+
+
+@pytest.mark.parametrize(
+    "names", [("cross_kv",), ("step",), ("cross_kv", "prefill_4", "prefill_64", "step")]
+)
+def test_programs_of_rank_4_are_accepted_together_with_others(
+    projection_folder: Path, names: tuple[str, ...]
+) -> None:
+    manifest = opened(projection_folder, lambda document: rank4(document, names)).manifest
+
+    for name in names:
+        assert manifest.program(name).spec.outputs[-1].shape[0] == 1

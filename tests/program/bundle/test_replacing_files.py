@@ -1,18 +1,27 @@
-"""Files that belong together are replaced together, at whatever moment the writer is killed."""
+"""Killed and concurrent writers leave complete files."""
 
+import fcntl
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from whisperport.errors import WhisperportError
-from whisperport.program.bundle import replacing_files
+from whisperport.errors import BundleError, WhisperportError
+from whisperport.program.bundle import Bundle, check_writable, replacing_files, writing_bundle
 from whisperport.program.bundle.replacing_files import put_files_in_place
-from whisperport.program.bundle.staging import Staging, staging
+from whisperport.program.bundle.staging import Staging, clear_leftovers, staging
+from whisperport.system import locking
+
+# Files that belong together are replaced together, at whatever moment the writer is killed.
 
 NAMES = ("p.bin", "p.host.json", "p.onnx")  # the output is the last
 OLD = {"p.bin": "old weights", "p.onnx": "old program"}
@@ -217,3 +226,216 @@ def test_a_list_of_files_that_is_not_ours_moves_and_deletes_nothing(
 
     assert texts(tmp_path) == before
     assert "is damaged" in caplog.text
+
+
+# After SIGKILL at any system call of a writer, the old or the new bundle exists and is complete.
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def kills(
+    outcomes: list[dict[str, Any]], tmp_path: Path, write: Callable[..., Bundle]
+) -> list[dict[str, Any]]:
+    """Return the state after each kill; one process determines it for all tests."""
+    if not outcomes:
+        write(tmp_path / "template", b"old")
+        script = Path(__file__).with_name("killed_writers.py")
+        command = [sys.executable, str(script), str(tmp_path / "template"), str(tmp_path / "out")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        outcomes.extend(json.loads(line) for line in done.stdout.splitlines())
+    return [outcome for outcome in outcomes if outcome["kills"]]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_writers_are_killed_at_all_their_steps(kills: list[dict[str, Any]]) -> None:
+    steps = {outcome["step"] for outcome in kills}
+
+    for name in ("mkdir", "open", "rename", "unlink", "rmdir", "_renameat2"):
+        assert f"before call 1 of {name}" in steps
+        assert f"after call 1 of {name}" in steps
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="renameat2")
+def test_a_bundle_is_there_the_moment_its_writer_is_killed(kills: list[dict[str, Any]]) -> None:
+    found = {outcome["at once"] for outcome in kills if outcome["in one step"]}
+
+    assert found == {"old", "new"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_next_writer_finds_a_bundle_also_where_two_renames_are_needed(
+    kills: list[dict[str, Any]],
+) -> None:
+    assert {outcome["then"] for outcome in kills} == {"old", "new"}
+    assert [o["step"] for o in kills if o["at once"] == "new" and o["then"] != "new"] == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_next_writer_clears_the_leftovers_and_only_those(kills: list[dict[str, Any]]) -> None:
+    assert {tuple(outcome["cleared"]) for outcome in kills} == {("nano", "notes.txt")}
+    kinds = {name.rsplit("-", 1)[0] for outcome in kills for name in outcome["left"]}
+    assert kinds == {
+        *("nano", "notes.txt", ".nano.whisperport"),
+        *(".nano.partial", ".nano.discarded", ".nano.replaced"),
+    }
+
+
+# Several processes and one output: one writes, the others get an error, and readers are not affected.
+
+Write = Callable[..., Bundle]
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Hold a lock as another process or container does: through a separate open file."""
+    with open(lock, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_the_partial_folder_of_a_live_writer_is_never_deleted(tmp_path: Path, write: Write) -> None:
+    """The other process may be invisible, since containers that share a volume do not share process ids."""
+    partial = tmp_path / ".nano.partial-0123456789abcdef"
+    partial.mkdir()
+    (partial / "half").write_text("of a bundle")
+
+    with held(tmp_path / ".nano.whisperport-lock"):
+        with pytest.raises(BundleError, match="another process is writing"):
+            write(tmp_path / "nano")
+        clear_leftovers(tmp_path / "nano")
+
+        assert (partial / "half").exists()
+
+    clear_leftovers(tmp_path / "nano")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_second_writer_is_told_before_and_while_it_starts(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "nano", b"old")
+
+    with writing_bundle(tmp_path / "nano") as writer:
+        partial = writer.folder
+        for attempt in (check_writable, lambda out: writing_bundle(out).__enter__()):
+            with pytest.raises(BundleError, match="another process is writing") as refused:
+                attempt(tmp_path / "nano")
+        with pytest.raises(BundleError, match="another"), staging(tmp_path / "nano"):
+            pytest.fail("two have the lock")
+        assert partial.exists()
+        assert "wait until it ends" in refused.value.hint
+        for file in Bundle.open(tmp_path / "nano").manifest.files:
+            (writer.folder / file).parent.mkdir(exist_ok=True)
+            (writer.folder / file).write_bytes((tmp_path / "nano" / file).read_bytes())
+        writer.commit(Bundle.open(tmp_path / "nano").manifest)
+
+    check_writable(tmp_path / "nano")
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_of_writers_at_the_same_time_each_writes_or_is_told(tmp_path: Path, write: Write) -> None:
+    """Each thread holds its own lock, as processes do."""
+    outcomes: list[str] = []
+    start = threading.Barrier(6)
+
+    def compete(number: int) -> None:
+        start.wait()
+        try:
+            write(tmp_path / "nano", str(number).encode())
+            outcomes.append("written")
+        except BundleError as error:
+            outcomes.append(error.what)
+        except BaseException as error:
+            outcomes.append(repr(error))
+
+    threads = [threading.Thread(target=compete, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    told = f"another process is writing {tmp_path / 'nano'}"
+    assert set(outcomes) <= {"written", told}
+    assert "written" in outcomes
+    assert len(outcomes) == 6
+    assert Bundle.open(tmp_path / "nano")
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+WRITER = """
+import itertools, sys
+from pathlib import Path
+from whisperport.program.bundle import Bundle, writing_bundle
+
+out = Path(sys.argv[1])
+old = Bundle.open(out)
+contents = {name: old.path(name).read_bytes() for name in old.manifest.files}
+for number in itertools.count():
+    with writing_bundle(out) as writer:
+        for name, raw in contents.items():
+            (writer.folder / name).parent.mkdir(exist_ok=True)
+            (writer.folder / name).write_bytes(str(number).encode() if name.endswith(".bin") else raw)
+        writer.commit(old.manifest)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="renameat2")
+def test_readers_find_a_bundle_at_every_moment_of_many_replacements(
+    tmp_path: Path, write: Write
+) -> None:
+    out = tmp_path / "nano"
+    write(out)
+    seen: set[str] = set()
+    reads = 0
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(out)]) as writer:
+        try:
+            while len(seen) < 30:
+                assert writer.poll() is None
+                reads += 1
+                folder = os.open(out, os.O_RDONLY)  # never missing
+                try:
+                    manifest, program = _read(folder, "manifest.json"), _read_program(folder)
+                finally:
+                    os.close(folder)
+                if manifest is None:
+                    continue  # an old one, which is being deleted
+                entry = json.loads(manifest)["files"]["programs/encoder.bin"]
+                if program is not None:
+                    assert hashlib.sha256(program).hexdigest() == entry["sha256"]
+                seen.add(entry["sha256"])
+        finally:
+            writer.kill()
+
+    assert reads >= 30
+
+
+def _read_program(folder: int) -> bytes | None:
+    return _read(folder, "programs/encoder.bin")
+
+
+def _read(folder: int, name: str) -> bytes | None:
+    try:
+        descriptor = os.open(name, os.O_RDONLY, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def test_where_there_are_no_locks_writers_leave_each_others_folders_alone(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / ".nano.partial-0123456789abcdef"
+    partial.mkdir()
+
+    def take(file: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(locking, "_try_flock", take)
+    write(tmp_path / "nano", b"new")
+
+    assert Bundle.open(tmp_path / "nano")
+    assert sorted(os.listdir(tmp_path)) == [partial.name, "nano"]

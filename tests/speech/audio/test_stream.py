@@ -1,7 +1,10 @@
-"""Audio is read in order, in bounded memory."""
+"""Audio and spectrograms in pieces: the same numbers as in one piece, in bounded memory."""
 
+import io
 import tracemalloc
+import wave
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from whisperport.speech.audio import SAMPLE_RATE, AudioStream
+from whisperport.errors import AudioError
+from whisperport.speech.audio import (
+    SAMPLE_RATE,
+    AudioStream,
+    MelWindows,
+    PcmStream,
+    load_audio,
+    log_mel,
+    mel_windows,
+)
 from whisperport.speech.audio import stream as stream_module
 from whisperport.speech.audio.pcm import MIN_SAMPLES
+from whisperport.speech.audio.pcm_stream import PCM_OF_BYTES
 from whisperport.speech.audio.stream import PIECE
 
 from .conftest import WriteAudio, tone
+
+# Audio is read in order, in bounded memory.
 
 SOUND = tone(SAMPLE_RATE, 4.0)
 SECOND = tone(SAMPLE_RATE, 1.0)
@@ -149,3 +164,127 @@ def test_little_of_a_long_array_is_copied() -> None:
     for position in range(0, 20 * PIECE, PIECE // 3):
         stream.read(position, PIECE // 3)
         assert stream.n_decoded - position <= PIECE + PIECE // 3
+
+
+# Samples that arrive in pieces of any length become those of an audio file with the same bytes.
+
+
+def pcm_tone(rate: int, width: int, channels: int, seconds: float = 0.7) -> bytes:
+    """Bytes of noise and a tone, as in a wav file."""
+    random = np.random.default_rng(width)
+    n = round(rate * seconds)
+    samples = 0.5 * np.sin(np.arange(n) / 9)[:, None] + 0.1 * random.standard_normal((n, channels))
+    if width == 1:
+        return (samples * 127 + 128).astype(np.uint8).tobytes()
+    full = (samples * 2.0**31).clip(-(2**31), 2**31 - 1).astype("<i4")
+    return full.view(np.uint8).reshape(-1, 4)[:, 4 - width :].tobytes()
+
+
+def wav_file(data: bytes, rate: int, width: int, channels: int) -> io.BytesIO:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(channels)
+        writer.setsampwidth(width)
+        writer.setframerate(rate)
+        writer.writeframes(data)
+    file.seek(0)
+    return file
+
+
+def streamed(stream: PcmStream, data: bytes, size: int) -> np.ndarray:
+    pieces = [stream.push(data[at : at + size]) for at in range(0, len(data), size)]
+    return np.concatenate([*pieces, stream.end()]) / np.float32(32768)
+
+
+@pytest.mark.parametrize(
+    ("rate", "width", "channels"),
+    [(48_000, 2, 2), (8_000, 1, 1), (16_000, 2, 1), (24_000, 2, 1), (44_100, 3, 2), (22_050, 4, 6)],
+)
+@pytest.mark.parametrize("size", [997, 10**6])
+def test_a_stream_equals_the_wav_file_exactly(
+    rate: int, width: int, channels: int, size: int
+) -> None:
+    data = pcm_tone(rate, width, channels)
+    expected = load_audio(wav_file(data, rate, width, channels))
+
+    found = streamed(PcmStream(PCM_OF_BYTES[width], rate, channels), data, size)
+
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("codec", ["pcm_mulaw", "pcm_alaw"])
+def test_telephone_samples_are_expanded_and_resampled(codec: str) -> None:
+    loud, quiet = (b"\x80", b"\xff") if codec == "pcm_mulaw" else (b"\xaa", b"\xd5")
+
+    found = [streamed(PcmStream(codec, 8_000), one * 800, 33) for one in (loud, quiet)]
+
+    assert [one.size for one in found] == [1600, 1600]
+    assert found[0][800] == pytest.approx(0.98, abs=0.02)
+    assert abs(found[1][800]) < 0.001
+
+
+def test_half_a_sample_at_the_end_is_dropped() -> None:
+    stream = PcmStream("pcm_s16le", 16_000)
+
+    assert stream.push(b"\x00\x40\x01").tolist() == [0x4000]
+    assert stream.push(b"").tolist() == []
+    assert stream.end().tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels"), [(0, 1), (999, 1), (10**9, 1), (8_000, 0), (8_000, 9)]
+)
+def test_impossible_forms_are_rejected(rate: int, channels: int) -> None:
+    with pytest.raises(AudioError):
+        PcmStream("pcm_s16le", rate, channels)
+
+
+# Windows of a spectrogram are parts of the spectrogram of the complete file, whether it is kept or not.
+
+WINDOW = 3000
+RATE = 16_000
+
+
+@pytest.mark.parametrize("kept", [0, mel_windows.LARGEST_KEPT])
+@pytest.mark.parametrize(
+    "n_samples", [160, 201, 30 * RATE - 1, 30 * RATE, 30 * RATE + 200, 62 * RATE + 37]
+)
+def test_every_frame_is_that_of_the_complete_file_and_silence(n_samples: int, kept: int) -> None:
+    noise = np.random.default_rng(n_samples).uniform(-0.5, 0.5, n_samples).astype(np.float32)
+    complete = log_mel(np.pad(noise, (0, 2 * WINDOW * 160)), 80)
+    windows, n_audio = MelWindows(noise, 80, WINDOW, largest_kept=kept), n_samples // 160
+    # At the end of the audio, the frames around it contain some of its samples.
+    for start in sorted({0, 137, WINDOW - 1, WINDOW, n_audio - 1, n_audio, n_audio + 2}):
+        if start <= n_audio + 2:
+            found, with_audio = windows.window(start)
+            # Rounding of float32: a product of matrices depends on the place of a frame in it.
+            np.testing.assert_allclose(found, complete[:, start : start + WINDOW], atol=1e-6)
+            assert with_audio == min(max(n_audio - start, 0), WINDOW)
+    assert windows.duration_s == n_samples / RATE
+
+
+def test_a_short_file_is_read_once_and_a_long_one_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[AudioStream] = []
+
+    class Counted(AudioStream):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            opened.append(self)
+            super().__init__(*given, **named)
+
+    monkeypatch.setattr(mel_windows, "AudioStream", Counted)
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 40 * RATE).astype(np.float32)
+    MelWindows(noise, 80, WINDOW).window(0)
+    assert len(opened) == 1
+    MelWindows(noise, 80, WINDOW, largest_kept=4 * 80 * 3999).window(0)
+    assert len(opened) == 3
+
+
+def test_frames_have_the_same_bits_whether_they_are_kept_or_not() -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 100 * RATE).astype(np.float32)
+    kept, computed = (MelWindows(noise, 80, WINDOW, largest_kept=n) for n in (2**30, 0))
+
+    for start, n_frames in ((0, WINDOW), (137, 500), (2900, WINDOW), (8000, WINDOW), (9999, 200)):
+        found, n_audio = computed.window(start, n_frames)
+        expected, n_expected = kept.window(start, n_frames)
+        assert n_audio == n_expected
+        assert found.tobytes() == expected.tobytes()

@@ -1,6 +1,7 @@
-"""Transcript files, byte for byte against openai-whisper's writers."""
+"""Transcript files and subtitles."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import av
@@ -9,10 +10,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import UsageError
-from whisperport.speech.text import WRITERS, Segment, Word, format_time, write_as
+from whisperport.speech.text import WRITERS, Segment, SubtitleOptions, Word, format_time, write_as
 from whisperport.system.printable import is_printable
 
+from ...extent import core_or_all
 from .openai_writers import as_openai, written_by_openai
+
+# Transcript files, byte for byte against openai-whisper's writers.
 
 SEGMENTS = [
     Segment(0.0, 2.5, " Hello, world.", (50364, 2425, 50489), -0.25, 0.01, 0.2, 1.1, 0),
@@ -135,3 +139,182 @@ def test_json_holds_words_as_openai_whisper_names_them() -> None:
         {"word": " Good", "start": 0.5, "end": 0.7, "probability": 0.99},
         {"word": " evening.", "start": 0.7, "end": 1.25, "probability": 0.5},
     ]
+
+
+# Subtitles by the words, byte for byte against openai-whisper's writers.
+
+
+def segment(*words: str, start: float = 0.0, each: float = 0.4, gap: float = 0.1) -> Segment:
+    """One that says `words`, `gap` seconds apart."""
+    step = each + gap
+    timed = tuple(
+        Word(word, round(start + i * step, 2), round(start + i * step + each, 2), 0.9)
+        for i, word in enumerate(words)
+    )
+    end = timed[-1].end if timed else start
+    return Segment(start, end, "".join(words), words=timed)
+
+
+ENGLISH = [
+    segment(" Turn", " right", " at", " the", " station,", " then", " go", " right."),
+    segment(" Lock", " the", " door.", start=4.0),
+    segment(
+        " My", " number", " is", " nine", " seven", " five.", start=12.0
+    ),  # a long pause before
+]
+WITHOUT_WORDS = Segment(0.5, 0.5, "", words=())
+CLIPS = {
+    "english": ENGLISH,
+    "a gap within a segment": [segment(" one", " two", " three", gap=3.5)],
+    "chinese, without spaces": [segment(*"请在车站右转,然后再右转。"), segment(*"锁门", start=9)],
+    "arabic, right to left": [segment(" استدر", " يمينا", " عند", " المحطة\u200f.")],
+    "hebrew and english": [segment(" פנה", " right", " בתחנה", " (station)", ".")],
+    "a word longer than the line": [segment(" a", " Donaudampfschifffahrtsgesellschaft", " b")],
+    "spaces inside, before and after": [segment("  two ", "  three ", " a b", " ", "", "c ")],
+    "a short arrow and tags": [segment(" ->", " <u>x</u>", " &", r" \1")],
+    "marks on their own": [segment(" e\u0301", "\u0301", " 👩\u200d🚒", " \u00a0", "\u3000x")],
+    "no words at all": [WITHOUT_WORDS],
+    "none at the beginning": [WITHOUT_WORDS, *ENGLISH],
+    "none in the middle": [ENGLISH[0], WITHOUT_WORDS, ENGLISH[1]],
+    "nothing": [],
+}
+OPTIONS = {
+    "as it is": SubtitleOptions(),
+    "highlighted": SubtitleOptions(highlight_words=True),
+    "narrow": SubtitleOptions(max_line_width=12),
+    "two words": SubtitleOptions(max_words_per_line=2),
+    "a count alone": SubtitleOptions(max_line_count=1),
+    "narrow, two lines": SubtitleOptions(max_line_width=12, max_line_count=2),
+    "narrow, two lines, highlighted": SubtitleOptions(
+        max_line_width=12, max_line_count=2, highlight_words=True
+    ),
+    "all": SubtitleOptions(
+        max_line_width=9, max_line_count=1, max_words_per_line=3, highlight_words=True
+    ),
+}
+
+
+# openai-whisper's SubRip of no speech is an empty file, which FFmpeg rejects.
+NOTHING = "1\n00:00:00,000 --> 00:00:00,001\n\n\n"
+
+
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("segments", CLIPS.values(), ids=CLIPS)
+def test_subtitles_are_openais(
+    form: str, options: SubtitleOptions, segments: list[Segment]
+) -> None:
+    expected = written_by_openai(form, segments, options=options)
+
+    assert write_as(form, segments, options=options) == (expected or NOTHING)
+
+
+CUE_TIMES = st.floats(0, 20) | st.sampled_from([0.0, 0.0005, 2.9995, 59.9996, 3599.9999, 1e5])
+# Without control characters and arrows: there openai-whisper's subtitles can be forged, and ours differ.
+ORDINARY = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]).filter(is_printable)
+TEXTS = st.text(' ab,-<u中ا\u200f\u0301"', max_size=8) | st.text(ORDINARY, max_size=4)
+WORDS = st.builds(Word, TEXTS, CUE_TIMES, CUE_TIMES, st.just(0.5))
+LIMITS = st.none() | st.integers(1, 12)
+CUES = st.builds(Segment, CUE_TIMES, CUE_TIMES, TEXTS, words=st.lists(WORDS, max_size=6).map(tuple))
+
+
+@given(
+    form=st.sampled_from(["srt", "vtt"]),
+    segments=st.lists(CUES, max_size=4),
+    options=st.builds(
+        SubtitleOptions,
+        highlight_words=st.booleans(),
+        max_line_width=LIMITS,
+        max_line_count=LIMITS,
+        max_words_per_line=LIMITS,
+    ),
+)
+@example(  # more words in a segment than the original's own limit
+    form="srt",
+    segments=[segment(*(" a" for _ in range(1001)), gap=0)],
+    options=SubtitleOptions(max_line_width=3000),
+)
+@settings(max_examples=core_or_all(150, 500))
+def test_any_words_are_cut_as_by_openai(
+    form: str, segments: list[Segment], options: SubtitleOptions
+) -> None:
+    expected = written_by_openai(form, segments, options=options)
+    assume(expected.count("-->") == expected.count(" --> "))
+
+    assert write_as(form, segments, options=options) == (expected or NOTHING)
+
+
+FORGED = "00:00:09.000 --> 00:00:10.000"
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_words_cannot_forge_a_subtitle(form: str, options: SubtitleOptions) -> None:
+    # given: a subtitle of its own, in words; the arrow in one word, and in pieces
+    words = (" a\n\n", "2\n", FORGED, "\nforged\r\n\x1b[2J", " 00:09.000 --", "->", " 00:10.000")
+
+    written = write_as(form, [segment(*words)], options=options)
+
+    times = [line for line in written.split("\n") if "-->" in line]
+    n_subtitles = len(written.split("\n\n")) - (2 if form == "vtt" else 1)
+    assert len(times) == n_subtitles
+    assert all(line.startswith("00:0") and "09.000 -->" not in line for line in times)
+    assert "\x1b" not in written
+    assert "\r" not in written
+
+
+def shown(segments: Sequence[Segment], options: SubtitleOptions) -> list[str]:
+    """The text of each subtitle."""
+    blocks = write_as("srt", segments, options=options).split("\n\n")
+    return [block.split("\n", 2)[2] for block in blocks if block]
+
+
+def test_lines_run_on_over_segments_until_a_pause() -> None:
+    texts = shown(ENGLISH, SubtitleOptions(max_line_width=20, max_line_count=2))
+
+    assert texts == [
+        "Turn right at the\nstation, then go",
+        "right. Lock the\ndoor.",
+        "My number is nine\nseven five.",
+    ]
+
+
+def test_each_word_is_underlined_while_it_is_spoken() -> None:
+    texts = shown(ENGLISH[1:2], SubtitleOptions(highlight_words=True))
+
+    assert texts == [
+        "<u>Lock</u> the door.",
+        "Lock the door.",
+        "Lock <u>the</u> door.",
+        "Lock the door.",
+        "Lock the <u>door.</u>",
+    ]
+
+
+def test_a_segment_cleared_for_it_had_no_text_does_not_hide_those_without_words() -> None:
+    spoken = Segment(1.0, 2.0, " hello")
+
+    written = write_as("srt", [WITHOUT_WORDS, spoken])  # where openai-whisper fails, KeyError
+
+    assert "hello" in written
+
+
+@pytest.mark.parametrize("options", list(OPTIONS.values())[1:], ids=list(OPTIONS)[1:])
+def test_segments_without_word_timestamps_are_rejected(options: SubtitleOptions) -> None:
+    with pytest.raises(UsageError) as caught:
+        write_as("vtt", [Segment(0.0, 1.0, " hello")], options=options)
+
+    assert caught.value.why == "the segments have no word timestamps"
+
+
+@pytest.mark.parametrize("form", ["txt", "tsv", "json"])
+def test_forms_that_are_no_subtitles_reject_the_options(form: str) -> None:
+    with pytest.raises(UsageError, match=f"`max_line_width` is for subtitles, not for {form}"):
+        write_as(form, ENGLISH, options=SubtitleOptions(max_line_width=20))
+
+
+@pytest.mark.parametrize("name", ["max_line_width", "max_line_count", "max_words_per_line"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_limit_below_one_is_rejected(name: str, value: int) -> None:
+    with pytest.raises(UsageError, match=f"`{name}` is {value}"):
+        SubtitleOptions(**{name: value})

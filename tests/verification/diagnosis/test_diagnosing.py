@@ -1,5 +1,6 @@
 """What `diagnose` says about right files and about files with known mistakes."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from whisperport.speech.audio import log_mel
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.verification.diagnosis.expected import Expected, ExpectedTensor, Quantization
+from whisperport.verification.diagnosis.matching import NamedValue, aligned, error_of, matched
 from whisperport.verification.diagnosis.verdict import verdict_of
 from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
 from whisperport.verification.tolerances import GATES
@@ -21,6 +23,8 @@ from whisperport.verification.tolerances import GATES
 from ...extent import core_or_all
 from ...micro import DIMS
 from .corruptions import CHANNELS, FRAMES, ONE, TWO, expected, features, floats, noisy, stored
+
+# What `diagnose` says about right files and about files with known mistakes.
 
 
 def file_of(folder: Path, values: Any) -> Path:
@@ -299,3 +303,74 @@ def test_every_mistake_makes_another_input_of_the_right_shape() -> None:
     assert len(wrong) > 20
     assert all(mel.shape == right.shape for mel in wrong)
     assert not any(np.array_equal(mel, right) for mel in wrong)
+
+
+# Values of two programs are matched by names, modules, order and similarity.
+
+RANDOM = np.random.default_rng(0)
+
+
+def values(count, shape=(1, 6, 8)):
+    return [RANDOM.standard_normal(shape).astype(np.float32) for _ in range(count)]
+
+
+def test_values_without_a_common_name_are_matched_by_similarity():
+    arrays = values(5)
+    a = [NamedValue(f"a{n}", one) for n, one in enumerate(arrays)]
+    b = [NamedValue(f"b{n}", one + 1e-6) for n, one in enumerate(arrays)]
+    b.insert(2, NamedValue("extra", values(1)[0]))
+
+    assert matched(a, b) == [(0, 0), (1, 1), (2, 3), (3, 4), (4, 5)]
+
+
+def test_values_in_another_layout_are_matched_and_aligned():
+    (array,) = values(1, (1, 3, 4, 5))
+    turned = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+
+    assert matched([NamedValue("a", array)], [NamedValue("b", turned)]) == [(0, 0)]
+    found = aligned(array, turned, layouts=True)
+    assert found is not None
+    assert error_of(array, found) == 0
+
+
+def test_a_value_that_diverges_is_matched_by_its_name():
+    first, second, wrong = values(3)
+    a = [NamedValue("x", first, "linear", "fc1"), NamedValue("y", second, "linear", "fc2")]
+    b = [NamedValue("x", first, "linear", "fc1"), NamedValue("y", 9 * wrong, "linear", "fc2")]
+
+    assert matched(a, b) == [(0, 0), (1, 1)]
+
+
+def test_values_in_another_order_are_matched_too():
+    arrays = values(4)
+    a = [NamedValue(f"a{n}", one) for n, one in enumerate(arrays)]
+    b = [NamedValue(f"b{n}", arrays[n]) for n in (1, 0, 2, 3)]
+
+    assert matched(a, b) == [(0, 1), (1, 0), (2, 2), (3, 3)]
+
+
+def test_axes_of_one_shape_are_exchanged_only_between_layouts():
+    (array,) = values(1, (1, 4, 4))
+    turned = array.transpose(0, 2, 1)
+
+    assert error_of(array, aligned(array, turned, layouts=False)) > 0.1
+    assert error_of(array, aligned(array, turned, layouts=True)) == 0
+    assert aligned(array, values(1, (1, 5, 4))[0], layouts=True) is None
+
+
+def test_infinities_of_masks_are_equal_and_a_nan_is_not():
+    x = np.array([1, 2, -np.inf], np.float32)
+
+    assert error_of(x, x.copy()) == 0
+    assert error_of(x, np.array([1, 2, 3], np.float32)) == math.inf
+    assert error_of(x[:2], np.array([1, np.nan], np.float32)) == math.inf
+
+
+def test_the_largest_number_of_a_mask_hides_no_error():
+    lowest = np.finfo(np.float32).min
+    x = np.array([1, 2, lowest], np.float32)
+
+    assert error_of(x, np.array([1, 3, lowest], np.float32)) == pytest.approx(1 / 5**0.5)
+    assert error_of(x, np.array([1, 2, -np.inf], np.float32)) == 0
+    assert error_of(x, np.array([1, 2, np.inf], np.float32)) == math.inf
+    assert error_of(x, np.array([1, lowest, 3], np.float32)) == math.inf

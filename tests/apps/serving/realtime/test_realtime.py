@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,16 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from whisperport.speech.audio import load_audio
-from whisperport.targets import RunOptions
-from whisperport.transcription import Transcriber
-from whisperport.verification.clips import shipped_audio
-
-from ....embedded import default_bundle
-
-pytest.importorskip("starlette")
-
 import uvicorn
 from httpx import AsyncClient
 from starlette.testclient import TestClient
@@ -36,6 +27,16 @@ from whisperport.apps.serving.realtime.sessions import Sessions
 from whisperport.apps.serving.realtime.settings import TENTATIVE
 from whisperport.apps.serving.server import MAX_MESSAGE
 from whisperport.apps.serving.service import Service
+from whisperport.speech.audio import load_audio
+from whisperport.targets import RunOptions
+from whisperport.transcription import Transcriber
+from whisperport.verification.clips import shipped_audio
+
+pytest.importorskip("starlette")
+from ....embedded import default_bundle
+from ....extent import core_or_all
+
+# Realtime sessions over a WebSocket: OpenAI's events, resuming, limits and hostile clients.
 
 TIMEOUT_S = 60
 RATE = 16_000
@@ -504,3 +505,84 @@ def test_a_server_that_ends_sends_the_last_transcripts(transcriber: Transcriber)
                     pass
 
     run(test)
+
+
+# Thousands of damaged messages: a realtime session answers each, and goes on.
+
+MESSAGES = core_or_all(300, 10_000)
+STRANGE: list[Any] = [
+    None,
+    -1,
+    0,
+    1e308,
+    2**70,
+    "",
+    "x" * 300,
+    "\ud800",
+    -0.0,
+    10**399,
+    float("nan"),
+    float("-inf"),
+    [],
+    {},
+    True,
+    "server_vad",
+    "audio/pcma",
+]
+
+VALID: list[dict[str, Any]] = [
+    {"type": "input_audio_buffer.append", "event_id": "a", "audio": "AAAA" * 500},
+    {"type": "input_audio_buffer.commit"},
+    {"type": "input_audio_buffer.clear"},
+    {
+        "type": "session.update",
+        "session": {
+            "type": "transcription",
+            "audio": {
+                "input": {
+                    "format": {"type": "audio/pcm", "rate": 24_000},
+                    "noise_reduction": None,
+                    "transcription": {"model": "whisper-1", "language": "en", "keywords": ["a"]},
+                    "turn_detection": {"type": "server_vad", "threshold": 0.5},
+                }
+            },
+            "include": [],
+        },
+    },
+]
+
+
+def mutated(value: Any, random_: random.Random) -> Any:
+    """The same with a member replaced, somewhere."""
+    if isinstance(value, dict) and value and random_.random() < 0.9:
+        name = random_.choice(list(value))
+        return {**value, name: mutated(value[name], random_)}
+    return random_.choice(STRANGE)
+
+
+def damaged(text: str, random_: random.Random) -> str | bytes:
+    at = random_.randrange(len(text))
+    return random_.choice(
+        [text, text, text[:at], text[:at] + "\x00" + text[at:], text.encode()[at:]]
+    )
+
+
+def test_a_damaged_message_harms_nobody(transcriber: Transcriber) -> None:
+    random_ = random.Random(1)
+
+    async def test() -> None:
+        async with served(transcriber) as server, server.client() as client:
+            for number in range(MESSAGES):
+                event = random_.choice(VALID)
+                if random_.random() < 0.7:
+                    event = mutated(event, random_)
+                await client.socket.send(damaged(json.dumps(event), random_))
+                if number % 100 == 99:
+                    await client.send("bogus", event_id=str(number))
+                    while True:
+                        error = (await client.event()).get("error") or {}
+                        assert error.get("code") != "internal"
+                        if error.get("event_id") == str(number):
+                            break
+
+    run(test, 600)

@@ -1,4 +1,4 @@
-"""`fold-axes`: no tensor of more axes than there may be, the same numbers, and a reason where it cannot."""
+"""Rewrites that remove or fold nodes, and convolutions over one axis."""
 
 import math
 from typing import Any
@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from whisperport.model.rewrites import fold_constants
 from whisperport.model.trace.program import Program
 from whisperport.model.trace.trial import eager_outputs, random_inputs
 
 from ...extent import core_or_all
 from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
 from .third_party import FusedAttention
+
+# `fold-axes`: no tensor of more axes than there may be, the same numbers, and a reason where it cannot.
 
 
 class Does(nn.Module):
@@ -167,3 +170,172 @@ def test_tensors_of_four_axes_do_not_change() -> None:
 
     assert after is before
     assert not outcome.rejected
+
+
+# What is computed ahead, and what must not be.
+
+FOLD_CONSTANTS = "fold-constants"
+
+
+class Positions(nn.Module):
+    """A mask and rows of a table, both of static shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[1])
+        mask = torch.where(rows[:, None] >= rows, 0.0, -1e4)
+        return mask @ (x + self.table(rows))
+
+
+def test_masks_and_positions_become_buffers(run: Any) -> None:
+    before, after, outcome = rewritten(FOLD_CONSTANTS, Positions(), torch.zeros(1, 5, 8))
+
+    assert len(outcome.changed) == 2
+    assert operators(after) == ["aten.add.Tensor", "aten.matmul.default"]
+    assert torch.equal(run(after)[0], run(before)[0])
+    assert sum(t.numel() for t in after.exported.state_dict.values()) == 5 * 8 + 5 * 5
+
+
+def test_a_transposed_weight_is_not_stored_twice() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(40, 8)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.table(tokens) @ self.table.weight.t()
+
+    before, after, outcome = rewritten(FOLD_CONSTANTS, Tied(), torch.zeros(1, 5, dtype=torch.int64))
+
+    assert after is before
+    assert "transposed" in reasons(outcome)
+
+
+def test_a_weight_in_another_shape_keeps_its_memory() -> None:
+    class Raised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.weight[None, None]
+
+    before, after, outcome = rewritten(FOLD_CONSTANTS, Raised(), torch.zeros(1, 2, 6, 4))
+    (kept,), (weight,) = after.exported.state_dict.values(), before.exported.state_dict.values()
+
+    assert len(outcome.changed) == 1
+    assert kept.data_ptr() == weight.data_ptr()
+
+
+def test_random_numbers_and_state_are_not_folded() -> None:
+    class Alive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.add_(1)
+            return x + torch.rand(3) + self.count * 2
+
+    before, after, outcome = rewritten(FOLD_CONSTANTS, Alive(), torch.zeros(3))
+
+    assert after is before
+    assert outcome.changed == ()
+
+
+def test_what_is_large_is_declined_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold_constants, "MAX_BYTES", 99)
+
+    _, _, outcome = rewritten(FOLD_CONSTANTS, Positions(), torch.zeros(1, 5, 8))
+
+    assert "the constant has 100 bytes; the limit is 99, which this rewrite sets" in reasons(
+        outcome
+    )
+
+
+# What is taken out, and what only looks as if it did nothing.
+
+DROP_NO_OPS = "drop-no-ops"
+
+
+class Idle(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(x.to(torch.float32), 0.5, training=False)
+        return torch.relu((x * 1.0).reshape(2, 3).expand(2, 3) / 1)
+
+
+def test_all_that_does_nothing_goes() -> None:
+    _, after, outcome = rewritten(DROP_NO_OPS, Idle(), torch.zeros(2, 3))
+
+    assert operators(after) == ["aten.relu.default"]
+    assert outcome.rejected == ()
+
+
+class Busy(nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        copied = x.to(torch.float32, copy=True)
+        return copied.double() + (x * 2.0).reshape(3, 2).expand(4, 3, 2) + n / 1
+
+
+def test_what_changes_type_shape_or_value_stays() -> None:
+    before, after, outcome = rewritten(
+        DROP_NO_OPS, Busy(), torch.zeros(2, 3)[0:2].reshape(3, 2), torch.ones(1, dtype=torch.int64)
+    )
+
+    kept = set(operators(before)) - {"aten._assert_tensor_metadata.default"}
+    assert {"aten.mul.Tensor", "aten.div.Tensor", "aten.expand.default", "aten.to.dtype"} <= kept
+    assert operators(after).count("aten.to.dtype") == operators(before).count("aten.to.dtype")
+    assert outcome.rejected == ()
+
+
+def test_a_dropout_for_training_is_declined() -> None:
+    class Training(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x, 0.5, training=True)
+
+    before, after, outcome = rewritten(DROP_NO_OPS, Training(), torch.zeros(2, 3))
+
+    assert after is before
+    assert "exported for training" in outcome.rejected[0].reason
+
+
+# Convolutions as Whisper has them, and others.
+
+CONV1D_BY_CONV2D = "conv1d-by-conv2d"
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv1d(6, 4, 3, padding=1),
+        nn.Conv1d(6, 4, 3, stride=2, padding=1, bias=False),
+        nn.Conv1d(6, 4, 5, dilation=2, groups=2),
+    ],
+    ids=["first", "second", "grouped and dilated"],
+)
+def test_a_convolution_of_rank_3_is_one_of_rank_4(
+    convolution: nn.Module, run: Any, largest_error: Any
+) -> None:
+    before, after, outcome = rewritten(CONV1D_BY_CONV2D, convolution, torch.zeros(2, 6, 20))
+
+    assert len(outcome.changed) == 1
+    assert "aten.conv1d.default" not in operators(after)
+    assert largest_error(run(after), run(before)) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("convolution", "reason"),
+    [
+        (nn.Conv1d(6, 4, 3, padding="same"), "the padding is 'same'"),
+        (nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv2d(6, 4, 1)), ""),
+    ],
+)
+def test_others_are_left(convolution: nn.Module, reason: str) -> None:
+    before, after, outcome = rewritten(CONV1D_BY_CONV2D, convolution, torch.zeros(2, 6, 20))
+
+    assert after is before
+    assert reason in reasons(outcome)
+    assert bool(outcome.rejected) == bool(reason)
