@@ -13,11 +13,9 @@ from whisperport.model.network.whisper import Whisper
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.program_kind import PREFILL, STEP
 from whisperport.program.runner import Array, Runner
-from whisperport.program.spec import ProgramSpec
 from whisperport.targets.cpu import onnxruntime
 from whisperport.targets.onnx.any_tokens import same_but_for_tokens
 from whisperport.targets.onnx.runner import OnnxRunner
-from whisperport.targets.onnx.short_caches import cache_axes
 
 from .lowered_w8 import Lowered, loaded, lowered_w8
 
@@ -38,16 +36,16 @@ def sessions(runners: dict[str, Runner], names: Sequence[str]) -> set[int]:
     return {id(one._session) for one in found if isinstance(one, OnnxRunner)}
 
 
-def feed(spec: ProgramSpec, cached: int | None = None) -> dict[str, Array]:
+def feed(runner: Runner, cached: int | None = None) -> dict[str, Array]:
     """Return inputs with room for `cached` tokens in the caches; None: for all."""
     random = np.random.default_rng(0)
-    room = next(one.shape[2] for one in spec.inputs if one.name.startswith("self_k_"))
+    room = next(one.shape[2] for one in runner.spec.inputs if one.name.startswith("self_k_"))
     missing = room - (room if cached is None else cached)
     found = {}
-    for one in spec.inputs:
+    for one in runner.spec.inputs:
         shape = list(one.shape)
-        if one.name in (axes := cache_axes([one.name])):
-            shape[axes[one.name]] -= missing
+        if one.name in runner.cache_axes:
+            shape[runner.cache_axes[one.name]] -= missing
         found[one.name] = random.standard_normal(shape).astype(one.dtype)
     return found
 
@@ -64,7 +62,7 @@ def test_one_session_computes_what_three_do(
     assert len(sessions(alone, JOINED)) == 3
 
     for name in JOINED:
-        inputs = feed(joined[name].spec, cached)
+        inputs = feed(joined[name], cached)
         found, expected = joined[name].run(inputs), alone[name].run(inputs)
         if bound:
             found = bound_run(joined[name], inputs)
@@ -82,7 +80,7 @@ def test_one_session_computes_what_three_do(
 def bound_run(runner: Runner, inputs: dict[str, Array]) -> dict[str, Array]:
     """Run twice with bound caches: the second run wraps their memory."""
     binding = runner.binding()
-    caches = {name for name in cache_axes(inputs) if name != "mask"}
+    caches = {name for name in runner.cache_axes if name != "mask"}
     for name in caches:
         binding.bind(name, inputs[name])
     rest = {name: inputs[name] for name in inputs if name not in caches}

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError
+from whisperport.model.trace.onnx_cache_length import free_cache_length
 from whisperport.model.trace.onnx_eight_bits import TRANSLATIONS, store_in_8_bits
 from whisperport.model.trace.onnx_opset import NEWEST, OLDEST, downgrade
 from whisperport.model.trace.program import Program
@@ -67,6 +68,7 @@ def write_onnx(
     *,
     opset: int = OPSET,
     in_8_bits: bool = False,
+    to_quantize: bool = False,
 ) -> int:
     """Write one program as an ONNX file.
 
@@ -75,6 +77,7 @@ def write_onnx(
         weights: file for the program's weights.
         opset: 13 to 20.
         in_8_bits: whether to store the weights of matrix multiplications in 8 bits, for ONNX Runtime.
+        to_quantize: whether the file is for a quantizer, which writes sizes of its own into the graph.
 
     Returns:
         The number of nodes.
@@ -87,6 +90,8 @@ def write_onnx(
     _transpose_weights(model.graph)
     if in_8_bits:
         store_in_8_bits(model)
+    if not to_quantize:
+        free_cache_length(model.graph)
     share_weights(model.graph, weights)
     ir.save(model, path)
     check_onnx(path, program.name, opset)

@@ -24,6 +24,9 @@ LARGEST = 2**31 - 1  # bytes; the size limit of a protobuf message
 EXTERNAL = 1  # TensorProto.DataLocation
 KEYS = {"location", "offset", "length", "checksum"}  # of TensorProto.external_data
 NUMBER = re.compile("[0-9]{1,18}")
+# Denotations of axes with N tokens and with N + P tokens, on whose sizes nothing else in a graph depends;
+# `model/trace/onnx_cache_length.py` writes them.
+CACHED, CACHED_AND_NEW = "CACHED_TOKENS", "CACHED_AND_NEW_TOKENS"
 COMPILED = "EPContext"  # operator of some execution providers; such a node may name another file
 
 # The fields that are read or changed here; protobuf keeps all others.
@@ -80,7 +83,7 @@ SCHEMA: dict[str, tuple[Field, ...]] = {
     "Type": (("tensor_type", 1, "TensorType"),),
     "TensorType": (("elem_type", 1, "int32"), ("shape", 2, "Shape")),
     "Shape": (("dim", 1, "[Axis]"),),
-    "Axis": (("dim_value", 1, "int64"), ("dim_param", 2, "string")),
+    "Axis": (("dim_value", 1, "int64"), ("dim_param", 2, "string"), ("denotation", 3, "string")),
 }
 
 

@@ -213,10 +213,13 @@ class OnnxRuntime(Target):
             progress(f"writing {program.name} as ONNX opset {opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
             precision = self.precision_of(program.name)
-            weights = SharedWeights(path.with_suffix(".bin")) if precision == W8A8 else shared
+            to_quantize = precision == W8A8
+            weights = SharedWeights(path.with_suffix(".bin")) if to_quantize else shared
             # The bounds of `coarse_projection` are not rounded; its weights have 8 bits in any precision.
             in_8_bits = precision == W8 and program.name != COARSE_PROJECTION
-            nodes = write_onnx(program, path, weights, opset=opset, in_8_bits=in_8_bits)
+            nodes = write_onnx(
+                program, path, weights, opset=opset, in_8_bits=in_8_bits, to_quantize=to_quantize
+            )
             entries.append(
                 ProgramEntry(
                     spec=program.spec,

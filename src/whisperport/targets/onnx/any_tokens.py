@@ -6,6 +6,8 @@
 
 A session packs a copy of its weights. In 8 bits a copy takes 28 MB for Whisper tiny, and as much again
 while it is packed. Here P becomes an axis of any size, and `step` is a prefill of one token that picks it.
+This is done when the programs are loaded, because their files have to be static for other execution
+providers, and each program may run on another one.
 
 That no constant of the graph depends on P is shown, not assumed: with P free, the graphs of programs with
 different P must be equal, name by name of their inputs and outputs and value by value of their constants.
@@ -20,11 +22,10 @@ from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.program_kind import PREFILL, STEP
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.onnx.graph import INT_ATTRIBUTE, add_integers, integers
-from whisperport.targets.onnx.short_caches import KEYS, free_cache_length
+from whisperport.targets.onnx.graph import INT_ATTRIBUTE, add_integers, free_caches, integers
 
 TOKENS, PICKED = "P", "R"  # names of axes
-X, PICK, LOGITS = "x", "pick", "logits"
+X, PICK, LOGITS, KEYS = "x", "pick", "logits", "self_k_"
 
 Lowered = tuple[ProgramSpec, OnnxGraph]
 
@@ -52,12 +53,12 @@ def with_any_tokens(graph: OnnxGraph, spec: ProgramSpec) -> Any:
         spec: its signature.
 
     Returns:
-        The model; None if its attention has another form, or its inputs are not those of the signature.
+        The model; None if its cache has one length only, or its inputs are not those of the signature.
     """
     model = graph.detach()
     stated = {value.name: _shape(value) for value in model.graph.input}
     tokens = _tokens(spec)
-    if stated != {one.name: one.shape for one in spec.inputs} or not free_cache_length(model):
+    if stated != {one.name: one.shape for one in spec.inputs} or not free_caches(model):
         return None
     constants = integers(model)
     _measure_cache(model, constants, tokens)

@@ -5,7 +5,8 @@
 
 In a window of 30 s, P and T are 1500: the scores and their softmax are 54 MB each in Whisper tiny. ONNX
 Runtime's operator MultiHeadAttention computes them in parts that fit into a cache, in 0.9 of the time. Keys
-are transposed in the graph; the operator reads them as they were.
+are transposed in the graph; the operator reads them as they were. This is done when a program is loaded for
+the CPU, because most other execution providers have no such operator, and read the same file.
 
 Source of the operator: onnxruntime docs/ContribOperators.md.
 """

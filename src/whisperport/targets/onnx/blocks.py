@@ -6,6 +6,9 @@ A multiplication with one token takes as long as reading its weights W (K, N). E
 the columns, so it reads a short part of each row. A block of 32 columns is consecutive in memory. With the
 sizes of Whisper tiny this takes 55 to 85 % of the time, as much as with weights that ONNX Runtime has
 packed; but packed weights are a copy for each session. With one token there is no Transpose.
+
+This is done when programs are loaded, because only those that share their weights read them so. The
+encoder, `step_B` and other execution providers read plain matrices from the same file.
 """
 
 import math

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.program.bundle.onnx_graph import CACHED, CACHED_AND_NEW
+
 FLOAT, UINT8, INT8, INT32, INT64, HALF = 1, 2, 3, 6, 7, 10  # TensorProto.DataType
 FLOAT_ATTRIBUTE, INT_ATTRIBUTE, INTS_ATTRIBUTE = 1, 2, 7  # AttributeProto.AttributeType
 
@@ -54,6 +56,41 @@ def forget(model: Any, names: Container[str]) -> None:
     for index in reversed(range(len(stated))):
         if stated[index].name in names:
             del stated[index]
+
+
+def free_caches(model: Any) -> bool:
+    """Let a graph read caches with room for fewer tokens than their signatures state.
+
+    A text rarely has as many tokens as the cache has room for. The exporter has shown that nothing but the
+    axes with these denotations depends on the room. They are made free here and not in the file, which
+    stays static for other execution providers.
+
+    Args:
+        model: a parsed ONNX model, which is changed if the result is True.
+
+    Returns:
+        Whether it has such axes.
+    """
+    axes = cache_axes(model)
+    for value in model.graph.input:
+        if value.name in axes:
+            size = value.type.tensor_type.shape.dim[axes[value.name]]
+            size.dim_value, size.dim_param = 0, size.denotation
+    forget(
+        model, {value.name for value in model.graph.value_info if _cache_axis(value) is not None}
+    )
+    return bool(axes)
+
+
+def cache_axes(model: Any) -> dict[str, int]:
+    """Return the inputs with an axis of N or of N + P tokens that may have any size: name -> axis."""
+    axes = {value.name: _cache_axis(value) for value in model.graph.input}
+    return {name: axis for name, axis in axes.items() if axis is not None}
+
+
+def _cache_axis(value: Any) -> int | None:
+    denotations = [axis.denotation for axis in value.type.tensor_type.shape.dim]
+    return next((i for i, d in enumerate(denotations) if d in (CACHED, CACHED_AND_NEW)), None)
 
 
 def integers(model: Any) -> dict[str, list[int]]:

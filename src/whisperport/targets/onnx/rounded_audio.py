@@ -10,7 +10,8 @@ sums between the multiplications stay in float32. The stored file and its signat
 any other program may compute the keys and values, and align reads them as they are.
 
 Some CPUs add 8-bit multiplications in 16 bits, and lose large sums. ONNX Runtime therefore computes such a
-sum first; where it is wrong, nothing is changed.
+sum first; where it is wrong, nothing is changed. So the form of the graph depends on the machine that loads
+it.
 """
 
 import math

@@ -16,7 +16,6 @@ from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.any_tokens import picked
 from whisperport.targets.onnx.rounded_audio import LEVELS, SCALE, RoundedState
-from whisperport.targets.onnx.short_caches import cache_axes
 from whisperport.targets.onnx.weights import JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.stated_signature import expect_tensor, other_signature
 
@@ -86,8 +85,8 @@ class OnnxRunner(Runner):
         self._rounded = weights.rounded if isinstance(weights, OwnWeights) else ()
         later = isinstance(weights, OwnWeights) and weights.later
         self._made: Any = None if later else self._checked(weights)
-        if weights is not None and weights.allows_short_caches(graph):
-            self.cache_axes = cache_axes(tensor.name for tensor in spec.inputs)
+        if weights is not None:
+            self.cache_axes = weights.cache_axes(graph)
         self.writes_in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]

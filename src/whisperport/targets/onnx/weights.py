@@ -31,9 +31,8 @@ from whisperport.system.memory import Memory
 from whisperport.targets.onnx.any_tokens import with_any_tokens
 from whisperport.targets.onnx.attention import join_attention
 from whisperport.targets.onnx.blocks import Matrix, matrices, use_blocks
-from whisperport.targets.onnx.graph import FLOAT, HALF
+from whisperport.targets.onnx.graph import FLOAT, HALF, cache_axes, free_caches
 from whisperport.targets.onnx.rounded_audio import Rounding, read_in_8_bits
-from whisperport.targets.onnx.short_caches import free_cache_length
 
 PART = 2**16  # values that are read together
 IN_PLACE = "session.use_external_initializer_file_buffers_directly"
@@ -82,15 +81,15 @@ class OnnxWeights:
                 self._sharing[graph] = locations
         self._blocked = _blocked(self._sharing)
         self._memory = Memory()
-        self._free: set[OnnxGraph] = set()
+        self._cache_axes: dict[OnnxGraph, Mapping[str, int]] = {}
 
     def __contains__(self, graph: OnnxGraph) -> bool:
         """Whether the program shares its weights with others."""
         return graph in self._sharing
 
-    def allows_short_caches(self, graph: OnnxGraph) -> bool:
-        """Whether the model that `session_model` returned for a graph allows caches of any length."""
-        return graph in self._free
+    def cache_axes(self, graph: OnnxGraph) -> Mapping[str, int]:
+        """Return the free axes of the model that `session_model` returned for a graph: input -> axis."""
+        return self._cache_axes[graph]
 
     def session_model(self, graph: OnnxGraph, settings: Any) -> bytes | str:
         """Return what a session loads: the graph as it is faster on a CPU, or the path of its file.
@@ -105,10 +104,8 @@ class OnnxWeights:
             ValueError, OSError: a file of weights is missing or too short.
         """
         model = graph.detach()
-        changed = join_attention(model)
-        if free_cache_length(model):
-            self._free.add(graph)
-            changed = True
+        changed = join_attention(model) | free_caches(model)
+        self._cache_axes[graph] = cache_axes(model)
         if graph in self:
             self._share(model, self._sharing[graph], settings)
         elif changed:
@@ -273,6 +270,7 @@ class OwnWeights:
             if later and entries["location"] not in self._files:
                 self._files[entries["location"]] = _mapped(graph, entries["location"])
         model = self._changed(graph, spec)
+        self._cache_axes = cache_axes(model)
         self.rounding = rounding
         self.rounded = read_in_8_bits(model, spec) if rounding else ()  # names of inputs
         self._model: bytes = model.SerializeToString()
@@ -283,7 +281,7 @@ class OwnWeights:
         """Return the parsed graph as it is faster on a CPU."""
         model = graph.detach()
         join_attention(model)
-        self._free = free_cache_length(model)
+        free_caches(model)
         return model
 
     def session(self, load: Callable[["OwnWeights"], Any]) -> Any:
@@ -296,9 +294,9 @@ class OwnWeights:
                     file.madvise(mmap.MADV_DONTNEED)  # most weights have packed copies now
             return self._made
 
-    def allows_short_caches(self, _graph: OnnxGraph) -> bool:
-        """Whether the model that `session_model` returns allows caches of any length."""
-        return self._free
+    def cache_axes(self, _graph: OnnxGraph) -> Mapping[str, int]:
+        """Return the free axes of the model that `session_model` returns: input -> axis."""
+        return self._cache_axes
 
     def session_model(self, _graph: OnnxGraph, settings: Any) -> bytes:
         """Return what a session loads.
@@ -323,7 +321,6 @@ class JoinedWeights(OwnWeights):
     """
 
     def _changed(self, graph: OnnxGraph, spec: ProgramSpec) -> Any:
-        self._free = True
         return with_any_tokens(graph, spec)
 
 
