@@ -94,6 +94,13 @@ def test_programs_of_one_size_are_not_joined(original: Lowered) -> None:
     assert len(sessions(runners, ["step", "align"])) == 2
 
 
+def test_programs_of_an_opset_that_measures_no_axis_are_not_joined(
+    micro: Whisper, tmp_path: Path
+) -> None:
+    runners = loaded(lowered_w8(micro, tmp_path, ["step", "prefill_4"], opset=14))
+    assert len(sessions(runners, ["step", "prefill_4"])) == 2
+
+
 def changed(folder: Path, name: str, change: str) -> None:
     """Change a copied program so that it computes something else, or states another signature."""
     path = folder / "onnxruntime" / f"{name}.onnx"

@@ -26,6 +26,7 @@ from whisperport.targets.onnx.graph import INT_ATTRIBUTE, add_integers, free_cac
 
 TOKENS, PICKED = "P", "R"  # names of axes
 X, PICK, LOGITS, KEYS = "x", "pick", "logits", "self_k_"
+OLDEST = 15  # opset in which Shape has `start` and `end`
 
 Lowered = tuple[ProgramSpec, OnnxGraph]
 
@@ -53,12 +54,14 @@ def with_any_tokens(graph: OnnxGraph, spec: ProgramSpec) -> Any:
         spec: its signature.
 
     Returns:
-        The model; None if its cache has one length only, or its inputs are not those of the signature.
+        The model; None if its cache has one length only, its inputs are not those of the signature, or its
+        opset is too old.
     """
-    model = graph.detach()
+    opset, model = graph.opset(), graph.detach()
     stated = {value.name: _shape(value) for value in model.graph.input}
     tokens = _tokens(spec)
-    if stated != {one.name: one.shape for one in spec.inputs} or not free_caches(model):
+    same = stated == {one.name: one.shape for one in spec.inputs}
+    if opset < OLDEST or not same or not free_caches(model):
         return None
     constants = integers(model)
     _measure_cache(model, constants, tokens)
