@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def ggml_head(dims: Dims, *, sizes: Mapping[str, int] | None = None) -> bytes:
 
     names = "n_vocab n_audio_ctx n_audio_state n_audio_head n_audio_layer n_text_ctx n_text_state"
     names += " n_text_head n_text_layer n_mels"
-    stated = {**dims.to_json(), **(sizes or {})}
+    stated = {**asdict(dims), **(sizes or {})}
     filters = mel_filters(dims.n_mels)
     tokens = openai_text_tokens(dims.n_vocab)
     return b"".join(

@@ -8,6 +8,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def _pt(folder: Path) -> None:
 
     from whisperport.model.checkpoint.names import to_huggingface
 
-    sizes = DIMS.to_json() | {"n_vocab": OPENAI_VOCABULARY}
+    sizes = asdict(DIMS) | {"n_vocab": OPENAI_VOCABULARY}
     weights = {name: tensor.half() for name, tensor in _weights(Dims(**sizes)).items()}
     stated = {name: size for name, size in sizes.items() if not name.endswith("ffn")}
     torch.save({"dims": stated, "model_state_dict": weights}, folder / "model.pt")
@@ -210,7 +211,7 @@ def _ctranslate2(folder: Path) -> None:
 def _ggml(folder: Path) -> None:
     from fuzz.conversions import ggml_bytes
 
-    dims = Dims(**DIMS.to_json() | {"n_vocab": OPENAI_VOCABULARY})
+    dims = Dims(**asdict(DIMS) | {"n_vocab": OPENAI_VOCABULARY})
     (folder / "ggml.bin").write_bytes(ggml_bytes(dims, _weights(dims), half=True))
 
 

@@ -13,6 +13,7 @@ from whisperport.errors import ProgramError
 from whisperport.program.bundle.replacing_files import put_files_in_place
 from whisperport.program.bundle.staging import staged_beside
 from whisperport.program.host_part import HostPart
+from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
 from whisperport.program.sizes import NO_SIZES
 from whisperport.program.spec import FindingKind, Rejection, TargetSpec
@@ -131,7 +132,7 @@ class Fixed:
         """Return a JSON object."""
         return {
             "program": self.program.name,
-            "signature": self.program.spec.to_json(),
+            "signature": to_json(self.program.spec),
             "host": self.host.to_json() if self.host else None,
             "target": self.target,
             "passed": bool(self),

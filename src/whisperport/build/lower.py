@@ -18,6 +18,7 @@ from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.replacing_files import put_files_in_place
 from whisperport.program.bundle.staging import Staging, staged_beside
 from whisperport.program.host_part import HostPart
+from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array, Runner
 from whisperport.program.sizes import not_fixable
 from whisperport.program.spec import Limit, ProgramSpec
@@ -139,7 +140,7 @@ class Lowered:
         return {
             "files": [os.fspath(file) for file in self.files],
             "target": self.target,
-            "program": self.spec.to_json(),
+            "program": to_json(self.spec),
             "host": self.host.to_json() if self.host else None,
             **self.facts,
             "rewrites": self.rewrites,

@@ -1,7 +1,9 @@
 """Sizes of a Whisper model. Every size is read from the checkpoint."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated
+
+from whisperport.program.strict_json import Field
 
 SAMPLES_PER_POSITION = 320  # samples at 16 kHz: hop 160, and the second convolution has stride 2
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / 16_000  # 0.02
@@ -28,6 +30,13 @@ LARGEST = {
 KNOWN_VOCABULARIES = (51864, 51865, 51866)
 
 
+def _size(field: Field) -> int:
+    return field.integer(1, LARGEST[field.path.rpartition(".")[2]])
+
+
+Size = Annotated[int, _size]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
     """Sizes of a Whisper model; the names are openai-whisper's. ARCHITECTURE.md defines the axis letters.
@@ -52,18 +61,18 @@ class Dims:
             its number of heads.
     """
 
-    n_mels: int
-    n_audio_ctx: int
-    n_audio_state: int
-    n_audio_head: int
-    n_audio_layer: int
-    n_text_ctx: int
-    n_text_state: int
-    n_text_head: int
-    n_text_layer: int
-    n_vocab: int
-    n_audio_ffn: int
-    n_text_ffn: int
+    n_mels: Size
+    n_audio_ctx: Size
+    n_audio_state: Size
+    n_audio_head: Size
+    n_audio_layer: Size
+    n_text_ctx: Size
+    n_text_state: Size
+    n_text_head: Size
+    n_text_layer: Size
+    n_vocab: Size
+    n_audio_ffn: Size
+    n_text_ffn: Size
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -104,20 +113,6 @@ class Dims:
         attention, feed_forward = 4 * d * d + 3 * d, 2 * d * wide + d + wide
         norm = 2 * d
         return stem + self.n_audio_layer * (attention + feed_forward + 2 * norm) + norm
-
-    def to_json(self) -> dict[str, int]:
-        """Return the sizes as a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Dims":
-        """Create `Dims` from a JSON object.
-
-        Raises:
-            TypeError: a name is missing or unknown.
-            ValueError: a size is out of range.
-        """
-        return cls(**data)
 
 
 # Name -> width d, heads, encoder layers, decoder layers. Source: openai-whisper, README.md and the

@@ -3,11 +3,13 @@
 A status is never stored. It is computed from the evidence about files that have not changed since.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from whisperport.program.checks import Check
+from whisperport.program.strict_json import Field
 
 Kind = Literal["partitioned", "compiled", "emulated", "simulated", "run"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -31,6 +33,12 @@ _STATUS_OF: Mapping[Kind, Status] = {
 }
 
 
+def _date(date: Field) -> str:
+    if not re.fullmatch(r"(\d{4}-\d{2}-\d{2})?", date.text(), re.ASCII):
+        date.reject(f"is {date.text()[:80]!r}; expected a date such as 2026-11-22")
+    return date.text()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """A record that a program was partitioned, compiled, emulated, simulated or run.
@@ -48,10 +56,10 @@ class Evidence:
     """
 
     kind: Kind
-    files: Mapping[str, str]
+    files: Mapping[str, Annotated[str, Field.sha256]]
     runtime: Mapping[str, str]
     machine: Mapping[str, Any]
-    date: str
+    date: Annotated[str, _date]
     checks: tuple[Check, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,7 +1,9 @@
 """Decoding settings of a checkpoint: special token ids, suppressed tokens and alignment heads."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from whisperport.program.json_records import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Generation:
     suppressed: tuple[int, ...] = ()
     suppressed_at_start: tuple[int, ...] = ()
     alignment_heads: tuple[tuple[int, int], ...] = ()
-    language: str = ""
+    language: Annotated[str, Member(is_omitted=True)] = ""
 
     @property
     def is_multilingual(self) -> bool:
@@ -55,22 +57,3 @@ class Generation:
     def timestamp_begin(self) -> int:
         """Id of <|0.00|>. Each following id is 20 ms later."""
         return self.no_timestamps + 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; `language` is omitted if it is empty."""
-        return {name: value for name, value in asdict(self).items() if name != "language" or value}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Generation":
-        """Create `Generation` from a JSON object.
-
-        Raises:
-            TypeError: a name is missing or unknown, or an alignment head is not a pair.
-        """
-        data = dict(data)
-        for name in ("suppressed", "suppressed_at_start"):
-            data[name] = tuple(int(i) for i in data.get(name, ()))
-        data["alignment_heads"] = tuple(
-            (int(a), int(b)) for a, b in data.get("alignment_heads", ())
-        )
-        return cls(**data)

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import ProgramError
+from whisperport.program.json_records import from_json, to_json
 from whisperport.program.runner import Array
 from whisperport.program.spec import TensorSpec
+from whisperport.program.strict_json import plain
 from whisperport.system.npy_file import open_array
 from whisperport.system.regular_file import other_kind
 
@@ -121,15 +123,15 @@ class HostPart:
         return {
             "lookups": [
                 {
-                    "tokens": lookup.tokens.to_json(),
-                    "embeddings": lookup.embeddings.to_json(),
+                    "tokens": to_json(lookup.tokens),
+                    "embeddings": to_json(lookup.embeddings),
                     "table_shape": list(lookup.table.shape),
                     "adds_positions": lookup.positions is not None,
                 }
                 for lookup in self.lookups
             ],
             "joins": [
-                {"output": join.output.to_json(), "pieces": list(join.pieces), "axis": -1}
+                {"output": to_json(join.output), "pieces": list(join.pieces), "axis": -1}
                 for join in self.joins
             ],
         }
@@ -168,7 +170,7 @@ class HostPart:
             description = json.loads(path.read_bytes())
             lookups = tuple(_lookup(path.parent, entry) for entry in description["lookups"])
             joins = tuple(
-                Join(TensorSpec.from_json(entry["output"]), tuple(map(str, entry["pieces"])))
+                Join(_tensor(entry["output"]), tuple(map(str, entry["pieces"])))
                 for entry in description["joins"]
             )
         except Exception as error:  # numpy raises nine types of exceptions for damaged files
@@ -191,8 +193,12 @@ def _check_kind(path: Path) -> None:
         raise ValueError(f"it is {kind}, not a file")
 
 
+def _tensor(entry: Any) -> TensorSpec:
+    return from_json(TensorSpec, plain(entry, "the host part"))
+
+
 def _lookup(folder: Path, entry: Any) -> Lookup:
-    tokens, embeddings = (TensorSpec.from_json(entry[name]) for name in ("tokens", "embeddings"))
+    tokens, embeddings = (_tensor(entry[name]) for name in ("tokens", "embeddings"))
     rows, width = (int(size) for size in entry["table_shape"])
     table = _array(folder, str(entry["table"]), (rows, width))
     count = int(np.prod(tokens.shape))

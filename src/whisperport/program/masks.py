@@ -38,12 +38,11 @@ def hiding_mask(spread: float, rows: int) -> float:
     return min(WEAKEST_MASK, max(MASKED, -STEP * math.ceil(needed / STEP)))
 
 
-def check_mask(mask: float) -> float:
-    """Return `mask` as a float.
+def check_mask(mask: float) -> None:
+    """Check the value of a placement.
 
     Raises:
         ValueError: it is not a number from `MASKED` to `WEAKEST_MASK`.
     """
     if not MASKED <= mask <= WEAKEST_MASK:  # false for NaN
         raise ValueError(f"is {mask}; expected {MASKED:g} to {WEAKEST_MASK:g}")
-    return float(mask)

@@ -2,8 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from whisperport.program.json_records import Member
 from whisperport.program.masks import MASKED, check_mask
+from whisperport.program.strict_json import Field
+
+
+def _mask(field: Field) -> float:
+    try:
+        check_mask(field.number())
+    except ValueError as error:
+        field.reject(str(error))
+    return field.number()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +32,10 @@ class Placement:
         ValueError: `mask` is out of range, see `check_mask`.
     """
 
-    target: str
-    precision: str = "fp32"
+    target: Annotated[str, Field.non_empty_text]
+    precision: Annotated[str, Field.non_empty_text] = "fp32"
     options: Mapping[str, str] = field(default_factory=dict)
-    mask: float = MASKED
+    mask: Annotated[float, Member(is_omitted=True), _mask] = MASKED
 
     def __post_init__(self) -> None:
         check_mask(self.mask)

@@ -2,34 +2,33 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from whisperport.program.program_kind import ProgramKind, kind_of
+from whisperport.program.strict_json import Field
+
+DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+DTYPES |= {"bfloat16", "float16", "float32", "float64"}
+
+
+def _dtype(dtype: Field) -> str:
+    return dtype.one_of(sorted(DTYPES))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Name, static shape and dtype (numpy's name) of one input or output of a program."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "TensorSpec":
-        """Create a `TensorSpec` from the JSON object that `to_json` returned."""
-        return cls(str(data["name"]), tuple(int(n) for n in data["shape"]), str(data["dtype"]))
+    name: Annotated[str, Field.non_empty_text]
+    shape: tuple[Annotated[int, Field.positive], ...]
+    dtype: Annotated[str, _dtype] = "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
     """The signature of one program: its name, inputs and outputs, in the order of the lowered program."""
 
-    name: str
+    name: Annotated[str, Field.non_empty_text]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
@@ -37,23 +36,6 @@ class ProgramSpec:
     def kind(self) -> ProgramKind:
         """What the program computes, as its name tells."""
         return kind_of(self.name)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "name": self.name,
-            "inputs": [tensor.to_json() for tensor in self.inputs],
-            "outputs": [tensor.to_json() for tensor in self.outputs],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "ProgramSpec":
-        """Create a `ProgramSpec` from the JSON object that `to_json` returned."""
-        return cls(
-            str(data["name"]),
-            tuple(TensorSpec.from_json(tensor) for tensor in data["inputs"]),
-            tuple(TensorSpec.from_json(tensor) for tensor in data["outputs"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

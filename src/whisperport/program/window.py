@@ -1,10 +1,12 @@
 """Windows: the length of audio that the programs process at a time, if shorter than the checkpoint's."""
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal, get_args
 
 from whisperport.errors import UsageError
 from whisperport.program.dims import LARGEST, SECONDS_PER_POSITION, Dims
+from whisperport.program.strict_json import Field
 from whisperport.system.option import Option
 
 Padding = Literal["none", "features", "keys-and-values", "silence"]
@@ -13,6 +15,9 @@ DEFAULT_PADDING: Padding = "silence"  # chosen by benchmarks/words/short_windows
 SHORTEST_S = 1.0  # a shorter window holds hardly a word
 USUAL = 1500  # positions of the window of every checkpoint of OpenAI
 LONGEST = LARGEST["n_audio_ctx"]
+
+
+Positions = Annotated[int, partial(Field.integer, at_least=1, at_most=LONGEST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +42,9 @@ class Window:
         ValueError: the sizes are not in rising order, or the padding is unknown or contradicts them.
     """
 
-    positions: int
-    audio_positions: int
-    context_positions: int
+    positions: Positions
+    audio_positions: Positions
+    context_positions: Positions
     padding: Padding
 
     def __post_init__(self) -> None:
@@ -60,10 +65,6 @@ class Window:
     def padded(self) -> int:
         """Number of positions that are padding."""
         return self.context_positions - self.positions
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

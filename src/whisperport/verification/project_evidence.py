@@ -9,10 +9,11 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from whisperport.program.bundle import Manifest, strict_json
-from whisperport.program.bundle.evidence_json import evidence_to_json, read_evidence
+from whisperport.program import strict_json
+from whisperport.program.bundle import Manifest
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.program.evidence import Evidence, Kind, Status, status_of
+from whisperport.program.json_records import from_json, to_json
 from whisperport.targets import Target, get_target
 
 PLUGINS = "whisperport.targets"
@@ -40,7 +41,7 @@ def _read(file: Path) -> Mapping[str, tuple[Evidence, ...]]:
     if not file.is_file():
         return {}
     return {
-        name: tuple(read_evidence(piece) for piece in pieces.elements())
+        name: tuple(from_json(Evidence, piece) for piece in pieces.elements())
         for name, pieces in strict_json.parse(file.read_bytes(), file.name).mapping().items()
     }
 
@@ -95,7 +96,7 @@ def to_bytes(evidence: Mapping[str, Iterable[Evidence]]) -> bytes:
     """Return the contents of an evidence file: target -> its evidence, as JSON with one event per line."""
     targets = []
     for target, pieces in evidence.items():
-        lines = [json.dumps(evidence_to_json(piece), ensure_ascii=False) for piece in pieces]
+        lines = [json.dumps(to_json(piece), ensure_ascii=False) for piece in pieces]
         targets.append(f"{json.dumps(target)}: [\n" + ",\n".join(lines) + "\n]")
     return ("{\n" + ",\n".join(targets) + "\n}\n").encode("utf-8")
 

@@ -1,12 +1,12 @@
 """The report of a verification: all comparisons, and the machine that ran them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
-from whisperport.program.bundle.evidence_json import check_to_json, read_check
-from whisperport.program.bundle.strict_json import Field, plain
 from whisperport.program.checks import LEVELS, Check, Level
+from whisperport.program.json_records import from_json, members
+from whisperport.program.strict_json import plain
 from whisperport.verification.error_rate import Unit
 
 
@@ -69,16 +69,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data, with NaN, infinity and minus infinity as strings."""
-        return {
-            "subject": self.subject,
-            "passed": bool(self),
-            "checks": [check_to_json(check) for check in self.checks],
-            "machine": dict(self.machine),
-            "versions": dict(self.versions),
-            "seconds": self.seconds,
-            "required": list(self.required),
-            "texts": [asdict(text) for text in self.texts],
-        }
+        return {"subject": self.subject, "passed": bool(self), **members(self)}
 
     @classmethod
     def from_json(cls, data: Any) -> "Report":
@@ -87,31 +78,11 @@ class Report:
         Raises:
             BundleError: a field is missing or wrong; the message names the field.
         """
-        top = plain(data, "report")
-        m = top.members([*(f.name for f in fields(cls)), "passed"])
-        report = cls(
-            subject=m["subject"].text(),
-            checks=tuple(read_check(check) for check in m["checks"].elements()),
-            machine=m["machine"].json_object(),
-            versions={name: v.text() for name, v in m["versions"].mapping().items()},
-            seconds=m["seconds"].number(),
-            required=tuple(level.one_of(LEVELS) for level in m["required"].elements()),
-            texts=tuple(map(_clip_text, m["texts"].elements())),
-        )
-        if m["passed"].boolean() != bool(report):
-            m["passed"].reject(f"is {m['passed'].value}, but its checks result in {bool(report)}")
+        passed, rest = plain(data, "report").split("passed")
+        report = from_json(cls, rest)
+        if passed.boolean() != bool(report):
+            passed.reject(f"is {passed.value}, but its checks result in {bool(report)}")
         return report
-
-
-def _clip_text(data: Field) -> ClipText:
-    m = data.members([f.name for f in fields(ClipText)])
-    return ClipText(
-        clip=m["clip"].text(),
-        text=m["text"].text(),
-        expected=m["expected"].text(),
-        correct=m["correct"].text(),
-        unit=m["unit"].one_of(get_args(Unit)),
-    )
 
 
 def _short(number: float) -> str:

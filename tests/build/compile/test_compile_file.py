@@ -34,6 +34,7 @@ from whisperport.errors import (
     WhisperportError,
 )
 from whisperport.program.host_part import HostPart, Lookup
+from whisperport.program.json_records import to_json
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.speech.audio import load_audio, log_mel
@@ -277,7 +278,7 @@ def test_the_memory_limit_of_a_program_counts_its_weights_in_other_files(
 
 
 def test_the_description_of_modules_states_one_program(tmp_path):
-    tensor = TensorSpec("x", (1, 4)).to_json()
+    tensor = to_json(TensorSpec("x", (1, 4)))
     program = {"inputs": [tensor], "outputs": [tensor], "kind": "graph"}
     path = tmp_path / "fp32.json"
     path.write_text(json.dumps({"programs": {"decoder": program}}))

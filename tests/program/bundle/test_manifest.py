@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import FORMAT_VERSION, Bundle, FileEntry, Manifest, strict_json
+from whisperport.program import strict_json
+from whisperport.program.bundle import FORMAT_VERSION, Bundle, FileEntry, Manifest
+from whisperport.program.json_records import to_json
 from whisperport.program.masks import MASKED
 from whisperport.program.placement import Placement
 from whisperport.program.signatures import LOGSUMEXP
@@ -326,16 +328,16 @@ def test_the_checkpoints_own_window_is_not_written(manifest: Manifest) -> None:
         None,
         [],
         {},
-        {**WINDOW.to_json(), "padding": "mirror"},
-        {**WINDOW.to_json(), "padding": 1},
-        {**WINDOW.to_json(), "padding": "none"},
-        {**WINDOW.to_json(), "context_positions": 5},
-        {**WINDOW.to_json(), "audio_positions": 0},
-        {**WINDOW.to_json(), "positions": -6},
-        {**WINDOW.to_json(), "positions": 6.0},
-        {**WINDOW.to_json(), "seconds": 10},
-        {name: size for name, size in WINDOW.to_json().items() if name != "context_positions"},
-        Window(positions=5, audio_positions=5, context_positions=9, padding="features").to_json(),
+        {**to_json(WINDOW), "padding": "mirror"},
+        {**to_json(WINDOW), "padding": 1},
+        {**to_json(WINDOW), "padding": "none"},
+        {**to_json(WINDOW), "context_positions": 5},
+        {**to_json(WINDOW), "audio_positions": 0},
+        {**to_json(WINDOW), "positions": -6},
+        {**to_json(WINDOW), "positions": 6.0},
+        {**to_json(WINDOW), "seconds": 10},
+        {name: size for name, size in to_json(WINDOW).items() if name != "context_positions"},
+        to_json(Window(positions=5, audio_positions=5, context_positions=9, padding="features")),
     ],
 )
 def test_a_window_that_cannot_be_is_refused_by_name(manifest: Manifest, wrong: Any) -> None:
@@ -379,8 +381,8 @@ def test_the_usual_mask_is_not_written(manifest: Manifest) -> None:
     (entry,) = manifest.programs
     bounded = replace(entry, placement=Placement("fake", mask=-64.0))
 
-    assert "mask" not in entry.to_json()["placement"]
-    assert bounded.to_json()["placement"]["mask"] == -64.0
+    assert "mask" not in to_json(entry)["placement"]
+    assert to_json(bounded)["placement"]["mask"] == -64.0
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import Bundle, ListedFiles, ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
+from whisperport.program.json_records import to_json
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.onnx.weights import OnnxWeights
@@ -144,8 +145,10 @@ import json, sys
 from pathlib import Path
 import google.protobuf.message, onnxruntime
 from whisperport.program.bundle import ProgramEntry
+from whisperport.program.json_records import from_json
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec
+from whisperport.program.strict_json import plain
 from whisperport.targets import RunOptions, get_target
 
 def resident(field):
@@ -155,7 +158,10 @@ def resident(field):
 folder, *programs = sys.argv[1:]
 entries = [
     ProgramEntry(
-        spec=ProgramSpec.from_json(json.loads(spec)), placement=Placement(""), method="", files=tuple(files)
+        spec=from_json(ProgramSpec, plain(json.loads(spec), "spec")),
+        placement=Placement(""),
+        method="",
+        files=tuple(files),
     )
     for spec, *files in map(json.loads, programs)
 ]
@@ -171,7 +177,7 @@ print(loaded, peak, resident("VmRSS") - before)
 def test_four_programs_take_the_memory_of_one_and_give_it_back(large: Large) -> None:
     folder, entries = large
     weights = LAYERS * WIDTH * WIDTH * 4 / 2**20  # MiB in float32
-    programs = [json.dumps([json.dumps(e.spec.to_json()), *e.files]) for e in entries]
+    programs = [json.dumps([json.dumps(to_json(e.spec)), *e.files]) for e in entries]
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, folder, *programs],
         capture_output=True,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_integers_are_written_with_their_quantization(tmp_path: Path) -> None:
     # then
     (clip,) = written.manifest["clips"]
     assert [entry["dtype"] for entry in (*clip["inputs"], *clip["expected"])] == ["int8", "int16"]
-    assert clip["inputs"][0]["quantization"] == stated["mel"].to_json()
+    assert clip["inputs"][0]["quantization"] == asdict(stated["mel"])
     assert (written.folder / clip["inputs"][0]["file"]).stat().st_size == 80 * 3000
 
 

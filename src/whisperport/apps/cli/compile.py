@@ -1,6 +1,5 @@
 """`whisperport compile`"""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.compile.compile import compile as run_compile
 from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.source import CompiledProgram
-from whisperport.program.bundle.evidence_json import check_to_json
+from whisperport.program.json_records import members
 from whisperport.targets import TARGETS
 
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no progress meanwhile
@@ -136,5 +135,4 @@ def _samples(samples: int) -> str:
 
 
 def _to_json(program: CompiledProgram) -> dict[str, object]:
-    emulation = [check_to_json(check) for check in program.emulation]
-    return {**asdict(program), "snr_db": dict(program.snr_db), "emulation": emulation}
+    return members(program)

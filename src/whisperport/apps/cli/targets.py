@@ -9,7 +9,7 @@ from whisperport.apps.cli.console import print_json, print_lines, print_next, pr
 from whisperport.apps.cli.options import as_json
 from whisperport.apps.cli.verb import Verb
 from whisperport.build.doctor import is_installed
-from whisperport.program.bundle.evidence_json import evidence_to_json
+from whisperport.program.json_records import to_json
 from whisperport.program.spec import TargetSpec
 from whisperport.targets import TARGETS, RunOptions, Target
 from whisperport.verification.machine import versions
@@ -94,7 +94,5 @@ def _to_json(spec: TargetSpec) -> dict[str, Any]:
         **facts,
         "operators": sorted(spec.supports.operators or ()),
         "project_status": project_status(spec.name),
-        "project_evidence": [
-            evidence_to_json(evidence) for evidence in project_evidence(spec.name)
-        ],
+        "project_evidence": to_json(project_evidence(spec.name)),
     }

@@ -17,6 +17,7 @@ from whisperport.build.calibration.spectrograms import (
     stored_spectrograms,
 )
 from whisperport.errors import AudioError
+from whisperport.program.json_records import to_json
 from whisperport.program.spec import ProgramSpec
 from whisperport.speech.audio import FRAMES_PER_SECOND
 from whisperport.system.atomic import write_atomic
@@ -198,7 +199,7 @@ def _made_from(
     return _json_round_trip(
         {
             "sources": {os.fspath(f): [f.stat().st_size, f.stat().st_mtime_ns] for f in files},
-            "spec": request.spec.to_json(),
+            "spec": to_json(request.spec),
             "need": _need_json(request.spec, request.need),
             "bundle": session.bundle.manifest.source,
             "samples": request.need.samples,
@@ -213,7 +214,7 @@ def _existing(request: CalibrationRequest) -> Any:
     try:
         record = json.loads((folder / MADE_FROM).read_text(encoding="utf-8"))
         made_from = record["from"]
-        fits = made_from["spec"] == spec.to_json() and made_from["need"] == _json_round_trip(
+        fits = made_from["spec"] == to_json(spec) and made_from["need"] == _json_round_trip(
             _need_json(spec, need)
         )
         complete = all((folder / file).is_file() for file in record["files"])

@@ -39,6 +39,7 @@ from whisperport.program.bundle.staging import staging
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
 from whisperport.program.evidence import status_of
+from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Progress
@@ -212,7 +213,7 @@ class FileSource(Source):
         """Return the program with its evidence and comparisons, and what it was made from, as JSON."""
         inputs = self.inputs if self._options.inputs else None
         described = {
-            "program": entry.to_json(),
+            "program": to_json(entry),
             "status": status_of(entry.evidence),
             "made_from": {file: file_sha256(self._folder / file) for file in self._lowered.files},
             "inputs": list(map(inputs.name, range(len(inputs.files)))) if inputs else [],

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from whisperport.errors import ProgramError
+from whisperport.errors import BundleError, ProgramError
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.listed_files import ListedFiles
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.host_part import HostPart
+from whisperport.program.json_records import from_json
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.program.strict_json import plain
 from whisperport.system.regular_file import other_kind
 
 if TYPE_CHECKING:  # boards do not compile
@@ -79,8 +81,9 @@ def _described(file: Path) -> tuple[ProgramSpec, tuple[str, ...]]:
     try:
         programs = json.loads(file.read_text(encoding="utf-8"))["programs"]
         name, program = _only(file, programs)
-        spec = ProgramSpec.from_json({"name": name, **program})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        signature = {"name": name, "inputs": program["inputs"], "outputs": program["outputs"]}
+        spec = from_json(ProgramSpec, plain(signature, file.name))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, BundleError) as error:
         raise ProgramError(
             f"{file.name} is not the description of a program",
             why=f"{type(error).__name__}: {error}"[:200],

@@ -29,7 +29,7 @@ def checked_dims(sizes: Mapping[str, object], *, what: str, keys: Mapping[str, s
     if faults:
         raise CheckpointError(what, why="; ".join(faults), hint=hint)
     try:
-        return Dims.from_json(dict(sizes))
+        return Dims(**{name: size for name, size in sizes.items() if isinstance(size, int)})
     except ValueError as error:
         raise CheckpointError(what, why=str(error), hint=hint) from error
 

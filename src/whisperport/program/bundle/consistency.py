@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 from whisperport.errors import BundleError
 from whisperport.program.bundle.manifest import MANIFEST, Manifest
 from whisperport.program.bundle.program_entry import ProgramEntry
-from whisperport.program.bundle.strict_json import Field
 from whisperport.program.generation import Generation
 from whisperport.program.masks import MASKED
 from whisperport.program.signatures import KvLayout, expected_signature, form_of
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.program.strict_json import Field
 
 # Inputs and outputs of a program together may have MAX_EXPANSION times the bytes of all files, or MIN_BYTES
 # if that is more. `step` of whisper-tiny has 0.3 times the bytes, `step` of large-v3 in 4 bits 0.8 times.

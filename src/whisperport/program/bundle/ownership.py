@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import strict_json
+from whisperport.program import strict_json
 from whisperport.program.bundle.folder import read_manifest_bytes
 from whisperport.program.bundle.manifest import FORMAT, MANIFEST
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from whisperport.program.bundle.strict_json import Field
+from whisperport.program.strict_json import Field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from whisperport.program.bundle.manifest import MANIFEST, FileEntry, Manifest
 from whisperport.program.bundle.ownership import check_replaceable
 from whisperport.program.bundle.replacing import put_in_place
 from whisperport.program.bundle.staging import TOKEN_BYTES, Staging, being_written, staging
-from whisperport.program.bundle.strict_json import Field, safe_path
+from whisperport.program.strict_json import Field, safe_path
 from whisperport.system.atomic import flush_folder, repeat_if_interrupted, write_atomic
 from whisperport.system.locking import is_locked, lock_path
 from whisperport.system.system_error import FULL

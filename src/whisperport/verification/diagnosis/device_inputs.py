@@ -20,6 +20,7 @@ from typing import Any
 
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
+from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
 from whisperport.program.spec import TensorSpec
 from whisperport.system.atomic import flush_folder, write_atomic
@@ -190,7 +191,7 @@ def _files(
             "file": path.relative_to(folder).as_posix(),
             "shape": list(tensor.shape),
             "dtype": str(values.dtype),
-            "quantization": stored.to_json() if stored else None,
+            "quantization": to_json(stored),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }

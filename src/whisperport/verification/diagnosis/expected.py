@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from whisperport.errors import UsageError
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array
+from whisperport.program.strict_json import Field
 from whisperport.verification.compare import Comparison, Gate, compare
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.loss import Loss
@@ -39,7 +40,7 @@ class Quantization:
 
     dtype: str  # one of INTEGERS
     scale: float
-    zero_point: int
+    zero_point: Annotated[int, Field.signed]
 
     def __post_init__(self) -> None:
         if self.dtype not in INTEGERS:
@@ -65,10 +66,6 @@ class Quantization:
         q = np.rint(values.astype(np.float64) / self.scale) + self.zero_point
         integers: Array = np.clip(q, info.min, info.max).astype(self.dtype)
         return integers
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {"dtype": self.dtype, "scale": self.scale, "zero_point": self.zero_point}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

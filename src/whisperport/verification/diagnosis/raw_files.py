@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import BundleError, UsageError
-from whisperport.program.bundle.strict_json import parse
+from whisperport.program.json_records import from_json
 from whisperport.program.runner import Array
+from whisperport.program.strict_json import parse
 from whisperport.system.npy_file import KINDS, open_array
 from whisperport.system.regular_file import other_kind
-from whisperport.verification.diagnosis.expected import INTEGERS, Quantization
+from whisperport.verification.diagnosis.expected import Quantization
 
 Bytes = NDArray[np.uint8]
 
@@ -174,13 +175,4 @@ def read_quantization(path: Path) -> dict[str, Quantization]:
 
 def _entries(data: bytes) -> Iterator[tuple[str, Quantization]]:
     for name, field in parse(data, "the quantization").mapping().items():
-        members = field.members(("dtype", "scale", "zero_point"))
-        zero_point = members["zero_point"]
-        if isinstance(zero_point.value, bool) or not isinstance(zero_point.value, int):
-            zero_point.reject("is not an integer")
-        yield (
-            name,
-            Quantization(
-                members["dtype"].one_of(INTEGERS), members["scale"].number(), zero_point.value
-            ),
-        )
+        yield name, from_json(Quantization, field)

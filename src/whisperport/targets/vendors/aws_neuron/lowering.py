@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import LoweringError
+from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import CROSS_KV, ENCODER
 from whisperport.program.signatures import roles
 from whisperport.program.spec import ProgramSpec
@@ -141,7 +142,7 @@ def _graph(program: "Program", dtype: str, weights: dict[str, "Tensor"]) -> Reco
         reads[spec.arg.name], weights[name] = name, tensor
     results = zip(exported.graph_signature.user_outputs, program.spec.outputs, strict=True)
     return {
-        **program.spec.to_json(),
+        **to_json(program.spec),
         "dtype": dtype,
         "state": _state(program.spec),
         "weights": reads,

@@ -25,6 +25,7 @@ from whisperport.errors import (
     needs,
 )
 from whisperport.program.bundle import ProgramEntry, regular_file
+from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import CROSS_KV
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
@@ -291,7 +292,7 @@ def _record(description: Mapping[str, Any], spec: ProgramSpec, path: Path) -> Ma
         KeyError, TypeError, ValueError: it is not complete.
     """
     record: Mapping[str, Any] = description["programs"][spec.name]
-    if ProgramSpec.from_json(record) != spec:
+    if {name: record[name] for name in ("name", "inputs", "outputs")} != to_json(spec):
         raise BundleError(
             f"`{spec.name}` in {path.name} has another signature than the manifest lists",
             hint="export the bundle again",

@@ -13,6 +13,7 @@ from whisperport.errors import BundleError
 
 T = TypeVar("T", bound=str)
 
+NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no such numbers: they are strings
 MAX_DEPTH = 64  # a manifest has 6 levels; Python's parser fails near 1,000
 MAX_INTEGER = 2**63 - 1  # the largest integer that other JSON parsers can store
 
@@ -52,6 +53,14 @@ class Field:
             if name not in names:
                 self.reject(f"has an unknown member {name[:80]!r}")
         return members
+
+    def split(self, name: str) -> tuple["Field", "Field"]:
+        """The member of an object that must have it, and the object without this member."""
+        members = self.mapping()
+        if name not in members:
+            self.reject(f"has no `{name}`")
+        others = {key: value for key, value in self.value.items() if key != name}
+        return members[name], Field(others, self.path, self.document)
 
     def elements(self) -> list["Field"]:
         """The elements of a JSON array."""
@@ -104,10 +113,20 @@ class Field:
         return self.value
 
     def number(self) -> float:
-        """The value, which must be a number."""
+        """The value, which must be a number, or "nan", "inf" or "-inf"; an integer stays one."""
+        if isinstance(self.value, str) and self.value in NOT_FINITE:
+            return float(self.value)
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             self.reject(f"is {_kind(self.value)}; expected a number")
-        return float(self.value)
+        return self.value
+
+    def positive(self) -> int:
+        """The value, which must be an integer of at least 1."""
+        return self.integer(at_least=1)
+
+    def signed(self) -> int:
+        """The value, which must be an integer of any sign."""
+        return self.integer(at_least=-MAX_INTEGER)
 
     def boolean(self) -> bool:
         """The value, which must be true or false."""
