@@ -26,7 +26,7 @@ def main() -> None:
     """Export for every target; write the files only if all exports have succeeded."""
     checkpoint = load_checkpoint("default")
     found: dict[Path, dict[str, tuple[Evidence, ...]]] = {}
-    with stages() as progress:
+    with stages():
         for target in TARGETS:
             name = target.spec.name
             if target.unsupported("encoder", target.spec.runs.precisions[0]):
@@ -35,12 +35,10 @@ def main() -> None:
                 options = ExportOptions(
                     uncached_decoder=target.uncached_form(checkpoint.dims) is not None
                 )
-                bundle = export(checkpoint, name, Path(folder) / name, options, progress=progress)
+                bundle = export(checkpoint, name, Path(folder) / name, options)
                 if _has_compiler_here(target):
                     # The few shipped recordings are enough to show that it compiles.
-                    bundle = compile_bundle(
-                        bundle.folder, CompileOptions(force=True), progress=progress
-                    ).bundle
+                    bundle = compile_bundle(bundle.folder, CompileOptions(force=True)).bundle
                 of_file = found.setdefault(evidence_file(target), {})
                 of_file[name] = by_target(Bundle.open(bundle.folder).manifest)[name]
     for file, evidence in found.items():

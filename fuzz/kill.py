@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from fuzz import processes
 from fuzz.killed_jobs import LAST_STAGES, Job, fork, make_jobs
 from whisperport.errors import BundleError
 from whisperport.program.bundle import MANIFEST, Bundle, writing_bundle
+from whisperport.system.progress import reporting
 
 RESULT = Path("build/fuzz/kill.json")
 OURS = re.compile(
@@ -209,15 +210,15 @@ def _run_next(job: Job, place: Place, kill: Kill) -> None:
     _write_nothing(place.out)
 
 
-def _run_up_to_the_end(job: Job, out: Path, _: Callable[[str], None]) -> None:
+def _run_up_to_the_end(job: Job, out: Path) -> None:
     """Start the job and end it before it replaces the bundle, which is checked afterwards."""
 
     def stop_before_writing(stage: str) -> None:
         if stage in LAST_STAGES:
             raise NextRun
 
-    with suppress(NextRun):
-        job.run(out, stop_before_writing)
+    with suppress(NextRun), reporting(stop_before_writing):
+        job.run(out)
 
 
 def _write_nothing(out: Path) -> None:

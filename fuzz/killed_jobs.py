@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.program.bundle import Bundle, ProgramEntry, writing_bundle
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, reporting
 
 LAST_STAGES = ("moving the bundle to its folder", "writing the bundle", "writing nano")
 TARGETS = ("onnxruntime", "hailo8l")
@@ -27,7 +27,7 @@ class Job:
 
     name: str
     old: Path
-    run: Callable[[Path, Progress], object]  # called with the output
+    run: Callable[[Path], object]  # called with the output
 
 
 def make_jobs(folder: Path) -> list[Job]:
@@ -44,7 +44,7 @@ def make_jobs(folder: Path) -> list[Job]:
         _copy(made["onnxruntime"], writer.folder)
         writer.commit(replace(made["onnxruntime"].manifest, name="old"))
     return [
-        Job("export", old, lambda out, progress: _export(checkpoint, "onnxruntime", out, progress)),
+        Job("export", old, lambda out: _export(checkpoint, "onnxruntime", out)),
         Job("import", old, _import(checkpoint, made["hailo8l"], folder / "encoder.hef")),
         Job("compile", made["hailo8l"].folder, _compilation(made["hailo8l"], folder / "sdk")),
     ]
@@ -88,14 +88,12 @@ def _trace_once() -> None:
     programs.whisper_programs = whisper_programs  # type: ignore[assignment]
 
 
-def _export(checkpoint: Any, target: str, out: Path, progress: Progress = lambda _: None) -> Bundle:
+def _export(checkpoint: Any, target: str, out: Path) -> Bundle:
     from whisperport.build.export.export import export
     from whisperport.build.export.export_options import ExportOptions
     from whisperport.targets import RunOptions
 
-    return export(
-        checkpoint, target, out, ExportOptions(run=RunOptions(threads=1)), progress=progress
-    )
+    return export(checkpoint, target, out, ExportOptions(run=RunOptions(threads=1)))
 
 
 def _lower_by_copying(made: dict[str, Bundle]) -> None:
@@ -124,17 +122,17 @@ def _compiled_encoder(bundle: Bundle) -> bytes:
     return encoder_hef(3, 2 * dims.n_audio_ctx, dims.n_mels, dims.n_audio_state)
 
 
-def _import(checkpoint: Any, bundle: Bundle, hef: Path) -> Callable[[Path, Progress], object]:
+def _import(checkpoint: Any, bundle: Bundle, hef: Path) -> Callable[[Path], object]:
     """Return a function that imports an encoder, which a vendor published."""
     from whisperport.build.compile.importing import ImportOptions, import_artifact
     from whisperport.targets import RunOptions
 
     hef.write_bytes(_compiled_encoder(bundle))
     options = ImportOptions(run=RunOptions(threads=1))
-    return lambda out, progress: import_artifact(hef, checkpoint, out, options, progress=progress)
+    return lambda out: import_artifact(hef, checkpoint, out, options)
 
 
-def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object]:
+def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path], object]:
     """Return a function that compiles a copy of a bundle with the dummy compiler's interpreter."""
     from tests.targets.vendors.hailo.fake_sdk import InstalledSdk
 
@@ -148,7 +146,7 @@ def _compilation(bundle: Bundle, sdk: Path) -> Callable[[Path, Progress], object
         },
         threads=1,
     )
-    return lambda out, progress: compile(out, options, progress=progress)
+    return lambda out: compile(out, options)
 
 
 def _copy(bundle: Bundle, folder: Path) -> None:
@@ -157,7 +155,7 @@ def _copy(bundle: Bundle, folder: Path) -> None:
         shutil.copyfile(bundle.path(name), folder / name)
 
 
-def fork(run: Callable[[Progress], object]) -> tuple[int, int]:
+def fork(run: Callable[[], object]) -> tuple[int, int]:
     """Run a function in a fork; return its process id and a descriptor to read its stages from."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -173,7 +171,8 @@ def fork(run: Callable[[Progress], object]) -> tuple[int, int]:
         def progress(stage: str) -> None:
             os.write(writing, f"{stage}\n".encode())
 
-        run(progress)
+        with reporting(progress):
+            run()
         code = 0
     except BaseException as error:
         os.write(2, f"{error}\n".encode())

@@ -25,6 +25,7 @@ from whisperport.errors import BundleError, VerificationError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
+from whisperport.system.progress import reporting
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.reference import Reference
 
@@ -61,8 +62,9 @@ def compiled(source: Path | str, chip: str, folder: Path) -> Bundle:
     except BundleError:
         pass  # there is none
     precision = ExportOptions(precision="fp16")
-    bundle = export(load_checkpoint(source), chip, folder, precision, progress=print)
-    return compile(bundle.folder, progress=print).bundle
+    with reporting(print):
+        bundle = export(load_checkpoint(source), chip, folder, precision)
+        return compile(bundle.folder).bundle
 
 
 def row(source: Path | str, chip: str, folder: Path) -> dict[str, Any]:

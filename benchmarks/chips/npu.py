@@ -33,7 +33,7 @@ from whisperport.errors import WhisperportError
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
-from whisperport.system.progress import Progress
+from whisperport.system.progress import Progress, reporting
 from whisperport.targets import TARGETS, Target
 from whisperport.targets.options import describe
 from whisperport.verification import machine
@@ -126,12 +126,14 @@ def _measured(
             main = (
                 target.spec.runs.fallback if how.placement and target.spec.runs.fallback else name
             )
-            bundle = export(checkpoint, main, Path(folder) / name, how, progress=progress)
+            with reporting(progress):
+                bundle = export(checkpoint, main, Path(folder) / name, how)
             row["export_s"] = round(time.monotonic() - started, 1)
             started = time.monotonic()
             # The few shipped recordings are enough to compare precisions.
             asked = CompileOptions(force=True, options=options, work=work)
-            compiled = compile(bundle.folder, asked, progress=listen)
+            with reporting(listen):
+                compiled = compile(bundle.folder, asked)
         except WhisperportError as error:
             return {**row, "refused": error.why or str(error)}
         if not any("already finished" in stage for stage in said):

@@ -128,6 +128,7 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
 
     from whisperport.build.export.export import export
     from whisperport.build.export.export_options import ExportOptions
+    from whisperport.system.progress import reporting
     from whisperport.targets import RunOptions
     from whisperport.targets.preflight import weight_bytes
     from whisperport.verification import versions
@@ -140,7 +141,8 @@ def one_export(size: str, target: str, work: Path, threads: int) -> dict[str, An
     out = work / f"{size}-{target}"
     shutil.rmtree(out, ignore_errors=True)
     options = ExportOptions(allow_unverified=True, run=RunOptions(threads=threads))
-    bundle = export(str(work / size), target, out, options, progress=progress)
+    with reporting(progress):
+        bundle = export(str(work / size), target, out, options)
     progress("end")
     phases: dict[str, dict[str, float]] = {}
     phase = "import"

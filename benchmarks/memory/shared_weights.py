@@ -26,6 +26,7 @@ import numpy as np
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Runner
 from whisperport.runtime import Decoder, Engine
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import versions
 
@@ -78,7 +79,8 @@ def exported(size: str, work: Path, target: str) -> Path:
     options = ExportOptions(
         clips=[Clip("hiss", "", hiss.astype(np.float32))], allow_unverified=True, run=ONE_THREAD
     )
-    export(random_checkpoint(size), target, folder, options, progress=print)
+    with reporting(print):
+        export(random_checkpoint(size), target, folder, options)
     return folder
 
 

@@ -38,6 +38,7 @@ from whisperport.runtime import (
     load_engine,
 )
 from whisperport.speech.audio import load_audio, log_mel
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions
 from whisperport.verification import versions
 from whisperport.verification.clips import Clip, shipped_audio
@@ -79,7 +80,8 @@ def bundle_of(size: str, work: Path) -> Path:
         )
         checkpoint = "default" if size == "embedded" else random_checkpoint(size)
         work.mkdir(parents=True, exist_ok=True)
-        export(checkpoint, "onnxruntime", folder, options, progress=print)
+        with reporting(print):
+            export(checkpoint, "onnxruntime", folder, options)
     return folder
 
 

@@ -23,6 +23,7 @@ from whisperport.build.inspect import InspectOptions, inspect
 from whisperport.errors import LoweringError, ProgramError, UsageError
 from whisperport.model.trace.program import trace
 from whisperport.program.bundle.origin import record_own
+from whisperport.system.progress import reporting
 
 from ..embedded import default_bundle
 from ..foreign_bundle import constant_of, endless_step, foreign_bundle
@@ -120,7 +121,8 @@ def test_a_child_finds_what_this_process_does() -> None:
     stages: list[str] = []
 
     (ours,) = inspect(step(), InspectOptions(repeat=1, threads=1, trust=True)).profiles
-    (theirs,) = inspect(step(), ONCE, progress=stages.append).profiles
+    with reporting(stages.append):
+        (theirs,) = inspect(step(), ONCE).profiles
 
     assert {(node.name, node.where) for node in theirs.nodes} == {
         (node.name, node.where) for node in ours.nodes

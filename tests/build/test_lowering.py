@@ -27,6 +27,7 @@ from whisperport.program.bundle import replacing_files
 from whisperport.program.bundle.renaming import rename_if_free
 from whisperport.program.runner import Runner
 from whisperport.system.locking import lock_path, locked
+from whisperport.system.progress import reporting
 from whisperport.targets import TARGETS, RunOptions, get_target, preflight
 from whisperport.verification.tolerances import LOWERED
 
@@ -66,7 +67,8 @@ def untouched(out: Path) -> bool:
 def test_what_is_written_is_of_the_opset_asked_for_and_alone(program: Program, out: Path) -> None:
     stages: list[str] = []
 
-    lowered = lower(program, "onnxruntime", out, LowerOptions(opset=13), progress=stages.append)
+    with reporting(stages.append):
+        lowered = lower(program, "onnxruntime", out, LowerOptions(opset=13))
 
     model = onnx.load(str(out))
     assert [o.version for o in model.opset_import] == [13]

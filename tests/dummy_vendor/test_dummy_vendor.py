@@ -179,7 +179,7 @@ def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch
     need = compiler.emulation(spec, compiler.options())
     source = BundleSource(bundle, CompileOptions(threads=1))
 
-    assert prepare_emulation(source, spec, need, tmp_path, lambda _: None) is None
+    assert prepare_emulation(source, spec, need, tmp_path) is None
     plan = compiler.plan(
         CompileRequest(
             spec=spec,

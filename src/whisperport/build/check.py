@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.sizes import NO_SIZES, not_fixable
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
 from whisperport.targets.partitioner import Partition
 from whisperport.targets.preflight import requires_torch
@@ -91,7 +91,6 @@ def check(
     /,
     *,
     sizes: Mapping[str, int] = ...,
-    progress: Progress = ...,
 ) -> Checked: ...
 
 
@@ -101,7 +100,6 @@ def check(
     *,
     target: str,
     sizes: Mapping[str, int] = ...,
-    progress: Progress = ...,
 ) -> Checked: ...
 
 
@@ -110,8 +108,6 @@ def check(
     program: "nn.Module",
     args: "Sequence[Any] | Mapping[str, Any]",
     target: str,
-    *,
-    progress: Progress = ...,
 ) -> Checked: ...
 
 
@@ -121,7 +117,6 @@ def check(
     target: str = "",
     *,
     sizes: Mapping[str, int] = NO_SIZES,
-    progress: Progress = begin_stage,
 ) -> Checked:
     """Check a program against a target's limits. Neither the target's compiler nor the weights are needed.
 
@@ -137,7 +132,6 @@ def check(
         args: of the module: its positional arguments as a tuple, or its keyword arguments as a mapping.
         target: name of a target, as `whisperport targets` lists them.
         sizes: numbers for the dynamic sizes of a `.pt2` file, as it names them: {"s27": 128}.
-        progress: called with the name of each stage, a few words.
 
     Returns:
         The nodes that the target rejects, does not delegate or was not seen to compile, for every program.
@@ -165,21 +159,20 @@ def check(
     if sizes and not is_file:
         raise not_fixable("the program")
     if isinstance(program, str | os.PathLike) and is_model_folder(Path(program)):
-        progress(f"exporting the model of {Path(program).name}")
+        begin_stage(f"exporting the model of {Path(program).name}")
         graphs = [read_model_folder(Path(program))]
     elif isinstance(program, str | os.PathLike):
-        progress(f"reading {Path(program).name}")
+        begin_stage(f"reading {Path(program).name}")
         graphs = read_graphs(Path(program), sizes)
-        partitions = _partitions(chosen, Path(program), progress)
+        partitions = _partitions(chosen, Path(program))
     else:
-        graphs = [_graph_of(program, args, progress)]
+        graphs = [_graph_of(program, args)]
     return Checked(target, tuple(check_graph(graph, spec) for graph in graphs), partitions)
 
 
 def _graph_of(
     program: "Program | ExportedProgram | nn.Module",
     args: "Sequence[Any] | Mapping[str, Any] | None",
-    progress: Progress,
 ) -> "Graph":
     """Read the graph of an object of torch; a module is exported first."""
     from torch import Tensor, nn
@@ -199,26 +192,24 @@ def _graph_of(
             why="a module is exported with an example of each of its inputs",
             hint="call `whisperport.check(module, (x, y), target)`; for one input, `(x,)`",
         )
-    progress(f"exporting {name}")
+    begin_stage(f"exporting {name}")
     positional, named = ((), args) if isinstance(args, Mapping) else (tuple(args), {})
     return read_exported(name, exported_module(name, program, positional, named))
 
 
-def _partitions(target: Target, path: Path, progress: Progress) -> tuple[Partitioned, ...]:
+def _partitions(target: Target, path: Path) -> tuple[Partitioned, ...]:
     """Ask the target's partitioner about a `.tflite` file, or those of a bundle; empty: there is none."""
     if target.partitioner is None:
         return ()
-    return tuple(
-        _partitioned(target, name, file, progress) for name, file in _tflite_files(path).items()
-    )
+    return tuple(_partitioned(target, name, file) for name, file in _tflite_files(path).items())
 
 
-def _partitioned(target: Target, name: str, file: Path, progress: Progress) -> Partitioned:
+def _partitioned(target: Target, name: str, file: Path) -> Partitioned:
     partitioner = target.partitioner
     assert partitioner is not None  # `_partitions` has checked it
     if reason := partitioner.unavailable():
         return Partitioned(name, partitioner.title, None, reason)
-    progress(f"{name}: asking {partitioner.title}")
+    begin_stage(f"{name}: asking {partitioner.title}")
     try:
         return Partitioned(name, partitioner.title, partitioner.partition(file))
     except WhisperportError as error:

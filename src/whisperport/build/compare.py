@@ -14,7 +14,7 @@ from whisperport.program.bundle import MANIFEST
 from whisperport.program.runner import Array
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress, begin_stage, reporting
+from whisperport.system.progress import begin_stage
 from whisperport.verification.compare import Comparison, compare_output
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
@@ -63,8 +63,6 @@ def compare(
     a: str | os.PathLike[str],
     b: str | os.PathLike[str],
     options: CompareOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> ComparedPrograms:
     """Run two programs on the same inputs, and find the first layer at which they diverge.
 
@@ -76,7 +74,6 @@ def compare(
             device wrote, `NAME.npy` or `NAME.bin`, named after the values of the other program.
         b: the same. Errors are relative to A; if A is a device's folder, to B.
         options: see `CompareOptions`. Default: None, all defaults.
-        progress: called with the name of each stage.
 
     Returns:
         The error of every matched value and output; true if all outputs are within the limits.
@@ -91,7 +88,7 @@ def compare(
     options = options or CompareOptions()
     a, b = os.fspath(a), os.fspath(b)
     if options.trust:
-        return _compare(a, b, options, progress)
+        return _compare(a, b, options)
     files = [file for name in (a, b) for file in files_of(split_name(name)[0]) if file.is_file()]
     limits = Limits(
         round(BASE_BYTES + MEMORY * sum(file.stat().st_size for file in files)), SECONDS
@@ -99,8 +96,7 @@ def compare(
     inputs = None if options.inputs is None else os.fspath(options.inputs)
     arguments = {"a": a, "b": b, "inputs": inputs, "seed": options.seed}
     try:
-        with reporting(progress):
-            result = run_limited("whisperport.build.compare:compare_in_child", arguments, limits)
+        result = run_limited("whisperport.build.compare:compare_in_child", arguments, limits)
     except StoppedError as error:
         raise ProgramError(
             f"{a} and {b} cannot be compared",
@@ -126,10 +122,10 @@ def _value_of(members: dict[str, Any]) -> ComparedValue:
 def compare_in_child(*, a: str, b: str, inputs: str | None, seed: int) -> dict[str, Any]:
     """Run `compare` in the child process, and return the result as JSON."""
     inputs_path = None if inputs is None else Path(inputs)
-    return asdict(_compare(a, b, CompareOptions(inputs=inputs_path, seed=seed), begin_stage))
+    return asdict(_compare(a, b, CompareOptions(inputs=inputs_path, seed=seed)))
 
 
-def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> ComparedPrograms:
+def _compare(a: str, b: str, options: CompareOptions) -> ComparedPrograms:
     dumps = [_is_dump(name) for name in (a, b)]
     if all(dumps):
         raise UsageError(
@@ -138,16 +134,16 @@ def _compare(a: str, b: str, options: CompareOptions, progress: Progress) -> Com
         )
     if any(dumps):
         program, folder = (b, a) if dumps[0] else (a, b)
-        return _with_device(program, Path(folder), options, progress)
+        return _with_device(program, Path(folder), options)
     with opened(a) as first_program, opened(b) as second_program:
-        progress(f"running {a}")
+        begin_stage(f"running {a}")
         arrays = _inputs(first_program, second_program, options)
         first = first_program.record(arrays)
-        progress(f"running {b}")
+        begin_stage(f"running {b}")
         second = second_program.record(
             _inputs_of(second_program.graph, first_program.graph, arrays)
         )
-        progress("comparing their values")
+        begin_stage("comparing their values")
         values = matched_values((first_program.graph, first), (second_program.graph, second))
         outputs = _outputs((first_program.graph, first), (second_program.graph, second))
     if not values:
@@ -259,9 +255,7 @@ def _is_quantized(graph: "Graph") -> bool:
     )
 
 
-def _with_device(
-    program: str, folder: Path, options: CompareOptions, progress: Progress
-) -> ComparedPrograms:
+def _with_device(program: str, folder: Path, options: CompareOptions) -> ComparedPrograms:
     """Compare the arrays that a device wrote with the values of the same names."""
     if options.inputs is None:
         raise UsageError(
@@ -270,7 +264,7 @@ def _with_device(
             hint="give them with --inputs FILE.npz",
         )
     with opened(program) as recordable:
-        progress(f"running {program}")
+        begin_stage(f"running {program}")
         run = recordable.record(_given(recordable.graph, options.inputs))
         graph = recordable.graph
     arrays = {**run.values, **_output_arrays(graph, run)}
@@ -281,7 +275,7 @@ def _with_device(
         file = next((p for s in SUFFIXES if (p := folder / f"{stem}{s}").is_file()), None)
         if file is None or array.dtype.kind != "f":
             continue
-        progress(f"comparing {name}")
+        begin_stage(f"comparing {name}")
         node = nodes.get(name)
         layer = compared_layer(name, file, array)
         source = node.source if node else None

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, needs
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 
 
-def fetch(name: str, *, progress: Progress = begin_stage) -> Path:
+def fetch(name: str) -> Path:
     """Find the weights of a name such as `tiny.en`, and download them if they are not on this machine.
 
     They are looked for in openai-whisper's cache (`~/.cache/whisper`, or `whisper` in `XDG_CACHE_HOME`), in
@@ -16,7 +16,6 @@ def fetch(name: str, *, progress: Progress = begin_stage) -> Path:
 
     Args:
         name: a name such as `tiny.en` or `turbo`.
-        progress: called with each stage. The first of a download states size, source and destination.
 
     Returns:
         OpenAI's `.pt` file, or the folder in the hub's cache.
@@ -36,4 +35,4 @@ def fetch(name: str, *, progress: Progress = begin_stage) -> Path:
             why=f"the known names are {', '.join(HUB_IDS)}",
             hint="a hub id or a path needs no fetch: give it to `whisperport export`",
         )
-    return locate(name, check_config_files, progress)
+    return locate(name, check_config_files, begin_stage)

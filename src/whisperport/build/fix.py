@@ -17,7 +17,7 @@ from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
 from whisperport.program.sizes import NO_SIZES
 from whisperport.program.spec import FindingKind, Rejection, TargetSpec
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 from whisperport.targets.preflight import within_memory_of
 from whisperport.verification.compare import Gate
@@ -186,7 +186,6 @@ def fix(
     inputs: Sequence[str | os.PathLike[str]] = (),
     sizes: Mapping[str, int] = NO_SIZES,
     trust: bool = False,
-    progress: Progress = begin_stage,
 ) -> Fixed:
     """Apply a target's rewrites to a copy of a program, built-in or third-party, and verify each.
 
@@ -202,7 +201,6 @@ def fix(
         inputs: `.npz` files with further inputs, each with one array per input, by the input's name.
         sizes: numbers for the dynamic sizes of a `.pt2` file, as it names them: {"s27": 128}.
         trust: run the program of a file without a limit on memory. Default: False.
-        progress: called with the name of each stage, a few words.
 
     Returns:
         The fixed program, the result of every rewrite, and the remaining problems.
@@ -218,11 +216,11 @@ def fix(
     with within_memory_of(program, trust=trust):
         if isinstance(program, str | os.PathLike):
             _check_kind(Path(program))
-        program = read_program(program, progress, "fix a program", sizes, as_arrays=False)
+        program = read_program(program, "fix a program", sizes, as_arrays=False)
         samples = samples_of(program, inputs)
-        progress(f"running {program.name} in torch on {len(samples)} samples")
+        begin_stage(f"running {program.name} in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)
-        work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program), progress)
+        work = _Work(program, chosen.spec, samples, expected, gate_of(REWRITTEN, program))
         applied = _apply_rewrites(work)
     remaining, lookups = _split_lookups(
         applied.program, _rejections(applied.checks[-1], "rejected")
@@ -264,7 +262,6 @@ class _Work:
     samples: tuple[Sample, ...]
     expected: dict[str, dict[str, Array]]
     gate: Gate
-    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +313,7 @@ def _apply_except(work: _Work, left_out: Mapping[str, str]) -> _Applied:
     program, host = work.program, HostPart()
     steps, checks = [], [_check(program, work.spec)]
     for name in (*work.spec.lowering.rewrites, *work.spec.lowering.host_rewrites):
-        work.progress(f"{name} on {program.name}")
+        begin_stage(f"{name} on {program.name}")
         if name in work.spec.lowering.host_rewrites:
             candidate, moved, outcome = run_host_rewrite(program, name)
         else:

@@ -13,7 +13,6 @@ from whisperport.program.bundle.origin import is_trusted
 from whisperport.runtime.engine.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress, begin_stage, reporting
 from whisperport.system.ranges import MAX_REPEAT
 from whisperport.targets import PROFILERS, get_target
 
@@ -66,15 +65,12 @@ class InspectOptions:
     trust: bool = False
 
 
-def inspect(
-    path: Path, options: InspectOptions | None = None, *, progress: Progress = begin_stage
-) -> "Inspected":
+def inspect(path: Path, options: InspectOptions | None = None) -> "Inspected":
     """Run a compiled program, or all programs of a file or bundle, and list where each node ran.
 
     Args:
         path: a compiled program's file, or a bundle.
         options: see `InspectOptions`. Default: None, all defaults.
-        progress: called with the name of each stage, a few words.
 
     Returns:
         A profile of every program, and the names of the programs whose format cannot be measured.
@@ -88,7 +84,7 @@ def inspect(
     """
     options = options or InspectOptions()
     if options.trust or _is_own_bundle(path):
-        return _inspect(path, options, progress)
+        return _inspect(path, options)
     limits = _limits_of(path, options.repeat)
     arguments = asdict(options) | {"path": os.fspath(path), "options": dict(options.options)}
     unlimited = (
@@ -96,8 +92,7 @@ def inspect(
     )
     arguments["inputs"] = None if options.inputs is None else os.fspath(options.inputs)
     try:
-        with reporting(progress):
-            result = run_limited("whisperport.build.inspect:inspect_in_child", arguments, limits)
+        result = run_limited("whisperport.build.inspect:inspect_in_child", arguments, limits)
     except StoppedError as error:
         raise ProgramError(
             f"{path.name} cannot be inspected",
@@ -118,10 +113,10 @@ def inspect_in_child(
     chosen = InspectOptions(
         inputs=None if inputs is None else Path(inputs), programs=tuple(programs), **options
     )
-    return asdict(_inspect(Path(path), chosen, begin_stage))
+    return asdict(_inspect(Path(path), chosen))
 
 
-def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspected":
+def _inspect(path: Path, options: InspectOptions) -> "Inspected":
     from whisperport.model.inspection.check import rejections
     from whisperport.model.inspection.inputs import read_inputs
     from whisperport.model.inspection.lowered import inspect_lowered
@@ -135,7 +130,7 @@ def _inspect(path: Path, options: InspectOptions, progress: Progress) -> "Inspec
         programs=options.programs,
     )
     reasons = partial(rejections, spec=get_target("xnnpack").spec)
-    return inspect_lowered(path, profile_options, reasons, PROFILERS, progress=progress)
+    return inspect_lowered(path, profile_options, reasons, PROFILERS)
 
 
 def _is_own_bundle(path: Path) -> bool:

@@ -24,7 +24,7 @@ from whisperport.program.sizes import not_fixable
 from whisperport.program.spec import Limit, ProgramSpec
 from whisperport.system.option import Option
 from whisperport.system.outputs import Output, check_outputs, is_same
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.cpu.onnxruntime import OPSETS
 from whisperport.targets.options import parse_options
@@ -156,8 +156,6 @@ def lower(
     target: str,
     out: str | os.PathLike[str],
     options: LowerOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> Lowered:
     """Lower one program for a target, compare it with the original program, and write it.
 
@@ -173,7 +171,6 @@ def lower(
             weights, `STEM.bin`, and the steps that the target leaves to the host, `STEM.host.json` and
             `.npy` files; see `HostPart`. They replace other files only together with `out`.
         options: see `LowerOptions`. Default: None, all defaults.
-        progress: called with the name of each stage, a few words.
 
     Returns:
         The files that were written, and the comparison.
@@ -200,18 +197,16 @@ def lower(
         program_path = (
             os.fspath(program) if isinstance(program, str | os.PathLike) else "PROGRAM.pt2"
         )
-        program = read_program(program, progress, "lower a program", options.sizes, as_arrays=True)
+        program = read_program(program, "lower a program", options.sizes, as_arrays=True)
         if options.preflight:
             _check_room(program, target, out)
         samples = samples_of(program, options.inputs)
-        progress(f"running the program in torch on {len(samples)} samples")
+        begin_stage(f"running the program in torch on {len(samples)} samples")
         expected = expected_outputs(program, samples)
-        rewritten, host, rewrites = _rewritten(
-            program, chosen, _max_rank(options, chosen), progress
-        )
+        rewritten, host, rewrites = _rewritten(program, chosen, _max_rank(options, chosen))
         _check_supported(rewritten, chosen, program_path)
-        entry, facts = _compile(rewritten, chosen, folder / out.name, options, progress)
-        progress(f"running {out.name} on {target}")
+        entry, facts = _compile(rewritten, chosen, folder / out.name, options)
+        begin_stage(f"running {out.name} on {target}")
         run = options.run.with_emulation([chosen])
         runner = chosen.load(folder, [entry], run)[entry.spec.name]
         gate = gate_of(LOWERED, program)
@@ -257,7 +252,6 @@ def _configured(target: Target, options: LowerOptions) -> Target:
 
 def read_program(
     program: "Program | str | os.PathLike[str]",
-    progress: Progress,
     use: str,
     sizes: Mapping[str, int],
     *,
@@ -274,7 +268,7 @@ def read_program(
         from whisperport.model.trace.pt2 import read_pt2
         from whisperport.model.trace.trial import check_comparable
     if isinstance(program, str | os.PathLike):
-        progress(f"reading {program}")
+        begin_stage(f"reading {program}")
         program = read_pt2(program, sizes)
     elif sizes:
         raise not_fixable(f"`{program.name}`")
@@ -289,7 +283,7 @@ def _check_room(program: "Program", target: str, out: Path) -> None:
 
 
 def _rewritten(
-    program: "Program", target: Target, max_rank: int, progress: Progress
+    program: "Program", target: Target, max_rank: int
 ) -> "tuple[Program, HostPart, dict[str, int]]":
     """Apply the target's rewrites, and fold axes if a tensor has more than `max_rank` axes.
 
@@ -300,10 +294,10 @@ def _rewritten(
     from whisperport.model.rewrites import run_host_rewrite, run_rewrites
 
     if target.spec.lowering.rewrites:
-        progress(f"rewriting {program.name} for {target.spec.name}")
+        begin_stage(f"rewriting {program.name} for {target.spec.name}")
     program, outcomes = run_rewrites(program, target.spec.lowering.rewrites)
     if _above(read_exported(program.name, program.exported), max_rank):
-        progress(f"folding the axes of {program.name}")
+        begin_stage(f"folding the axes of {program.name}")
         program, folded = run_rewrites(program, [f"fold-axes={max_rank}"])
         outcomes += folded
     host = HostPart()
@@ -353,7 +347,7 @@ def _check_rank(name: str, graph: "Graph", max_rank: int) -> None:
 
 
 def _compile(
-    program: "Program", target: Target, path: Path, options: LowerOptions, progress: Progress
+    program: "Program", target: Target, path: Path, options: LowerOptions
 ) -> tuple[ProgramEntry, dict[str, Any]]:
     """Lower a program to the file `path`.
 
@@ -365,7 +359,7 @@ def _compile(
     max_rank, onnx = _max_rank(options, target), target.spec.lowering.lowered_suffix == ".onnx"
     if not onnx:
         _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
-    entry, facts = target.lower_file(program, path, progress, simplify=options.simplify)
+    entry, facts = target.lower_file(program, path, begin_stage, simplify=options.simplify)
     if entry.files[0] != path.name:  # a single file: those of several have the stem of `path`
         os.replace(path.parent / entry.files[0], path)
         entry = replace(entry, files=(path.name, *entry.files[1:]))

@@ -16,7 +16,7 @@ from whisperport.program.host_part import HostPart
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress, begin_stage, reporting
+from whisperport.system.progress import begin_stage
 from whisperport.targets.activations import SAMPLES
 from whisperport.targets.preflight import requires_torch
 from whisperport.verification.clips import shipped_audio
@@ -32,8 +32,6 @@ SECONDS = 3600.0
 def sensitivity(
     program: str | os.PathLike[str],
     inputs: Path | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> list[dict[str, Any]]:
     """Return the activations of a program that one 8-bit scale ruins, and the others, the worst first.
 
@@ -44,7 +42,6 @@ def sensitivity(
             then measured.
         inputs: audio files or arrays, as `compile --inputs` takes them. Default: None, clips of the
             package, for a program that reads a spectrogram.
-        progress: called with the name of each stage.
 
     Returns:
         JSON objects: `activation`, `operator`, `tensor`, `shape`, `typical_db`, `alone_db` (null: not
@@ -61,15 +58,14 @@ def sensitivity(
     path = Path(program)
     if path.suffix not in SUFFIXES:
         with TemporaryDirectory(prefix="whisperport-") as folder:
-            return _rows_of(_encoder_of(program, Path(folder), progress), inputs, progress)
+            return _rows_of(_encoder_of(program, Path(folder)), inputs)
     size = sum(file.stat().st_size for file in files_of(path) if file.is_file())
     limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
     arguments = {"path": os.fspath(path), "inputs": None if inputs is None else os.fspath(inputs)}
     try:
-        with reporting(progress):
-            rows: list[dict[str, Any]] = run_limited(
-                "whisperport.build.sensitivity:sensitivity_in_child", arguments, limits
-            )
+        rows: list[dict[str, Any]] = run_limited(
+            "whisperport.build.sensitivity:sensitivity_in_child", arguments, limits
+        )
     except StoppedError as error:
         raise ProgramError(
             f"{path.name} cannot be measured",
@@ -83,7 +79,7 @@ def sensitivity_in_child(*, path: str, inputs: str | None) -> list[dict[str, Any
     """Measure a file in the child process."""
     inputs_path = None if inputs is None else Path(inputs)
     if Path(path).suffix == ".onnx":
-        return _rows_of(Path(path), inputs_path, begin_stage)
+        return _rows_of(Path(path), inputs_path)
     program = Path(path)
     from whisperport.model.trace.onnx_file import write_onnx_file
     from whisperport.model.trace.pt2 import read_pt2
@@ -91,10 +87,10 @@ def sensitivity_in_child(*, path: str, inputs: str | None) -> list[dict[str, Any
     with TemporaryDirectory(prefix="whisperport-") as folder:
         written = Path(folder, f"{program.stem}.onnx")
         write_onnx_file(read_pt2(path), written)
-        return _rows_of(written, inputs_path, begin_stage, program.name)
+        return _rows_of(written, inputs_path, program.name)
 
 
-def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Progress) -> Path:
+def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path) -> Path:
     """Write the encoder of a checkpoint to an ONNX file."""
     with requires_torch("measure"):
         from whisperport.model.network.whisper import build_model
@@ -102,16 +98,14 @@ def _encoder_of(checkpoint: str | os.PathLike[str], folder: Path, progress: Prog
     from whisperport.model.trace.variants import whisper_programs
     from whisperport.model.trace.whisper import Parts
 
-    model = build_model(loaded(checkpoint, progress))
+    model = build_model(loaded(checkpoint))
     (encoder,) = whisper_programs(Parts(model, []), [ENCODER])
-    progress("writing its encoder as ONNX")
+    begin_stage("writing its encoder as ONNX")
     write_onnx_file(encoder, folder / "encoder.onnx")
     return folder / "encoder.onnx"
 
 
-def _rows_of(
-    path: Path, inputs: Path | None, progress: Progress, name: str = ""
-) -> list[dict[str, Any]]:
+def _rows_of(path: Path, inputs: Path | None, name: str = "") -> list[dict[str, Any]]:
     spec = read_lowered(path, Placement("onnxruntime", "fp32")).spec
     if inputs is None and mel_shape(spec) is None:
         raise ProgramError(
@@ -142,7 +136,7 @@ def _rows_of(
             "channels": _peaks(result.activation.channel_peaks) if result.is_ruined else [],
             "frames": _peaks(result.activation.frame_peaks) if result.is_ruined else [],
         }
-        for result in sensitivities(path, samples, progress=progress)
+        for result in sensitivities(path, samples)
     ]
 
 

@@ -48,7 +48,7 @@ def need(samples: int, spec: ProgramSpec = ENCODER, **more) -> CalibrationNeed:
 
 
 def write(samples, folder: Path, needed: int, spec: ProgramSpec = ENCODER, **more) -> int:
-    writer = ArrayWriter(spec, need(needed, spec, **more), folder, lambda _: None)
+    writer = ArrayWriter(spec, need(needed, spec, **more), folder)
     writer.add(samples)
     return writer.close()
 

@@ -38,6 +38,7 @@ from whisperport.program.json_records import to_json
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.speech.audio import load_audio, log_mel
+from whisperport.system.progress import reporting
 from whisperport.targets import get_target, preflight
 from whisperport.verification import GATES
 from whisperport.verification.clips import shipped_audio
@@ -153,7 +154,8 @@ def test_an_existing_folder_is_not_replaced_and_finished_stages_are_kept(
         options={"dummy1.samples": "2"},
         toolchains={"dummy": str(interpreter(tmp_path))},
     )
-    compile(decoder, options, progress=stages.append)
+    with reporting(stages.append):
+        compile(decoder, options)
     assert "dummy1: all stages are already finished" in stages
 
 

@@ -32,6 +32,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.speech.audio import load_audio
 from whisperport.system.locking import lock_path, locked
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import EmulationNeed
 from whisperport.targets.vendors.hailo.target import Hailo
@@ -179,8 +180,10 @@ def test_without_the_sdk_a_second_compile_does_nothing_again(bundle, recordings,
     sdk.clear()
     stages: list[str] = []
 
-    compile(bundle, _options(recordings), progress=stages.append)
-    compile(bundle, _options(None), progress=stages.append)  # the set that was used before
+    with reporting(stages.append):
+        compile(bundle, _options(recordings))
+    with reporting(stages.append):
+        compile(bundle, _options(None))  # the set that was used before
 
     assert sdk.names() == []
     assert sum("using the existing calibration set" in line for line in stages) == 2
@@ -460,7 +463,8 @@ def test_a_set_of_another_window_is_not_kept(bundle, recordings, sdk):
     saved["from"]["spec"]["inputs"][0]["shape"] = [1, 80, 1, 1000]
     noted.write_text(json.dumps(saved))
     stages: list[str] = []
-    compile(bundle, _options(None), progress=stages.append)
+    with reporting(stages.append):
+        compile(bundle, _options(None))
     assert "encoder: making the calibration set" in stages
 
 
@@ -523,8 +527,8 @@ def test_a_bundle_that_was_replaced_during_the_compilation_is_not_mixed_with_it(
                 shutil.copytree(bundle, writer.folder, dirs_exist_ok=True, ignore=unlisted)
                 writer.commit(replace(opened.manifest, name="another"))
 
-    with pytest.raises(BundleError, match="was replaced"):
-        compile(bundle, _options(recordings), progress=replaced)
+    with pytest.raises(BundleError, match="was replaced"), reporting(replaced):
+        compile(bundle, _options(recordings))
 
     assert Bundle.open(bundle).manifest.name == "another"
     assert not (bundle / "hailo8l" / "encoder.hef").exists()

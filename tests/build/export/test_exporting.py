@@ -18,6 +18,7 @@ from whisperport.build.export.placing import place_programs
 from whisperport.errors import BundleError, LoweringError, UsageError, VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import load_engine
+from whisperport.system.progress import reporting
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.verification import LEVELS, Report
 from whisperport.verification.bundle_check import verify
@@ -103,10 +104,10 @@ def test_the_encoder_on_one_target_and_the_rest_on_another(
 def write(
     micro_checkpoint: Any, fake_targets: Any, quick_tracing: None, tmp_path: Path
 ) -> Callable[..., Bundle]:
-    """`write(options, say=...)`: export the micro checkpoint to tmp_path/"bundle"."""
+    """`write(options)`: export the micro checkpoint to tmp_path/"bundle"."""
 
-    def write(options: ExportOptions = OPTIONS, **how: Any) -> Bundle:
-        return export(micro_checkpoint, "fake", tmp_path / "bundle", options, **how)
+    def write(options: ExportOptions = OPTIONS) -> Bundle:
+        return export(micro_checkpoint, "fake", tmp_path / "bundle", options)
 
     return write
 
@@ -114,7 +115,8 @@ def write(
 def test_every_stage_is_reported(write: Any) -> None:
     stages: list[str] = []
 
-    write(progress=stages.append)
+    with reporting(stages.append):
+        write()
 
     for word in (
         "torch",
@@ -339,13 +341,12 @@ def test_unknown_names_are_rejected_before_any_work(
 ) -> None:
     stages: list[str] = []
 
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words), reporting(stages.append):
         export(
             micro_checkpoint,
             target,
             tmp_path / "out",
             replace(OPTIONS, placement=place),
-            progress=stages.append,
         )
 
     assert stages == []
@@ -359,8 +360,8 @@ def test_a_path_that_cannot_be_written_is_rejected_before_any_work(
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     stages: list[str] = []
 
-    with pytest.raises(BundleError, match="not a bundle"):
-        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS, progress=stages.append)
+    with pytest.raises(BundleError, match="not a bundle"), reporting(stages.append):
+        export(micro_checkpoint, "fake", tmp_path / "mine", OPTIONS)
 
     assert stages == []
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
@@ -368,7 +369,8 @@ def test_a_path_that_cannot_be_written_is_rejected_before_any_work(
 
 def test_an_interrupt_at_any_stage_leaves_what_was_there(write: Any, tmp_path: Path) -> None:
     stages: list[str] = []
-    write(progress=stages.append)
+    with reporting(stages.append):
+        write()
     before = contents(tmp_path / "bundle")
     assert len(stages) > 20
 
@@ -379,8 +381,8 @@ def test_an_interrupt_at_any_stage_leaves_what_was_there(write: Any, tmp_path: P
             if next(left) == 0:
                 raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
-            write(progress=interrupt)
+        with pytest.raises(KeyboardInterrupt), reporting(interrupt):
+            write()
 
         assert list(tmp_path.iterdir()) == [tmp_path / "bundle"], stages[stop]
         assert contents(tmp_path / "bundle") == before, stages[stop]

@@ -165,7 +165,9 @@ def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -
         "    open(sys.argv[1], 'a').write('exported\\n')\n"
         "    return model_bundle.Bundle.open(shutil.copytree(sys.argv[2], out))\n"
         "exporting.export = export\n"
-        "model_bundle.bundle_of(sys.argv[3], progress=lambda stage: print(stage, flush=True))\n"
+        "from whisperport.system.progress import reporting\n"
+        "with reporting(lambda stage: print(stage, flush=True)):\n"
+        "    model_bundle.bundle_of(sys.argv[3])\n"
     )
     log = tmp_path / "log"
     arguments = [sys.executable, "-c", script, log, default_bundle(), one_layer_pt]

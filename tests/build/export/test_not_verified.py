@@ -64,7 +64,7 @@ class Rejected:
             manifest=SimpleNamespace(programs=()),
         )
         report = Report(subject="", checks=checks)
-        return not_verified(Path("out"), report, bundle, RunOptions(), more, lambda _: None).why
+        return not_verified(Path("out"), report, bundle, RunOptions(), more).why
 
 
 def test_more_clips_are_transcribed_if_the_words_show_no_loss(

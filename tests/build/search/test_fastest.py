@@ -19,6 +19,7 @@ from whisperport.build.search.search import export_best
 from whisperport.errors import LoweringError, UsageError, VerificationError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array, Runner
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions, preflight
 from whisperport.verification.clips import Clip
 
@@ -217,7 +218,8 @@ def test_every_group_is_on_the_target_that_is_fastest(
 ) -> None:
     stages: list[str] = []
 
-    found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS, progress=stages.append)
+    with reporting(stages.append):
+        found = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
     on = placed(found)
     assert on.pop("encoder") == "second"
@@ -248,16 +250,15 @@ def test_times_are_measured_once_for_models_of_the_same_sizes(
     stages: list[str] = []
     first = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
 
-    second = export_best(
-        micro_checkpoint, "auto", tmp_path / "out", OPTIONS, progress=stages.append
-    )
-    export_best(
-        micro_checkpoint,
-        "auto",
-        tmp_path / "out",
-        replace(OPTIONS, run=RunOptions(threads=2)),
-        progress=stages.append,
-    )
+    with reporting(stages.append):
+        second = export_best(micro_checkpoint, "auto", tmp_path / "out", OPTIONS)
+    with reporting(stages.append):
+        export_best(
+            micro_checkpoint,
+            "auto",
+            tmp_path / "out",
+            replace(OPTIONS, run=RunOptions(threads=2)),
+        )
 
     assert second.timed == first.timed
     assert placed(second) == placed(first)

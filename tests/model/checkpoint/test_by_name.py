@@ -26,6 +26,7 @@ from whisperport.model.checkpoint.names import from_huggingface, to_huggingface
 from whisperport.model.checkpoint.openai_releases import ALIASES, RELEASES, Release
 from whisperport.model.checkpoint.tensor_check import expected_shapes
 from whisperport.system.locking import lock_path
+from whisperport.system.progress import reporting
 
 from ...published_dims import whisper_dims
 
@@ -78,7 +79,8 @@ def test_the_urls_are_openai_whispers():
 def test_a_file_is_downloaded_once_and_its_size_is_told_before(server, tmp_path):
     told = []
 
-    path = fetch("tiny.en", progress=told.append)
+    with reporting(told.append):
+        path = fetch("tiny.en")
 
     assert path == stored(tmp_path)
     assert path.read_bytes() == DATA
@@ -240,7 +242,8 @@ def test_another_process_waits_and_a_killed_one_is_continued(server, tmp_path):
     first.send_signal(signal.SIGKILL)
     first.communicate()
     assert not stored(tmp_path).exists()
-    fetch("tiny.en", progress=told.append)
+    with reporting(told.append):
+        fetch("tiny.en")
     second.communicate(timeout=60)
 
     assert second.returncode == 0

@@ -91,8 +91,8 @@ def check(
       $ whisperport check decoder.pt2 --target xnnpack
       $ whisperport check decoder.onnx --target litert --all --html check.html
     """
-    with stages() as progress:
-        checked = check_program(program, target, sizes=sizes, progress=progress)
+    with stages():
+        checked = check_program(program, target, sizes=sizes)
     following = _next_command(program, checked, sizes)
     if html is not None:
         write_page(html, check_page(checked, command_line(*following)))

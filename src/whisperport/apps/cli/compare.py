@@ -79,8 +79,8 @@ def compare(
       $ whisperport compare build/float:encoder build/int8:encoder --inputs talk.wav
     """
     options = CompareOptions(trust=trust, **field_values(CompareOptions, chosen))
-    with stages() as progress:
-        comparison = run_compare(a, b, options, progress=progress)
+    with stages():
+        comparison = run_compare(a, b, options)
     following = _next(comparison, a, b)
     if html is not None:
         shown = command_line(*following) if following else ""

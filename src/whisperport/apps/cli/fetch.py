@@ -6,7 +6,7 @@ from whisperport.apps.cli.console import print_json, print_lines, print_next, pr
 from whisperport.apps.cli.options import as_json
 from whisperport.apps.cli.verb import Verb
 from whisperport.build.fetch import fetch as run_fetch
-from whisperport.system.progress import Counted
+from whisperport.system.progress import Counted, reporting
 
 
 @click.command(cls=Verb, short_help="Download the weights of a Whisper model by name.")
@@ -34,7 +34,8 @@ def fetch(name: str, as_json: bool) -> None:
                 print_note(stage)
             shown(stage)
 
-        path = run_fetch(name, progress=progress)
+        with reporting(progress):
+            path = run_fetch(name)
     if as_json:
         print_json({"name": name, "path": str(path)})
     else:

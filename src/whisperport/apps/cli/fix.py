@@ -78,9 +78,7 @@ def fix(
     """
     check_free(out, overwrite=overwrite)
     with stages() as progress:
-        fixed = fix_program(
-            program, target, inputs=inputs, sizes=sizes, trust=trust, progress=progress
-        )
+        fixed = fix_program(program, target, inputs=inputs, sizes=sizes, trust=trust)
         if fixed.changed:
             beside = [out.with_name(name) for name in fixed.host.files(out.stem)]
             check_outputs([Output(path, "--out", "file") for path in beside], [program, *inputs])

@@ -99,8 +99,8 @@ def inspect(
         trust=trust,
         **field_values(InspectOptions, chosen),
     )
-    with stages() as progress:
-        inspected = run_inspect(path, options, progress=progress)
+    with stages():
+        inspected = run_inspect(path, options)
     command = _next_command(path, inspected.profiles)
     if html is not None:
         shown = command_line(*command) if command else ""

@@ -73,11 +73,10 @@ def sensitivity(
       $ whisperport sensitivity tiny.en
       $ whisperport sensitivity encoder.onnx --inputs talks --html sensitivity.html
     """
-    with stages() as progress:
+    with stages():
         rows = run_sensitivity(
             Path(program) if Path(program).suffix in SUFFIXES else program,
             inputs,
-            progress=progress,
         )
     ruined = [row for row in rows if row["ruined"]]
     following = _next(program, is_ruined=bool(ruined))

@@ -15,7 +15,7 @@ import numpy as np
 from whisperport.errors import AudioError
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets.compiler import CalibrationNeed
 
 
@@ -31,20 +31,17 @@ class ArrayWriter:
         count: number of samples written.
     """
 
-    def __init__(
-        self, spec: ProgramSpec, need: CalibrationNeed, folder: Path, progress: Progress
-    ) -> None:
+    def __init__(self, spec: ProgramSpec, need: CalibrationNeed, folder: Path) -> None:
         """
         Args:
             spec: the program's inputs and outputs.
             need: number, layout and dtype of the samples that the compiler reads.
             folder: where to write the arrays.
-            progress: called with a line after every tenth of the samples.
 
         Raises:
             AudioError: the disk has not enough free space.
         """
-        self._spec, self._need, self._progress = spec, need, progress
+        self._spec, self._need = spec, need
         dtype = np.dtype(need.dtype)
         shapes = [need.layout(np.zeros(tensor.shape, tensor.dtype)).shape for tensor in spec.inputs]
         self._paths = [folder / file for file in array_files(need)]
@@ -72,7 +69,7 @@ class ArrayWriter:
                 stage = (
                     f"{self._spec.name}: {self.count} of {self._need.samples} calibration samples"
                 )
-                self._progress(Counted(stage, self.count, self._need.samples))
+                begin_stage(Counted(stage, self.count, self._need.samples))
 
     def close(self) -> int:
         """Complete the files, and return the number of samples."""

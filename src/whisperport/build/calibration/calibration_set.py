@@ -21,7 +21,7 @@ from whisperport.program.json_records import to_json
 from whisperport.program.spec import ProgramSpec
 from whisperport.speech.audio import FRAMES_PER_SECOND
 from whisperport.system.atomic import write_atomic
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.compiler import CalibrationNeed, Layout
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.recording.audio_files import (
@@ -81,7 +81,6 @@ def calibration_sets(
     requests: Sequence[CalibrationRequest],
     encoder_layout: Layout,
     options: CalibrationOptions,
-    progress: Progress,
 ) -> dict[str, CalibrationSet]:
     """Return the calibration sets of programs; make those that are missing or whose sources changed.
 
@@ -92,7 +91,6 @@ def calibration_sets(
         requests: the programs.
         encoder_layout: layout of the encoder's calibration set. An .npy in `options.source` has it too.
         options: the audio to use.
-        progress: called with a line for each stage.
 
     Returns:
         Program -> its calibration set.
@@ -112,13 +110,13 @@ def calibration_sets(
             files = files or _files(options.source)
             made_from = _made_from(session, request, files, options)
         if existing and made_from in (None, existing["from"]):
-            progress(f"{name}: using the existing calibration set")
+            begin_stage(f"{name}: using the existing calibration set")
             sets[name] = CalibrationSet(arrays=array_files(need), samples=existing["samples"])
         else:
             missing.append((request, made_from))
     if missing:
         missing_requests = [request for request, _ in missing]
-        counts, audio = _make(session, missing_requests, encoder_layout, files, options, progress)
+        counts, audio = _make(session, missing_requests, encoder_layout, files, options)
         for (request, made_from), count in zip(missing, counts, strict=True):
             check_enough(request.spec, request.need, count, audio)
             arrays = array_files(request.need)
@@ -161,10 +159,9 @@ def _make(
     encoder_layout: Layout,
     files: Sequence[Path],
     options: CalibrationOptions,
-    progress: Progress,
 ) -> tuple[list[int], CalibrationAudio]:
     """Make calibration sets in one pass. Returns the number of samples of each, and the audio."""
-    progress(f"{', '.join(r.spec.name for r in requests)}: making the calibration set")
+    begin_stage(f"{', '.join(r.spec.name for r in requests)}: making the calibration set")
     encoder = session.bundle.manifest.program("encoder").spec
     audio = _calibration_audio(session, files, force=options.force)
     mels: Iterator[Floats]
@@ -175,8 +172,7 @@ def _make(
     else:
         mels = spectrograms_of(audio, encoder)
     makers = [
-        (ProgramInputs(session, r.spec), ArrayWriter(r.spec, r.need, r.folder, progress))
-        for r in requests
+        (ProgramInputs(session, r.spec), ArrayWriter(r.spec, r.need, r.folder)) for r in requests
     ]
     for mel in mels:
         unfinished = [(inputs, writer) for inputs, writer in makers if not writer.is_full]
@@ -185,7 +181,7 @@ def _make(
         if all(writer.is_full for _, writer in unfinished):
             break
     if audio.skipped:
-        progress(f"skipped of the calibration audio: {audio.faults}")
+        begin_stage(f"skipped of the calibration audio: {audio.faults}")
     return [writer.close() for _, writer in makers], audio
 
 

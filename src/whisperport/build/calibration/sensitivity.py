@@ -15,7 +15,7 @@ import numpy as np
 
 from whisperport.errors import ProgramError
 from whisperport.program.runner import Array
-from whisperport.system.progress import Counted, Progress, begin_stage
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets.activations import MIN_SQNR_DB, Activation
 from whisperport.targets.onnx.activations import OnnxActivations
 from whisperport.verification.loss import loss_of
@@ -57,7 +57,6 @@ def sensitivities(
     samples: Sequence[Mapping[str, Array]],
     *,
     worst: int = WORST,
-    progress: Progress = begin_stage,
 ) -> list[Sensitivity]:
     """Return the activations of a program, the one whose typical values lose most first.
 
@@ -65,7 +64,6 @@ def sensitivities(
         path: the ONNX file, with static shapes.
         samples: name of an input -> array; at least one sample.
         worst: number of activations that are measured alone.
-        progress: called with the name of each stage.
 
     Raises:
         ProgramError: the program has no activation that could be quantized.
@@ -73,7 +71,7 @@ def sensitivities(
     program = OnnxActivations.read(path)
     ranking = [
         Sensitivity(operator=program.operators[tensor], tensor=tensor, activation=activation)
-        for tensor, activation in program.measured(program.operators, samples, progress).items()
+        for tensor, activation in program.measured(program.operators, samples).items()
     ]
     if not ranking:
         raise ProgramError(
@@ -85,7 +83,7 @@ def sensitivities(
     exact = [outputs for outputs, _ in program.run([], samples[:2])]
     measured = []
     for index, sensitivity in enumerate(ranking[:worst]):
-        progress(
+        begin_stage(
             Counted(
                 f"in 8 bits alone: {sensitivity.activation.name}", index, min(worst, len(ranking))
             )

@@ -35,7 +35,6 @@ from whisperport.program.program_kind import ALIGN, ENCODER, PREFILL
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import Decoder
-from whisperport.system.progress import Progress
 from whisperport.targets import get_target
 from whisperport.targets.compiler import Layout, same_layout
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
@@ -72,17 +71,15 @@ class BundleSource(Source):
                 )
         check_writable(Path(os.path.realpath(self.out)))  # the bundle itself, also through a link
 
-    def quantize(self, work: Path, progress: Progress) -> None:
+    def quantize(self, work: Path) -> None:
         """Do nothing: `export` quantized the programs."""
 
     def file(self, name: str) -> Path:
         return self.bundle.path(name)
 
-    def calibrated(
-        self, requests: Sequence[CalibrationRequest], progress: Progress
-    ) -> Mapping[str, CalibrationSet]:
+    def calibrated(self, requests: Sequence[CalibrationRequest]) -> Mapping[str, CalibrationSet]:
         layout = self._encoder_layout()
-        return calibration_sets(self.session, requests, layout, self._options, progress)
+        return calibration_sets(self.session, requests, layout, self._options)
 
     def _encoder_layout(self) -> Layout:
         """Return the layout of the encoder's compiler; the user's own spectrograms have this layout."""
@@ -106,10 +103,8 @@ class BundleSource(Source):
     def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
         return run_in_order(self.session.runners[spec.name], inputs)
 
-    def compared(
-        self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress
-    ) -> tuple[Check, ...]:
-        return bundle_checks(self.session, emulation, outputs, progress)
+    def compared(self, emulation: Emulation, outputs: Sequence[Array | None]) -> tuple[Check, ...]:
+        return bundle_checks(self.session, emulation, outputs)
 
     def rejection(self, failures: Sequence[Check]) -> tuple[str, str]:
         compiled = [entry for entry in self.entries if get_target(entry.target).compiler]
@@ -135,7 +130,6 @@ def bundle_checks(
     session: BundleSession,
     emulation: Emulation,
     outputs: Sequence[Array | None],
-    progress: Progress,
 ) -> tuple[Check, ...]:
     """Compare the outputs of an emulated program of a bundle with the expected ones; see `Emulation`."""
     spec, reference = emulation.spec, session.reference
@@ -148,7 +142,7 @@ def bundle_checks(
     # If a clip could not be compared, its features cannot be decoded.
     if features is not None and all("worst_frame" in check.value for check in checks):
         checks += check_decoded_features(
-            session.bundle, Decoder(session.engine), [*features[:, 0]], precision, progress
+            session.bundle, Decoder(session.engine), [*features[:, 0]], precision
         )
     return tuple(checks)
 

@@ -20,15 +20,12 @@ from whisperport.build.compile.work_folder import work_folder
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.system.outputs import is_inside, is_same
-from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import TARGETS
 
 
 def compile(
     path: str | os.PathLike[str],
     options: CompileOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> Compiled:
     """Compile every program of a bundle whose target has a vendor's compiler, or one lowered program.
 
@@ -36,7 +33,6 @@ def compile(
         path: folder of a bundle, which is replaced when everything is compiled; or a file that `lower`
             wrote, or another third-party program of the format that the target's compiler reads.
         options: see `CompileOptions`. Default: None, all defaults.
-        progress: called with the name of each stage, a few words.
 
     Returns:
         The compiled programs, and the folder that was written.
@@ -68,8 +64,8 @@ def compile(
             hint="omit `--work` to use a folder beside it",
         )
     with work_folder(work):
-        source.quantize(work, progress)
-        return compile_groups(source, groups, progress, options.allow_unverified)
+        source.quantize(work)
+        return compile_groups(source, groups, options.allow_unverified)
 
 
 def _source(path: Path, options: CompileOptions) -> Source:

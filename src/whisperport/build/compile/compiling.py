@@ -25,7 +25,7 @@ from whisperport.errors import LoweringError, MissingPackageError, UsageError, V
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest
 from whisperport.targets.options import by_target
@@ -127,7 +127,6 @@ def groups_of(source: Source, options: CompileOptions, work: Path) -> list[Group
 def compile_groups(
     source: Source,
     groups: Sequence[Group],
-    progress: Progress,
     allow_unverified: bool,
 ) -> Compiled:
     """Compile programs, compare what their vendors' emulators compute, and write the compiled files.
@@ -135,19 +134,19 @@ def compile_groups(
     Raises:
         AudioError, LoweringError, ProgramError, VerificationError: see `compile`.
     """
-    plans = _prepared(source, groups, progress)
+    plans = _prepared(source, groups)
     source.release([plan.emulation for plan in plans if plan.emulation])
-    _compile(groups, progress)
-    progress("checking the compiled files")
-    checks = {plan.job.name: _checks(source, plan, progress) for plan in plans}
+    _compile(groups)
+    begin_stage("checking the compiled files")
+    checks = {plan.job.name: _checks(source, plan) for plan in plans}
     if not allow_unverified:
         _check_simulated(source, plans, checks)
     artifacts = {plan.job.name: _artifact(plan, checks[plan.job.name]) for plan in plans}
-    progress(f"writing {source.out.name}")
+    begin_stage(f"writing {source.out.name}")
     return source.write(artifacts)
 
 
-def _prepared(source: Source, groups: Sequence[Group], progress: Progress) -> list[_Planned]:
+def _prepared(source: Source, groups: Sequence[Group]) -> list[_Planned]:
     """Write everything that the compilers need to the work folders. Returns the plans of all programs."""
     requests = [
         request
@@ -155,12 +154,12 @@ def _prepared(source: Source, groups: Sequence[Group], progress: Progress) -> li
         for entry in group.entries
         for request in _calibration(group, entry, source.dims)
     ]
-    calibrated = source.calibrated(requests, progress)
+    calibrated = source.calibrated(requests)
     plans: list[_Planned] = []
     for group in groups:
         copied: dict[Path, Path] = {}
         group_plans = [
-            _planned(source, group, entry, calibrated.get(entry.spec.name), copied, progress)
+            _planned(source, group, entry, calibrated.get(entry.spec.name), copied)
             for entry in group.entries
         ]
         jobs = [plan.job for plan in group_plans]
@@ -185,14 +184,13 @@ def _planned(
     entry: ProgramEntry,
     calibrated: CalibrationSet | None,
     copied: dict[Path, Path],
-    progress: Progress,
 ) -> _Planned:
     folder = group.work / entry.spec.name
     compiler = group.compiler.in_precision(entry.precision)
     emulator = compiler.emulation(entry.spec, group.options)
     emulation = None
     if emulator is not None:
-        emulation = prepare_emulation(source, entry.spec, emulator, folder, progress)
+        emulation = prepare_emulation(source, entry.spec, emulator, folder)
     files = compiler.inputs(entry.files)
     for file in files:
         copy_in(source.file(file), folder / Path(file).name, copied)
@@ -222,25 +220,25 @@ def _planned(
     )
 
 
-def _compile(groups: Sequence[Group], progress: Progress) -> None:
+def _compile(groups: Sequence[Group]) -> None:
     """Run the unfinished stages of every target whose SDK is installed; then report the missing SDKs."""
     missing = []
     for group in groups:
         if not has_unfinished_stages(group.work):
-            progress(f"{group.target.spec.name}: all stages are already finished")
+            begin_stage(f"{group.target.spec.name}: all stages are already finished")
         elif group.installed is None:
             missing.append(group)
-        elif failure := run_driver(group.installed, group.work, progress):
+        elif failure := run_driver(group.installed, group.work, begin_stage):
             raise group.error(failure)
     for group in missing:
         raise group.error(missing_sdk(group.compiler))
 
 
-def _checks(source: Source, plan: _Planned, progress: Progress) -> tuple[Check, ...]:
+def _checks(source: Source, plan: _Planned) -> tuple[Check, ...]:
     """Return the comparisons of what the vendor's emulator computed; none if it did not run."""
     if plan.emulation is None:
         return ()
-    return emulation_checks(source, plan.emulation, plan.artifact.parent, progress)
+    return emulation_checks(source, plan.emulation, plan.artifact.parent)
 
 
 def _check_simulated(

@@ -18,19 +18,19 @@ from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.system.atomic import write_atomic
 from whisperport.system.npy_file import open_array
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.compiler import EmulationNeed
 
 
 def prepare_emulation(
-    source: Source, spec: ProgramSpec, need: EmulationNeed, folder: Path, progress: Progress
+    source: Source, spec: ProgramSpec, need: EmulationNeed, folder: Path
 ) -> Emulation | None:
     """Write inputs of a program to its folder, and compute the expected outputs.
 
     Returns:
         The inputs and the expected outputs; None if there are no inputs.
     """
-    progress(f"{spec.name}: computing inputs for the vendor's emulator")
+    begin_stage(f"{spec.name}: computing inputs for the vendor's emulator")
     examples = source.examples(spec, need.clips)
     if not examples.inputs:
         return None
@@ -42,19 +42,17 @@ def prepare_emulation(
     return emulation
 
 
-def emulation_checks(
-    source: Source, emulation: Emulation, folder: Path, progress: Progress
-) -> tuple[Check, ...]:
+def emulation_checks(source: Source, emulation: Emulation, folder: Path) -> tuple[Check, ...]:
     """Compare the outputs that the emulator wrote to the program's folder with the expected outputs."""
     spec = emulation.spec
-    progress(f"{spec.name}: comparing the outputs of the vendor's emulator")
+    begin_stage(f"{spec.name}: comparing the outputs of the vendor's emulator")
     outputs = [
         _read(folder / f"{name}.npy", tensor, len(expected))
         for name, tensor, expected in zip(
             emulation.need.outputs, spec.outputs, emulation.expected, strict=True
         )
     ]
-    return source.compared(emulation, outputs, progress)
+    return source.compared(emulation, outputs)
 
 
 def _read(path: Path, tensor: TensorSpec, samples: int) -> Array | None:

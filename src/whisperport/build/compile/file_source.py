@@ -42,7 +42,7 @@ from whisperport.program.evidence import status_of
 from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.preflight import within_memory_of
@@ -114,7 +114,7 @@ class FileSource(Source):
         if samples or self._options.inputs:
             next(self.inputs.read([0]))
 
-    def quantize(self, work: Path, progress: Progress) -> None:
+    def quantize(self, work: Path) -> None:
         need = self._target.calibration(self.spec, self.entry.precision)
         if need is None:
             return
@@ -122,27 +122,25 @@ class FileSource(Source):
         folder.mkdir(parents=True, exist_ok=True)
         for file in self.entry.files:
             shutil.copyfile(self._folder / file, folder / file)
-        self._quantized = self._write_samples(need, folder, progress)
+        self._quantized = self._write_samples(need, folder)
         arrays = {
             tensor.name: folder / file
             for tensor, file in zip(self.spec.inputs, array_files(need), strict=True)
         }
-        self.entry = self._target.quantize(self.entry, folder, arrays, progress)
+        self.entry = self._target.quantize(self.entry, folder, arrays, begin_stage)
         self.entries, self._read_from = (self.entry,), folder
 
     def file(self, name: str) -> Path:
         return self._read_from / name
 
-    def calibrated(
-        self, requests: Sequence[CalibrationRequest], progress: Progress
-    ) -> Mapping[str, CalibrationSet]:
+    def calibrated(self, requests: Sequence[CalibrationRequest]) -> Mapping[str, CalibrationSet]:
         sets = {self.spec.name: CalibrationSet((), self._quantized)}
         for request in requests:
-            samples = self._write_samples(request.need, request.folder, progress)
+            samples = self._write_samples(request.need, request.folder)
             sets[request.spec.name] = CalibrationSet(array_files(request.need), samples)
         return sets
 
-    def _write_samples(self, need: CalibrationNeed, folder: Path, progress: Progress) -> int:
+    def _write_samples(self, need: CalibrationNeed, folder: Path) -> int:
         """Write the first samples as a calibration set. Returns their number."""
         count = len(self.inputs.files)
         if count < need.samples and not self._options.force:
@@ -153,7 +151,7 @@ class FileSource(Source):
                 hint="; ".join(filter(None, hints)),
             )
         need = replace(need, samples=min(count, need.samples))
-        writer = ArrayWriter(self.spec, need, folder, progress)
+        writer = ArrayWriter(self.spec, need, folder)
         writer.add(self.inputs.read(range(need.samples)))
         return writer.close()
 
@@ -172,9 +170,7 @@ class FileSource(Source):
         run = self._options.run.with_emulation([self._target])
         return self._target.load(self._folder, [self._lowered], run)[self.spec.name]
 
-    def compared(
-        self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress
-    ) -> tuple[Check, ...]:
+    def compared(self, emulation: Emulation, outputs: Sequence[Array | None]) -> tuple[Check, ...]:
         gate, checks = limit_of(self.entry.precision, None), []
         for tensor, actual, expected in zip(
             self.spec.outputs, outputs, emulation.expected, strict=True

@@ -22,7 +22,7 @@ from whisperport.program.bundle.staging import staging
 from whisperport.program.program_kind import ENCODER, UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
 from whisperport.targets.options import by_target, with_target
@@ -79,8 +79,6 @@ def import_artifact(
     checkpoint: "Checkpoint | str | os.PathLike[str]",
     out: str | os.PathLike[str],
     options: ImportOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> Bundle:
     """Write a bundle with a compiled encoder from a vendor; export the other programs from a checkpoint.
 
@@ -91,7 +89,6 @@ def import_artifact(
         checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
         out: folder of the bundle.
         options: see `ImportOptions`. Default: None, all defaults.
-        progress: called with the name of each stage, a few words.
 
     Returns:
         The bundle that was written.
@@ -108,7 +105,7 @@ def import_artifact(
     artifacts = {ENCODER: Path(artifact), **_other_artifacts(options.programs, target, importer)}
     name = target.spec.name
     chosen = by_target(options.options, {name: importer.options})[name]
-    checkpoint = loaded(checkpoint, progress)
+    checkpoint = loaded(checkpoint)
     form = importer.form(artifacts, checkpoint.dims)
     importer.check_checkpoint(artifacts, checkpoint, chosen)
     exporting = ExportOptions(
@@ -119,7 +116,7 @@ def import_artifact(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     with staging(prepared_at(out)) as folders:
-        bundle = export(checkpoint, name, folders.partial / "bundle", exporting, progress=progress)
+        bundle = export(checkpoint, name, folders.partial / "bundle", exporting)
         imported = {
             program: Artifact(
                 path=path,
@@ -131,7 +128,7 @@ def import_artifact(
             )
             for program, path in artifacts.items()
         }
-        progress("writing the bundle")
+        begin_stage("writing the bundle")
         return put_artifacts(bundle, imported, out=out)
 
 

@@ -16,7 +16,6 @@ from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import Progress
 from whisperport.targets.compiler import EmulationNeed
 
 
@@ -157,12 +156,11 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def quantize(self, work: Path, progress: Progress) -> None:
+    def quantize(self, work: Path) -> None:
         """Quantize programs whose target, and not its compiler, quantizes them.
 
         Args:
             work: the work folder.
-            progress: called with the name of each stage.
         """
 
     @abstractmethod
@@ -170,9 +168,7 @@ class Source(ABC):
         """Return the path of one of the files of an entry, as the compiler reads it."""
 
     @abstractmethod
-    def calibrated(
-        self, requests: Sequence[CalibrationRequest], progress: Progress
-    ) -> Mapping[str, CalibrationSet]:
+    def calibrated(self, requests: Sequence[CalibrationRequest]) -> Mapping[str, CalibrationSet]:
         """Return program -> its calibration set, written to the folder of its request.
 
         Raises:
@@ -194,9 +190,7 @@ class Source(ABC):
         """Run a lowered program, as it was before it was quantized or compiled, in its runtime."""
 
     @abstractmethod
-    def compared(
-        self, emulation: Emulation, outputs: Sequence[Array | None], progress: Progress
-    ) -> tuple[Check, ...]:
+    def compared(self, emulation: Emulation, outputs: Sequence[Array | None]) -> tuple[Check, ...]:
         """Compare a program's outputs in the vendor's emulator with the expected ones; see `Emulation`."""
 
     @abstractmethod

@@ -36,7 +36,7 @@ from whisperport.program.program_kind import (
 from whisperport.program.spec import TargetSpec, UncachedForm
 from whisperport.program.window import Window, WindowOptions
 from whisperport.system.process import return_freed_memory
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
 from whisperport.targets.preflight import check_fits, estimate_export
 from whisperport.verification import machine, versions
@@ -93,10 +93,9 @@ def drafting(
     placed: Placed,
     options: ExportOptions,
     folder: Path,
-    progress: Progress,
 ) -> Iterator[Draft]:
     """Write the files of a bundle to a folder. The weights are in memory no longer than they are needed."""
-    draft = _drafted(checkpoint, placed, options, folder, progress)
+    draft = _drafted(checkpoint, placed, options, folder)
     return_freed_memory()  # of torch, for the verification
     try:
         yield draft
@@ -110,11 +109,10 @@ def _drafted(
     placed: Placed,
     options: ExportOptions,
     folder: Path,
-    progress: Progress,
 ) -> Draft:
-    source = _read(checkpoint, placed, options, folder, progress)
-    original = _run(source, placed, options, progress)
-    manifest = _lowered(source, original, placed, folder, progress)
+    source = _read(checkpoint, placed, options, folder)
+    original = _run(source, placed, options)
+    manifest = _lowered(source, original, placed, folder)
     # Where the words decide, the few clips may show no loss. A search, which gives a loaded checkpoint,
     # tries the next candidate instead.
     shipped = options.clips is None and options.verify_with is None
@@ -130,12 +128,11 @@ def _read(
     placed: Placed,
     options: ExportOptions,
     folder: Path,
-    progress: Progress,
 ) -> Source:
     """Read the checkpoint, and check before the work that it and the export fit."""
-    checkpoint = loaded(checkpoint, progress)
+    checkpoint = loaded(checkpoint)
     if options.preflight:
-        _preflight(checkpoint.dims, list(placed.targets.values()), folder, progress)
+        _preflight(checkpoint.dims, list(placed.targets.values()), folder)
     for warning in checkpoint.warnings:
         log.warning("%s", warning)
     known = _known_window(options.window, placed.target_of(ENCODER).spec, checkpoint.dims)
@@ -143,7 +140,7 @@ def _read(
     return Source(checkpoint=checkpoint, window=known.of(checkpoint.dims), uncached=uncached)
 
 
-def _run(source: Source, placed: Placed, options: ExportOptions, progress: Progress) -> Original:
+def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
     """Build the model in torch, and run it on the clips that the bundle is verified with."""
     from whisperport.model.network.whisper import build_model
     from whisperport.verification.eager import run_eager
@@ -151,7 +148,7 @@ def _run(source: Source, placed: Placed, options: ExportOptions, progress: Progr
     checkpoint = source.checkpoint
     model = build_model(checkpoint, source.window)
     generation = with_alignment_heads(
-        find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model, progress),
+        find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model),
         checkpoint.dims,
     )
     # Those of targets with a program below float32; a rejection names the target's other precisions too.
@@ -167,29 +164,26 @@ def _run(source: Source, placed: Placed, options: ExportOptions, progress: Progr
         _clips(options, generation),
         uncached=source.uncached,
         precisions=precisions,
-        progress=progress,
     )
     return Original(model=model, generation=generation, reference=reference)
 
 
-def run_further_clips(original: Original, progress: Progress) -> Reference:
+def run_further_clips(original: Original) -> Reference:
     """Run the model on the shipped clips that are not in its reference."""
     from whisperport.verification.eager import run_eager
 
     language = original.generation.any_language
     clips = [replace(clip, language=language) for clip in shipped_clips(None)[N_CLIPS:]]
-    return run_eager(original.model, original.generation, clips, progress=progress)
+    return run_eager(original.model, original.generation, clips)
 
 
-def _lowered(
-    source: Source, original: Original, placed: Placed, folder: Path, progress: Progress
-) -> Manifest:
+def _lowered(source: Source, original: Original, placed: Placed, folder: Path) -> Manifest:
     """Trace, rewrite and lower every program to the folder; write the tables and the reference."""
     checkpoint, model, reference = source.checkpoint, original.model, original.reference
     programs = traced_programs(model, original.generation, placed, source.uncached)
-    entries, rewrites = lower_groups(grouped(programs, placed, progress), placed, folder, progress)
+    entries, rewrites = lower_groups(grouped(programs, placed), placed, folder)
     masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
-    progress("writing the embedding, the tokenizer and the reference")
+    begin_stage("writing the embedding, the tokenizer and the reference")
     (folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
     np.save(folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
     np.save(folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
@@ -217,7 +211,6 @@ def lower_programs(
     request: PlacementRequest,
     names: Sequence[str],
     folder: Path,
-    progress: Progress = begin_stage,
 ) -> list[ProgramEntry]:
     """Trace, rewrite and lower single programs of a model to a folder, without a verification.
 
@@ -230,7 +223,7 @@ def lower_programs(
     )
     placed = place(request, [name for name in names if name not in further], further)
     programs = traced_programs(model, generation, placed, None)
-    return lower_groups(grouped(programs, placed, progress), placed, folder, progress)[0]
+    return lower_groups(grouped(programs, placed), placed, folder)[0]
 
 
 def traced_programs(
@@ -260,19 +253,17 @@ def traced_programs(
     yield from whisper_programs(parts, tuple(placed.placements), variants)
 
 
-def grouped(
-    programs: Iterable["Program"], placed: Placed, progress: Progress
-) -> list[tuple[Target, list["Program"]]]:
+def grouped(programs: Iterable["Program"], placed: Placed) -> list[tuple[Target, list["Program"]]]:
     """Return every target with its programs."""
     groups: dict[str, list[Program]] = {}
     for program in programs:
-        progress(f"traced {program.name}")
+        begin_stage(f"traced {program.name}")
         groups.setdefault(placed.placements[program.name].target, []).append(program)
     return [(placed.targets[name], group) for name, group in groups.items()]
 
 
 def lower_groups(
-    groups: list[tuple[Target, list["Program"]]], placed: Placed, folder: Path, progress: Progress
+    groups: list[tuple[Target, list["Program"]]], placed: Placed, folder: Path
 ) -> tuple[list[ProgramEntry], dict[str, Any]]:
     """Rewrite and lower the programs of each target.
 
@@ -286,24 +277,24 @@ def lower_groups(
     for target, programs in groups:
         rewritten = []
         for program in programs:
-            progress(f"rewriting {program.name} for {target.spec.name}")
+            begin_stage(f"rewriting {program.name} for {target.spec.name}")
             program, outcomes = run_rewrites(program, target.spec.lowering.rewrites)
             rewritten.append(program)
             rewrites[program.name] = [asdict(outcome) for outcome in outcomes]
         precisions = {p.name: placed.placements[p.name].precision for p in rewritten}
-        entries += target.with_precisions(precisions).lower(rewritten, folder, progress)
+        entries += target.with_precisions(precisions).lower(rewritten, folder, begin_stage)
     return entries, rewrites
 
 
-def loaded(checkpoint: "Checkpoint | str | os.PathLike[str]", progress: Progress) -> "Checkpoint":
+def loaded(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Checkpoint":
     """Return a checkpoint; it is read if it is given by a name or path, see `load_checkpoint`."""
     if not isinstance(checkpoint, str | os.PathLike):
         return checkpoint
     from whisperport.model.checkpoint import load_checkpoint
 
-    progress(f"reading {checkpoint}")
+    begin_stage(f"reading {checkpoint}")
     source = checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
-    return load_checkpoint(source, progress=progress)
+    return load_checkpoint(source)
 
 
 def build_packages(names: Iterable[str]) -> list[str]:
@@ -335,7 +326,7 @@ def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
     return replace(generation, alignment_heads=tuple(heads))
 
 
-def _preflight(dims: Dims, targets: Sequence[Target], out: Path, progress: Progress) -> None:
+def _preflight(dims: Dims, targets: Sequence[Target], out: Path) -> None:
     for target in targets:
         if reason := target.too_large(dims):
             raise LoweringError(
@@ -345,7 +336,7 @@ def _preflight(dims: Dims, targets: Sequence[Target], out: Path, progress: Progr
             )
     needed = estimate_export(dims, {target.spec.name for target in targets})
     check_fits(needed, out)
-    progress(f"building the model; the export needs {needed}")
+    begin_stage(f"building the model; the export needs {needed}")
 
 
 def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowOptions:

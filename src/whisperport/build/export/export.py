@@ -21,7 +21,7 @@ from whisperport.build.export.quantizing import quantize_programs
 from whisperport.program.bundle import BundleWriter, Manifest, writing_bundle
 from whisperport.program.bundle.origin import record_own
 from whisperport.program.dims import published_dims
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.targets.preflight import requires_torch
 from whisperport.verification.bundle_check import verify
@@ -38,8 +38,6 @@ def export(
     target: str,
     out: str | os.PathLike[str],
     options: ExportOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> Exported:
     """Lower every program of a checkpoint, verify that the result still transcribes, and write a bundle.
 
@@ -50,7 +48,6 @@ def export(
         out: folder of the bundle. A bundle that already exists there is replaced when the new one is
             complete.
         options: see `ExportOptions`. Default: None, all defaults.
-        progress: called with the name of each stage, a few words.
 
     Returns:
         The bundle that was written, see `Exported`.
@@ -76,14 +73,14 @@ def export(
     run = replace(options.run.with_emulation(placed.targets.values()), trust=True)  # no trial run
     with (
         writing_bundle(out) as writer,
-        drafting(checkpoint, placed, options, writer.folder, progress) as draft,
+        drafting(checkpoint, placed, options, writer.folder) as draft,
     ):
         session = BundleSession(writer.preview(draft.manifest), run)
         calibration = CalibrationOptions(source=options.calibration)
-        programs = quantize_programs(session, placed, calibration, progress)
+        programs = quantize_programs(session, placed, calibration)
         quantized = replace(draft, manifest=replace(draft.manifest, programs=programs))
-        verified = _verified(quantized, run, options, writer, out, progress)
-        progress("moving the bundle to its folder")
+        verified = _verified(quantized, run, options, writer, out)
+        begin_stage("moving the bundle to its folder")
         bundle = writer.commit(verified)
     record_own(bundle.manifest)
     return Exported.of(bundle)
@@ -95,14 +92,13 @@ def _verified(
     options: ExportOptions,
     writer: BundleWriter,
     out: Path,
-    progress: Progress,
 ) -> Manifest:
     """Verify the bundle; return its manifest with the report and the evidence."""
     bundle = writer.preview(draft.manifest)
-    report = verify(bundle, run=run, progress=progress)
+    report = verify(bundle, run=run)
     if not report and not options.allow_unverified:
-        further = partial(run_further_clips, draft.original, progress) if draft.original else None
-        raise not_verified(out, report, bundle, run, further, progress)
+        further = partial(run_further_clips, draft.original) if draft.original else None
+        raise not_verified(out, report, bundle, run, further)
     manifest = with_evidence(bundle.manifest, report, run.options)
-    manifest = with_partitions(manifest, writer.folder, progress)
+    manifest = with_partitions(manifest, writer.folder, begin_stage)
     return replace(manifest, verification=report.to_json())

@@ -25,7 +25,7 @@ from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.speech.data import embedded_model
 from whisperport.system.atomic import write_atomic
 from whisperport.system.locking import waiting_for_lock
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.build.export.export_options import ExportOptions
@@ -41,15 +41,12 @@ class EmbeddedModelWarning(UserWarning):
     """The embedded model was chosen by its name in Python, and it understands little."""
 
 
-def open_bundle(
-    bundle: Bundle | str | os.PathLike[str] | None, *, progress: Progress = begin_stage
-) -> Bundle:
+def open_bundle(bundle: Bundle | str | os.PathLike[str] | None) -> Bundle:
     """Open a bundle, or the bundle of a model that is given by name.
 
     Args:
         bundle: an open bundle; the folder of a bundle; or, as a `str`, a model: anything else that
             `load_checkpoint` accepts, such as "tiny.en". None: the folder in `$WHISPERPORT_BUNDLE`.
-        progress: called with the name of each stage of an export.
 
     Warns:
         EmbeddedModelWarning: it is "default"; Python shows it once.
@@ -66,7 +63,7 @@ def open_bundle(
     if isinstance(bundle, str) and not _is_bundle(bundle):
         if embedded_model.is_meant(bundle):
             warnings.warn(embedded_model.UNDERSTANDS, EmbeddedModelWarning, stacklevel=2)
-        return bundle_of(bundle, progress=progress)
+        return bundle_of(bundle)
     return Bundle.open(bundle)
 
 
@@ -89,21 +86,20 @@ def bundle_of_environment() -> Path:
     )
 
 
-def bundle_of(model: str, *, progress: Progress = begin_stage) -> Bundle:
+def bundle_of(model: str) -> Bundle:
     """Return the bundle of a model, which is exported at the first call and then read from the cache.
 
     It is exported for the CPU with ONNX Runtime. Another process that needs the same bundle waits.
 
     Args:
         model: anything that `load_checkpoint` accepts; "default" is the embedded model.
-        progress: called with the name of each stage of the export.
 
     Raises:
         CheckpointError, TokenizerError: see `load_checkpoint`.
         MissingPackageError: the bundle is not in the cache, and torch is not installed.
         WhisperportError: see `export`; or the cache is not writable.
     """
-    return cached_bundle(model) or _exported(model, progress)
+    return cached_bundle(model) or _exported(model)
 
 
 def cached_bundle(model: str) -> Bundle | None:
@@ -138,10 +134,10 @@ def cache_folder() -> Path:
     return folder / "whisperport"
 
 
-def _exported(model: str, progress: Progress) -> Bundle:
+def _exported(model: str) -> Bundle:
     from whisperport.build.export.export import export  # it imports every target
 
-    progress(f"reading {model}")
+    begin_stage(f"reading {model}")
     with needs(
         f"cannot export `{model}`: torch is not installed",
         hint='pip install "whisperport[export]"\n'
@@ -157,10 +153,10 @@ def _exported(model: str, progress: Progress) -> Bundle:
         for parent in (folder.parent, record.parent):
             parent.mkdir(parents=True, exist_ok=True)
         waiting = f"another process exports {model}: waiting for it"
-        with waiting_for_lock(folder.with_name(f"{key}.lock"), lambda: progress(waiting)):
+        with waiting_for_lock(folder.with_name(f"{key}.lock"), lambda: begin_stage(waiting)):
             bundle = _opened(folder)
             if bundle is None:
-                bundle = export(checkpoint, TARGET, folder, _options(), progress=progress)
+                bundle = export(checkpoint, TARGET, folder, _options())
     except OSError as error:
         raise WhisperportError(
             f"cannot keep the bundle of `{model}`",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whisperport.errors import VerificationError, WhisperportError
 from whisperport.program.bundle import Bundle
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification import Report
 from whisperport.verification.bundle_check import check_words
@@ -25,7 +25,6 @@ def not_verified(
     bundle: Bundle,
     run: RunOptions,
     further_reference: Callable[[], Reference] | None,
-    progress: Progress,
 ) -> VerificationError:
     """Return the error for a bundle whose report failed.
 
@@ -36,7 +35,6 @@ def not_verified(
         bundle: the complete bundle, in a temporary folder.
         run: how it was verified.
         further_reference: makes a reference with further clips; None: there are none.
-        progress: called with the name of each stage.
     """
     checks, reference = list(report.checks), Reference.from_arrays(bundle.reference())
     missing = report.failures()[sum(not check.passed for check in checks) :]
@@ -48,10 +46,10 @@ def not_verified(
         and words
         and all(check.passed for check in words)
     ):
-        progress("the words show no loss: more clips")
+        begin_stage("the words show no loss: more clips")
         try:
             clips = (*reference.clips, *further_reference().clips)
-            word_checks = check_words(bundle, replace(reference, clips=clips), run, progress)
+            word_checks = check_words(bundle, replace(reference, clips=clips), run)
             checks = [check for check in checks if check.level != "words"] + word_checks
         except WhisperportError as error:  # the bundle is rejected anyway
             log.warning("the words of more clips are not known: %s", error)

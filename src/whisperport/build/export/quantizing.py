@@ -11,13 +11,13 @@ from whisperport.build.calibration import (
 )
 from whisperport.build.export.placing import Placed
 from whisperport.program.bundle import ProgramEntry
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.compiler import same_layout
 from whisperport.verification.recording import BundleSession
 
 
 def quantize_programs(
-    session: BundleSession, placed: Placed, calibration: CalibrationOptions, progress: Progress
+    session: BundleSession, placed: Placed, calibration: CalibrationOptions
 ) -> tuple[ProgramEntry, ...]:
     """Quantize every program whose target asks for a calibration set, in place.
 
@@ -29,7 +29,6 @@ def quantize_programs(
             released.
         placed: the targets, with their lowering options.
         calibration: the audio.
-        progress: called with a line for each stage.
 
     Returns:
         The entries of all programs, in the order of the bundle.
@@ -50,7 +49,7 @@ def quantize_programs(
         ]
         for request in requests:
             request.folder.mkdir()
-        sets = calibration_sets(session, requests, same_layout, calibration, progress)
+        sets = calibration_sets(session, requests, same_layout, calibration)
         session.release()
         quantized = {}
         for request in requests:
@@ -58,6 +57,6 @@ def quantize_programs(
             files = zip(spec.inputs, sets[spec.name].arrays, strict=True)
             arrays = {tensor.name: request.folder / file for tensor, file in files}
             target = placed.target_of(spec.name)
-            result = target.quantize(entry, bundle.folder, arrays, progress)
+            result = target.quantize(entry, bundle.folder, arrays, begin_stage)
             quantized[spec.name] = replace(result, placement=entry.placement)
     return tuple(quantized.get(entry.spec.name, entry) for entry in entries)

@@ -40,7 +40,7 @@ from whisperport.program.program_kind import (
     VOCAB_PROJECTION,
 )
 from whisperport.program.runner import Runner
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
 from whisperport.targets.options import by_target
 from whisperport.targets.preflight import check_fits, estimate_export
@@ -75,12 +75,11 @@ def export_fastest(
     checkpoint: "Checkpoint | str | os.PathLike[str]",
     out: Path,
     options: ExportOptions,
-    progress: Progress,
 ) -> Exported:
     """Measure every candidate, and write the fastest verified mix; see `export_best`."""
     shortlist = candidates(options)
     check_writable(out)
-    checkpoint = loaded(checkpoint, progress)
+    checkpoint = loaded(checkpoint)
     about = _about(checkpoint, shortlist, options)
     rejected: dict[str, str] = {}
     if (timed := known_times(about)) is None:
@@ -89,18 +88,18 @@ def export_fastest(
                 estimate_export(checkpoint.dims, {candidate.target for candidate in shortlist}), out
             )
         with _hidden_folder(out) as folder:
-            timed, rejected = _measured(checkpoint, shortlist, folder, options, progress)
+            timed, rejected = _measured(checkpoint, shortlist, folder, options)
         if not rejected:
             remember(about, timed)
     else:
-        progress("the times of a model of these sizes are known")
+        begin_stage("the times of a model of these sizes are known")
     banned: set[tuple[str, Candidate]] = set()
     while True:
         choice = choose(timed, banned, _placed_groups(options))
-        progress(f"exporting {choice}, the fastest of {len(shortlist)} candidates")
+        begin_stage(f"exporting {choice}, the fastest of {len(shortlist)} candidates")
         try:
             target, chosen = _export_of(choice, checkpoint.dims, options)
-            exported = export(checkpoint, target, out, chosen, progress=progress)
+            exported = export(checkpoint, target, out, chosen)
             attempts = [Attempt(name=name, rejected=why) for name, why in rejected.items()]
             attempts.append(Attempt(name=str(choice)))
             return replace(exported, attempts=tuple(attempts), timed=timed, choice=choice.of)
@@ -228,7 +227,6 @@ def _measured(
     shortlist: Sequence[Candidate],
     folder: Path,
     options: ExportOptions,
-    progress: Progress,
 ) -> tuple[tuple[Timed, ...], dict[str, str]]:
     """Lower encoder, cross_kv and step for every candidate, without a verification, and measure them.
 
@@ -244,7 +242,7 @@ def _measured(
         target, programs = get_target(candidate.target), [*GROUPS]
         if _is_coarse(candidate, checkpoint.dims, options):
             programs += [VOCAB_PROJECTION, COARSE_PROJECTION]
-        progress(f"lowering encoder, cross_kv and step for {candidate}")
+        begin_stage(f"lowering encoder, cross_kv and step for {candidate}")
         request = PlacementRequest(
             target=candidate.target,
             precision=candidate.precision,
@@ -271,7 +269,7 @@ def _measured(
             if rival.precision in _precisions(rival.target, group, options)
         }
         if group not in _placed_groups(options):
-            progress(f"timing {group} on {len(rivals)} candidates")
+            begin_stage(f"timing {group} on {len(rivals)} candidates")
             timed += race(rivals, STEPS if group == STEP else 1)
     return tuple(timed), rejected
 

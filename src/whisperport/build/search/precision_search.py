@@ -27,7 +27,7 @@ from whisperport.program.bundle import MANIFEST, Bundle, Manifest, check_writabl
 from whisperport.program.bundle.writing import writing_bundle
 from whisperport.program.checks import Check
 from whisperport.program.program_kind import ENCODER
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage, prefixed
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import Report, text_errors
 from whisperport.verification.clips import shipped_clips
@@ -45,7 +45,6 @@ def export_in_fewest_bits(
     out: Path,
     options: ExportOptions,
     max_increase: float,
-    progress: Progress,
 ) -> Exported:
     """Export with the encoder in the least exact precision within the limit; see `export_best`."""
     precisions = _precisions(target)
@@ -53,20 +52,14 @@ def export_in_fewest_bits(
     if options.clips is None and options.verify_with is None:  # the words are known before the work
         words = sum(text_errors(clip.text, clip.text).length for clip in shipped_clips())
         _check_count(words, max_increase)
-    checkpoint = loaded(checkpoint, progress)
+    checkpoint = loaded(checkpoint)
     with writing_bundle(out) as writer:
         kept = KeptAttempts(out, dependencies(checkpoint.source.to_json(), target, options))
 
         def in_precision(name: str) -> Bundle:
             chosen = replace(options, precisions={**options.precisions, ENCODER: name})
-            make = partial(
-                export,
-                checkpoint,
-                target,
-                options=chosen,
-                progress=lambda stage: progress(f"encoder in {name}: {stage}"),
-            )
-            return kept.bundle(name, make)
+            with prefixed(f"encoder in {name}"):
+                return kept.bundle(name, partial(export, checkpoint, target, options=chosen))
 
         exact = in_precision(FLOAT)
         value = _words(exact).value
@@ -85,7 +78,7 @@ def export_in_fewest_bits(
         if chosen is exact:
             size, ms = _size(exact), _times([exact], options.run)[0]
             attempts.append(Attempt(name=FLOAT, size=size, encoder_ms=ms))
-        progress("copying the bundle to its folder")
+        begin_stage("copying the bundle to its folder")
         ignored_files = shutil.ignore_patterns(MANIFEST)
         shutil.copytree(chosen.folder, writer.folder, ignore=ignored_files, dirs_exist_ok=True)
         bundle = writer.commit(_with_notes(chosen, attempts))

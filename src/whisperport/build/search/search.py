@@ -20,7 +20,6 @@ from whisperport.build.search.fastest import export_fastest
 from whisperport.build.search.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError
 from whisperport.program.program_kind import ENCODER
-from whisperport.system.progress import Progress, begin_stage
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint
@@ -35,7 +34,6 @@ def export_best(
     options: ExportOptions | None = None,
     *,
     max_increase: float = 0.005,
-    progress: Progress = begin_stage,
 ) -> Exported:
     """Export a checkpoint to the best verified bundle, where a target or a precision is "auto".
 
@@ -58,7 +56,6 @@ def export_best(
             program in `options.precisions` is measured in this precision only. Default: None, all defaults.
         max_increase: with the precision "auto", largest allowed bound of the increase in WER over
             float32's, such as 0.005 for half a point.
-        progress: called with the name of each stage, a few words.
 
     Raises:
         UsageError: both are "auto"; an option does not exist; no target has the precision of a program; the
@@ -71,10 +68,10 @@ def export_best(
     options, out = options or ExportOptions(), Path(out)
     if options.precisions.get(ENCODER) != AUTO:
         if target == AUTO:
-            return export_fastest(checkpoint, out, options, progress)
-        return export(checkpoint, target, out, options, progress=progress)
+            return export_fastest(checkpoint, out, options)
+        return export(checkpoint, target, out, options)
     if target == AUTO:
         raise UsageError("the target and the encoder's precision cannot both be `auto`")
     fixed = {program: name for program, name in options.precisions.items() if program != ENCODER}
     options = replace(options, precisions=fixed)
-    return export_in_fewest_bits(checkpoint, target, out, options, max_increase, progress)
+    return export_in_fewest_bits(checkpoint, target, out, options, max_increase)

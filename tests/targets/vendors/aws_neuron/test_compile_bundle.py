@@ -13,6 +13,7 @@ import torch
 from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.bundle import Bundle
+from whisperport.system.progress import reporting
 from whisperport.targets.vendors.aws_neuron.compiler import NeuronCompiler
 
 from ....extent import EVERYTHING
@@ -77,8 +78,9 @@ def test_what_a_fake_wrote_is_rejected_and_the_bundle_stays(
     monkeypatch.setattr(NeuronCompiler, "settings", lambda _self: settings)
     said: list[str] = []
 
-    with pytest.raises(BundleError, match="not a file that AWS's torch-neuronx compiled") as raised:
-        compile(bundle, options, progress=said.append)
+    failure = pytest.raises(BundleError, match="not a file that AWS's torch-neuronx compiled")
+    with failure as raised, reporting(said.append):
+        compile(bundle, options)
 
     assert "without a Neuron graph" in raised.value.why
     assert (bundle / "manifest.json").read_bytes() == before

@@ -19,6 +19,7 @@ from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.inspect import InspectOptions, inspect
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.bundle import Bundle
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification import GATES, compare
 from whisperport.verification.clips import Clip
@@ -194,7 +195,8 @@ def test_without_simulation_the_bundle_claims_none_and_finished_stages_are_kept(
     state = json.loads((tmp_path / "bundle.compile" / CHIP / "state.json").read_text())
     assert all(set(finished) == {"compile"} for finished in state.values())
 
-    compile(exported_bundle, CompileOptions(options=off, threads=1), progress=seen.append)
+    with reporting(seen.append):
+        compile(exported_bundle, CompileOptions(options=off, threads=1))
 
     assert f"{CHIP}: all stages are already finished" in seen
 

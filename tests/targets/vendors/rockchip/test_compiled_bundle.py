@@ -15,6 +15,7 @@ import pytest
 from whisperport.build.compile.compile import Compiled, CompileOptions, compile
 from whisperport.errors import VerificationError
 from whisperport.program.bundle import Bundle
+from whisperport.system.progress import reporting
 from whisperport.targets import get_target
 from whisperport.targets.vendors.rockchip.options import MISCOMPILING_RULE
 
@@ -68,7 +69,8 @@ def test_encoder_and_step_in_float16_lose_little_and_the_words_are_equal(copied)
     assert all(c.passed for program in made.programs for c in program.emulation)
 
     seen: list[str] = []
-    compile(bundle, CompileOptions(threads=1), progress=seen.append)
+    with reporting(seen.append):
+        compile(bundle, CompileOptions(threads=1))
     assert "rk3588: all stages are already finished" in seen
 
 
