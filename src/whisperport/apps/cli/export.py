@@ -1,5 +1,6 @@
 """`whisperport export`"""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -105,13 +106,8 @@ def export(
     checkpoint: str,
     target: str,
     out: Path,
-    precisions: tuple[str, ...],
     max_wer_increase: float,
-    batch: str | None,
-    target_options: tuple[str, ...],
-    no_preflight: bool,
     stall_after: float,
-    threads: int | None,
     html: Path | None,
     as_json: bool,
     **chosen: Any,
@@ -133,16 +129,7 @@ def export(
       $ whisperport export tiny -t litert --precision encoder=auto --verify-with talks --out build/a
       $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
     """
-    options = ExportOptions(
-        window=WindowOptions(**field_values(WindowOptions, chosen)),
-        precision=_common_precision(precisions),
-        precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
-        options=pairs("--option", target_options),
-        batch=None if batch is None else int(batch),
-        preflight=not no_preflight,
-        run=RunOptions(threads=threads),
-        **field_values(ExportOptions, chosen),
-    )
+    options = _options(chosen)
     options.window.check(published_dims(checkpoint))  # here too: the child imports torch first
     check_writable(out)
     with stages():
@@ -184,6 +171,21 @@ def export(
                 print_lines("", *(f"{entry.spec.name}: {note}" for note in entry.facts.notes))
         print_lines("", f"{out}: {verified_words(manifest)}")
     print_next(*_next_command(out, manifest))
+
+
+def _options(chosen: Mapping[str, Any]) -> ExportOptions:
+    """The options of an export, from the values that click parsed."""
+    precisions: tuple[str, ...] = chosen["precisions"]
+    return ExportOptions(
+        window=WindowOptions(**field_values(WindowOptions, chosen)),
+        precision=_common_precision(precisions),
+        precisions=pairs("--precision", tuple(p for p in precisions if "=" in p)),
+        options=pairs("--option", chosen["target_options"]),
+        batch=None if chosen["batch"] is None else int(chosen["batch"]),
+        preflight=not chosen["no_preflight"],
+        run=RunOptions(threads=chosen["threads"]),
+        **field_values(ExportOptions, chosen),
+    )
 
 
 def _common_precision(precisions: tuple[str, ...]) -> str:
