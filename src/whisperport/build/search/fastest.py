@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Attempt, Candidate, Exported, Timed
 from whisperport.build.export.placing import PlacementRequest
+from whisperport.build.search.first_accepted import first_accepted
 from whisperport.build.search.timing import known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.program.bundle import check_writable
@@ -93,22 +95,34 @@ def export_fastest(
             remember(about, timed)
     else:
         begin_stage("the times of a model of these sizes are known")
+
+    def export_choice(choice: Choice) -> Exported:
+        begin_stage(f"exporting {choice}, the fastest of {len(shortlist)} candidates")
+        target, chosen = _export_of(choice, checkpoint.dims, options)
+        return replace(export(checkpoint, target, out, chosen), choice=choice.of)
+
+    exported, attempts = first_accepted(
+        partial(_choices, timed, _placed_groups(options)),
+        export_choice,
+        lambda choice, _: Attempt(name=str(choice)),
+    )
+    not_measured = (Attempt(name=name, rejected=why) for name, why in rejected.items())
+    return replace(exported, attempts=(*not_measured, *attempts), timed=timed)
+
+
+def _choices(
+    timed: Sequence[Timed],
+    placed: Collection[str],
+    failures: Sequence[tuple[Choice, VerificationError]],
+) -> Iterator[Choice]:
+    """Yield the fastest choice; after each failure, the fastest one without the candidate that failed."""
     banned: set[tuple[str, Candidate]] = set()
     while True:
-        choice = choose(timed, banned, _placed_groups(options))
-        begin_stage(f"exporting {choice}, the fastest of {len(shortlist)} candidates")
-        try:
-            target, chosen = _export_of(choice, checkpoint.dims, options)
-            exported = export(checkpoint, target, out, chosen)
-            attempts = [Attempt(name=name, rejected=why) for name, why in rejected.items()]
-            attempts.append(Attempt(name=str(choice)))
-            return replace(exported, attempts=tuple(attempts), timed=timed, choice=choice.of)
-        except VerificationError as error:
-            rejected[str(choice)] = error.why
-            ban = _failed(choice, error)
-            if not _candidates_of(ban[0], timed, banned | {ban}):
-                raise
-            banned.add(ban)
+        yield choose(timed, banned, placed)
+        ban = _failed(*failures[-1])
+        banned.add(ban)
+        if not _candidates_of(ban[0], timed, banned):
+            return
 
 
 def candidates(options: ExportOptions) -> tuple[Candidate, ...]:

@@ -20,9 +20,10 @@ from whisperport.build.export.drafting import loaded
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import POINTS, Attempt, Candidate, Exported
+from whisperport.build.search.first_accepted import first_accepted
 from whisperport.build.search.kept_attempts import KeptAttempts, dependencies
 from whisperport.build.search.timing import race
-from whisperport.errors import UsageError, VerificationError
+from whisperport.errors import UsageError
 from whisperport.program.bundle import MANIFEST, Bundle, Manifest, check_writable
 from whisperport.program.bundle.writing import writing_bundle
 from whisperport.program.checks import Check
@@ -64,26 +65,17 @@ def export_in_fewest_bits(
         exact = in_precision(FLOAT)
         value = _words(exact).value
         _check_count(int(value.get("words", value.get("characters", 0))), max_increase)
-        chosen, attempts = exact, list[Attempt]()
-        for name in precisions:
-            try:
-                bundle = in_precision(name)
-            except VerificationError as error:
-                attempts.append(Attempt(name=name, rejected=f"not verified: {error.why}"))
-                continue
-            attempts.append(_judged(name, bundle, exact, max_increase, options.run))
-            if not attempts[-1].rejected:
-                chosen = bundle
-                break
-        if chosen is exact:
-            size, ms = _size(exact), _times([exact], options.run)[0]
-            attempts.append(Attempt(name=FLOAT, size=size, encoder_ms=ms))
+        chosen, attempts = first_accepted(
+            lambda _: [*precisions, FLOAT],
+            in_precision,
+            lambda name, bundle: _judged(name, bundle, exact, max_increase, options.run),
+        )
         begin_stage("copying the bundle to its folder")
         ignored_files = shutil.ignore_patterns(MANIFEST)
         shutil.copytree(chosen.folder, writer.folder, ignore=ignored_files, dirs_exist_ok=True)
         bundle = writer.commit(_with_notes(chosen, attempts))
         kept.delete()
-        return Exported.of(bundle, tuple(attempts))
+        return Exported.of(bundle, attempts)
 
 
 def _precisions(target: str) -> list[str]:
@@ -138,7 +130,9 @@ def _check_count(count: int, limit: float) -> None:
 def _judged(
     precision: str, bundle: Bundle, exact: Bundle, limit: float, run: RunOptions
 ) -> Attempt:
-    """Return a verified attempt, with the reason if it is not to be chosen."""
+    """Return a verified attempt, with the reason if it is not to be chosen; float32, the last, is."""
+    if precision == FLOAT:
+        return Attempt(name=FLOAT, size=_size(exact), encoder_ms=_times([exact], run)[0])
     bound = _words(bundle).value["increase_at_most"]
     exact_ms, ms = _times([exact, bundle], run)
     size = _size(bundle)
