@@ -254,7 +254,7 @@ def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
 
     monkeypatch.setattr(whisperport.apps.cli.demo, "run_demo", lambda *_, **__: [demo_row(bundle)])
     chosen = ("default", "model: the embedded one, because")
-    monkeypatch.setattr(whisperport.apps.cli.demo, "choose_checkpoint", lambda _: chosen)
+    monkeypatch.setattr(whisperport.apps.cli.demo, "choose_checkpoint", lambda: chosen)
 
     ran = run("demo")
 

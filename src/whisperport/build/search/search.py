@@ -5,7 +5,8 @@
                                   └──── rejected ◄──┘
 
 `first_accepted.py` is this loop. `fastest.py` has the candidates and the judge of the target "auto", and
-`precision_search.py` those of the precision "auto". A search that is called again uses what the last call measured and verified.
+`precision_search.py` those of the precision "auto". A search that is called again uses what the last call
+measured and verified.
 """
 
 import os
