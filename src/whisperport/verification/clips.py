@@ -121,7 +121,7 @@ def clips_in(folder: Path, language: str) -> tuple[Clip, ...]:
 
 def _transcript(path: Path) -> str:
     """Return the transcript in a file; empty if there is no such file."""
-    if not path.exists():
+    if not path.is_file():
         return ""
     try:
         text = read_short_text(path, "utf-8-sig").strip()

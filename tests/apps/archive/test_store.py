@@ -127,7 +127,7 @@ def test_rows_of_another_bundle_or_other_options_are_never_mixed(
         Store(tmp_path, replace(IDENTITY, **{field: "c" * 64}), 1)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other schema", "link", "record"])
+@pytest.mark.parametrize("damage", ["cut", "other schema", "link", "pipe", "record"])
 def test_damage_is_an_error_that_names_the_file(damage: str, tmp_path: Path) -> None:
     before = store(tmp_path, 0)
     before.add(row("one"))
@@ -137,6 +137,9 @@ def test_damage_is_an_error_that_names_the_file(damage: str, tmp_path: Path) -> 
     elif damage == "link":
         part.rename(tmp_path / "elsewhere")
         part.symlink_to(tmp_path / "elsewhere")
+    elif damage == "pipe":  # opening one waits without an end
+        part.unlink()
+        os.mkfifo(part)
     elif damage == "other schema":
         parquet.write_table(pa.table({"id": ["one"]}), part)
     else:

@@ -24,6 +24,7 @@ from whisperport.apps.archive.rows import Row
 from whisperport.apps.archive.schema import schema
 from whisperport.errors import WhisperportError
 from whisperport.system.atomic import clear_temporaries, flush_folder, write_atomic
+from whisperport.system.regular_file import other_kind
 
 if TYPE_CHECKING:
     import pyarrow
@@ -213,6 +214,8 @@ class Store:
         try:
             if part.is_symlink():  # changed rows would be written to where it leads
                 raise ValueError("it is a link")
+            if kind := other_kind(part):
+                raise ValueError(f"it is {kind}")
             with parquet.ParquetFile(part) as file:
                 if file.schema_arrow.equals(self._schema):
                     return file.read(None if columns is None else list(columns))
