@@ -183,6 +183,23 @@ def test_another_collection_with_equal_names_changes_nothing(
     assert rows(out) == before
 
 
+def test_no_row_is_deleted_for_a_language_that_the_model_lacks(
+    ran: dict[str, Any], tmp_path: Path
+) -> None:
+    out, manifest = tmp_path / "out", tmp_path / "list.jsonl"
+    shutil.copytree(ran["out"], out)
+    ids = [f"night/{clip.name}" for clip in CLIPS[:2]]
+    listed = [{"id": id, "path": str(ran["source"] / id), "language": "Klingon"} for id in ids]
+    manifest.write_text("\n".join(map(json.dumps, listed)))
+    before = rows(out)
+
+    with pytest.raises(UsageError, match=f"`{ids[0]}`|`{ids[1]}`") as error:
+        archive(manifest, out)
+
+    assert "Klingon" in error.value.why
+    assert rows(out) == before
+
+
 def test_failed_files_are_transcribed_again_only_if_asked(
     ran: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Which rows are about the files that have their ids now: moved, changed, missing and other files."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -169,6 +170,20 @@ def test_a_row_outlives_its_file(
     found = compare(manifest, rows, retry_failed=retry_failed)
 
     assert found == Comparison([], {}, {})
+
+
+def test_a_row_outlives_a_file_that_cannot_be_read_to_its_end_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = a_file(tmp_path / "talks/talk.wav")
+    rows = rows_of(tmp_path / "talks")
+    a_file(path, modified_ns=NOON + 1)
+    monkeypatch.setattr("whisperport.apps.archive.current.file_sha256", broken)
+
+    assert compare(tmp_path / "talks", rows) == Comparison([], {}, {})
 
 
 def test_a_file_that_was_missing_is_transcribed_when_it_is_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from whisperport.apps.archive.current import compared, own_options_sha256
 from whisperport.apps.archive.dispatch import Workers, dispatch
-from whisperport.apps.archive.identity import Identity, identity_of
+from whisperport.apps.archive.identity import Identity, identity_of, options_for
 from whisperport.apps.archive.job import Job
 from whisperport.apps.archive.manifest import ArchiveSource, read_source
 from whisperport.apps.archive.options import ArchiveOptions
@@ -25,6 +25,7 @@ from whisperport.apps.archive.summary import ArchiveSummary, summarize
 from whisperport.build.export.model_bundle import open_bundle
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
+from whisperport.program.generation import Generation
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.system.cores import usable_cores
 from whisperport.system.locking import lock_path, locked
@@ -68,7 +69,8 @@ def transcribe_archive(
 
     Raises:
         UsageError: the source cannot be read or has an id twice; `out` has files and is no archive, or has
-            rows of another bundle or other options; or another process writes to it.
+            rows of another bundle or other options; another process writes to it; or a transcript would be
+            replaced because the manifest names another language, which the model lacks.
         BundleError: the bundle is damaged or missing.
         MissingPackageError: pyarrow, or for a cluster Ray, is not installed.
         WhisperportError: `out` cannot be written. Rows that were saved before are kept.
@@ -90,7 +92,7 @@ def transcribe_archive(
     identity = identity_of(opened, transcribe)
     with _only_writer(folder):
         store = Store(folder, identity, options.save_every)
-        waiting = _waiting(jobs, store, transcribe, options)
+        waiting = _waiting(jobs, store, transcribe, options, opened.manifest.generation)
         started = time.monotonic()
         _transcribe(waiting, store, opened.folder, options, transcribe, identity, progress)
         seconds = time.monotonic() - started
@@ -145,13 +147,36 @@ def _warn_of_kept(subtitles: Sequence[Path]) -> None:
 
 
 def _waiting(
-    jobs: Sequence[Job], store: Store, transcribe: TranscribeOptions, options: ArchiveOptions
+    jobs: Sequence[Job],
+    store: Store,
+    transcribe: TranscribeOptions,
+    options: ArchiveOptions,
+    generation: Generation,
 ) -> list[Job]:
-    """Return the files to transcribe; rows that are not current any more are deleted."""
+    """Return the files to transcribe; rows that are not current any more are deleted.
+
+    Raises:
+        UsageError: a row with a transcript would be deleted for a language that the model lacks.
+    """
     comparison = compared(jobs, store.finished(), transcribe, retry_failed=options.retry_failed)
+    for job in comparison.waiting:
+        row = comparison.old.get(job.id)
+        if row and not row.failed:
+            _check_language_of(job, transcribe, generation)
     delete_subtitles(store.rows(("id", "segments"), comparison.old), store.folder)
     store.change(comparison.old, comparison.seen)
     return comparison.waiting
+
+
+def _check_language_of(job: Job, transcribe: TranscribeOptions, generation: Generation) -> None:
+    try:
+        check_language(generation, options_for(job, transcribe).decode)
+    except UsageError as error:
+        raise UsageError(
+            f"the transcript of `{job.id}` would be replaced by an error",
+            why=error.what,
+            hint="correct the column `language` of the manifest; nothing was changed",
+        ) from error
 
 
 def _transcribe(

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from whisperport.apps.archive.identity import options_for, options_sha256
 from whisperport.apps.archive.job import Job, stored
@@ -56,10 +56,12 @@ def compared(
     for job in jobs:
         if (row := rows.get(job.id)) is None:
             comparison.waiting.append(job)
-        elif _is_old(row, job, options, retry_failed):
+            continue
+        verdict = _verdict(row, job, options, retry_failed)
+        if verdict == "old":
             comparison.waiting.append(job)
             comparison.old[job.id] = row
-        elif _is_there(job) and not _is_unchanged(row, job):
+        elif verdict == "moved":
             place = {"path": stored(job.path), "size": job.size, "modified_ns": job.modified_ns}
             comparison.seen[job.id] = place
     return comparison
@@ -70,18 +72,26 @@ def own_options_sha256(job: Job, options: TranscribeOptions) -> str:
     return options_sha256(options_for(job, options))
 
 
-def _is_old(row: Finished, job: Job, options: TranscribeOptions, retry_failed: bool) -> bool:
+def _verdict(
+    row: Finished, job: Job, options: TranscribeOptions, retry_failed: bool
+) -> Literal["current", "moved", "old"]:
+    is_unchanged = _is_unchanged(row, job)
     if row.audio_sha256 is None:  # it could not be read, so nothing can be lost
-        return retry_failed or not _is_unchanged(row, job)
+        return "old" if retry_failed or not is_unchanged else "current"
     if not _is_there(job):  # a row outlives its file
-        return False
+        return "current"
     if retry_failed and row.failed:
-        return True
-    if not _is_unchanged(row, job) and _sha256(job) != row.audio_sha256:
+        return "old"
+    digest = row.audio_sha256 if is_unchanged else _sha256(job)
+    if not digest:
+        return "current"
+    if digest != row.audio_sha256:
         if stored(job.path) != row.path:
             _other_file(row, job)
-        return True
-    return row.options_sha256 != own_options_sha256(job, options)
+        return "old"
+    if row.options_sha256 != own_options_sha256(job, options):
+        return "old"
+    return "current" if is_unchanged else "moved"
 
 
 def _is_unchanged(row: Finished, job: Job) -> bool:
