@@ -25,7 +25,7 @@ from whisperport.runtime import (
 from whisperport.runtime.decoding.decode import check_language
 
 from ...micro import DIMS, GENERATION
-from ..scripted import FEATURES, Scripted
+from ..runners import FEATURES, Scripted
 
 ENGLISH_ONLY = replace(GENERATION, languages={}, tasks={})
 

@@ -17,7 +17,7 @@ from whisperport.runtime.decoding.rules import Rules
 from whisperport.runtime.engine.scores import Scores
 
 from ...micro import DIMS, GENERATION
-from ..scripted import FEATURES, Scripted
+from ..runners import FEATURES, Scripted
 
 V = 12
 texts = st.lists(st.integers(0, V - 1), min_size=1, max_size=20)

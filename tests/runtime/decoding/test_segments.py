@@ -16,7 +16,7 @@ from whisperport.runtime.engine.scores import Scores
 from whisperport.speech.text import Tokenizer
 
 from ...micro import DIMS, GENERATION, tokenizer_json
-from ..scripted import FEATURES, Scripted
+from ..runners import FEATURES, Scripted
 
 # Cutting a window at its times, whatever a model says.
 

@@ -35,7 +35,7 @@ from whisperport.runtime.engine.stepping import Step
 
 from ...extent import core_or_all
 from ...micro import DIMS, GENERATION
-from ..traced_runners import engine_of
+from ..runners import engine_of
 
 ROWS = 4
 GREEDY = DecodeOptions(language="en", max_tokens=9)

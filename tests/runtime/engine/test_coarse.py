@@ -37,7 +37,7 @@ from whisperport.verification.reference import Reference
 
 from ...extent import EVERYTHING, core_or_all
 from ...micro import DIMS
-from ..traced_runners import engine_of
+from ..runners import engine_of
 
 WIDTH = 64
 

@@ -30,7 +30,7 @@ from whisperport.verification.reference import Reference
 
 from ...extent import EVERYTHING
 from ...micro import DIMS, GENERATION
-from ..traced_runners import TorchRunner, engine_of
+from ..runners import TorchRunner, engine_of
 
 # One window at a time over a bundle's runners.
 

@@ -1,20 +1,53 @@
-"""Transcript files and subtitles."""
+"""Transcript files and subtitles, byte for byte against openai-whisper's writers."""
 
+import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import av
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from whisper.utils import get_writer
 
 from whisperport.errors import UsageError
 from whisperport.speech.text import WRITERS, Segment, SubtitleOptions, Word, format_time, write_as
 from whisperport.system.printable import is_printable
 
 from ...extent import core_or_all
-from .openai_writers import as_openai, written_by_openai
+
+# What openai-whisper's own writers write of our segments.
+
+
+def as_openai(segments: list[Segment], language: str | None) -> dict[str, Any]:
+    """What openai-whisper's `transcribe()` would have returned."""
+    order = "seek start end text tokens temperature avg_logprob compression_ratio no_speech_prob"
+    dicts = [asdict(segment) for segment in segments]
+    return {
+        "text": "".join(segment.text for segment in segments),
+        "segments": [
+            {"id": i, **{name: d[name] for name in order.split()}}
+            | ({} if d["words"] is None else {"words": list(d["words"])})
+            for i, d in enumerate(dicts)
+        ],
+        "language": language,
+    }
+
+
+def written_by_openai(
+    form: str,
+    segments: list[Segment],
+    language: str | None = None,
+    options: SubtitleOptions | None = None,
+) -> str:
+    file = io.StringIO(newline="")
+    chosen = asdict(options) if options else {}
+    get_writer(form, ".").write_result(as_openai(segments, language), file=file, **chosen)
+    return file.getvalue()
+
 
 # Transcript files, byte for byte against openai-whisper's writers.
 

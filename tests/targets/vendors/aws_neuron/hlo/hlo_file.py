@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .hlo_proto import MODULE
+from .read_hlo import MODULE
 
 FOLDER = Path(__file__).parent / "modules"
 F32, S64, TUPLE = 11, 5, 13

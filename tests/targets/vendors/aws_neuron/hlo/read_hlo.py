@@ -1,19 +1,136 @@
-"""Read the graph of an HLO module: one node per instruction, without weights.
-
-The computations that `call` and `fusion` name are inlined. Of a reduce, the computation gives the
-operator's name. The computations of `while`, `conditional`, `sort`, `map` and `scatter` are not read: such
-an instruction is one node. The operands of a matmul and of a convolution have their axes in aten's order.
-"""
+"""Read an HLO module: its message, the values of its instructions, and its graph."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from whisperport.model.inspection.graph import Graph, Node, Shape, Value, build
+from whisperport.system.protobuf import Field, message_class
 
-from .hlo_proto import MODULE
-from .hlo_values import Tree, declared, leaf_at, leaves
+# An HLO module as a message: the fields of it that `read_hlo` needs.
+#
+# Source: field numbers from xla/service/hlo.proto and xla/xla_data.proto of https://github.com/openxla/xla,
+# commits 0b8fa9f and 011b758 (2025).
+
+SCHEMA: dict[str, tuple[Field, ...]] = {
+    "Module": (
+        ("name", 1, "string"),
+        ("computations", 3, "[Computation]"),
+        ("entry_computation_id", 6, "int64"),
+        ("input_output_alias", 8, "Aliases"),
+    ),
+    "Aliases": (("entries", 1, "[Alias]"),),
+    "Alias": (
+        ("output_shape_index", 1, "[int64]"),
+        ("parameter_number", 2, "int64"),
+        ("parameter_shape_index", 3, "[int64]"),
+    ),
+    "Computation": (
+        ("name", 1, "string"),
+        ("instructions", 2, "[Instruction]"),
+        ("id", 5, "int64"),
+        ("root_id", 6, "int64"),
+    ),
+    "Instruction": (
+        ("name", 1, "string"),
+        ("opcode", 2, "string"),
+        ("shape", 3, "Shape"),
+        ("parameter_number", 9, "int64"),
+        ("tuple_index", 13, "int64"),
+        ("dimensions", 14, "[int64]"),
+        ("convolution", 16, "Convolution"),
+        ("slices", 17, "[Slice]"),
+        ("custom_call_target", 28, "string"),
+        ("dot", 30, "Dot"),
+        ("id", 35, "int64"),
+        ("operand_ids", 36, "[int64]"),
+        ("called_computation_ids", 38, "[int64]"),
+        ("groups", 50, "int64"),
+        ("comparison_direction", 63, "string"),
+    ),
+    "Shape": (
+        ("element_type", 2, "int32"),
+        ("dimensions", 3, "[int64]"),
+        ("tuple_shapes", 4, "[Shape]"),
+        ("is_dynamic", 6, "[int32]"),
+    ),
+    "Dot": (
+        ("lhs_contracting", 1, "[int64]"),
+        ("rhs_contracting", 2, "[int64]"),
+        ("lhs_batch", 3, "[int64]"),
+        ("rhs_batch", 4, "[int64]"),
+    ),
+    "Convolution": (("kernel_output_feature", 4, "int64"),),
+    "Slice": (("stride", 3, "int64"),),
+}
+MODULE = message_class(SCHEMA, "Module")
+
+
+# Tensors of an HLO module: their shapes and dtypes, alone or in tuples.
+
+Tree: TypeAlias = "Value | tuple[Tree, ...]"
+"""A tensor, or a tuple of tensors and tuples."""
+
+UNBOUNDED = -(2**63)  # the length of a dynamic axis without an upper bound
+
+TUPLE = 13
+DTYPES = {
+    **dict(enumerate(("bool", "int8", "int16", "int32", "int64"), 1)),
+    **dict(enumerate(("uint8", "uint16", "uint32", "uint64"), 6)),
+    **dict(enumerate(("float16", "float32", "float64"), 10)),
+    **dict(enumerate(("opaque", "complex64", "bfloat16", "token", "complex128"), 14)),
+    **dict(enumerate(("float8_e5m2", "float8_e4m3fn", "int4", "uint4"), 19)),
+    **dict(enumerate(("float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e4m3fnuz"), 23)),
+    **dict(enumerate(("int2", "uint2", "float8_e4m3", "float8_e3m4", "int1", "uint1"), 26)),
+    **dict(enumerate(("float4_e2m1fn", "float8_e8m0fnu"), 32)),
+}
+
+
+def declared(name: str, shape: Any, *, constant: bool = False) -> Tree:
+    """Return the tensor of a `Shape` message, or a tuple of them; those of a tuple are called `name[0]`."""
+    if shape.element_type == TUPLE:
+        return tuple(
+            declared(f"{name}[{place}]", one, constant=constant)
+            for place, one in enumerate(shape.tuple_shapes)
+        )
+    return Value(name, _axes(shape), DTYPES[shape.element_type], constant)
+
+
+def leaves(tree: Tree) -> Iterator[Value]:
+    """Yield the tensors of a tree in order."""
+    if isinstance(tree, Value):
+        yield tree
+        return
+    for inner in tree:
+        yield from leaves(inner)
+
+
+def leaf_at(tree: Tree, index: Sequence[int]) -> Value:
+    """Return the tensor at an index, such as (1, 2) for the third element of the second."""
+    for place in index:
+        assert not isinstance(tree, Value)
+        tree = tree[place]
+    assert isinstance(tree, Value)
+    return tree
+
+
+def _axes(shape: Any) -> Shape:
+    dynamic = list(shape.is_dynamic) or [0] * len(shape.dimensions)
+    sizes = zip(shape.dimensions, dynamic, strict=True)
+    return tuple(_axis(size, bool(moves)) for size, moves in sizes)
+
+
+def _axis(size: int, dynamic: bool) -> int | str:
+    if dynamic and size == UNBOUNDED:
+        return "?"
+    return f"<={size}" if dynamic else size
+
+
+# The graph: one node per instruction, without weights. The computations that `call` and `fusion` name are
+# inlined. Of a reduce, the computation gives the operator's name. The computations of `while`,
+# `conditional`, `sort`, `map` and `scatter` are not read: such an instruction is one node. The operands of
+# a matmul and of a convolution have their axes in aten's order.
 
 INLINED = frozenset({"call", "fusion"})
 PASSED_THROUGH = frozenset(

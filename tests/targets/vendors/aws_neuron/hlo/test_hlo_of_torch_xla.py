@@ -17,7 +17,7 @@ from whisperport.targets.vendors.aws_neuron import neuron_modules
 from .....extent import EVERYTHING
 from .. import micro_modules
 from ..torch_2_9 import TOOLS, environment
-from .hlo_proto import MODULE
+from .read_hlo import MODULE
 from .traced_hlo import CHECKS, failures, read
 
 HERE = Path(__file__).parent

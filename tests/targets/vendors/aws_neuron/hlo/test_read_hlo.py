@@ -3,10 +3,9 @@
 from whisperport.model.inspection.cost import cost_of
 from whisperport.model.inspection.graph import Graph, Node
 
-from .hlo_checks import broken, copied_caches, projected_again, weight_inputs
 from .hlo_file import F32, FOLDER, S64, TUPLE, Written, calls, stored
-from .hlo_values import UNBOUNDED
-from .read_hlo import Hlo, read_hlo
+from .read_hlo import UNBOUNDED, Hlo, read_hlo
+from .traced_hlo import broken, copied_caches, projected_again, weight_inputs
 
 
 def stored_module(name: str) -> Hlo:
