@@ -286,6 +286,7 @@ def test_paths_and_a_list_of_paths_are_sources(tmp_path: Path) -> None:
         ("list.jsonl", '{"path": "a.wav"}\n[1]\n', "expected an object with `path`"),
         ("list.jsonl", '{"path": ["a.wav"]}', "expected text"),
         ("list.jsonl", '{"path": "a.wav"', "cannot read"),
+        ("list.jsonl", '{"path": "a.wav", "duration": 1' + "0" * 400 + "}", "expected seconds"),
         ("list.jsonl", "[" * 100_000, "cannot read"),
         ("list.jsonl", '"' + "a" * 2**20, "1048576 characters or more"),
         ("list.txt", "\n\n", "nothing to transcribe"),

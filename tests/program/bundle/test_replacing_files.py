@@ -228,6 +228,22 @@ def test_a_list_of_files_that_is_not_ours_moves_and_deletes_nothing(
     assert "is damaged" in caplog.text
 
 
+def test_a_link_in_place_of_the_older_files_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    staged = prepared(tmp_path)
+    (tmp_path / "talks").mkdir()
+    (tmp_path / "talks/notes.txt").write_text("the user's own too")
+    staged.files.mkdir()
+    (staged.files / replacing_files.OLD).symlink_to(tmp_path / "talks")
+    (staged.files / replacing_files.NAMES).write_text('{"p.onnx": [1, 0]}')
+
+    next_writer(staged.out)
+
+    assert texts(tmp_path / "talks") == {"notes.txt": "the user's own too"}
+    assert "is damaged" in caplog.text
+
+
 # After SIGKILL at any system call of a writer, the old or the new bundle exists and is complete.
 
 

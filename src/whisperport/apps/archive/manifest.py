@@ -109,7 +109,7 @@ def _seconds(value: Any, number: int, manifest: Path) -> float | None:
         return None
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # OverflowError: an integer above 1e308
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         _wrong(manifest, f"`duration` of row {number} is {value!r:.50}; expected seconds")

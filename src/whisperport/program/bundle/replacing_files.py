@@ -73,6 +73,8 @@ def restore_files(new: Path, aside: Path, out: Path) -> None:
     if not (aside / NAMES).is_file():
         shutil.rmtree(aside)  # nothing was moved yet, or nothing is left to be moved
         return
+    if (aside / OLD).is_symlink():  # what is there would be moved from where it leads
+        raise OSError(f"{aside} is damaged: {OLD} is a link")
     marks = _marks(aside / NAMES, out)
     is_complete = new.is_dir() and not (new / out.name).exists()  # the output is moved last
     if not is_complete and _mark(out) != marks[out.name]:
