@@ -506,7 +506,7 @@ def micro_batch_step(micro: Any) -> Any:
     from whisperport.model.trace.variants import BATCHES
     from whisperport.model.trace.whisper import Parts, batch_step
 
-    return batch_step(Parts(micro, []), BATCHES[0])
+    return batch_step(Parts(micro, []), BATCHES[0]).traced()
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_a_batch_of_one_row_or_of_too_many_is_no_program(name: str) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4])
 def test_the_projection_has_the_expected_signature(micro: Any, pieces: int) -> None:
-    assert check([vocab_projection(Parts(micro, []), pieces)], window=None) == ["vocab_projection"]
+    assert check([vocab_projection(Parts(micro, []), pieces).traced()], window=None) == ["vocab_projection"]
 
 
 def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any) -> None:
@@ -119,7 +119,7 @@ def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any)
 
     parts = Parts(model, [(0, 0)])
     given = ("encoder", "cross_kv", "step", "align")
-    programs = [*whisper_programs(parts, given, {"encoder": "nchw"}), prefill(parts, 2)]
+    programs = [*whisper_programs(parts, given, {"encoder": "nchw"}), prefill(parts, 2).traced()]
 
     names = check(programs, SHORT)
 
@@ -132,7 +132,7 @@ def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any)
 def test_the_decoder_without_a_cache_has_the_expected_signature(
     micro: Any, form: UncachedForm
 ) -> None:
-    assert check([uncached_decoder(Parts(micro, [], form))], window=None) == ["uncached_decoder"]
+    assert check([uncached_decoder(Parts(micro, [], form)).traced()], window=None) == ["uncached_decoder"]
 
 
 @pytest.mark.parametrize(
@@ -223,5 +223,5 @@ def test_every_input_of_every_program_has_a_role(micro: Any) -> None:
     assert roles(programs["step"].spec) == decoding
     assert roles(programs["align"].spec) == decoding
     assert roles(programs["prefill_4"].spec) == decoding | {"pick": "input"}
-    full = uncached_decoder(Parts(micro, [], UncachedForm(8))).spec
+    full = uncached_decoder(Parts(micro, [], UncachedForm(8))).traced().spec
     assert roles(full) == {"features": "constant", full.inputs[1].name: "input"}

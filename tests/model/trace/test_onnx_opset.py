@@ -93,7 +93,8 @@ def odd_programs() -> tuple[Program, ...]:
         nn.init.normal_(parameter, std=0.3)
     parts = Parts(model, [(0, 1), (1, 4)])
     first, second = prefill(parts, 3), prefill(parts, 5)
-    return (encoder(parts), cross_kv(parts), first, second, step(parts), align(parts))
+    programs = encoder(parts), cross_kv(parts), first, second, step(parts), align(parts)
+    return tuple(program.traced() for program in programs)
 
 
 @pytest.mark.parametrize("index", range(6))

@@ -47,7 +47,7 @@ ORT = get_target("onnxruntime")
 
 @pytest.fixture(scope="module")
 def step(micro_checkpoint: Any) -> Program:
-    return step_program(Parts(build_model(micro_checkpoint), [(0, 0)]))
+    return step_program(Parts(build_model(micro_checkpoint), [(0, 0)])).traced()
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,20 @@ class Program:
         return self.spec.name
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Untraced:
+    """A module with the static inputs that it is traced with; see `trace`. Eager torch runs it as it is."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    outputs: Sequence[str]
+
+    def traced(self) -> Program:
+        """Trace it; see `trace`."""
+        return trace(self.name, self.module, self.inputs, self.outputs)
+
+
 def trace(
     name: str, module: nn.Module, inputs: tuple[Any, ...], outputs: Sequence[str] = ()
 ) -> Program:

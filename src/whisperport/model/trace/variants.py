@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from whisperport.model.trace.program import Program
+from whisperport.model.trace.program import Program, Untraced
 from whisperport.model.trace.whisper import (
     Parts,
     align,
@@ -26,9 +26,9 @@ BATCHES = (2, 4, 8, 16)  # numbers of texts that a `step_B` decodes together
 
 PIECES = 4  # of the vocabulary, in the published graphs that have pieces
 
-Builder = Callable[[Parts], Program]
+Builder = Callable[[Parts], Untraced]
 
-# (program, variant) -> the function that traces it. The first variant of a program is its default.
+# (program, variant) -> the function that returns it untraced. The first variant of a program is its default.
 VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("encoder", "sequence"): encoder,
     ("encoder", "nchw"): nchw_encoder,
@@ -72,6 +72,16 @@ def whisper_programs(
         names: of the programs.
         variants: program -> its variant; other programs use their default variant.
     """
+    for untraced in untraced_programs(parts, names, variants):
+        yield untraced.traced()
+
+
+def untraced_programs(
+    parts: Parts,
+    names: Sequence[str] = program_names(),
+    variants: Mapping[str, str] | None = None,
+) -> Iterator[Untraced]:
+    """Return programs that are not traced yet; see `whisper_programs`."""
     defaults = dict(reversed(tuple(VARIANTS)))
     chosen = defaults | dict(variants or {})
     for name in names:

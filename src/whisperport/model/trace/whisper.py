@@ -1,4 +1,4 @@
-"""Trace the programs of a Whisper model; `variants.py` has the table of them."""
+"""The programs of a Whisper model before they are traced; `variants.py` has the table of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from whisperport.model.network.short_window import PaddedCrossKV
 from whisperport.model.network.uncached_decoder import UncachedDecoder
 from whisperport.model.network.vocab_projection import VocabProjection
 from whisperport.model.network.whisper import Whisper
-from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.program import Untraced
 from whisperport.program.dims import Dims
 from whisperport.program.signatures import LOGSUMEXP, PICKED_ROWS
 from whisperport.program.spec import UncachedForm
@@ -45,36 +45,36 @@ class Parts:
         return ["logits", LOGSUMEXP] if name in self.summed else ["logits"]
 
 
-def encoder(parts: Parts) -> Program:
-    """Trace `encoder`: mel (1, n_mels, 2T) to features (1, T, d)."""
+def encoder(parts: Parts) -> Untraced:
+    """Return `encoder`: mel (1, n_mels, 2T) to features (1, T, d)."""
     mel = torch.zeros(1, parts.model.dims.n_mels, parts.model.dims.n_frames)
-    return trace("encoder", parts.model.encoder, (mel,), ["features"])
+    return Untraced("encoder", parts.model.encoder, (mel,), ["features"])
 
 
-def nchw_encoder(parts: Parts) -> Program:
-    """Trace `encoder` in its channels-first 4-D form: mel (1, n_mels, 1, 2T) to features (1, T, d)."""
+def nchw_encoder(parts: Parts) -> Untraced:
+    """Return `encoder` in its channels-first 4-D form: mel (1, n_mels, 1, 2T) to features (1, T, d)."""
     mel = torch.zeros(1, parts.model.dims.n_mels, 1, parts.model.dims.n_frames)
-    return trace("encoder", NchwEncoder(parts.model.encoder), (mel,), ["features"])
+    return Untraced("encoder", NchwEncoder(parts.model.encoder), (mel,), ["features"])
 
 
-def cross_kv(parts: Parts) -> Program:
-    """Trace `cross_kv`: features (1, T, d) to the cross-attention K/V of every decoder layer."""
+def cross_kv(parts: Parts) -> Untraced:
+    """Return `cross_kv`: features (1, T, d) to the cross-attention K/V of every decoder layer."""
     dims, decoder, padding = parts.model.dims, parts.model.decoder, parts.model.padding
     features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
     module = CrossKV(decoder) if padding is None else PaddedCrossKV(decoder, padding)
-    return trace("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
+    return Untraced("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
 
 
-def rank4_cross_kv(parts: Parts) -> Program:
-    """Trace `cross_kv` with rank-4 K/V: features (1, T, d) to K/V of every decoder layer."""
+def rank4_cross_kv(parts: Parts) -> Untraced:
+    """Return `cross_kv` with rank-4 K/V: features (1, T, d) to K/V of every decoder layer."""
     dims = parts.model.dims
     features = torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)
     module = Rank4CrossKV(parts.model.decoder, parts.model.padding)
-    return trace("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
+    return Untraced("cross_kv", module, (features,), _layers(dims, "cross_k", "cross_v"))
 
 
-def prefill(parts: Parts, tokens: int, *, rank4: bool = False) -> Program:
-    """Trace `prefill_P` with P = `tokens` tokens per run; `rank4`: with attention of rank 4."""
+def prefill(parts: Parts, tokens: int, *, rank4: bool = False) -> Untraced:
+    """Return `prefill_P` with P = `tokens` tokens per run; `rank4`: with attention of rank 4."""
     dims, pick = parts.model.dims, torch.zeros(1, PICKED_ROWS, tokens)
     (x, mask), caches = _tokens(dims, tokens), _caches(parts.model)
     inputs = (x, mask[None], pick, *_rank4(caches)) if rank4 else (x, mask, pick, *caches)
@@ -82,30 +82,30 @@ def prefill(parts: Parts, tokens: int, *, rank4: bool = False) -> Program:
     names = [*parts.results(name, projected=parts.projected), *_layers(dims, "new_k", "new_v")]
     kind, summed = Rank4Prefill if rank4 else Prefill, LOGSUMEXP in names
     module = kind(parts.model.decoder, projected=parts.projected, summed=summed)
-    return trace(name, module, inputs, names)
+    return Untraced(name, module, inputs, names)
 
 
-def step(parts: Parts) -> Program:
-    """Trace `step`: one token to its logits (1, V)."""
+def step(parts: Parts) -> Untraced:
+    """Return `step`: one token to its logits (1, V)."""
     dims = parts.model.dims
     inputs = (*_tokens(dims, 1), *_caches(parts.model))
     names = [*parts.results("step", projected=parts.projected), *_layers(dims, "new_k", "new_v")]
     summed = LOGSUMEXP in names
     module = Decode(parts.model.decoder, projected=parts.projected, summed=summed)
-    return trace("step", module, inputs, names)
+    return Untraced("step", module, inputs, names)
 
 
-def rank4_step(parts: Parts) -> Program:
-    """Trace `step` with rank-4 K/V: one token to its logits (1, 1, V)."""
+def rank4_step(parts: Parts) -> Untraced:
+    """Return `step` with rank-4 K/V: one token to its logits (1, 1, V)."""
     dims = parts.model.dims
     x, mask = _tokens(dims, 1)
     inputs = (x, mask[None], *_rank4(_caches(parts.model)))
     names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    return trace("step", Rank4Decode(parts.model.decoder, projected=parts.projected), inputs, names)
+    return Untraced("step", Rank4Decode(parts.model.decoder, projected=parts.projected), inputs, names)
 
 
-def batch_step(parts: Parts, rows: int) -> Program:
-    """Trace `step_B` with B = `rows`: one token of each of B texts to its logits (B, V)."""
+def batch_step(parts: Parts, rows: int) -> Untraced:
+    """Return `step_B` with B = `rows`: one token of each of B texts to its logits (B, V)."""
     dims = parts.model.dims
     x = torch.zeros(rows, 1, dims.n_text_state)
     mask = torch.zeros(rows, 1, dims.n_text_ctx + 1)
@@ -113,33 +113,33 @@ def batch_step(parts: Parts, rows: int) -> Program:
     projected = parts.batch_projected
     names = [*parts.results(name, projected=projected), *_layers(dims, "new_k", "new_v")]
     module = BatchDecode(parts.model.decoder, projected=projected, summed=LOGSUMEXP in names)
-    return trace(name, module, (x, mask, *_caches(parts.model, rows)), names)
+    return Untraced(name, module, (x, mask, *_caches(parts.model, rows)), names)
 
 
-def align(parts: Parts) -> Program:
-    """Trace `align`: 64 tokens of a window's text to cross-attention scores of the alignment heads."""
+def align(parts: Parts) -> Untraced:
+    """Return `align`: 64 tokens of a window's text to cross-attention scores of the alignment heads."""
     dims, heads = parts.model.dims, sorted(parts.alignment_heads)  # by layer: the order of scores
     inputs = (*_tokens(dims, ALIGN_TOKENS), *_caches(parts.model))
     names = ["rows", "scores", *_layers(dims, "new_k", "new_v")]
-    return trace("align", Align(parts.model.decoder, heads), inputs, names)
+    return Untraced("align", Align(parts.model.decoder, heads), inputs, names)
 
 
-def vocab_projection(parts: Parts, pieces: int = 1) -> Program:
-    """Trace `vocab_projection`: a hidden state (1, 1, d) to logits (1, 1, V), whole or in pieces."""
+def vocab_projection(parts: Parts, pieces: int = 1) -> Untraced:
+    """Return `vocab_projection`: a hidden state (1, 1, d) to logits (1, 1, V), whole or in pieces."""
     hidden = torch.zeros(1, 1, parts.model.dims.n_text_state)
     names = [f"logits_{piece}" for piece in range(pieces)] if pieces > 1 else ["logits"]
-    return trace("vocab_projection", VocabProjection(parts.model.decoder, pieces), (hidden,), names)
+    return Untraced("vocab_projection", VocabProjection(parts.model.decoder, pieces), (hidden,), names)
 
 
-def coarse_projection(parts: Parts) -> Program:
-    """Trace `coarse_projection`: a hidden state (1, 1, d) to logits (1, 1, V), and bounds (1, 1, V)."""
+def coarse_projection(parts: Parts) -> Untraced:
+    """Return `coarse_projection`: a hidden state (1, 1, d) to logits (1, 1, V), and bounds (1, 1, V)."""
     hidden = torch.zeros(1, 1, parts.model.dims.n_text_state)
     module = CoarseProjection(parts.model.decoder)
-    return trace("coarse_projection", module, (hidden,), ["logits", "bound"])
+    return Untraced("coarse_projection", module, (hidden,), ["logits", "bound"])
 
 
-def uncached_decoder(parts: Parts) -> Program:
-    """Trace `uncached_decoder`, the decoder without KV cache: features and embeddings to logits in pieces.
+def uncached_decoder(parts: Parts) -> Untraced:
+    """Return `uncached_decoder`, the decoder without KV cache: features and embeddings to logits in pieces.
 
     Raises:
         ValueError: `parts.uncached` is None.
@@ -151,7 +151,7 @@ def uncached_decoder(parts: Parts) -> Program:
     embeddings = torch.zeros(1, dims.n_text_state, *form.layout)
     names = [f"logits_{piece}" for piece in range(form.pieces)]
     module = UncachedDecoder(parts.model.decoder, form)
-    return trace("uncached_decoder", module, (features, embeddings), names)
+    return Untraced("uncached_decoder", module, (features, embeddings), names)
 
 
 def _layers(dims: Dims, *names: str) -> list[str]:
