@@ -109,7 +109,9 @@ def test_a_batch_of_one_row_or_of_too_many_is_no_program(name: str) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4])
 def test_the_projection_has_the_expected_signature(micro: Any, pieces: int) -> None:
-    assert check([vocab_projection(Parts(micro, []), pieces).traced()], window=None) == ["vocab_projection"]
+    assert check([vocab_projection(Parts(micro, []), pieces).traced()], window=None) == [
+        "vocab_projection"
+    ]
 
 
 def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any) -> None:
@@ -132,7 +134,9 @@ def test_all_programs_of_a_short_window_have_the_expected_signatures(micro: Any)
 def test_the_decoder_without_a_cache_has_the_expected_signature(
     micro: Any, form: UncachedForm
 ) -> None:
-    assert check([uncached_decoder(Parts(micro, [], form)).traced()], window=None) == ["uncached_decoder"]
+    assert check([uncached_decoder(Parts(micro, [], form)).traced()], window=None) == [
+        "uncached_decoder"
+    ]
 
 
 @pytest.mark.parametrize(

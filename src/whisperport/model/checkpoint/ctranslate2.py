@@ -35,7 +35,7 @@ from whisperport.program.dims import LARGEST, Dims
 MODEL_BIN = "model.bin"
 
 # Name in a layer, without `weight` or `bias` -> openai-whisper's modules that are fused in it.
-_LINEAR = {
+LINEARS = {
     "self_attention/linear_0": ("attn.query", "attn.key", "attn.value"),
     "self_attention/linear_1": ("attn.out",),
     "attention/linear_0": ("cross_attn.query",),
@@ -47,17 +47,17 @@ _LINEAR = {
     "attention/layer_norm": ("cross_attn_ln",),
     "ffn/layer_norm": ("mlp_ln",),
 }
-_TOP = {
+TOP = {
     "encoder/conv1": "encoder.conv1",
     "encoder/conv2": "encoder.conv2",
     "encoder/layer_norm": "encoder.ln_post",
     "decoder/embeddings": "decoder.token_embedding",
     "decoder/layer_norm": "decoder.ln",
 }
-_POSITIONS = "position_encodings/encodings"
+POSITIONS = "position_encodings/encodings"
 _KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 _LAYER = re.compile(r"(encoder|decoder)/layer_(0|[1-9]\d{0,3})/(.+)")
-_EMBEDDING, _PROJECTION = "decoder/embeddings/weight", "decoder/projection/weight"
+EMBEDDING, PROJECTION = "decoder/embeddings/weight", "decoder/projection/weight"
 # Numbers that choose the architecture. 3 is GELU. Any other number that is not named must be 0: off.
 _ARCHITECTURE = {"decoder/activation": 3, "decoder/pre_norm": 1}
 _WITHOUT_EFFECT = {
@@ -159,16 +159,16 @@ def _dequantized(
             kinds.add(_dtype(tensor))
             tensor = tensor.float().div_(scale.reshape(-1, *[1] * (tensor.dim() - 1)))
         tensors[name] = tensor
-    projection = tensors.pop(_PROJECTION, None)
-    tied = variables.aliases.get(_PROJECTION) == _EMBEDDING or (
+    projection = tensors.pop(PROJECTION, None)
+    tied = variables.aliases.get(PROJECTION) == EMBEDDING or (
         projection is not None
-        and _EMBEDDING in tensors
-        and torch.equal(projection.float(), tensors[_EMBEDDING].float())
+        and EMBEDDING in tensors
+        and torch.equal(projection.float(), tensors[EMBEDDING].float())
     )
     if not tied:
         raise CheckpointError(
             f"`{folder}` has a separate output projection, which is not supported",
-            why=f"`{_PROJECTION}` is missing or differs from the token embedding",
+            why=f"`{PROJECTION}` is missing or differs from the token embedding",
             hint="tie the two tensors of the original checkpoint: `model.tie_weights()`",
         )
     return tensors, ", ".join(sorted(kinds))
@@ -187,13 +187,13 @@ def _openai_named(
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition("/")
         kind = _KINDS.get(last, "")
-        if name.endswith(_POSITIONS) and name.count("/") == 2:
+        if name.endswith(POSITIONS) and name.count("/") == 2:
             weights[f"{name.partition('/')[0]}.positional_embedding"] = tensor
-        elif kind and stem in _TOP:
-            weights[f"{_TOP[stem]}.{kind}"] = tensor
-        elif kind and (match := _LAYER.fullmatch(stem)) and match[3] in _LINEAR:
+        elif kind and stem in TOP:
+            weights[f"{TOP[stem]}.{kind}"] = tensor
+        elif kind and (match := _LAYER.fullmatch(stem)) and match[3] in LINEARS:
             prefix = f"{match[1]}.blocks.{match[2]}"
-            modules = _LINEAR[match[3]]
+            modules = LINEARS[match[3]]
             if len(tensor) % len(modules):
                 unexpected.append(f"{name} of shape {tuple(tensor.shape)}")
                 continue

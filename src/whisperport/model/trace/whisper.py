@@ -101,7 +101,9 @@ def rank4_step(parts: Parts) -> Untraced:
     x, mask = _tokens(dims, 1)
     inputs = (x, mask[None], *_rank4(_caches(parts.model)))
     names = [parts.result, *_layers(dims, "new_k", "new_v")]
-    return Untraced("step", Rank4Decode(parts.model.decoder, projected=parts.projected), inputs, names)
+    return Untraced(
+        "step", Rank4Decode(parts.model.decoder, projected=parts.projected), inputs, names
+    )
 
 
 def batch_step(parts: Parts, rows: int) -> Untraced:
@@ -128,7 +130,9 @@ def vocab_projection(parts: Parts, pieces: int = 1) -> Untraced:
     """Return `vocab_projection`: a hidden state (1, 1, d) to logits (1, 1, V), whole or in pieces."""
     hidden = torch.zeros(1, 1, parts.model.dims.n_text_state)
     names = [f"logits_{piece}" for piece in range(pieces)] if pieces > 1 else ["logits"]
-    return Untraced("vocab_projection", VocabProjection(parts.model.decoder, pieces), (hidden,), names)
+    return Untraced(
+        "vocab_projection", VocabProjection(parts.model.decoder, pieces), (hidden,), names
+    )
 
 
 def coarse_projection(parts: Parts) -> Untraced:

@@ -1,0 +1,33 @@
+"""All layouts: the files of other apps. To add one, add its folder to `MODULES`."""
+
+import difflib
+from importlib import import_module
+
+from whisperport.build.layouts.layout import App, Layout
+from whisperport.errors import UsageError
+
+__all__ = ["App", "Layout", "all_layouts", "layout_of"]
+
+MODULES = ("faster_whisper", "whisper_cpp")
+
+
+def all_layouts() -> tuple[Layout, ...]:
+    """Return every layout."""
+    return tuple(import_module(f"{__name__}.{module}").LAYOUT for module in MODULES)
+
+
+def layout_of(app: str) -> Layout:
+    """Return the layout that an app loads.
+
+    Raises:
+        UsageError: no layout is of this app.
+    """
+    by_app = {name: layout for layout in all_layouts() for name in layout.apps}
+    if layout := by_app.get(app):
+        return layout
+    similar = difflib.get_close_matches(app, by_app, n=1, cutoff=0.5)
+    raise UsageError(
+        f"there is no app `{app[:40]}`",
+        why=f"the app with a similar name is {similar[0]}" if similar else "",
+        hint=f"choose one of {', '.join(by_app)}; `whisperport apps` describes them",
+    )

@@ -1,0 +1,40 @@
+"""Weights of a checkpoint as numpy arrays, one at a time: the whole is never copied."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+Floats = NDArray[np.float32]
+
+
+def weight(checkpoint: "Checkpoint", name: str) -> Floats:
+    """Return a weight by openai-whisper's name, float32, C-contiguous; it may be the checkpoint's own memory."""
+    array: Floats = checkpoint.weights[name].detach().float().contiguous().numpy()
+    return array
+
+
+def is_half_precision(checkpoint: "Checkpoint") -> bool:
+    """Return whether float16 holds every weight exactly, as in a checkpoint that was published in float16."""
+    import torch
+
+    def holds(name: str) -> bool:
+        tensor = checkpoint.weights[name]
+        return tensor.dtype == torch.float16 or torch.equal(tensor.half().float(), tensor.float())
+
+    return all(map(holds, checkpoint.weights))
+
+
+def quantized_rows(array: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Round each row of a matrix (n, …) to 8 bits: the integers, and the factor (n,) they were multiplied by.
+
+    The rounding is CTranslate2's: 127 / largest absolute value, 1 for a row of zeros.
+    """
+    rows = array.reshape(len(array), -1)
+    largest = np.abs(rows).max(axis=1)
+    largest[largest == 0] = 127
+    factor = (127 / largest).astype(np.float32)
+    return np.rint(rows * factor[:, None]).astype(np.int8).reshape(array.shape), factor

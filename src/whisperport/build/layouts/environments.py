@@ -1,0 +1,103 @@
+"""Environments of apps: each app's client is installed in one of its own, in the user's cache.
+
+    $XDG_CACHE_HOME/whisperport/apps/APP        default: ~/.cache/whisperport/apps/APP
+
+An environment variable, such as WHISPERPORT_APP_FASTER_WHISPER, names another one: a Python interpreter, or
+the folder of `node_modules`. Nothing is installed unless `install` is called.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from whisperport.build.export.model_bundle import cache_folder
+from whisperport.build.layouts.layout import App
+from whisperport.errors import MissingPackageError, UsageError
+from whisperport.system.progress import Progress
+
+MAX_LINE = 300  # characters of an installer's message
+
+
+def variable(app: App) -> str:
+    """Return the name of the environment variable that names an app's environment."""
+    return f"WHISPERPORT_APP_{re.sub('[^A-Z0-9]', '_', app.name.upper())}"
+
+
+def folder_of(app: App) -> Path:
+    """Return the folder in which an app's client is installed."""
+    return cache_folder() / "apps" / app.name
+
+
+def command_of(app: App) -> list[str] | None:
+    """Return the command that runs a script with an app's packages; None: they are not installed.
+
+    For an app of npm, the last word is the folder in which `node_modules` is.
+
+    Raises:
+        UsageError: the environment variable names something that does not exist.
+    """
+    given = os.environ.get(variable(app))
+    if given and not Path(given).exists():
+        raise UsageError(
+            f"the environment of {app.name} does not exist: {given}",
+            why=f"{variable(app)} names it",
+            hint=f"name a Python interpreter, or run `whisperport apps --install {app.name}`",
+        )
+    if app.installer == "npm":
+        folder = Path(given) if given else folder_of(app)
+        node = shutil.which("node")
+        return [node, os.fspath(folder)] if node and (folder / "node_modules").is_dir() else None
+    if given:
+        return [given]
+    if (python := _python(folder_of(app))).is_file():
+        return [os.fspath(python)]
+    return [sys.executable] if importlib.util.find_spec(app.module) else None
+
+
+def install(app: App, progress: Progress = lambda _: None) -> None:
+    """Install an app's client in an environment of its own; an older one is replaced.
+
+    Raises:
+        MissingPackageError: the installer is missing, or could not install a package.
+    """
+    folder = folder_of(app)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    progress(f"installing {', '.join(app.packages)}")
+    if app.installer == "npm":
+        # Without its scripts: nothing that a package brings runs during the installation.
+        _run(app, ["npm", "install", "--ignore-scripts", "--no-fund", *app.packages], partial)
+    else:
+        # Not moved afterwards: the scripts of an environment have its path.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(partial, folder)
+        _run(app, [sys.executable, "-m", "venv", "--clear", "."], folder)
+        pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        _run(app, [os.fspath(_python(folder)), *pip, *app.packages], folder)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+def _python(folder: Path) -> Path:
+    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def _run(app: App, command: list[str], folder: Path) -> None:
+    try:
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        failed, why = bool(result.returncode), result.stderr.strip().split("\n")[-1]
+    except OSError as error:
+        failed, why = True, f"{command[0]}: {error.strerror}"
+    if failed:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise MissingPackageError(
+            f"{app.name} could not be installed",
+            why=why[:MAX_LINE],
+            hint=f"install {', '.join(app.packages)} yourself, and set {variable(app)}",
+        )

@@ -1,0 +1,39 @@
+"""Run faster-whisper; see `run_client.py`."""
+
+from importlib.metadata import version
+
+from faster_whisper import WhisperModel
+
+
+def versions():
+    return {name: version(name) for name in ("faster-whisper", "ctranslate2", "tokenizers")}
+
+
+def load(job):
+    compute_type = "int8_float32" if job["precision"] == "w8" else "float32"
+    model = WhisperModel(job["model"], device="cpu", compute_type=compute_type, cpu_threads=1)
+
+    def transcribe(samples):
+        segments, _ = model.transcribe(
+            samples,
+            language=job["language"] if model.model.is_multilingual else "en",
+            beam_size=1,
+            best_of=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            no_speech_threshold=None,
+            log_prob_threshold=None,
+            compression_ratio_threshold=None,
+            word_timestamps=job["words"],
+        )
+        segments = list(segments)
+        return {
+            "tokens": [token for segment in segments for token in segment.tokens],
+            "text": "".join(segment.text for segment in segments),
+            "segments": [[segment.start, segment.end, segment.text] for segment in segments],
+            "words": [
+                [word.start, word.end, word.word] for s in segments for word in s.words or ()
+            ],
+        }
+
+    return transcribe

@@ -1,0 +1,87 @@
+"""What a layout is: the files that another app loads, how the app decodes, and how it is run here."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+Padding = Literal["mel", "audio"]
+Compared = Literal["tokens", "text and timestamps", "words"]
+"""What a verification in an app compares: as much as the app returns, and as its own features allow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingProfile:
+    """How an app decodes. Tokens are compared with those that the checkpoint emits under it.
+
+    Attributes:
+        padding: what fills the window after the audio: zeros in the normalized log-mel spectrogram, as in
+            openai-whisper's `transcribe`, or silent audio, whose normalized spectrogram is not zero. This
+            alone changes the tokens of most clips of a small model.
+        timestamps: whether the prompt asks for timestamps.
+        suppresses: whether the ids in `Generation.suppressed` are never emitted.
+        suppresses_at_start: whether those in `Generation.suppressed_at_start` are not emitted first.
+        windows: whether audio after the first window's last timestamp is decoded as well.
+    """
+
+    padding: Padding
+    timestamps: bool = True
+    suppresses: bool = True
+    suppresses_at_start: bool = True
+    windows: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App:
+    """An app that loads a layout, and the client by which it is run here.
+
+    Attributes:
+        name: as the user names it, such as "faster-whisper".
+        packages: what its client needs, as pip or npm takes it.
+        module: what its client imports first; a Python package of this name is the client, too.
+        installer: the program that installs them.
+        script: file in the layout's folder; `run_client.py` says what it defines.
+        profile_of: returns how the app decodes a checkpoint.
+        compared: what a verification compares.
+        drops: what the app does not take from the checkpoint, or limits: one sentence each.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    module: str
+    installer: Literal["pip", "npm"] = "pip"
+    script: Path
+    profile_of: "Callable[[Checkpoint], DecodingProfile]"
+    compared: Compared = "tokens"
+    drops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The files of one or several apps: what they are, who writes them, and what loads them.
+
+    Attributes:
+        title: what is written, for lists.
+        precisions: of the weights, the default first.
+        suffix: of the only file, such as ".bin"; empty: the layout is a folder.
+        apps: app's name -> the app.
+        write: writes a checkpoint in a precision to a folder, or to a file.
+        unsupported: returns why a checkpoint cannot be written in a precision; empty if it can.
+        warnings: yields what the apps will do with this checkpoint that its user would not expect.
+    """
+
+    title: str
+    precisions: tuple[str, ...]
+    suffix: str = ""
+    apps: Mapping[str, App]
+    write: "Callable[[Checkpoint, str, Path], None]"
+    unsupported: "Callable[[Checkpoint, str], str]" = lambda _checkpoint, _precision: ""
+    warnings: "Callable[[Checkpoint], Iterator[str]]" = lambda _checkpoint: iter(())
+
+
+def apps(*entries: App) -> Mapping[str, App]:
+    """Return apps by their names."""
+    return {app.name: app for app in entries}

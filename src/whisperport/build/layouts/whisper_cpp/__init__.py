@@ -1,0 +1,61 @@
+"""The ggml file, which whisper.cpp loads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
+from whisperport.build.layouts.whisper_cpp.file import unsupported, write
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
+DISTILLED_LAYERS = 2
+
+
+def is_taken_for_distilled(checkpoint: "Checkpoint") -> bool:
+    """Return whether whisper.cpp takes a checkpoint for one of the first distilled ones.
+
+    Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp, `is_distil`.
+    """
+    dims = checkpoint.dims
+    return dims.n_text_layer == DISTILLED_LAYERS and dims.n_vocab != CANTONESE
+
+
+def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
+    timestamps = not is_taken_for_distilled(checkpoint)
+    return DecodingProfile(padding="audio", timestamps=timestamps, suppresses=False)
+
+
+def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
+    if is_taken_for_distilled(checkpoint):
+        yield (
+            f"whisper.cpp takes a model of {DISTILLED_LAYERS} decoder layers for one of the first "
+            "distilled models, and never asks it for timestamps: each window is one segment"
+        )
+
+
+LAYOUT = Layout(
+    title="file of ggml",
+    precisions=("fp16", "w8"),
+    suffix=".bin",
+    apps=apps(
+        App(
+            name="whisper.cpp",
+            packages=("pywhispercpp>=1.5",),
+            module="pywhispercpp",
+            script=Path(__file__).with_name("client.py"),
+            profile_of=_profile,
+            compared="text and timestamps",
+            drops=(
+                "ids of special tokens follow from the size of the vocabulary",
+                "suppressed tokens and alignment heads are not in the file",
+                "it returns text and timestamps, no ids",
+            ),
+        ),
+    ),
+    write=write,
+    unsupported=unsupported,
+    warnings=_warnings,
+)

@@ -1,0 +1,32 @@
+"""Run whisper.cpp through pywhispercpp; see `run_client.py`."""
+
+from importlib.metadata import version
+
+from pywhispercpp.model import Model
+
+
+def versions():
+    return {"pywhispercpp": version("pywhispercpp")}
+
+
+def load(job):
+    model = Model(
+        job["model"],
+        n_threads=1,
+        print_progress=False,
+        print_realtime=False,
+        language=job["language"],
+        no_context=True,
+        temperature=0.0,
+        temperature_inc=0.0,
+        greedy={"best_of": 1},
+    )
+
+    def transcribe(samples):
+        segments = model.transcribe(samples)
+        return {
+            "text": "".join(segment.text for segment in segments),
+            "segments": [[s.t0 / 100, s.t1 / 100, s.text] for s in segments],
+        }
+
+    return transcribe
