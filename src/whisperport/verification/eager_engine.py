@@ -29,8 +29,9 @@ def eager_engine(model: "Whisper", generation: Generation) -> Engine:
 
     heads = generation.alignment_heads or ((model.dims.n_text_layer - 1, 0),)
     runners = {p.name: EagerRunner(p) for p in untraced_programs(Parts(model, heads))}
-    tables = (model.decoder.token_embedding.weight, model.decoder.positional_embedding)
-    return Engine(model.dims, generation, runners, *(table.detach().numpy() for table in tables))
+    embedding = model.decoder.token_embedding.weight.detach().numpy()
+    positions = model.decoder.positional_embedding.detach().numpy()
+    return Engine(model.dims, generation, runners, embedding, positions)
 
 
 class EagerRunner(Runner):

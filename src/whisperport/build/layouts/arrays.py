@@ -12,13 +12,13 @@ Floats = NDArray[np.float32]
 
 
 def weight(checkpoint: "Checkpoint", name: str) -> Floats:
-    """Return a weight by openai-whisper's name, float32, C-contiguous; it may be the checkpoint's own memory."""
+    """Return a weight by openai-whisper's name, float32; it may be the checkpoint's own memory."""
     array: Floats = checkpoint.weights[name].detach().float().contiguous().numpy()
     return array
 
 
 def is_half_precision(checkpoint: "Checkpoint") -> bool:
-    """Return whether float16 holds every weight exactly, as in a checkpoint that was published in float16."""
+    """Return whether float16 holds every weight exactly, as where a checkpoint was published in it."""
     import torch
 
     def holds(name: str) -> bool:
@@ -29,9 +29,10 @@ def is_half_precision(checkpoint: "Checkpoint") -> bool:
 
 
 def quantized_rows(array: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Round each row of a matrix (n, …) to 8 bits: the integers, and the factor (n,) they were multiplied by.
+    """Round each row of a matrix (n, …) to 8 bits; return the integers and each row's factor (n,).
 
-    The rounding is CTranslate2's: 127 / largest absolute value, 1 for a row of zeros.
+    A row is its integers divided by its factor: 127 / its largest absolute value, or 1 if all are zero.
+    Source: OpenNMT/CTranslate2@0d8bcd3, python/ctranslate2/specs/model_spec.py.
     """
     rows = array.reshape(len(array), -1)
     largest = np.abs(rows).max(axis=1)

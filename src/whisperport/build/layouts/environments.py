@@ -17,7 +17,7 @@ from pathlib import Path
 from whisperport.build.export.model_bundle import cache_folder
 from whisperport.build.layouts.layout import App
 from whisperport.errors import MissingPackageError, UsageError
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 
 MAX_LINE = 300  # characters of an installer's message
 
@@ -58,7 +58,7 @@ def command_of(app: App) -> list[str] | None:
     return [sys.executable] if importlib.util.find_spec(app.module) else None
 
 
-def install(app: App, progress: Progress = lambda _: None) -> None:
+def install(app: App) -> None:
     """Install an app's client in an environment of its own; an older one is replaced.
 
     Raises:
@@ -68,7 +68,7 @@ def install(app: App, progress: Progress = lambda _: None) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    progress(f"installing {', '.join(app.packages)}")
+    begin_stage(f"installing {', '.join(app.packages)}")
     if app.installer == "npm":
         # Without its scripts: nothing that a package brings runs during the installation.
         _run(app, ["npm", "install", "--ignore-scripts", "--no-fund", *app.packages], partial)

@@ -1,4 +1,4 @@
-"""What a checkpoint emits in eager torch, decoded as an app decodes: the app's result is compared with it."""
+"""What a checkpoint emits in eager torch, decoded as an app decodes, for a comparison with the app."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from whisperport.runtime import DecodeOptions, Decoder, Engine, split_segments
 from whisperport.runtime.decoding.decode import decode_window
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, log_mel
 from whisperport.speech.text import Tokenizer
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
 from whisperport.verification.eager_engine import eager_engine
 
@@ -45,7 +45,6 @@ def reference_of(
     checkpoint: "Checkpoint",
     profile: DecodingProfile,
     clips: Sequence[Clip],
-    progress: Progress = lambda _: None,
 ) -> list[Emitted]:
     """Decode clips greedily with the checkpoint in eager torch, under an app's profile.
 
@@ -59,7 +58,7 @@ def reference_of(
     engine = eager_engine(build_model(checkpoint), generation)
     results = []
     for index, clip in enumerate(clips):
-        progress(Counted(f"running the model in torch on {clip.name}", index, len(clips)))
+        begin_stage(Counted(f"running the model in torch on {clip.name}", index, len(clips)))
         results.append(_emitted(engine, tokenizer, profile, clip))
     return results
 

@@ -8,9 +8,9 @@ files of 16 bits, 16 kHz, mono; `language`, a code; `result`, the file to write;
 The client's file defines
 
     versions()                    returns package -> version
-    load(job)                     loads the model; returns a function: samples (n,) float32 -> an object with
-                                  `text`, `segments` ([start, end, text], ...) and, if the app returns
-                                  them, `tokens` and `words` ([start, end, text], ...)
+    load(job)                     loads the model; returns a function: samples (n,) float32 -> an object
+                                  with `text`, `segments` ([start, end, text], ...) and, if the app
+                                  returns them, `tokens` and `words` ([start, end, text], ...)
 
 The result has `versions`, `clips` (those objects), `load_s`, `seconds` of each clip, and `peak_mib`.
 """
@@ -22,19 +22,18 @@ import resource
 import sys
 import time
 import wave
+from typing import Any
 
 import numpy as np
 
 
-def main(path):
+def main(path: str) -> None:
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
-    spec = importlib.util.spec_from_file_location("client", job["script"])
-    client = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(client)
+    client = _module(job["script"])
     start = time.perf_counter()
     transcribe = client.load(job)
-    result = {"versions": client.versions(), "load_s": time.perf_counter() - start}
+    result: dict[str, Any] = {"versions": client.versions(), "load_s": time.perf_counter() - start}
     result["clips"], result["seconds"] = [], []
     for clip in job["clips"]:
         samples = read_wav(clip)
@@ -47,7 +46,14 @@ def main(path):
     os.replace(job["result"] + ".part", job["result"])
 
 
-def peak_mib():
+def _module(path: str) -> Any:
+    spec: Any = importlib.util.spec_from_file_location("client", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def peak_mib() -> float:
     """Of this process; `ru_maxrss` counts the process that it was forked from as well."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
@@ -57,7 +63,8 @@ def peak_mib():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def read_wav(path):
+def read_wav(path: str) -> Any:
+    """Return the samples (n,) float32 of a WAV file."""
     with wave.open(path) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
     return samples.astype(np.float32) / np.float32(32768)

@@ -28,7 +28,7 @@ PIECES = 4  # of the vocabulary, in the published graphs that have pieces
 
 Builder = Callable[[Parts], Untraced]
 
-# (program, variant) -> the function that returns it untraced. The first variant of a program is its default.
+# (program, variant) -> the function that returns it. The first variant of a program is its default.
 VARIANTS: Mapping[tuple[str, str], Builder] = {
     ("encoder", "sequence"): encoder,
     ("encoder", "nchw"): nchw_encoder,

@@ -1,19 +1,21 @@
 """Run faster-whisper; see `run_client.py`."""
 
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from faster_whisper import WhisperModel
 
 
-def versions():
+def versions() -> dict[str, str]:
     return {name: version(name) for name in ("faster-whisper", "ctranslate2", "tokenizers")}
 
 
-def load(job):
+def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     compute_type = "int8_float32" if job["precision"] == "w8" else "float32"
     model = WhisperModel(job["model"], device="cpu", compute_type=compute_type, cpu_threads=1)
 
-    def transcribe(samples):
+    def transcribe(samples: Any) -> dict[str, Any]:
         segments, _ = model.transcribe(
             samples,
             language=job["language"] if model.model.is_multilingual else "en",

@@ -1,15 +1,17 @@
 """Run whisper.cpp through pywhispercpp; see `run_client.py`."""
 
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from pywhispercpp.model import Model
 
 
-def versions():
+def versions() -> dict[str, str]:
     return {"pywhispercpp": version("pywhispercpp")}
 
 
-def load(job):
+def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     model = Model(
         job["model"],
         n_threads=1,
@@ -22,7 +24,7 @@ def load(job):
         greedy={"best_of": 1},
     )
 
-    def transcribe(samples):
+    def transcribe(samples: Any) -> dict[str, Any]:
         segments = model.transcribe(samples)
         return {
             "text": "".join(segment.text for segment in segments),
