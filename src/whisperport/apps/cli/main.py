@@ -35,10 +35,10 @@ TRACEBACK = "WHISPERPORT_TRACEBACK"  # environment variable: if not empty, defec
 
 
 _VERBS = (
-    *("fetch", "export", "compile", "import"),
+    *("fetch", "export", "convert", "compile", "import"),
     *("check", "explain", "fix", "lower", "inspect", "compare", "sensitivity"),
     *("verify", "diagnose", "transcribe", "live", "serve", "archive", "bench"),
-    *("plan", "targets", "doctor", "demo"),
+    *("plan", "targets", "apps", "doctor", "demo"),
 )
 # Module and function of the verbs whose names Python uses itself; all others have their verb's name.
 _OTHER_NAMES = {"compile": ("compile", "compile_verb"), "import": ("import_", "import_verb")}

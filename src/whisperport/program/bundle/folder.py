@@ -198,8 +198,8 @@ class Bundle:
         return dtype, start
 
 
-def read_manifest_bytes(folder: Path) -> bytes:
-    """Read the manifest file of a bundle.
+def read_manifest_bytes(folder: Path, name: str = MANIFEST) -> bytes:
+    """Read the manifest file of a bundle, or the file `name` in its place.
 
     Raises:
         BundleError: `folder` has no manifest, or its manifest is larger than 16 MiB.
@@ -210,15 +210,15 @@ def read_manifest_bytes(folder: Path) -> bytes:
             why="it is not a folder" if os.path.lexists(folder) else "it does not exist",
             hint="`whisperport export CHECKPOINT --target NAME --out DIR` writes a bundle",
         )
-    if _is_absent(folder / MANIFEST):
+    if _is_absent(folder / name):
         is_checkpoint = os.path.lexists(folder / "config.json")
         raise BundleError(
             f"{folder} is not a bundle",
-            why=f"it has no {MANIFEST}" + (", but the config.json of a checkpoint" * is_checkpoint),
+            why=f"it has no {name}" + (", but the config.json of a checkpoint" * is_checkpoint),
             hint=f"`whisperport export {folder if is_checkpoint else 'CHECKPOINT'} --target NAME "
             "--out DIR` writes a bundle",
         )
-    file = regular_file(folder, MANIFEST)
+    file = regular_file(folder, name)
 
     def read(file: Path) -> bytes:
         with file.open("rb") as stream:

@@ -1,7 +1,8 @@
 """Find and delete the files that whisperport wrote into a folder, without deleting any other file.
 
 A folder at an output path may contain files of the user. Only the files that its manifest lists are
-deleted, and the folders that are empty afterwards.
+deleted, and the folders that are empty afterwards. A folder that was written for another app has a record
+in place of a manifest.
 """
 
 import os
@@ -13,6 +14,12 @@ from whisperport.errors import BundleError
 from whisperport.program import strict_json
 from whisperport.program.bundle.folder import read_manifest_bytes
 from whisperport.program.bundle.manifest import FORMAT, MANIFEST
+
+RECORD, RECORD_FORMAT = "whisperport.json", "whisperport layout"
+LISTS = {
+    MANIFEST: FORMAT,
+    RECORD: RECORD_FORMAT,
+}  # file that lists the others -> its field `format`
 
 
 def check_replaceable(folder: Path, name: Path | None = None) -> None:
@@ -34,7 +41,7 @@ def check_replaceable(folder: Path, name: Path | None = None) -> None:
 def delete_listed(folder: Path, name: Path | None = None) -> None:
     """Delete a folder that `check_replaceable` accepts, file by file.
 
-    The manifest is deleted last, so that a later call can continue after an interrupt.
+    Manifest and record are deleted last, so that a later call can continue after an interrupt.
 
     Raises:
         BundleError: see `check_replaceable`; nothing was deleted.
@@ -45,10 +52,11 @@ def delete_listed(folder: Path, name: Path | None = None) -> None:
     for relative in sorted(entries, key=lambda path: path.count("/"), reverse=True):
         if (folder / relative).is_dir():
             os.rmdir(folder / relative)
-        elif relative != MANIFEST:
+        elif relative not in LISTS:
             os.unlink(folder / relative)
-    if MANIFEST in entries:
-        os.unlink(folder / MANIFEST)
+    for relative in LISTS:
+        if relative in entries:
+            os.unlink(folder / relative)
     os.rmdir(folder)
 
 
@@ -93,8 +101,9 @@ def _entries(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _listed_files(folder: Path) -> frozenset[str]:
-    """Return the names that the manifest lists, of any version. They are not checked: do not open them."""
-    members = strict_json.parse(read_manifest_bytes(folder), MANIFEST).mapping()
-    if "format" not in members or members["format"].value != FORMAT or "files" not in members:
-        raise BundleError(f"its {MANIFEST} was not written by whisperport")
-    return frozenset({MANIFEST, *members["files"].mapping()})
+    """Return the names that the manifest or the record lists. They are not checked: do not open them."""
+    name = RECORD if (folder / RECORD).is_file() else MANIFEST
+    members = strict_json.parse(read_manifest_bytes(folder, name), name).mapping()
+    if "format" not in members or members["format"].value != LISTS[name] or "files" not in members:
+        raise BundleError(f"its {name} was not written by whisperport")
+    return frozenset({name, *members["files"].mapping()})

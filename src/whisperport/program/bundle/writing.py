@@ -73,7 +73,7 @@ class BundleWriter:
         manifest = Manifest.from_bytes(raw)  # checks that the manifest can be read again
         check_complete(manifest)
         (self.folder / MANIFEST).write_bytes(raw)
-        _flush(self.folder)
+        flush_files(self.folder)
         put_in_place(self.staging)
         self.committed = True
         return Bundle(self.out, manifest)
@@ -221,7 +221,8 @@ def _remove_empty_folders(folder: Path) -> None:
                 os.rmdir(os.path.join(parent, name))
 
 
-def _flush(folder: Path) -> None:
+def flush_files(folder: Path) -> None:
+    """Write all files of a folder through to the disk."""
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
             flush_folder(path)

@@ -1,0 +1,87 @@
+"""`whisperport convert`"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whisperport.apps.cli.checks_table import print_checks, print_failures
+from whisperport.apps.cli.console import (
+    print_json,
+    print_lines,
+    print_next,
+    print_warning,
+    stages,
+)
+from whisperport.apps.cli.fields import field_options, field_values
+from whisperport.apps.cli.given import Given
+from whisperport.apps.cli.options import as_json, stall_after
+from whisperport.apps.cli.paths import OutputPath
+from whisperport.apps.cli.verb import Verb, option
+from whisperport.apps.cli.watchdog import run_watched
+from whisperport.build.layouts.convert import Converted, ConvertOptions
+from whisperport.build.layouts.convert import convert as run_convert
+
+STALL_MIN = 30
+
+
+@click.command(
+    cls=Verb, short_help="Write a checkpoint as the files of another app, and verify them there."
+)
+@click.argument("checkpoint", type=Given("checkpoint", as_text=True))
+@option(
+    *("--for", "app"),
+    group="App",
+    required=True,
+    metavar="APP",
+    help="App that loads the files, such as faster-whisper; `whisperport apps` lists all",
+)
+@field_options(ConvertOptions, "precision", group="App")
+@option(
+    *("--out", "-o"),
+    group="Output",
+    required=True,
+    type=OutputPath("bundle"),
+    metavar="PATH",
+    help="Folder or file to write, as the app loads it; an older one of whisperport is replaced",
+)
+@as_json
+@field_options(ConvertOptions, "verify_with", "language", "allow_unverified", group="Verification")
+@stall_after(STALL_MIN)
+def convert(
+    checkpoint: str, app: str, out: Path, as_json: bool, stall_after: float, **chosen: Any
+) -> None:
+    """Write a checkpoint as the files that another app loads, and verify them in that app.
+
+    CHECKPOINT is what `whisperport export` accepts. Before the files are at their place, the app loads
+    them in an environment of its own and transcribes a few clips. Its result must be that of the
+    checkpoint in PyTorch, decoded as the app decodes. `whisperport apps --install APP` installs an app;
+    `whisperport verify PATH` repeats the verification.
+
+    \b
+    Examples:
+      $ whisperport convert my-finetune --for faster-whisper --out build/ct2
+      $ whisperport convert tiny.en --for whisper.cpp --out build/tiny.en.bin --precision w8
+    """
+    options = ConvertOptions(**field_values(ConvertOptions, chosen))
+    with stages():
+        job = (run_convert, checkpoint, app, out, options)
+        converted = run_watched(*job, out=out, stall_s=60 * stall_after)
+    if as_json:
+        print_json(converted.to_json())
+    else:
+        _print(converted)
+    for warning in converted.warnings:
+        print_warning(warning)
+    print_next("verify", out)
+
+
+def _print(converted: Converted) -> None:
+    verification = converted.record.verification
+    if verification:
+        print_checks(verification.checks)
+        print_failures(verification.failures())
+        with_versions = ", ".join(f"{n} {v}" for n, v in verification.versions.items())
+        print_lines("", f"{converted.path}: verified with {with_versions}")
+    else:
+        print_lines(f"{converted.path}: NOT VERIFIED")

@@ -1,0 +1,161 @@
+"""Compare what an app returned with what the checkpoint emits in eager torch, clip by clip."""
+
+from collections.abc import Sequence
+
+from whisperport.build.layouts.layout import App
+from whisperport.build.layouts.reference import Emitted
+from whisperport.program.checks import Check
+from whisperport.verification.clips import Clip
+from whisperport.verification.error_rate import (
+    TextErrors,
+    increase_bounds,
+    text_errors,
+    unit_of,
+)
+from whisperport.verification.word_check import max_change
+
+# Of an app that computes its own features: sherpa-onnx's differ in about a clip of thirty by a word.
+MAX_DIFFERENCE = 0.05
+TIMESTAMP_S = 0.021  # one timestamp of 20 ms, and what binary fractions add
+
+
+def checks_of(
+    app: App,
+    precision: str,
+    clips: Sequence[Clip],
+    expected: Sequence[Emitted],
+    actual: Sequence[Emitted],
+    *,
+    exact: bool,
+) -> tuple[Check, ...]:
+    """Compare the results of an app with those of the checkpoint.
+
+    Args:
+        app: says how much of a result is compared.
+        precision: of the written weights.
+        clips: at least one.
+        expected: of the checkpoint in eager torch, under the app's decoding profile.
+        actual: of the app.
+        exact: whether the written weights are those of the checkpoint. Rounded ones are judged by words.
+    """
+    if not exact or app.compared == "words":
+        return (_words(app, precision, clips, expected, actual, exact=exact),)
+    results = zip(clips, expected, actual, strict=True)
+    if app.compared == "tokens":
+        return tuple(_tokens(app, clip, *pair) for clip, *pair in results)
+    return tuple(_timed(app, clip, *pair) for clip, *pair in results)
+
+
+def _tokens(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
+    pairs = zip(expected.tokens, actual.tokens, strict=False)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    reason = ""
+    if expected.tokens != actual.tokens:
+        lengths = len(expected.tokens), len(actual.tokens)
+        place = min(lengths) if first is None else first
+        reason = (
+            f"token {place + 1} of {lengths[0]} differs: {app.name} returned "
+            f"{actual.text.strip()!r}, the checkpoint emits {expected.text.strip()!r}"
+        )
+    return Check(
+        level="tokens",
+        program=app.name,
+        what=clip.name,
+        value={"tokens": len(expected.tokens)},
+        rule="the checkpoint's tokens in eager torch, under the app's decoding profile",
+        passed=not reason,
+        reason=reason,
+    )
+
+
+def _timed(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
+    texts = [segment.text.split() for segment in expected.segments]
+    reason = ""
+    if expected.text.split() != actual.text.split():
+        reason = (
+            f"{app.name} returned {actual.text.strip()!r}, the checkpoint emits "
+            f"{expected.text.strip()!r}"
+        )
+    elif texts != [segment.text.split() for segment in actual.segments]:
+        reason = f"{app.name} splits the text at other places"
+    else:
+        differences = [
+            max(abs(a.start_s - b.start_s), abs(a.end_s - b.end_s))
+            for a, b in zip(expected.segments, actual.segments, strict=True)
+        ]
+        if max(differences, default=0.0) > TIMESTAMP_S:
+            reason = f"a timestamp differs by {max(differences):.2f} s"
+    return Check(
+        level="tokens",
+        program=app.name,
+        what=clip.name,
+        value={"words": len(expected.text.split()), "segments": len(texts)},
+        rule="the checkpoint's text and timestamps in eager torch, under the app's decoding profile; "
+        "timestamps at most 20 ms apart",
+        passed=not reason,
+        reason=reason,
+    )
+
+
+def _words(
+    app: App,
+    precision: str,
+    clips: Sequence[Clip],
+    expected: Sequence[Emitted],
+    actual: Sequence[Emitted],
+    *,
+    exact: bool,
+) -> Check:
+    """Count errors against the transcripts, or against the checkpoint's text where there is none."""
+    unit = unit_of(clips[0].language)
+    pairs = [
+        (
+            text_errors(b.text, clip.text or a.text, unit),
+            text_errors(a.text, clip.text or a.text, unit),
+        )
+        for clip, a, b in zip(clips, expected, actual, strict=True)
+    ]
+    between = sum(
+        (text_errors(b.text, a.text, unit) for a, b in zip(expected, actual, strict=True)),
+        TextErrors(unit=unit),
+    )
+    tested = sum((pair[0] for pair in pairs), TextErrors(unit=unit))
+    compared = sum((pair[1] for pair in pairs), TextErrors(unit=unit))
+    what = f"{unit.removesuffix('s')} error rate"
+    if not compared.length:
+        reason = "the clips have no words"
+        return Check(
+            level="words",
+            program=app.name,
+            what=what,
+            value={},
+            rule="",
+            passed=False,
+            reason=reason,
+        )
+    low, high = increase_bounds(pairs)
+    # A set of words cannot show less than one error.
+    limit = MAX_DIFFERENCE if app.compared == "words" else max_change(precision)
+    allowed = max(limit, 1 / compared.length)
+    change = tested.rate - compared.rate
+    cause = f"{app.name} computes its own features" if exact else "the weights were rounded"
+    reason = ""
+    if change > allowed:
+        reason = f"the {compared.name} is {change:.2%} above the checkpoint's in {compared.length} {unit}"
+    return Check(
+        level="words",
+        program=app.name,
+        what=what,
+        value={
+            unit: compared.length,
+            "clips": len(clips),
+            "differ": between.errors,
+            "change": change,
+            "increase_at_least": low,
+            "increase_at_most": high,
+        },
+        rule=f"{compared.name} at most {allowed:.1%} above the checkpoint's ({cause}); {between.errors} of "
+        f"{between.length} {unit} differ; with 95%, the increase is at most {high:.1%}",
+        passed=not reason,
+        reason=reason,
+    )

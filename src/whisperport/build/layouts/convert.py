@@ -1,0 +1,194 @@
+"""Write a checkpoint as the files of another app, and verify them there before they are at their place."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.arrays import is_half_precision
+from whisperport.build.layouts.client import ClientRun, is_installed
+from whisperport.build.layouts.layout import App, Layout
+from whisperport.build.layouts.record import LayoutRecord, write_record
+from whisperport.build.layouts.reference import reference_of
+from whisperport.build.layouts.verifying import ClipSet, run_and_compare
+from whisperport.build.layouts.writing import check_out, draft_record, hashes, writing
+from whisperport.errors import (
+    LoweringError,
+    MissingPackageError,
+    UsageError,
+    VerificationError,
+    needs,
+)
+from whisperport.program.checks import Check
+from whisperport.speech.text import language_code
+from whisperport.system.option import Option
+from whisperport.system.progress import begin_stage
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions:
+    """What is written, and with which audio it is verified; each option has its help text beside it."""
+
+    precision: Annotated[
+        str | None,
+        Option(
+            "Precision of the weights: fp32, fp16 or w8; `whisperport apps` lists those of each app",
+            metavar="NAME",
+            default="the app's first",
+        ),
+    ] = None
+    verify_with: Annotated[
+        Path | None,
+        Option(
+            "Verify with the audio files in this folder: the first 30 s of each. A file NAME.txt beside "
+            "NAME.wav is its transcript",
+            metavar="DIR",
+            default="six clips that come with whisperport",
+        ),
+    ] = None
+    language: Annotated[
+        str | None,
+        Option(
+            "Language spoken in the audio files of --verify-with, as a code or a name",
+            metavar="LANG",
+            default="en, or a language of the checkpoint if it knows no English",
+        ),
+    ] = None
+    allow_unverified: Annotated[
+        bool,
+        Option(
+            "Write the files even if the app is not installed, or returned something else than the "
+            "checkpoint emits. They stay marked as unverified"
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """The files of an app, written and verified.
+
+    Attributes:
+        path: their folder, or the only file.
+        record: what is known of them.
+        run: what the app returned; None: it did not run.
+        warnings: what the app does with this checkpoint that its user may not expect.
+    """
+
+    path: Path
+    record: LayoutRecord
+    run: ClientRun | None
+    warnings: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether the app returned what the checkpoint emits."""
+        return self.record.is_verified
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "path": os.fspath(self.path),
+            "warnings": list(self.warnings),
+            **self.record.to_json(),
+        }
+
+
+def convert(
+    checkpoint: "Checkpoint | str | os.PathLike[str]",
+    app: str,
+    out: str | os.PathLike[str],
+    options: ConvertOptions | None = None,
+) -> Converted:
+    """Write a checkpoint as the files that another app loads, and verify them in that app.
+
+    Args:
+        checkpoint: a checkpoint, or what `load_checkpoint` accepts.
+        app: name of the app, such as "faster-whisper".
+        out: folder or file to write; an older one that `convert` wrote is replaced.
+        options: what is written. Default: None, all defaults.
+
+    Raises:
+        UsageError: there is no such app or precision, or the output would replace something else.
+        LoweringError: the app cannot run this checkpoint.
+        MissingPackageError: the app is not installed; nothing was read or written.
+        VerificationError: the app returned something else; nothing was written.
+        CheckpointError, TokenizerError, AudioError, BundleError: the checkpoint or the audio cannot be
+            read, or the output cannot be written.
+    """
+    options = options or ConvertOptions()
+    layout, out = layout_of(app), Path(out)
+    chosen = layout.apps[app]
+    precision = _precision(layout, chosen, options)
+    if not options.allow_unverified and not is_installed(chosen):
+        raise MissingPackageError(
+            f"{app} is not installed, so the files cannot be verified in it",
+            why=f"its client needs {', '.join(chosen.packages)}",
+            hint=f"whisperport apps --install {app}\nor write the files with --allow-unverified",
+        )
+    check_out(layout, chosen, out, checkpoint)
+    with writing(layout, out) as draft:
+        begin_stage("reading the checkpoint")
+        opened = _opened(checkpoint)
+        if why := layout.unsupported(opened, precision):
+            raise LoweringError(f"{app} cannot run this checkpoint in {precision}", why=why)
+        language = _language(opened, options)
+        clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
+        begin_stage(f"writing the files of {app}")
+        layout.write(opened, precision, draft)
+        record = LayoutRecord(
+            app=app,
+            precision=precision,
+            exact=precision == "fp32" or (precision == "fp16" and is_half_precision(opened)),
+            language=language,
+            window_s=opened.dims.window_s,
+            source=opened.source.to_json(),
+            files=hashes(layout, draft),
+        )
+        run = None
+        if is_installed(chosen):
+            expected = reference_of(opened, chosen.profile_of(opened), clips.clips)
+            run, verification = run_and_compare(chosen, draft, record, clips.clips, expected)
+            record = replace(record, clips=clips.known(expected), verification=verification)
+            if not verification and not options.allow_unverified:
+                raise _not_verified(chosen, out, verification.checks)
+        write_record(draft_record(layout, draft), record)
+    warnings = (*opened.warnings, *layout.warnings(opened))
+    return Converted(path=out, record=record, run=run, warnings=warnings)
+
+
+def _precision(layout: Layout, app: App, options: ConvertOptions) -> str:
+    precision = options.precision or layout.precisions[0]
+    if precision not in layout.precisions:
+        raise UsageError(
+            f"{app.name} has no precision `{precision[:40]}`",
+            hint=f"choose one of {', '.join(layout.precisions)}",
+        )
+    return precision
+
+
+def _opened(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Checkpoint":
+    with needs("cannot read a checkpoint: torch is not installed", extra="export"):
+        from whisperport.model.checkpoint import load_checkpoint
+    if isinstance(checkpoint, str | os.PathLike):
+        return load_checkpoint(os.fspath(checkpoint))
+    return checkpoint
+
+
+def _language(checkpoint: "Checkpoint", options: ConvertOptions) -> str:
+    generation = checkpoint.generation
+    if options.language is None:
+        return generation.any_language
+    return language_code(options.language, generation.languages)
+
+
+def _not_verified(app: App, out: Path, checks: Sequence[Check]) -> VerificationError:
+    failed = [check for check in checks if not check.passed]
+    return VerificationError(
+        f"{app.name} does not return what the checkpoint emits, so {out} was not written",
+        why=f"{len(failed)} of {len(checks)} comparisons failed; {failed[0].what}: {failed[0].reason}",
+        hint="--allow-unverified writes it anyway, marked as unverified",
+    )

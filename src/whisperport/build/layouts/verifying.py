@@ -1,0 +1,148 @@
+"""Verify files in their app: what it returns for clips is what the checkpoint emits in eager torch."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.checks import checks_of
+from whisperport.build.layouts.client import ClientRun, run_client
+from whisperport.build.layouts.layout import App
+from whisperport.build.layouts.record import KnownClip, LayoutRecord, Verification, read_record
+from whisperport.build.layouts.reference import Emitted
+from whisperport.build.layouts.writing import hashes
+from whisperport.errors import AudioError, BundleError
+from whisperport.speech.audio import SAMPLE_RATE, load_audio
+from whisperport.system.progress import begin_stage
+from whisperport.verification.clips import Clip, clips_in, shipped_clips
+from whisperport.verification.evidence import today
+from whisperport.verification.machine import machine
+
+
+@dataclass(frozen=True, slots=True)
+class ClipSet:
+    """The clips of a verification, and where they come from.
+
+    Attributes:
+        clips: the first window of each, rounded to 16 bits, as a WAV file has them.
+        paths: of each: a file of the user, or empty for a clip that came with whisperport.
+    """
+
+    clips: tuple[Clip, ...]
+    paths: tuple[str, ...]
+
+    @classmethod
+    def of(cls, folder: Path | None, language: str, window_s: float) -> "ClipSet":
+        """Read the audio files in a folder; None: those that come with whisperport.
+
+        Raises:
+            AudioError: a file cannot be read, or there is none.
+        """
+        clips = shipped_clips() if folder is None else clips_in(folder, language)
+        paths = ["" if folder is None else os.path.abspath(folder / clip.name) for clip in clips]
+        return cls(tuple(_first_window(clip, language, window_s) for clip in clips), tuple(paths))
+
+    def known(self, expected: Sequence[Emitted]) -> tuple[KnownClip, ...]:
+        """Return what a record keeps of them."""
+        return tuple(
+            KnownClip(clip.name, path, clip.text, _digest(clip), emitted)
+            for clip, path, emitted in zip(self.clips, self.paths, expected, strict=True)
+        )
+
+
+def run_and_compare(
+    app: App, path: Path, record: LayoutRecord, clips: Sequence[Clip], expected: Sequence[Emitted]
+) -> tuple[ClientRun, Verification]:
+    """Run the app on clips, and compare what it returns with what is expected.
+
+    Raises:
+        MissingPackageError, VerificationError: see `run_client`.
+    """
+    begin_stage(f"running {app.name} on {len(clips)} clips")
+    run = run_client(app, path, clips, precision=record.precision, language=record.language)
+    checks = checks_of(app, record.precision, clips, expected, run.results, exact=record.exact)
+    return run, Verification(versions=run.versions, machine=machine(), date=today(), checks=checks)
+
+
+def verify_layout(path: str | os.PathLike[str]) -> LayoutRecord:
+    """Verify files again: that none has changed, and that the app still returns what it must.
+
+    Args:
+        path: of a folder or file that `convert` wrote.
+
+    Returns:
+        The record with a new verification; nothing is written.
+
+    Raises:
+        BundleError: the record is missing or damaged, a file is missing or has changed, or a clip of the
+            user has.
+        MissingPackageError: the app is not installed.
+        VerificationError: the app failed.
+    """
+    path = Path(path)
+    record = read_record(path)
+    layout = layout_of(record.app)
+    app = layout.apps[record.app]
+    actual = hashes(layout, path)
+    changed = [name for name, digest in record.files.items() if actual.get(name) != digest]
+    added = sorted(actual.keys() - record.files.keys())
+    if changed or added:
+        missing = changed and changed[0] not in actual
+        raise BundleError(
+            f"{path} is not what whisperport wrote",
+            why=f"{changed[0]} {'is missing' if missing else 'has changed'}"
+            if changed
+            else f"{added[0]} was added",
+            hint="write the files again with `whisperport convert`",
+        )
+    if not record.clips:
+        raise BundleError(
+            f"{path} cannot be verified",
+            why="it was written without its app, so there are no results to compare with",
+            hint=f"whisperport apps --install {record.app}\nand write the files again",
+        )
+    clips = [_clip_again(known, record) for known in record.clips]
+    expected = [known.expected for known in record.clips]
+    _, verification = run_and_compare(app, path, record, clips, expected)
+    return replace(record, verification=verification)
+
+
+def _first_window(clip: Clip, language: str, window_s: float) -> Clip:
+    samples = clip.samples[: round(window_s * SAMPLE_RATE)]
+    rounded = np.clip(np.round(samples * 32768), -32768, 32767) / np.float32(32768)
+    return replace(clip, samples=rounded.astype(np.float32), language=language)
+
+
+def _digest(clip: Clip) -> str:
+    return sha256(clip.samples.tobytes()).hexdigest()
+
+
+def _clip_again(known: KnownClip, record: LayoutRecord) -> Clip:
+    """Read a clip again.
+
+    Raises:
+        BundleError: its file is missing, or its audio has changed.
+    """
+    try:
+        if known.path:
+            samples = load_audio(known.path)
+        else:
+            samples = next(clip.samples for clip in shipped_clips(None) if clip.name == known.name)
+    except (AudioError, StopIteration) as error:
+        raise _lost(known, str(error) or "whisperport no longer has this clip") from error
+    clip = _first_window(Clip(known.name, known.text, samples), record.language, record.window_s)
+    if _digest(clip) != known.sha256:
+        raise _lost(known, "its audio has changed")
+    return clip
+
+
+def _lost(known: KnownClip, why: str) -> BundleError:
+    return BundleError(
+        f"the clip {known.path or known.name} of the verification cannot be used",
+        why=why,
+        hint="write the files again with `whisperport convert`",
+    )
