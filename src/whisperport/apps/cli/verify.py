@@ -31,6 +31,8 @@ from whisperport.apps.cli.options import (
 from whisperport.apps.cli.provider_report import print_provider_report
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.verify_page import verify_page
+from whisperport.build.layouts.record import is_layout
+from whisperport.build.layouts.verifying import verify_layout
 from whisperport.program.bundle import Bundle
 from whisperport.system.outputs import write_page
 from whisperport.targets import RunOptions
@@ -41,10 +43,10 @@ from whisperport.verification.reference import Reference
 
 @click.command(
     cls=Verb,
-    short_help="Run a bundle and compare its outputs with its reference.",
+    short_help="Run a bundle, or the files of an app, and compare the outputs with the reference.",
     target_options=RUN_OPTIONS,
 )
-@click.argument("bundle", type=Given("bundle"))
+@click.argument("bundle", type=Given("bundle", "layout"))
 @option(
     "--record",
     group="Verification",
@@ -103,6 +105,9 @@ def verify(
     their outputs are, and the time per run. It then recommends which programs to run there, and with which
     options. The inputs are those of one clip. The exit status is 1 if no program can run there.
 
+    The files of an app, which `whisperport convert` writes, are verified in that app: none has changed, and
+    it returns what the checkpoint emits. Only --json is an option for them.
+
     `whisperport diagnose` says why the output of a device is not that of the bundle.
 
     \b
@@ -111,6 +116,9 @@ def verify(
       $ whisperport verify build/tiny-xnnpack --record
       $ whisperport verify build/tiny --each-program --run-option onnxruntime.provider=NAME
     """
+    if is_layout(bundle):
+        _in_app(bundle, as_json=as_json)
+        return
     run = run_options_of(threads, run_options, trust=trust)
     if each_program:
         if record or html is not None:
@@ -141,6 +149,23 @@ def verify(
     if not report:
         sys.exit(1)
     print_next(*following)
+
+
+def _in_app(path: Path, *, as_json: bool) -> None:
+    """Verify the files of an app in it; exit with status 1 if it returned something else."""
+    with stages():
+        record = verify_layout(path)
+    verification = record.verification
+    assert verification is not None
+    if as_json:
+        print_json(record.to_json())
+    else:
+        print_checks(verification.checks)
+        print_failures(verification.failures())
+        packages = ", ".join(f"{name} {v}" for name, v in verification.versions.items())
+        print_lines("", f"{path}: {'verified' if verification else 'NOT VERIFIED'} with {packages}")
+    if not verification:
+        sys.exit(1)
 
 
 def _on_provider(bundle: Path, run: RunOptions, *, as_json: bool) -> None:

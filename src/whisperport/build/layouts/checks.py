@@ -1,6 +1,7 @@
 """Compare what an app returned with what the checkpoint emits in eager torch, clip by clip."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from whisperport.build.layouts.layout import App
 from whisperport.build.layouts.reference import Emitted
@@ -48,20 +49,18 @@ def checks_of(
 
 def _tokens(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
     pairs = zip(expected.tokens, actual.tokens, strict=False)
-    first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     reason = ""
     if expected.tokens != actual.tokens:
-        lengths = len(expected.tokens), len(actual.tokens)
-        place = min(lengths) if first is None else first
         reason = (
-            f"token {place + 1} of {lengths[0]} differs: {app.name} returned "
+            f"token {n_same + 1} of {len(expected.tokens)} differs: {app.name} returned "
             f"{actual.text.strip()!r}, the checkpoint emits {expected.text.strip()!r}"
         )
     return Check(
         level="tokens",
         program=app.name,
         what=clip.name,
-        value={"tokens": len(expected.tokens)},
+        value={"n_same": n_same, "tokens": len(expected.tokens)},
         rule="the checkpoint's tokens in eager torch, under the app's decoding profile",
         passed=not reason,
         reason=reason,
@@ -149,6 +148,8 @@ def _words(
         value={
             unit: compared.length,
             "clips": len(clips),
+            tested.name.lower(): tested.rate,
+            f"reference_{tested.name.lower()}": compared.rate,
             "differ": between.errors,
             "change": change,
             "increase_at_least": low,
