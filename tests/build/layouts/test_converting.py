@@ -1,0 +1,296 @@
+"""`convert`: files are at their place only after the app returned what the checkpoint emits."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.build.layouts import faster_whisper, layout_of, whisper_cpp
+from whisperport.build.layouts.client import run_client
+from whisperport.build.layouts.convert import ConvertOptions, convert
+from whisperport.build.layouts.environments import variable
+from whisperport.build.layouts.layout import App, apps
+from whisperport.build.layouts.reference import Emitted, reference_of
+from whisperport.build.layouts.verifying import verify_layout
+from whisperport.errors import (
+    BundleError,
+    LoweringError,
+    MissingPackageError,
+    UsageError,
+    VerificationError,
+)
+from whisperport.verification.clips import Clip, shipped_audio, shipped_clips
+
+pytest.importorskip("torch")
+from whisperport.model.checkpoint import load_checkpoint
+
+N_CLIPS = 2
+CLIENT = """
+import json
+from pathlib import Path
+
+def versions():
+    return {"client": "1.0"}
+
+def load(job):
+    answers = iter(json.loads(Path(__file__).with_name("answers.json").read_text()))
+    if not Path(job["model"]).exists():
+        raise SystemExit("no model")
+    return lambda samples: next(answers)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Any:
+    return load_checkpoint("default")
+
+
+def expected(checkpoint: Any, app: str) -> list[Emitted]:
+    profile = layout_of(app).apps[app].profile_of(checkpoint)
+    return reference_of(checkpoint, profile, shipped_clips(N_CLIPS))
+
+
+@pytest.fixture(scope="module")
+def two_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two clips, which are decoded in half a second."""
+    folder = tmp_path_factory.mktemp("clips")
+    for file in shipped_audio()[:N_CLIPS]:
+        shutil.copy(file.path, folder)
+        (folder / file.path.name).with_suffix(".txt").write_text(file.text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_clips(two_clips: Path) -> ConvertOptions:
+    return ConvertOptions(verify_with=two_clips)
+
+
+@pytest.fixture(scope="module")
+def answers(checkpoint: Any) -> list[dict[str, Any]]:
+    """What faster-whisper returns for two clips: what the checkpoint emits."""
+    results = expected(checkpoint, "faster-whisper")
+    return [
+        {
+            "tokens": list(emitted.tokens),
+            "text": emitted.text,
+            "segments": [[s.start_s, s.end_s, s.text] for s in emitted.segments],
+        }
+        for emitted in results
+    ]
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Installs a client in place of faster-whisper's and of whisper.cpp's, which answers as it is told."""
+    folder = tmp_path / "client"
+    folder.mkdir()
+    (folder / "client.py").write_text(CLIENT)
+
+    def install(answers: Sequence[dict[str, Any]], script: str = CLIENT) -> None:
+        (folder / "client.py").write_text(script)
+        (folder / "answers.json").write_text(json.dumps(answers))
+        for module in (faster_whisper, whisper_cpp):
+            (app,) = module.LAYOUT.apps.values()
+            changed: App = replace(app, script=folder / "client.py")
+            monkeypatch.setattr(module, "LAYOUT", replace(module.LAYOUT, apps=apps(changed)))
+            monkeypatch.setenv(variable(app), sys.executable)
+
+    return install
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    yield
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_is_written_and_verified_and_verified_again(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given an app that returns what the checkpoint emits
+    client(answers)
+    # when the checkpoint is written for it
+    converted = convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    # then the folder is verified, and names the client's version
+    assert converted
+    assert converted.record.verification is not None
+    assert converted.record.verification.versions == {"client": "1.0"}
+    assert [check.level for check in converted.record.verification.checks] == ["tokens"] * 2
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("model.bin", "config.json", "vocabulary.json", "tokenizer.json"),
+        *("preprocessor_config.json", "whisperport.json"),
+    }
+    # and it can be verified again, until the app returns something else
+    assert verify_layout(tmp_path / "out").is_verified
+    client([{**answers[0], "tokens": [1]}, *answers[1:]])
+    again = verify_layout(tmp_path / "out").verification
+    assert again is not None
+    assert [check.passed for check in again.checks] == [False, True]
+
+
+def test_nothing_is_written_if_the_app_returns_another_token(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given an app that returns another last token for one clip, and an older folder
+    client(answers)
+    convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    wrong = [*answers[:-1], {**answers[-1], "tokens": [*answers[-1]["tokens"][:-1], 50400]}]
+    client(wrong)
+    # when the checkpoint is written again
+    with unchanged(tmp_path / "out"), pytest.raises(VerificationError) as caught:
+        convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    # then the error names the clip and the token, and the older folder is there
+    assert "02-espeak-british.flac: token 11 of 11 differs" in caught.value.why
+    # and with `allow_unverified` the folder is marked
+    options = replace(with_clips, allow_unverified=True)
+    assert not convert(checkpoint, "faster-whisper", tmp_path / "out", options)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("def load(job):\n    raise SystemExit('no such layer')\n", "no such layer"),
+        ("import os\nos._exit(3)\n", "status 3"),
+        (CLIENT.replace("next(answers)", "{}"), "'text'"),
+        (CLIENT.replace("next(answers)", '{"text": "", "segments": [[1]]}'), "unpack"),
+    ],
+)
+def test_a_client_that_fails_leaves_nothing(
+    checkpoint: Any,
+    answers: Any,
+    client: Any,
+    with_clips: Any,
+    tmp_path: Path,
+    script: str,
+    why: str,
+) -> None:
+    client(answers, script)
+    with pytest.raises(VerificationError) as caught:
+        convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    assert why in f"{caught.value.why} {caught.value.what}"
+    assert [path.name for path in tmp_path.iterdir()] == ["client"]
+
+
+def test_text_and_timestamps_are_compared_where_an_app_returns_no_ids(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given an app of one file that returns text and timestamps
+    timed = [
+        {"text": e.text, "segments": [[s.start_s, s.end_s, s.text] for s in e.segments]}
+        for e in expected(checkpoint, "whisper.cpp")
+    ]
+    client(timed)
+    out = tmp_path / "model.bin"
+    # then the file is verified, and its record lies beside it
+    assert convert(checkpoint, "whisper.cpp", out, with_clips)
+    assert (tmp_path / "model.whisperport.json").is_file()
+    assert verify_layout(out).is_verified
+    # and a timestamp that is 60 ms late is a failure
+    start, end, text = timed[0]["segments"][0]
+    client([{**timed[0], "segments": [[start, end + 0.06, text]]}, *timed[1:]])
+    with pytest.raises(VerificationError) as caught, unchanged(tmp_path):
+        convert(checkpoint, "whisper.cpp", out, with_clips)
+    assert "a timestamp differs by 0.06 s" in caught.value.why
+
+
+def test_fewer_bits_are_judged_by_words(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given an app that returns other tokens and the same words
+    client([{**answer, "tokens": [1]} for answer in answers])
+    options = replace(with_clips, precision="w8")
+    converted = convert(checkpoint, "faster-whisper", tmp_path / "out", options)
+    assert converted.record.verification is not None
+    (check,) = converted.record.verification.checks
+    assert check.level == "words"
+    # when it loses two words of one clip
+    client([{**answers[0], "text": "The code is nine"}, *answers[1:]])
+    with pytest.raises(VerificationError) as caught:
+        convert(checkpoint, "faster-whisper", tmp_path / "out", options)
+    assert "above the checkpoint's in 17 words" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.bin"])
+def test_a_changed_file_is_named(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path, name: str
+) -> None:
+    client(answers)
+    out = tmp_path / "out"
+    convert(checkpoint, "faster-whisper", out, with_clips)
+    data = bytearray((out / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (out / name).write_bytes(data)
+    with pytest.raises(BundleError) as caught:
+        verify_layout(out)
+    assert caught.value.why == f"{name} has changed"
+    (out / name).unlink()
+    with pytest.raises(BundleError, match="not what whisperport wrote") as caught:
+        verify_layout(out)
+    assert caught.value.why == f"{name} is missing"
+
+
+def test_files_of_the_user_are_not_replaced(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given a folder of whisperport with a file of the user, and a folder that is not whisperport's
+    client(answers)
+    convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.bin").write_text("mine")
+    # then neither is replaced
+    for name in ("out", "other"):
+        with unchanged(tmp_path / name), pytest.raises(BundleError):
+            convert(checkpoint, "faster-whisper", tmp_path / name, with_clips)
+
+
+def test_an_app_that_is_missing_is_named_before_the_work(
+    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given no app
+    (app,) = layout_of("faster-whisper").apps.values()
+    monkeypatch.delenv(variable(app), raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # then the error says how to install it, and a path that cannot be read was not looked at
+    with pytest.raises(MissingPackageError) as caught:
+        convert("no-such-checkpoint", "faster-whisper", tmp_path / "out")
+    assert "whisperport apps --install faster-whisper" in caught.value.hint
+    # and the files can be written without it; then there is nothing to verify
+    options = ConvertOptions(allow_unverified=True)
+    assert not convert(checkpoint, "faster-whisper", tmp_path / "out", options)
+    with pytest.raises(BundleError, match="cannot be verified"):
+        verify_layout(tmp_path / "out")
+
+
+def test_what_an_app_does_not_load_is_refused(
+    checkpoint: Any, answers: Any, client: Any, micro_checkpoint: Any, tmp_path: Path
+) -> None:
+    client(answers)
+    with pytest.raises(UsageError, match="there is no app `faster-whisperer`") as caught:
+        convert(checkpoint, "faster-whisperer", tmp_path / "out")
+    assert caught.value.why == "the app with a similar name is faster-whisper"
+    with pytest.raises(UsageError, match="no precision `int4`"):
+        convert(checkpoint, "faster-whisper", tmp_path / "out", ConvertOptions(precision="int4"))
+    with pytest.raises(UsageError, match=r"does not end with \.bin"):
+        convert(checkpoint, "whisper.cpp", tmp_path / "out")
+    with pytest.raises(LoweringError, match=r"whisper\.cpp cannot run this checkpoint"):
+        convert(micro_checkpoint, "whisper.cpp", tmp_path / "out.bin")
+
+
+def test_a_client_does_not_see_folders_beside_its_script(client: Any, tmp_path: Path) -> None:
+    # given a folder beside the script of all clients that is called as a package of the app
+    client([{"text": "hello"}], "import faster_whisper\n" + CLIENT)
+    app = layout_of("faster-whisper").apps["faster-whisper"]
+    clip = Clip("a", "", np.zeros(1600, np.float32))
+    # then the package is not that folder, but missing
+    with pytest.raises(VerificationError, match="did not transcribe") as caught:
+        run_client(app, tmp_path, [clip], precision="fp32", language="en")
+    assert "No module named 'faster_whisper'" in caught.value.why

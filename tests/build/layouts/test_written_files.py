@@ -1,0 +1,120 @@
+"""The files of an app hold the weights and settings of the checkpoint that they were written from."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whisperport.build.layouts import layout_of
+
+pytest.importorskip("torch")
+from whisperport.build.layouts.arrays import quantized_rows
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.network.whisper import build_model
+from whisperport.runtime import Decoder
+from whisperport.verification.eager_engine import eager_engine
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Any:
+    return load_checkpoint("default")
+
+
+def written(checkpoint: Any, app: str, precision: str, folder: Path) -> Path:
+    layout = layout_of(app)
+    out = folder / f"written{layout.suffix}"
+    if not layout.suffix:
+        out.mkdir()
+    layout.write(checkpoint, precision, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("app", "precision"),
+    [("faster-whisper", "fp32"), ("faster-whisper", "fp16"), ("whisper.cpp", "fp16")],
+)
+def test_exact_weights_are_read_back_to_the_bit(
+    checkpoint: Any, app: str, precision: str, tmp_path: Path
+) -> None:
+    # given a checkpoint whose weights float16 holds exactly
+    # when it is written and read
+    read = load_checkpoint(str(written(checkpoint, app, precision, tmp_path)))
+    # then every weight is the same
+    assert read.dims == checkpoint.dims
+    assert read.weights.keys() == checkpoint.weights.keys()
+    for name, weight in checkpoint.weights.items():
+        assert np.array_equal(read.weights[name].float().numpy(), weight.float().numpy()), name
+
+
+@pytest.mark.parametrize(("app", "part"), [("faster-whisper", 1.0), ("whisper.cpp", 1.13)])
+def test_weights_of_8_bits_are_within_half_a_step(
+    checkpoint: Any, app: str, part: float, tmp_path: Path
+) -> None:
+    # given a matrix, whose rows or blocks of 32 values have a step of their own
+    name = "decoder.blocks.0.mlp.0.weight"
+    weight = checkpoint.weights[name].float().numpy()
+    # when it is written in 8 bits and read
+    read = load_checkpoint(str(written(checkpoint, app, "w8", tmp_path)))
+    # then no value differs by more than half a step; a scale in float16 adds 127 * 2**-11 steps
+    groups = weight if app == "faster-whisper" else weight.reshape(-1, 32)
+    error = np.abs(read.weights[name].numpy().reshape(groups.shape) - groups)
+    half_step = np.abs(groups).max(axis=1, keepdims=True) / 254
+    assert error.max() > 0
+    assert (error <= part * half_step + 1e-7).all()
+    assert read.source.quantized
+
+
+def test_the_folder_of_faster_whisper_has_the_settings(checkpoint: Any, tmp_path: Path) -> None:
+    # given merges as pairs, as current versions of `tokenizers` write them
+    data = json.loads(checkpoint.tokenizer_json)
+    data["model"]["merges"] = [
+        m.split(" ") if isinstance(m, str) else m for m in data["model"]["merges"]
+    ]
+    pairs = replace(checkpoint, tokenizer_json=json.dumps(data).encode())
+    # when the folder is written
+    folder = written(pairs, "faster-whisper", "fp32", tmp_path)
+    # then its merges are strings, which every version reads, and the settings are the checkpoint's
+    merges = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["merges"]
+    assert merges
+    assert all(isinstance(merge, str) for merge in merges)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    generation = checkpoint.generation
+    assert config["alignment_heads"] == [list(head) for head in generation.alignment_heads]
+    assert config["suppress_ids"] == sorted(generation.suppressed)
+    vocabulary = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+    assert len(vocabulary) == checkpoint.dims.n_vocab
+    assert vocabulary[generation.timestamp_begin + 1] == "<|0.02|>"
+
+
+def test_a_row_of_zeros_is_rounded_to_zeros() -> None:
+    integers, factor = quantized_rows(np.array([[0, 0], [1, -2]], np.float32))
+    assert integers.tolist() == [[0, 0], [64, -127]]
+    assert factor.tolist() == [1, 63.5]
+
+
+def test_whisper_cpp_takes_no_other_vocabulary(micro_checkpoint: Any) -> None:
+    # given a checkpoint of 70 tokens; whisper.cpp computes ids of special tokens from their number
+    # then it is refused with that reason
+    why = layout_of("whisper.cpp").unsupported(micro_checkpoint, "fp16")
+    assert "70 tokens" in why
+
+
+def test_an_eager_engine_computes_the_models_logits(micro_checkpoint: Any) -> None:
+    # given the model, and an engine over it
+    import torch
+
+    model = build_model(micro_checkpoint)
+    engine = eager_engine(model, micro_checkpoint.generation)
+    mel = np.random.default_rng(0).normal(size=(8, 20)).astype(np.float32)
+    # when three tokens are decoded
+    decoder = Decoder(engine)
+    decoder.start_window(engine.encode(mel))
+    decoder.prefill([50, 51])
+    logits = decoder.step(53)
+    # then the logits are those of a pass without a cache
+    cross_kv = model.cross_kv(model.encode(torch.from_numpy(mel)[None]))
+    expected = model.logits(torch.tensor([50, 51, 53]), cross_kv, first=2)[0].numpy()
+    assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
