@@ -6,16 +6,16 @@ app reads it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from whisperport.build.layouts.reference import Emitted, TimedText
+from whisperport.build.layouts.reference import Emitted
 from whisperport.errors import BundleError
-from whisperport.program.bundle.evidence_json import check_to_json, read_check
 from whisperport.program.bundle.ownership import RECORD, RECORD_FORMAT
-from whisperport.program.bundle.strict_json import Field
 from whisperport.program.checks import Check
+from whisperport.program.json_records import from_json, members
+from whisperport.program.strict_json import Field, parse
 from whisperport.system.atomic import write_atomic
 
 VERSION = 1
@@ -37,7 +37,7 @@ class KnownClip:
     name: str
     path: str
     text: str
-    sha256: str
+    sha256: Annotated[str, Field.sha256]
     expected: Emitted
 
 
@@ -53,7 +53,7 @@ class Verification:
     """
 
     versions: Mapping[str, str]
-    machine: Mapping[str, Any]
+    machine: Annotated[Mapping[str, Any], Field.json_object]
     date: str
     checks: tuple[Check, ...]
 
@@ -87,8 +87,8 @@ class LayoutRecord:
     exact: bool
     language: str
     window_s: float
-    source: Mapping[str, Any]
-    files: Mapping[str, str]
+    source: Annotated[Mapping[str, Any], Field.json_object]
+    files: Mapping[str, Annotated[str, Field.sha256]]
     clips: tuple[KnownClip, ...] = ()
     verification: Verification | None = None
 
@@ -99,34 +99,7 @@ class LayoutRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        data = {"format": RECORD_FORMAT, "version": VERSION, **asdict(self)}
-        if self.verification:
-            checks = [check_to_json(check) for check in self.verification.checks]
-            data["verification"]["checks"] = checks
-        return data
-
-    @classmethod
-    def from_json(cls, data: Any) -> "LayoutRecord":
-        """Read a JSON object.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is not what `to_json` returns.
-        """
-        data = dict(data)
-        if (data.pop("format"), data.pop("version")) != (RECORD_FORMAT, VERSION):
-            raise ValueError(f"it is not of the format {RECORD_FORMAT!r}, version {VERSION}")
-        verification = data["verification"]
-        if verification is not None:
-            checks = tuple(
-                read_check(Field(check, f"verification.checks[{i}]", RECORD))
-                for i, check in enumerate(verification["checks"])
-            )
-            verification = Verification(**{**verification, "checks": checks})
-        clips = tuple(
-            KnownClip(**{**clip, "expected": _emitted(clip["expected"])}) for clip in data["clips"]
-        )
-        files = {str(name): str(digest) for name, digest in data["files"].items()}
-        return cls(**{**data, "clips": clips, "files": files, "verification": verification})
+        return {"format": RECORD_FORMAT, "version": VERSION, **members(self)}
 
 
 def record_path(path: Path) -> Path:
@@ -147,23 +120,27 @@ def read_record(path: Path) -> LayoutRecord:
     """
     file = record_path(path)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
-        return LayoutRecord.from_json(json.loads(file.read_bytes()))
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BundleError(f"{file} cannot be read", why=error.strerror or str(error)) from error
+    if len(raw) > MAX_BYTES:
+        raise BundleError(f"{file} is too large", why=f"it has more than {MAX_BYTES >> 20} MiB")
+    fields = parse(raw, file.name).mapping()
+    form = [fields[name].value for name in ("format", "version") if name in fields]
+    if form != [RECORD_FORMAT, VERSION]:
         raise BundleError(
             f"{file} cannot be read",
-            why=f"{type(error).__name__}: {error}",
+            why=f"its format is {form}; this version of whisperport reads {[RECORD_FORMAT, VERSION]}",
             hint="write the files again with `whisperport convert`",
-        ) from error
+        )
+    content = {
+        name: field.value for name, field in fields.items() if name not in ("format", "version")
+    }
+    return from_json(LayoutRecord, Field(content, "", file.name))
 
 
 def write_record(file: Path, record: LayoutRecord) -> None:
     """Write a record, complete or not at all."""
     text = json.dumps(record.to_json(), ensure_ascii=False, indent=1)
     write_atomic(file, text.encode())
-
-
-def _emitted(data: Mapping[str, Any]) -> Emitted:
-    segments = tuple(TimedText(**segment) for segment in data["segments"])
-    return Emitted(tuple(map(int, data["tokens"])), str(data["text"]), segments)
