@@ -133,7 +133,7 @@ def _run(app: App, line: list[str], folder: Path) -> None:
         ) from error
     if ended.returncode or not (folder / "result.json").is_file():
         messages = (ended.stderr + ended.stdout).decode(errors="replace").strip().split("\n")
-        last = next((text for text in reversed(messages) if text.strip()), "it said nothing")
+        last = next((text for text in reversed(messages) if text.strip()), "it printed nothing")
         raise VerificationError(
             f"{app.name} did not transcribe with the files that were written",
             why=f"its process ended with status {ended.returncode}: {last.strip()[:MAX_LINE]}",
