@@ -71,7 +71,14 @@ def test_the_stub_is_a_part_of_the_package() -> None:
 
 
 def test_what_a_verb_does_is_a_public_function() -> None:
-    verbs = set(cli.commands) - {"apps", "bench", "demo", "doctor", "explain", "targets"}  # they report
+    verbs = set(cli.commands) - {
+        "apps",
+        "bench",
+        "demo",
+        "doctor",
+        "explain",
+        "targets",
+    }  # they report
 
     functions = {FUNCTIONS.get(verb, verb) for verb in verbs}
     assert functions <= set(whisperport.__all__)

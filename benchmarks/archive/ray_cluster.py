@@ -26,11 +26,11 @@ from ray.cluster_utils import Cluster
 import whisperport
 from whisperport import (
     ArchiveOptions,
-    ArchiveProgress,
     DecodeOptions,
     RunOptions,
     TranscribeOptions,
 )
+from whisperport.apps.archive import ArchiveProgress
 from whisperport.verification import versions
 
 from ..record import compact, record, recorded

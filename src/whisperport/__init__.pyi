@@ -2,7 +2,6 @@
 
 from whisperport import errors as errors
 from whisperport.apps.archive import ArchiveOptions as ArchiveOptions
-from whisperport.apps.archive import ArchiveProgress as ArchiveProgress
 from whisperport.apps.archive import ArchiveSummary as ArchiveSummary
 from whisperport.apps.archive import transcribe_archive as transcribe_archive
 from whisperport.apps.serving.options import ServeOptions as ServeOptions
@@ -24,6 +23,8 @@ from whisperport.build.fix import Fixed as Fixed
 from whisperport.build.fix import fix as fix
 from whisperport.build.inspect import InspectOptions as InspectOptions
 from whisperport.build.inspect import inspect as inspect
+from whisperport.build.layouts.convert import ConvertOptions as ConvertOptions
+from whisperport.build.layouts.convert import convert as convert
 from whisperport.build.lower import Lowered as Lowered
 from whisperport.build.lower import LowerOptions as LowerOptions
 from whisperport.build.lower import lower as lower
@@ -58,7 +59,6 @@ from whisperport.verification.diagnosis.device_inputs import (
 )
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions as DiagnoseOptions
 from whisperport.verification.diagnosis.diagnosing import diagnose as diagnose
-from whisperport.verification.diagnosis.divergence import ComparedPrograms as ComparedPrograms
 from whisperport.verification.diagnosis.expected_outputs import expected_outputs as expected_outputs
 from whisperport.verification.diagnosis.result import Diagnosis as Diagnosis
 from whisperport.verification.providers import ProviderReport as ProviderReport

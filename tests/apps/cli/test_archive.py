@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from whisperport import ArchiveOptions, ArchiveProgress, ArchiveSummary
+from whisperport import ArchiveOptions, ArchiveSummary
+from whisperport.apps.archive import ArchiveProgress
 from whisperport.apps.cli import archive as verb
 from whisperport.errors import UsageError
 
