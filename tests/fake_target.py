@@ -16,6 +16,7 @@ from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec, TargetSpec
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions, Target
 
 
@@ -37,11 +38,11 @@ class FakeTarget(Target):
         other.precisions = dict(precisions)
         return other
 
-    def lower(self, programs: Sequence[Any], folder: Path, progress: Any) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence[Any], folder: Path) -> list[ProgramEntry]:
         (folder / self.spec.name).mkdir()
         entries = []
         for program in programs:
-            progress(f"{program.name} to {self.spec.name}")
+            begin_stage(f"{program.name} to {self.spec.name}")
             file = f"{self.spec.name}/{program.name}.txt"
             (folder / file).write_text(program.name)
             if self.failure is not None:

@@ -132,7 +132,7 @@ class World:
         (program,) = whisper_programs(Parts(model, []), ["encoder"])
         made = Made(model.encoder, self.folder, self.nncf)
         write_onnx_file(program, made.onnx)
-        lower_to_tflite([program], made.tflite, lambda _: None, target="litert", extra="litert")
+        lower_to_tflite([program], made.tflite, target="litert", extra="litert")
         used = {clip.name for clip in self.clips}
         files = [file for file in shipped_audio() if file.path.name not in used][:CALIBRATION]
         bins, frames = self.dims.n_mels, self.dims.n_frames

@@ -77,7 +77,7 @@ class Xnnpack:
         from whisperport.targets.cpu.xnnpack.lowering import _import_executorch, _lower_to_edge
 
         _import_executorch()
-        manager, _ = _lower_to_edge({"forward": program}, lambda _: None)
+        manager, _ = _lower_to_edge({"forward": program})
         names = {node.name for node in program.exported.graph.nodes}
         undelegated: dict[str, list[str]] = {}
         subgraphs = 0
@@ -116,7 +116,7 @@ class LiteRt:
         from whisperport.model.inspection.profile_tflite import DELEGATE, replaced
         from whisperport.targets.tflite.runner import TfliteFile
 
-        get_target(self.name).lower_file(program, folder / "program.tflite", lambda _: None)
+        get_target(self.name).lower_file(program, folder / "program.tflite")
         ops = listed_ops(TfliteFile(folder / "program.tflite", 1, extra="litert").interpreter)
         file = [op for op in ops if op.name != DELEGATE]
         calls = [op for op in ops if op.name == DELEGATE]
@@ -141,7 +141,7 @@ class Qnn:
         provider = "QNNExecutionProvider"
         path = folder / "program.onnx"
         target = get_target(self.name)
-        target.lower_file(program, path, lambda _: None)
+        target.lower_file(program, path)
         if provider not in {device.ep_name for device in onnxruntime.get_ep_devices()}:
             library = onnxruntime_qnn.get_library_path()
             onnxruntime.register_execution_provider_library(provider, library)

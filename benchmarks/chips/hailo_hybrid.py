@@ -115,7 +115,7 @@ def tiny_engine(seconds: float, threads: int) -> Engine:
     on_chip = [programs.pop(name) for name in ("encoder", "uncached_decoder")]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        entries = chip.lower(on_chip, path, quiet)
+        entries = chip.lower(on_chip, path)
         runners = chip.load(
             path,
             entries,
@@ -124,7 +124,7 @@ def tiny_engine(seconds: float, threads: int) -> Engine:
             ),
         )
         runners |= cpu.load(
-            path, cpu.lower(list(programs.values()), path, quiet), RunOptions(threads=threads)
+            path, cpu.lower(list(programs.values()), path), RunOptions(threads=threads)
         )
     return Engine(
         model.dims,
@@ -134,10 +134,6 @@ def tiny_engine(seconds: float, threads: int) -> Engine:
         model.decoder.positional_embedding.numpy(),
         window,
     )
-
-
-def quiet(_: str) -> None:
-    pass
 
 
 def transcript_ms(decoder: Decoder | UncachedDecoder, audio: np.ndarray) -> float:

@@ -32,6 +32,7 @@ from whisperport.runtime import DecodeOptions, Engine, Thresholds, load_engine
 from whisperport.speech.audio import AudioStream, MelWindows, VadOptions
 from whisperport.speech.text import Tokenizer
 from whisperport.speech.text.vocabulary import openai_generation
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions, get_target
 from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription.speech_pipeline import ChunkedTranscription
@@ -107,11 +108,11 @@ class Pair:
             "decoder": ("onnxruntime", [p for p in programs if p.name != "encoder"]),
         }
         runners: dict[str, Runner] = {}
-        with tempfile.TemporaryDirectory() as parent:
+        with tempfile.TemporaryDirectory() as parent, reporting(print):
             for share, (name, chosen) in shares.items():
                 target, folder = get_target(name), Path(parent) / share
                 folder.mkdir()
-                runners |= target.load(folder, target.lower(chosen, folder, print), ONE_THREAD)
+                runners |= target.load(folder, target.lower(chosen, folder), ONE_THREAD)
         return Engine(
             TINY,
             openai_generation(TINY.n_vocab),

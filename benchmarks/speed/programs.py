@@ -27,6 +27,7 @@ from whisperport.model.trace.program import Program
 from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts
 from whisperport.program.runner import Runner
+from whisperport.system.progress import reporting
 from whisperport.targets import TARGETS, RunOptions, Target
 from whisperport.verification import versions
 
@@ -105,7 +106,8 @@ def step_inputs() -> dict[str, np.ndarray]:
 def lowered(target: Target, programs: list[Program], folder: Path, threads: int) -> dict[Any, Run]:
     folder.mkdir()
     ready = [run_rewrites(program, target.spec.lowering.rewrites)[0] for program in programs]
-    entries = target.lower(ready, folder, print)
+    with reporting(print):
+        entries = target.lower(ready, folder)
     runners = target.load(folder, entries, RunOptions(threads=threads))
     mel = np.random.default_rng(0).standard_normal((1, TINY.n_mels, TINY.n_frames), np.float32)
     inputs = {"encoder": {"mel": mel}, "step": step_inputs()}

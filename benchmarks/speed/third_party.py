@@ -185,7 +185,7 @@ def ratios(rounds: list[dict[str, float]]) -> dict[str, float]:
 def lowered(program: Program, folder: Path, threads: int) -> tuple[Runner, dict[str, Any]]:
     target = get_target("xnnpack")
     folder.mkdir()
-    (entry,) = target.lower([program], folder, lambda _: None)
+    (entry,) = target.lower([program], folder)
     facts = {
         "mb": (folder / entry.files[0]).stat().st_size / 1e6,
         "subgraphs": entry.facts.subgraphs,

@@ -147,7 +147,7 @@ def measured(seed: int, data: Sequence[Any], folder: Path) -> dict[str, Any]:
     model = build_model(checkpoint)
     (program,) = whisper_programs(Parts(model, []), ["encoder"])
     target = get_target("onnxruntime")
-    (exact,) = target.lower([program], _new(folder / "float"), lambda _: None)
+    (exact,) = target.lower([program], _new(folder / "float"))
     samples = [{"mel": mel.numpy()} for mel in calibrated]
     found = sensitivities(folder / "float" / exact.files[0], samples, worst=0)
     np.save(folder / "mel.npy", np.stack([sample["mel"] for sample in samples]))
@@ -159,8 +159,8 @@ def measured(seed: int, data: Sequence[Any], folder: Path) -> dict[str, Any]:
             (program,) = whisper_programs(Parts(model, []), ["encoder"])
         options = LowerOptions(sensitive=sensitive)  # type: ignore[arg-type]
         chosen = target.configured(options).with_precisions({"encoder": "w8a8"})
-        (entry,) = chosen.lower([program], _new(folder / name), lambda _: None)
-        entry = chosen.quantize(entry, folder / name, {"mel": folder / "mel.npy"}, lambda _: None)
+        (entry,) = chosen.lower([program], _new(folder / name))
+        entry = chosen.quantize(entry, folder / name, {"mel": folder / "mel.npy"})
         sqnr[name] = min(
             loss_of(_features(folder / name, entry, mel), of).sqnr_db
             for mel, of in zip(others, expected, strict=True)

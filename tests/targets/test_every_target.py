@@ -100,7 +100,7 @@ def lowered_once(
         name = target.spec.name
         if name not in made:
             own = tmp_path_factory.mktemp(name)
-            made[name] = own, *target.lower([plain], own, silent)
+            made[name] = own, *target.lower([plain], own)
         shutil.copytree(made[name][0], folder, dirs_exist_ok=True)
         return made[name][1]
 
@@ -109,10 +109,6 @@ def lowered_once(
 
 def linear(width: int = 8) -> Program:
     return trace("plain", nn.Linear(width, 4), (torch.zeros(1, width),), ["y"])
-
-
-def silent(_: str) -> None:
-    pass
 
 
 def random_inputs(spec: ProgramSpec, seed: int = 0) -> dict[str, np.ndarray]:
@@ -251,7 +247,7 @@ def test_lowering_writes_what_it_lists_inside_the_folder_and_nothing_on_stdout(
     folder.mkdir()
     program = linear()
 
-    (entry,) = lowered.lower([program], folder, silent)
+    (entry,) = lowered.lower([program], folder)
 
     assert capfd.readouterr().out == ""
     assert list(tmp_path.iterdir()) == [folder]
@@ -291,7 +287,7 @@ def test_two_programs_with_one_weight_keep_it_apart_from_others(
         trace(name, m, (x,), ["y"]) for name, m in [("a", first), ("b", second), ("c", first)]
     ]
 
-    loaded = lowered.load(tmp_path, lowered.lower(programs, tmp_path, silent), run_options(lowered))
+    loaded = lowered.load(tmp_path, lowered.lower(programs, tmp_path), run_options(lowered))
     a, b, c = (loaded[name].run({"input": x.numpy()})["y"] for name in "abc")
 
     np.testing.assert_array_equal(a, c)
@@ -495,7 +491,7 @@ def test_a_missing_compiler_says_what_to_install(
     block(monkeypatch, COMPILERS[lowered.spec.name])
 
     with pytest.raises(MissingPackageError) as missing:
-        lowered.lower([program], tmp_path, silent)
+        lowered.lower([program], tmp_path)
 
     assert lowered.spec.name in missing.value.what
     assert f"whisperport[{lowered.spec.software.extra}]" in missing.value.hint

@@ -18,6 +18,7 @@ from whisperport.program.bundle import EMBEDDING, REFERENCE, Bundle
 from whisperport.program.runner import Array, Runner
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.runtime.engine.scores import Scores, log_sum_exp
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions
 from whisperport.verification import LEVELS, Check, Report, bundle_check
 from whisperport.verification.batch_check import TOLERANCE, sum_checks
@@ -73,7 +74,8 @@ def first_clip(
 def test_an_untouched_bundle_passes_at_every_level(bundle: Bundle) -> None:
     told: list[str] = []
 
-    report = verify(bundle.folder, run=ONE_THREAD, progress=told.append)
+    with reporting(told.append):
+        report = verify(bundle.folder, run=ONE_THREAD)
 
     assert report
     assert {check.level for check in report.checks} == set(LEVELS)

@@ -201,12 +201,12 @@ def compiled_encoder(checkpoint: Made, target: str, precision: str, folder: Path
         Parts(checkpoint.model, [(0, 0)]), ["encoder"], chosen.spec.lowering.variants
     )
     program, _ = run_rewrites(program, chosen.spec.lowering.rewrites)
-    (entry,) = chosen.lower([program], folder, lambda _: None)
+    (entry,) = chosen.lower([program], folder)
     entry = replace(entry, placement=Placement(target, precision))
     if chosen.calibration(entry.spec, precision):
         mels = [mel_of(checkpoint.model, clip.audio) for clip in checkpoint.reference.clips]
         np.save(folder / "mel.npy", torch.stack(mels).numpy())
-        entry = chosen.quantize(entry, folder, {"mel": folder / "mel.npy"}, lambda _: None)
+        entry = chosen.quantize(entry, folder, {"mel": folder / "mel.npy"})
     return chosen.load(folder, [entry], RunOptions(threads=1))["encoder"]
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, needs
-from whisperport.system.progress import begin_stage
 
 
 def fetch(name: str) -> Path:
@@ -35,4 +34,4 @@ def fetch(name: str) -> Path:
             why=f"the known names are {', '.join(HUB_IDS)}",
             hint="a hub id or a path needs no fetch: give it to `whisperport export`",
         )
-    return locate(name, check_config_files, begin_stage)
+    return locate(name, check_config_files)

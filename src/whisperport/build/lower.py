@@ -359,7 +359,7 @@ def _compile(
     max_rank, onnx = _max_rank(options, target), target.spec.lowering.lowered_suffix == ".onnx"
     if not onnx:
         _check_rank(program.name, read_exported(program.name, program.exported), max_rank)
-    entry, facts = target.lower_file(program, path, begin_stage, simplify=options.simplify)
+    entry, facts = target.lower_file(program, path, simplify=options.simplify)
     if entry.files[0] != path.name:  # a single file: those of several have the stem of `path`
         os.replace(path.parent / entry.files[0], path)
         entry = replace(entry, files=(path.name, *entry.files[1:]))

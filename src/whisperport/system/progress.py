@@ -57,9 +57,6 @@ def reporting(progress: Progress) -> Iterator[None]:
     Args:
         progress: called with a few words in lower case, in the thread of the block.
     """
-    if progress is begin_stage:  # a function that still has a parameter for it
-        yield
-        return
     token = _listener.set(progress)
     try:
         yield

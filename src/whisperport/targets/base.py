@@ -13,7 +13,6 @@ from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
 from whisperport.system.cores import usable_cores
-from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS, check_range
 from whisperport.targets.options import NoOptions, own_options, parse_options, with_target
 
@@ -113,9 +112,7 @@ class Target(ABC):
         return rejections(read_exported(program.name, program.exported), self.spec)
 
     @abstractmethod
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         """Lower programs into files of a bundle.
 
         Args:
@@ -131,7 +128,7 @@ class Target(ABC):
         """
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Lower one program into files that it shares with no other program.
 
@@ -151,7 +148,7 @@ class Target(ABC):
             LoweringError: the compiler rejected the program.
         """
         without_simplify(self.spec.name, simplify=simplify)
-        (entry,) = self.lower([program], path.parent, progress)
+        (entry,) = self.lower([program], path.parent)
         return entry, entry.facts.to_json()
 
     @abstractmethod
@@ -202,7 +199,7 @@ class Target(ABC):
         return None
 
     def quantize(
-        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path]
     ) -> ProgramEntry:
         """Quantize a program that `lower` wrote in float32, in place. Called if `calibration` asks for it.
 

@@ -10,7 +10,6 @@ from whisperport.errors import BundleError, LoweringError
 from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Rejection
-from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import Compiler
 
@@ -64,9 +63,7 @@ class CompiledTarget(Target):
             LoweringError: the machine does not have the device, or another process uses it.
         """
 
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         """Write each program in float32 to `TARGET/PROGRAM` with the target's suffix."""
         for program in programs:
             self.expect_supported(program.name, self.check(program))
@@ -74,7 +71,7 @@ class CompiledTarget(Target):
         entries = []
         for program in programs:
             path = own / f"{program.name}{self.spec.lowering.lowered_suffix}"
-            entry, _ = self.lower_file(program, path, progress)
+            entry, _ = self.lower_file(program, path)
             files = tuple(f"{own.name}/{file}" for file in entry.files)
             entries.append(replace(entry, files=files))
         return entries

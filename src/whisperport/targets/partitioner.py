@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.system.progress import Progress, begin_stage
-
 
 @dataclass(frozen=True, slots=True)
 class Declined:
@@ -74,12 +72,11 @@ class Partitioner(ABC):
         """Return why the partitioner cannot be asked on this machine, with what to do; "" if it can."""
 
     @abstractmethod
-    def partition(self, path: Path, progress: Progress = begin_stage) -> Partition:
+    def partition(self, path: Path) -> Partition:
         """Ask the partitioner about a file, in a child process with limits on memory and time.
 
         Args:
             path: a `.tflite` file; it may come from anywhere.
-            progress: called with a few words.
 
         Raises:
             ProgramError: the file is damaged, or the partitioner crashed on it or exceeded a limit.

@@ -5,7 +5,7 @@ reference.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import Floats
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress, ProgressCallback
+from whisperport.system.progress import ProgressCallback
 from whisperport.transcription.feature_session import check_options, checked_features
 from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber
@@ -83,8 +83,7 @@ def transcribe_features(
     stored: FeatureOptions | None = None,
     *,
     progress: ProgressCallback = lambda _done, _of: None,
-    stages: Progress = lambda _: None,
-    recognized: Progress = lambda _: None,
+    recognized: Callable[[str], None] = lambda _: None,
 ) -> Transcript:
     """Transcribe the encoder's output that a device wrote, with the decoder of a bundle.
 
@@ -97,7 +96,6 @@ def transcribe_features(
         options: see `Transcriber.transcribe_features`.
         stored: how the files store features; None: as float32 or float16, (T, d).
         progress: called after every window with the seconds done and the total.
-        stages: called with a line for each stage before.
         recognized: called with a sentence for each thing that was recognized by `stored.like`.
 
     Raises:
@@ -113,7 +111,7 @@ def transcribe_features(
     storage = stored.storage
     if stored.like is not None:
         storage, sentences = storage_by_example(
-            opened, Path(stored.like), stored.clip, run=options.run, progress=stages
+            opened, Path(stored.like), stored.clip, run=options.run
         )
         for sentence in sentences:
             recognized(sentence)

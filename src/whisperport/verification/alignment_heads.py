@@ -6,7 +6,7 @@ so most are used, if the word timestamps computed from them are close to the tru
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from whisperport.runtime import Cache, Floats, start_tokens
 from whisperport.runtime.decoding.alignment import boundaries
 from whisperport.speech.audio import load_audio, log_mel
 from whisperport.speech.text import Tokenizer
+from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 
 if TYPE_CHECKING:  # boards have no torch
@@ -54,7 +55,6 @@ def find_alignment_heads(
     generation: Generation,
     tokenizer_json: bytes,
     model: "Whisper",
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Generation:
     """Add alignment heads to the decoding settings if they have none and heads can be found.
 
@@ -65,7 +65,6 @@ def find_alignment_heads(
         generation: decoding settings.
         tokenizer_json: contents of the tokenizer.
         model: the model in eager torch.
-        progress: called with a line for each stage.
     """
     if generation.alignment_heads:
         return generation
@@ -75,7 +74,7 @@ def find_alignment_heads(
     english = generation.any_language == "en"
     shipped = shipped_audio() if english else ()
     audio_files = [file for file in shipped if file.words and file.seconds <= dims.window_s]
-    progress("searching for alignment heads")
+    begin_stage("searching for alignment heads")
     decoded: list[_Decoded] = []
     for file in audio_files[:N_FILES]:
         decoded.append(_decode(model, generation, tokenizer, file, heads))
@@ -89,7 +88,7 @@ def find_alignment_heads(
         )
         return generation
     names = ", ".join(f"{layer}.{head}" for layer, head in best_heads)
-    progress(f"alignment heads (layer.head): {names}")
+    begin_stage(f"alignment heads (layer.head): {names}")
     return replace(generation, alignment_heads=best_heads)
 
 

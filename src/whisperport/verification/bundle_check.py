@@ -19,7 +19,7 @@ from whisperport.runtime.engine.scores import Scores
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.speech.audio import log_mel
 from whisperport.speech.text import Tokenizer
-from whisperport.system.progress import Counted, Progress, begin_stage
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.verification.batch_check import batch_checks, bound_check, sum_checks
 from whisperport.verification.compare import Comparison, compare
@@ -48,7 +48,6 @@ def verify(
     run: RunOptions | None = None,
     clips: Sequence[str] = (),
     record: bool = False,
-    progress: Progress = begin_stage,
 ) -> Report:
     """Run a bundle on its reference clips, and compare arrays, tokens, words and isolation.
 
@@ -60,7 +59,6 @@ def verify(
         clips: names of the reference's clips to run; empty: all. A simulator may need minutes per clip.
         record: add the result to the evidence in the bundle's manifest, failures too. The most recent run
             of a program decides whether it counts as verified. Default: False.
-        progress: called with a line for each stage.
 
     Raises:
         BundleError: the bundle is damaged; or with `record`, another process writes it or it is not
@@ -71,22 +69,20 @@ def verify(
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     if record:
         check_rewritable(opened)
-    report = _verified(opened, run, clips, progress)
+    report = _verified(opened, run, clips)
     if record:
-        progress("writing the manifest")
+        begin_stage("writing the manifest")
         record_evidence(opened, report, run)
     return report
 
 
-def _verified(
-    opened: Bundle, run: RunOptions | None, clips: Sequence[str], progress: Progress
-) -> Report:
+def _verified(opened: Bundle, run: RunOptions | None, clips: Sequence[str]) -> Report:
     """Run a bundle on its reference clips and compare; see `verify`."""
     started = time.perf_counter()
     reference = _with_clips(Reference.from_arrays(opened.reference()), clips)
-    checks, last, texts = _session_checks(opened, reference, run, progress)
+    checks, last, texts = _session_checks(opened, reference, run)
     if last:
-        progress("checking isolation: the last clip in a new session")
+        begin_stage("checking isolation: the last clip in a new session")
         checks.append(_isolation_check(opened, reference, last, run))
     return Report(
         subject=_subject(opened, run),
@@ -170,7 +166,7 @@ class _Session:
 
 
 def _session_checks(
-    bundle: Bundle, reference: Reference, run: RunOptions | None, progress: Progress
+    bundle: Bundle, reference: Reference, run: RunOptions | None
 ) -> tuple[list[Check], Decoded | None, list[Transcribed]]:
     """Compare arrays, tokens and words in one session.
 
@@ -179,15 +175,15 @@ def _session_checks(
     Returns:
         The checks, the result of the last clip (None: no clip was decoded), and the text of each.
     """
-    progress("loading the programs")
+    begin_stage("loading the programs")
     session = _Session(bundle, run)
     precision = precisions(bundle, run)
-    checks = list(_array_checks(session, reference, precision, progress))
-    checks += _batch_checks(session, reference, precision, progress)
+    checks = list(_array_checks(session, reference, precision))
+    checks += _batch_checks(session, reference, precision)
     try:
         decoded: list[Decoded] = []
         for number, clip in enumerate(reference.clips):
-            progress(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
+            begin_stage(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
             decoded.append(_transcribe(session, clip, reference))
     except NumericalError as error:
         return [*checks, _not_finite("tokens", "transcripts", error)], None, []
@@ -200,13 +196,12 @@ def check_words(
     bundle: Bundle,
     reference: Reference,
     run: RunOptions | None = None,
-    progress: Progress = begin_stage,
 ) -> list[Check]:
     """Transcribe the clips of a reference, which need not be the bundle's own, and compare the words."""
     session, decoded = _Session(bundle, run), list[Decoded]()
     try:
         for number, clip in enumerate(reference.clips):
-            progress(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
+            begin_stage(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
             decoded.append(_transcribe(session, clip, reference))
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
@@ -221,7 +216,6 @@ def check_decoded_features(
     decoder: Decoder,
     features: Sequence[np.ndarray],
     precision: str,
-    progress: Progress = begin_stage,
 ) -> list[Check]:
     """Decode given features with the bundle's decoder, and compare tokens and words.
 
@@ -231,14 +225,13 @@ def check_decoded_features(
         features: (T, d) of the reference's clips, in the order of the reference; of the first clips, if
             there are fewer.
         precision: precision that the features were computed in.
-        progress: called with a line for each clip.
     """
     results: list[Decoded] = []
     reference = Reference.from_arrays(bundle.reference())
     reference = replace(reference, clips=reference.clips[: len(features)])
     try:
         for clip, encoded in zip(reference.clips, features, strict=True):
-            progress(Counted(f"decoding {clip.name}", len(results), len(features)))
+            begin_stage(Counted(f"decoding {clip.name}", len(results), len(features)))
             results.append(_decode(decoder, encoded, clip, reference))
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
@@ -290,12 +283,12 @@ def _decoded_checks(
 
 
 def _array_checks(
-    session: _Session, reference: Reference, precision: Mapping[str, str], progress: Progress
+    session: _Session, reference: Reference, precision: Mapping[str, str]
 ) -> Iterator[Check]:
     """Compare encoder output and teacher-forced logits of the clips whose reference has them."""
     for clip in reference.clips:
         if clip.features.size and clip.logits.size:
-            progress(f"comparing arrays of {clip.name}")
+            begin_stage(f"comparing arrays of {clip.name}")
             try:
                 yield from _clip_checks(session, clip, reference, precision)
             except NumericalError as error:
@@ -303,12 +296,12 @@ def _array_checks(
 
 
 def _batch_checks(
-    session: _Session, reference: Reference, precision: Mapping[str, str], progress: Progress
+    session: _Session, reference: Reference, precision: Mapping[str, str]
 ) -> Iterator[Check]:
     """Compare the logits of a program `step_B`, if the bundle has one."""
     engine = session.decoder.engine
     if engine.batch_step is not None:
-        progress(f"comparing arrays of {engine.batch_size} texts decoded together")
+        begin_stage(f"comparing arrays of {engine.batch_size} texts decoded together")
         try:
             yield from batch_checks(engine, reference, precision)
         except NumericalError as error:

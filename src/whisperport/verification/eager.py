@@ -13,7 +13,7 @@ from whisperport.program.spec import UncachedForm
 from whisperport.runtime import start_tokens
 from whisperport.speech.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
 from whisperport.speech.text import language_code
-from whisperport.system.progress import Counted, Progress, begin_stage
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
 from whisperport.verification.loss import TORCH_PRECISIONS, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip
@@ -39,7 +39,6 @@ def run_eager(
     max_tokens: int = 32,
     uncached: UncachedForm | None = None,
     precisions: Iterable[str] = (),
-    progress: Progress = begin_stage,
 ) -> Reference:
     """Greedy decoding of every clip; every token is the choice of the model without a cache.
 
@@ -49,7 +48,6 @@ def run_eager(
         uncached: the form of the decoder without KV cache, if it is exported.
         precisions: precisions that programs can have. What torch loses in them is measured on the clips
             whose features are stored, for their limits.
-        progress: called with the name of each clip's stage.
 
     Raises:
         UsageError: the checkpoint does not know a clip's language.
@@ -58,13 +56,13 @@ def run_eager(
     max_tokens = min(max_tokens, model.dims.n_text_ctx - max(map(len, prompts), default=0))
     reference_clips: list[ReferenceClip] = []
     for index, (clip, prompt) in enumerate(zip(clips, prompts, strict=True)):
-        progress(Counted(f"running the model in torch on {clip.name}", index, len(clips)))
+        begin_stage(Counted(f"running the model in torch on {clip.name}", index, len(clips)))
         keep = index < KEPT
         reference_clips.append(
             _run_clip(model, generation, clip, prompt, max_tokens, keep=keep, uncached=uncached)
         )
     for precision in sorted({TORCH_PRECISIONS[p] for p in precisions if p in TORCH_PRECISIONS}):
-        progress(f"running the model in torch in {precision}")
+        begin_stage(f"running the model in torch in {precision}")
         reference_clips = [_with_loss(model, clip, precision) for clip in reference_clips]
     return Reference(tuple(reference_clips), max_tokens)
 

@@ -8,7 +8,7 @@ from whisperport.errors import WhisperportError
 from whisperport.program.bundle import Manifest, ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.program.evidence import Evidence, with_added
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 from whisperport.targets.partitioner import Partition
 from whisperport.verification.evidence import today
@@ -21,7 +21,7 @@ RULE = "every operator is in the list of the vendor's partitioner"
 SHOWN = 3  # names of declined operators in a reason
 
 
-def with_partitions(manifest: Manifest, folder: Path, progress: Progress) -> Manifest:
+def with_partitions(manifest: Manifest, folder: Path) -> Manifest:
     """Return the manifest with the answer of each vendor's partitioner in the evidence of its programs.
 
     Programs whose target has no partitioner, or one that cannot be asked on this machine, are unchanged.
@@ -29,25 +29,20 @@ def with_partitions(manifest: Manifest, folder: Path, progress: Progress) -> Man
     Args:
         manifest: with the hashes of all files.
         folder: folder of the bundle.
-        progress: called with a few words per program.
     """
-    programs = tuple(
-        _with_partition(manifest, entry, folder, progress) for entry in manifest.programs
-    )
+    programs = tuple(_with_partition(manifest, entry, folder) for entry in manifest.programs)
     return replace(manifest, programs=programs)
 
 
-def _with_partition(
-    manifest: Manifest, entry: ProgramEntry, folder: Path, progress: Progress
-) -> ProgramEntry:
+def _with_partition(manifest: Manifest, entry: ProgramEntry, folder: Path) -> ProgramEntry:
     partitioner = get_target(entry.target).partitioner
     file = next((file for file in entry.files if file.endswith(SUFFIX)), None)
     if partitioner is None or file is None:
         return entry
     if reason := partitioner.unavailable():
-        progress(f"{entry.spec.name}: not asking {partitioner.title}: {reason}")
+        begin_stage(f"{entry.spec.name}: not asking {partitioner.title}: {reason}")
         return entry
-    progress(f"{entry.spec.name}: asking {partitioner.title}")
+    begin_stage(f"{entry.spec.name}: asking {partitioner.title}")
     try:
         partition = partitioner.partition(folder / file)
     except WhisperportError as error:

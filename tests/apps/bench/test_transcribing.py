@@ -27,6 +27,7 @@ from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.program.runner import Binding, Runner
 from whisperport.program.spec import UncachedForm
 from whisperport.runtime import DecodeOptions, Engine
+from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import whisper_text_errors
@@ -221,7 +222,8 @@ def test_two_bundles_take_turns(bundle: Bundle, recording: ShippedAudio, no_memo
     copy = Bundle(bundle.folder, bundle.manifest)
     options = BenchOptions(repeat=2, run=ONE_THREAD)
 
-    results = run_bench([bundle, copy], recording.path, options, progress=said.append)
+    with reporting(said.append):
+        results = run_bench([bundle, copy], recording.path, options)
 
     assert [line.split(":")[0] for line in said if "round" in line] == [
         "round 1 of 2",

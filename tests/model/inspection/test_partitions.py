@@ -18,6 +18,7 @@ from whisperport.model.inspection.partitions import partitions_of
 from whisperport.program.bundle import Bundle
 from whisperport.program.profiling import ProfileOptions, Subgraph, border_bytes
 from whisperport.program.spec import Limit, Support, TargetSpec
+from whisperport.system.progress import reporting
 from whisperport.targets import PROFILERS
 from whisperport.targets.cpu.xnnpack.lowering import Delegation, read_delegation
 
@@ -166,7 +167,8 @@ def test_the_programs_of_a_bundle_are_measured_in_its_order(target: str, exporte
     bundle: Bundle = exported(target)
     messages: list[str] = []
 
-    inspected = inspect_lowered(bundle.folder, ONCE, nothing, PROFILERS, progress=messages.append)
+    with reporting(messages.append):
+        inspected = inspect_lowered(bundle.folder, ONCE, nothing, PROFILERS)
 
     names = [entry.spec.name for entry in bundle.manifest.programs]
     assert [profile.program for profile in inspected.profiles] == names

@@ -363,7 +363,7 @@ def test_the_bounds_are_in_float32_also_where_the_weights_of_other_programs_have
     program = trace(COARSE_PROJECTION, Module(decoder), (hidden,), ["logits", "bound"])
     target = get_target("onnxruntime").with_precisions({COARSE_PROJECTION: "w8"})
 
-    (entry,) = target.lower([program], tmp_path, lambda _: None)
+    (entry,) = target.lower([program], tmp_path)
 
     runner = target.load(tmp_path, [entry], RunOptions(threads=1))[COARSE_PROJECTION]
     expected = Module(decoder)(hidden)[1].numpy()

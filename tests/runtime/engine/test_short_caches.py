@@ -34,7 +34,7 @@ def engine(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     target = get_target("onnxruntime")
     names = ["encoder", "cross_kv", "prefill_4", "step", "align", f"step_{ROWS}"]
     programs = list(whisper_programs(Parts(micro, [(0, 0)]), names))
-    entries = target.lower(programs, folder, lambda _: None)
+    entries = target.lower(programs, folder)
     runners = target.load(folder, entries, RunOptions(threads=1))
     embedding = micro.decoder.token_embedding.weight.numpy()
     positions = micro.decoder.positional_embedding.numpy()

@@ -51,10 +51,6 @@ class Head(nn.Module):
         return torch.relu(self.linear(x))
 
 
-def silent(_: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def three() -> list[Program]:
     """Two programs that share a weight, `step` the second of them; and one with a weight of its own."""
@@ -70,7 +66,7 @@ def lowered(
 ) -> tuple[Path, dict[str, ProgramEntry]]:
     """The folder and the entries of the three programs in float32; do not write to it."""
     folder = tmp_path_factory.mktemp("three")
-    return folder, {entry.spec.name: entry for entry in LITERT.lower(three, folder, silent)}
+    return folder, {entry.spec.name: entry for entry in LITERT.lower(three, folder)}
 
 
 def test_programs_that_share_weights_share_a_file_in_which_step_is_first(
@@ -89,7 +85,7 @@ def test_programs_of_different_precisions_have_different_files(
 ) -> None:
     target = LITERT.with_precisions({"prefill": "w8", "own": "w8a8", "step": "fp32"})
 
-    entries = {entry.spec.name: entry for entry in target.lower(three, tmp_path, silent)}
+    entries = {entry.spec.name: entry for entry in target.lower(three, tmp_path)}
 
     sizes = {n: (tmp_path / e.files[0]).stat().st_size for n, e in entries.items()}
     assert len({entry.files for entry in entries.values()}) == 3
@@ -118,7 +114,7 @@ def test_a_copy_for_the_profiler_runs_another_program_of_the_file(
 ) -> None:
     path, copy = tmp_path / "two.tflite", tmp_path / "copy.tflite"
     twice = trace("twice", Head(nn.Linear(64, 8)), (torch.zeros(2, 64),), ["y"])
-    lower_to_tflite([three[0], twice], path, silent, target="litert", extra="litert-export")
+    lower_to_tflite([three[0], twice], path, target="litert", extra="litert-export")
 
     copy_of_program(path, 1, copy)
 
@@ -141,7 +137,7 @@ def test_a_node_that_xnnpack_does_not_run_is_named(tmp_path: Path) -> None:
 
     program = trace("sums", Cumulative(), (torch.zeros(1, 8),), ["y"])
 
-    (entry,) = LITERT.lower([program], tmp_path, silent)
+    (entry,) = LITERT.lower([program], tmp_path)
 
     assert entry.facts.undelegated
     assert all(name.isupper() for name in entry.facts.undelegated)
@@ -183,9 +179,7 @@ def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes
     before = LITERT.load(bundle.folder, bundle.manifest.programs[:1], ONE_THREAD)
     expected = before["encoder"].run({"mel": mel})["features"]
 
-    entries = quantize_programs(
-        BundleSession(bundle, ONE_THREAD), placed, CalibrationOptions(), silent
-    )
+    entries = quantize_programs(BundleSession(bundle, ONE_THREAD), placed, CalibrationOptions())
 
     names = [entry.spec.name for entry in entries]
     assert names == [entry.spec.name for entry in bundle.manifest.programs]
@@ -325,7 +319,7 @@ def test_predictions_are_what_the_interpreter_does(
 ) -> None:
     path = tmp_path / "program.tflite"
     program = trace("program", module, (torch.zeros(1, 8, 8),))
-    lower_to_tflite([program], path, lambda _: None, target="litert", extra="litert-export")
+    lower_to_tflite([program], path, target="litert", extra="litert-export")
 
     (checked,) = whisperport.check(path, target="litert").programs
 

@@ -108,7 +108,7 @@ def test_a_bundle_of_another_opset_is_verified_and_of_that_opset_throughout(
 @pytest.mark.parametrize("opset", core_or_all(OPSETS[:1], OPSETS))
 def test_every_opset_computes_what_torch_does(opset: int, step: Program, tmp_path: Path) -> None:
     target = ORT.configured(LowerOptions(opset=opset))
-    (entry,) = target.lower([step], tmp_path, lambda _: None)
+    (entry,) = target.lower([step], tmp_path)
     inputs = random_inputs(step, 0)
 
     runner = target.load(tmp_path, [entry], RunOptions(threads=1))["step"]
@@ -210,11 +210,11 @@ def quantized(mels: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Qua
     def make(options: LowerOptions | None, folder: Path) -> ProgramEntry:
         target = get_target("onnxruntime")
         if options is None:
-            return target.lower([encoder], folder, lambda _: None)[0]
+            return target.lower([encoder], folder)[0]
         target = target.configured(options).with_precisions({"encoder": "w8a8"})
-        (entry,) = target.lower([encoder], folder, lambda _: None)
+        (entry,) = target.lower([encoder], folder)
         assert target.calibration(encoder.spec, "w8a8") is not None
-        return target.quantize(entry, folder, {"mel": samples}, lambda _: None)
+        return target.quantize(entry, folder, {"mel": samples})
 
     return make
 
@@ -311,7 +311,7 @@ def lowered(
 ) -> list[ProgramEntry]:
     target = ORT.configured(LowerOptions(opset=opset))
     chosen = target.with_precisions({program.name: precision for program in programs})
-    return chosen.lower(programs, folder, lambda _: None)
+    return chosen.lower(programs, folder)
 
 
 def run(folder: Path, entry: ProgramEntry) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def test_weights_are_stored_once_in_a_byte_and_an_eighth(
 def test_float32_is_the_default_and_has_no_operator_of_onnx_runtime(
     programs: list[Program], tmp_path: Path
 ) -> None:
-    (entry, _) = ORT.lower(programs, tmp_path, lambda _: None)
+    (entry, _) = ORT.lower(programs, tmp_path)
 
     assert entry.precision == "fp32"
     assert {opset.domain for opset in _model(tmp_path, entry).opset_import} == {""}

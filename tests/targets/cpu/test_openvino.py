@@ -85,7 +85,7 @@ def lowered(
     for precision in OPENVINO.spec.runs.precisions:
         folder = tmp_path_factory.mktemp(precision)
         target = OPENVINO.with_precisions({"products": precision})
-        (entry,) = target.lower([products], folder, lambda _: None)
+        (entry,) = target.lower([products], folder)
         found[precision] = folder, entry
     return found
 
@@ -156,7 +156,7 @@ def test_equal_weights_of_several_programs_are_stored_once(
     folder, alone = lowered["fp32"]
     same = replace(products, spec=replace(products.spec, name="same"))
 
-    entries = OPENVINO.lower([products, same], tmp_path, lambda _: None)
+    entries = OPENVINO.lower([products, same], tmp_path)
 
     assert {entry.files[1] for entry in entries} == {alone.files[1]}
     size = (tmp_path / alone.files[1]).stat().st_size
@@ -164,7 +164,7 @@ def test_equal_weights_of_several_programs_are_stored_once(
 
 
 def test_a_single_file_is_read_without_whisperport(products: Program, tmp_path: Path) -> None:
-    entry, facts = OPENVINO.lower_file(products, tmp_path / "any.xml", lambda _: None)
+    entry, facts = OPENVINO.lower_file(products, tmp_path / "any.xml")
 
     assert entry.files == ("any.xml", "any.bin")
     assert facts["delegated"] > 0

@@ -69,7 +69,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
         folder = tmp_path_factory.mktemp(name)
         x, *caches = (torch.from_numpy(array) for array in inputs(batch).values())
         program = trace(name, Attention(), (x, *([cache] for cache in caches)), ["y"])
-        (entry,) = OPENVINO.with_precisions({name: "bf16"}).lower([program], folder, lambda _: None)
+        (entry,) = OPENVINO.with_precisions({name: "bf16"}).lower([program], folder)
         found[name] = folder, entry
     return found
 

@@ -71,7 +71,7 @@ def delegation(
 ) -> dict[str, Delegation]:
     folder = tmp_path_factory.mktemp("tiny")
     rewritten = [run_rewrites(program, XNNPACK.spec.lowering.rewrites)[0] for program in tiny]
-    entries = XNNPACK.lower(rewritten, folder, lambda _: None)
+    entries = XNNPACK.lower(rewritten, folder)
     found = read_delegation((folder / FILE).read_bytes())
     (folder / FILE).unlink()  # 240 MB
     assert {entry.method: entry.facts.undelegated for entry in entries} == {
@@ -92,7 +92,7 @@ def test_without_the_rewrite_layer_norms_stay_outside(tmp_path: Any) -> None:
     block = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))
     naive = trace("naive", block, (torch.zeros(1, 7, 64),))
 
-    (entry,) = XNNPACK.lower([naive], tmp_path, lambda _: None)
+    (entry,) = XNNPACK.lower([naive], tmp_path)
 
     found = read_delegation((tmp_path / FILE).read_bytes())["naive"]
     assert found.subgraphs == 1  # linear and GELU, between the two
@@ -145,7 +145,7 @@ def test_a_program_of_which_nothing_is_delegated_still_runs(tmp_path: Any) -> No
     program = trace("norm", nn.LayerNorm(8), (torch.zeros(1, 8),), ["y"])
     x = np.array([[3, 1, 2, 0, 7, 6, 5, 4]], np.float32)
 
-    entries = XNNPACK.lower([program], tmp_path, lambda _: None)
+    entries = XNNPACK.lower([program], tmp_path)
     y = XNNPACK.load(tmp_path, entries, RunOptions(threads=1))["norm"].run({"input": x})["y"]
 
     assert entries[0].facts.subgraphs == 0
@@ -165,7 +165,7 @@ def test_one_program_of_a_process_runs_at_a_time(exported: Callable[[str], Bundl
 
 def test_what_executorch_prints_when_it_is_imported_stays_off_the_screen() -> None:
     lower = "from whisperport.targets import get_target; from pathlib import Path; import tempfile"
-    lower += "; get_target('xnnpack').lower([], Path(tempfile.mkdtemp()), lambda _: None)"
+    lower += "; get_target('xnnpack').lower([], Path(tempfile.mkdtemp()))"
 
     ran = subprocess.run([sys.executable, "-c", lower], capture_output=True, text=True)
 
@@ -254,7 +254,7 @@ def test_what_check_does_not_reject_is_delegated_and_the_method_is_forward(tmp_p
     program = trace("vision", Vision().eval(), (torch.rand(1, 3, 8, 8),), ["y"])
     target = get_target("xnnpack")
 
-    entry, facts = target.lower_file(program, tmp_path / "vision.pte", lambda _: None)
+    entry, facts = target.lower_file(program, tmp_path / "vision.pte")
 
     assert entry.method == "forward"
     assert facts["undelegated"] == []
@@ -301,7 +301,7 @@ def pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = nn.Linear(WIDTH, WIDTH)
     programs = [trace(name, module, (torch.zeros(2, WIDTH),), ["y"]) for name in METHODS]
     path = tmp_path_factory.mktemp("shared") / "model.pte"
-    lower_to_pte({one.name: one for one in programs}, path, lambda _: None)
+    lower_to_pte({one.name: one for one in programs}, path)
     return path
 
 

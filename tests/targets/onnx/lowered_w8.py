@@ -20,7 +20,7 @@ def lowered_w8(
     target = get_target("onnxruntime").configured(LowerOptions(opset=opset))
     target = target.with_precisions(dict.fromkeys(names, "w8"))
     programs = list(whisper_programs(Parts(micro, [(0, 0)]), names))
-    return folder, target.lower(programs, folder, lambda _: None)
+    return folder, target.lower(programs, folder)
 
 
 def loaded(lowered: Lowered) -> dict[str, Runner]:

@@ -29,7 +29,7 @@ def original(
 ) -> tuple[Path, list[ProgramEntry]]:
     folder = tmp_path_factory.mktemp("lowered")
     programs = list(whisper_programs(Parts(micro, [(0, 0)]), ["step", BATCH]))
-    return folder, ORT.lower(programs, folder, lambda _: None)
+    return folder, ORT.lower(programs, folder)
 
 
 @pytest.fixture

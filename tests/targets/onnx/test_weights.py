@@ -69,7 +69,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         trace(name, Stack(layers), (torch.zeros(1, count, WIDTH),), ["y"])
         for name, count in rows.items()
     ]
-    return folder, ORT.lower(programs, folder, lambda _: None)
+    return folder, ORT.lower(programs, folder)
 
 
 def as_before(
@@ -112,7 +112,7 @@ def test_a_step_of_several_texts_stores_no_weights_of_its_own(
 ) -> None:
     programs = list(whisper_programs(Parts(micro, [(0, 0)]), ["step", "step_2"]))
 
-    entries = ORT.lower(programs, tmp_path, lambda _: None)
+    entries = ORT.lower(programs, tmp_path)
 
     step, batch = (
         {

@@ -59,12 +59,8 @@ class Rows(nn.Module):
         return self.linear(x)
 
 
-def silent(_: str) -> None:
-    pass
-
-
 def written(path: Path, *programs: Program) -> Path:
-    lower_to_tflite(programs, path, silent, target="one", extra="litert-export")
+    lower_to_tflite(programs, path, target="one", extra="litert-export")
     return path
 
 
@@ -338,9 +334,7 @@ def lowered(
     folder = tmp_path_factory.mktemp("sensitive")
     checkpoint = load_checkpoint(outlier_checkpoint(name, run_folder(tmp_path_factory)))
     (encoder,) = whisper_programs(Parts(build_model(checkpoint), []), ["encoder"])
-    lower_to_tflite(
-        [encoder], folder / "encoder.tflite", lambda _: None, target="litert", extra="litert-export"
-    )
+    lower_to_tflite([encoder], folder / "encoder.tflite", target="litert", extra="litert-export")
     np.save(folder / "mel.npy", mels[:2])
     return folder / "encoder.tflite", encoder.spec, {"mel": folder / "mel.npy"}
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from whisperport.errors import UsageError
+from whisperport.system.progress import reporting
 from whisperport.targets import TARGETS
 from whisperport.targets.toolchain import (
     Failure,
@@ -82,8 +83,9 @@ def test_a_stage_runs_once_is_reported_and_has_a_log(tmp_path):
     work = _work(tmp_path)
     messages: list[str] = []
 
-    assert run_driver(HERE, work, messages.append) is None
-    assert run_driver(HERE, work, messages.append) is None
+    with reporting(messages.append):
+        assert run_driver(HERE, work) is None
+        assert run_driver(HERE, work) is None
 
     assert messages == ["p: copy", "p: copy is already finished"]
     assert (work / "p" / "out").read_text() == "text"
@@ -140,7 +142,7 @@ def test_a_stage_is_unfinished_if_a_file_that_it_read_or_wrote_has_changed(tmp_p
 def test_a_failure_says_what_failed_and_where_its_log_is(tmp_path, stage, settings, expected):
     work = _work(tmp_path, stage, settings)
 
-    failure = run_driver(HERE, work, lambda _: None)
+    failure = run_driver(HERE, work)
 
     assert failure is not None
     log = failure.log and failure.log.relative_to(work)
@@ -159,7 +161,7 @@ def test_an_abort_is_blamed_on_memory_only_if_memory_is_limited(tmp_path, limit)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
-        failure = run_driver(HERE, _work(tmp_path, "abort"), lambda _: None)
+        failure = run_driver(HERE, _work(tmp_path, "abort"))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
@@ -180,7 +182,7 @@ def test_an_interpreter_that_cannot_start_the_driver_is_explained_by_its_own_log
     broken.write_text("#!/bin/sh\necho no such library >&2\nexit 3\n")
     broken.chmod(0o755)
 
-    failure = run_driver(broken, work, lambda _: None)
+    failure = run_driver(broken, work)
 
     assert failure is not None
     assert failure.kind == "died"
@@ -199,8 +201,8 @@ def test_an_interrupt_ends_the_stage_and_its_children(tmp_path):
             time.sleep(0.02)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run_driver(HERE, work, interrupted)
+    with pytest.raises(KeyboardInterrupt), reporting(interrupted):
+        run_driver(HERE, work)
 
     assert all(has_ended(int(pid)) for pid in (work / "p" / "pids").read_text().split())
 
@@ -228,7 +230,7 @@ def test_another_interpreter_does_not_import_packages_of_this_one(tmp_path, monk
     other.write_text(f'#!/bin/sh\necho "${{PYTHONPATH-none}}" >&2\nexec "{HERE}" "$@"\n')
     other.chmod(0o755)
     work = _work(tmp_path)
-    assert run_driver(other, work, lambda _: None) is None
+    assert run_driver(other, work) is None
     assert (work / "driver.log").read_text().splitlines()[0] == "none"
 
 
@@ -274,7 +276,7 @@ def test_the_stages_of_an_sdk_that_is_a_program_see_its_path(tmp_path):
     script = work / "stages.py"
     script.write_text(script.read_text().replace('"1.2"', 'os.environ["SDK_OF_THE_TEST"]'))
     installed = Installed(tmp_path, HERE, {"SDK_OF_THE_TEST": "3.4"})
-    assert run_driver(installed, work, lambda _: None) is None
+    assert run_driver(installed, work) is None
     assert json.loads((work / "state.json").read_text())["p"]["copy"]["compiler"] == "3.4"
 
 
@@ -311,7 +313,7 @@ def test_a_damaged_job_is_reported_and_not_a_traceback(tmp_path, content):
     prepare(tmp_path, Path(__file__), {}, [])
     (tmp_path / driver.JOB).write_text(content)
 
-    failure = run_driver(Path(sys.executable), tmp_path, lambda _: None)
+    failure = run_driver(Path(sys.executable), tmp_path)
 
     assert failure is not None
     assert failure.kind == "died"

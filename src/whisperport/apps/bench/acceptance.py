@@ -12,7 +12,6 @@ from typing import Literal, get_args
 from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.runtime import Decoder, Engine
-from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.precision import coarsest, precisions
@@ -60,9 +59,7 @@ class AcceptanceRow:
     evidence: Evidence
 
 
-def check_accuracy(
-    bundle: Bundle, engine: Engine, run: RunOptions, progress: Progress = begin_stage
-) -> tuple[Check, ...]:
+def check_accuracy(bundle: Bundle, engine: Engine, run: RunOptions) -> tuple[Check, ...]:
     """Transcribe the clips of a bundle's reference with its loaded programs; compare tokens and words.
 
     Raises:
@@ -72,7 +69,7 @@ def check_accuracy(
     reference = Reference.from_arrays(bundle.reference())
     precision = coarsest(precisions(bundle, run).values())
     features = [engine.encode(reference_mel(engine.dims, clip)) for clip in reference.clips]
-    return tuple(check_decoded_features(bundle, Decoder(engine), features, precision, progress))
+    return tuple(check_decoded_features(bundle, Decoder(engine), features, precision))
 
 
 def acceptance(

@@ -22,7 +22,7 @@ from whisperport.program.checks import Check
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.runtime import Engine
 from whisperport.system.option import Option, check_ranges
-from whisperport.system.progress import Counted, Progress, begin_stage
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.system.ranges import MAX_REPEAT
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
@@ -155,8 +155,6 @@ def run_bench(
     bundles: Sequence[Bundle],
     audio: Path,
     options: BenchOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> list[BenchResult]:
     """Measure bundles on one audio file.
 
@@ -171,14 +169,14 @@ def run_bench(
         for position, (bundle, results_of_bundle) in enumerate(zip(bundles, rounds, strict=True)):
             stage = f"round {number} of {options.repeat}: {bundle.folder}"
             finished = (number - 1) * len(bundles) + position
-            progress(Counted(stage, finished, options.repeat * len(bundles)))
+            begin_stage(Counted(stage, finished, options.repeat * len(bundles)))
             last = number == options.repeat
             results_of_bundle.append(_one_round(bundle, audio, options, Clock(), last))
     results = []
     language = next((results_of_bundle[0].language for results_of_bundle in rounds), "en")
     unit = options.unit or unit_of(language)
     for bundle, results_of_bundle in zip(bundles, rounds, strict=True):
-        progress(f"measuring peak memory: {bundle.folder}")
+        begin_stage(f"measuring peak memory: {bundle.folder}")
         peak = peak_memory_mib(
             bundle.folder, audio, word_timestamps=options.word_timestamps, run=options.run
         )

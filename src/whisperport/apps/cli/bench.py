@@ -55,6 +55,7 @@ from whisperport.errors import AudioError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.system.cores import usable_cores
 from whisperport.system.outputs import write_page
+from whisperport.system.progress import begin_stage
 from whisperport.system.regular_file import read_short_text
 from whisperport.verification import machine, versions
 
@@ -126,11 +127,11 @@ def bench(
         model_bundles = [] if model is None else [bundle_of_model(model)]
     else:
         model_bundles = [open_bundle(chosen_bundle(None, model))]
-    with stages() as progress:
-        progress("checking the bundles")
+    with stages():
+        begin_stage("checking the bundles")
         bundles = [*(Bundle.open(folder) for folder in folders), *model_bundles]
-        results = run_bench(bundles, audio, options, progress=progress)
-        progress("measuring what this machine reads and multiplies")
+        results = run_bench(bundles, audio, options)
+        begin_stage("measuring what this machine reads and multiplies")
         rates = measure_rates(threads)
     limits = [
         limits_of(bundle.manifest, result.medians, result.how, rates)

@@ -123,18 +123,16 @@ def diagnose(
         raise click.UsageError("--html shows LAYERS only")
     options = _options(chosen, run_options_of(threads, run_options, trust=trust))
     if write_inputs is not None:
-        with stages() as progress:
-            written = write_device_inputs(
-                expected, write_inputs, options, clips=chosen["clips"], progress=progress
-            )
+        with stages():
+            written = write_device_inputs(expected, write_inputs, options, clips=chosen["clips"])
         if as_json:
             print_json(written.to_json())
         else:
             print_device_inputs(written, expected)
         return
     bundle = Bundle.open(expected)
-    with stages() as progress:
-        diagnosis = run_diagnose(bundle, _outputs(outputs), options, progress=progress)
+    with stages():
+        diagnosis = run_diagnose(bundle, _outputs(outputs), options)
     if as_json:
         print_json(diagnosis.to_json())
     else:
@@ -187,8 +185,8 @@ def _is_layers(folder: Path) -> bool:
 
 def _diagnose_layers(reference: Path, device: Path, html: Path | None, *, as_json: bool) -> None:
     """Compare the layers that a device dumped with those in float32."""
-    with stages() as progress:
-        layers = compare_layers(device, reference, progress=progress)
+    with stages():
+        layers = compare_layers(device, reference)
     if html is not None:
         write_page(html, layers_page(layers))
     if as_json:

@@ -16,6 +16,7 @@ from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.serving.keys import VARIABLE, Keys
 from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.serve import serve as run_serve
+from whisperport.system.progress import reporting
 
 LISTEN = ("host", "port", "model_id", "aliases", "certfile", "keyfile")
 ACCESS = ("allow_open", "allowed_hosts", "allowed_origins")
@@ -94,4 +95,6 @@ def serve(
     log = logging.getLogger("whisperport.apps.serving")
     log.handlers, log.propagate = [_Log(as_json=as_json)], False
     log.setLevel(logging.INFO)
-    run_serve(chosen_bundle(bundle, model), options, run, progress=print_note)
+    opened = chosen_bundle(bundle, model)
+    with reporting(print_note):
+        run_serve(opened, options, run)

@@ -162,7 +162,5 @@ def _transcribe_features(
     options: TranscribeOptions,
     stored: FeatureOptions,
 ) -> Transcript:
-    with stages() as progress:
-        return transcribe_features(
-            files, bundle, options, stored, stages=progress, recognized=print_note
-        )
+    with stages():
+        return transcribe_features(files, bundle, options, stored, recognized=print_note)

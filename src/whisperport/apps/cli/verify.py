@@ -126,8 +126,8 @@ def verify(
         _on_provider(bundle, run, as_json=as_json)
         return
     opened = Bundle.open(bundle)
-    with stages() as progress:
-        report = run_verify(opened, run=run, clips=clips, record=record, progress=progress)
+    with stages():
+        report = run_verify(opened, run=run, clips=clips, record=record)
     same = run_option_arguments(run_options, trust=trust)
     following: tuple[Argument, ...] = ("transcribe", "talk.mp3", "--bundle", bundle, *same)
     if html is not None:

@@ -5,7 +5,6 @@ import os
 from whisperport.apps.serving.options import ServeOptions
 from whisperport.errors import needs
 from whisperport.program.bundle import Bundle
-from whisperport.system.progress import Progress, begin_stage
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 
@@ -14,18 +13,16 @@ def serve(
     bundle: Bundle | str | os.PathLike[str] | Transcriber | None = None,
     options: ServeOptions | None = None,
     run: RunOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> None:
     """Serve OpenAI's transcription API until SIGTERM or Ctrl-C, which let running requests finish.
 
-    Call it in the main thread. The logger "whisperport.apps.serving" has one line for each request.
+    Call it in the main thread. The stage "listening on URL" begins when requests are accepted. The logger
+    "whisperport.apps.serving" has one line for each request.
 
     Args:
         bundle: a bundle, the name of a model, or a loaded transcriber: see `Transcriber`.
         options: address, limits and keys; None: defaults.
         run: CPU threads, trust and the targets' run options; None: defaults.
-        progress: called with "listening on URL" when requests are accepted.
 
     Raises:
         BundleError, CheckpointError: the bundle cannot be loaded.
@@ -34,4 +31,4 @@ def serve(
     """
     with needs("the server's packages are not installed", extra="serve"):
         from whisperport.apps.serving.server import run_server
-    run_server(bundle, options or ServeOptions(), run, progress)
+    run_server(bundle, options or ServeOptions(), run)

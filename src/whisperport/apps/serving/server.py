@@ -26,7 +26,7 @@ from whisperport.errors import UsageError, needs
 from whisperport.program.bundle import Bundle
 from whisperport.speech.audio.decode import DamagedAudioWarning
 from whisperport.system.process import return_large_blocks
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 from whisperport.transcription.session import TruncatedPromptWarning
@@ -48,7 +48,6 @@ def run_server(
     bundle: Bundle | str | os.PathLike[str] | Transcriber | None,
     options: ServeOptions,
     run: RunOptions | None,
-    progress: Progress,
 ) -> None:
     """Serve until a signal; see `serve`."""
     # Their texts quote what clients sent, which a log must not have.
@@ -59,7 +58,7 @@ def run_server(
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # not a line for each hostile request
     with _listening(options) as listener:
         transcriber = bundle if isinstance(bundle, Transcriber) else Transcriber(bundle, run)
-        _Server(Service(transcriber, options), progress).run(sockets=[listener])
+        _Server(Service(transcriber, options)).run(sockets=[listener])
 
 
 def _allow_files(count: int) -> None:
@@ -97,8 +96,8 @@ def _listening(options: ServeOptions) -> socket.socket:
 class _Server(uvicorn.Server):
     """uvicorn's server, with our way to end."""
 
-    def __init__(self, service: Service, progress: Progress) -> None:
-        self._service, self._progress = service, progress
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._sessions = Sessions(service)
         self._wyoming = wyoming_server(service) if service.options.wyoming else None
@@ -131,9 +130,9 @@ class _Server(uvicorn.Server):
         assert sockets is not None
         host, port = sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        self._progress(f"listening on {scheme}://{shown}:{port}")
+        begin_stage(f"listening on {scheme}://{shown}:{port}")
         if self._wyoming is not None:
-            self._progress(f"listening on {await self._wyoming.start()}")
+            begin_stage(f"listening on {await self._wyoming.start()}")
         ready = await asyncio.to_thread(self._service.readiness.check, options.idle_seconds)
         if ready:
             _notify("READY=1")

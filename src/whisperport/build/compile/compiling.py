@@ -228,7 +228,7 @@ def _compile(groups: Sequence[Group]) -> None:
             begin_stage(f"{group.target.spec.name}: all stages are already finished")
         elif group.installed is None:
             missing.append(group)
-        elif failure := run_driver(group.installed, group.work, begin_stage):
+        elif failure := run_driver(group.installed, group.work):
             raise group.error(failure)
     for group in missing:
         raise group.error(missing_sdk(group.compiler))

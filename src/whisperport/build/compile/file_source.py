@@ -42,7 +42,6 @@ from whisperport.program.evidence import status_of
 from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import begin_stage
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.preflight import within_memory_of
@@ -127,7 +126,7 @@ class FileSource(Source):
             tensor.name: folder / file
             for tensor, file in zip(self.spec.inputs, array_files(need), strict=True)
         }
-        self.entry = self._target.quantize(self.entry, folder, arrays, begin_stage)
+        self.entry = self._target.quantize(self.entry, folder, arrays)
         self.entries, self._read_from = (self.entry,), folder
 
     def file(self, name: str) -> Path:

@@ -282,7 +282,7 @@ def lower_groups(
             rewritten.append(program)
             rewrites[program.name] = [asdict(outcome) for outcome in outcomes]
         precisions = {p.name: placed.placements[p.name].precision for p in rewritten}
-        entries += target.with_precisions(precisions).lower(rewritten, folder, begin_stage)
+        entries += target.with_precisions(precisions).lower(rewritten, folder)
     return entries, rewrites
 
 

@@ -100,5 +100,5 @@ def _verified(
         further = partial(run_further_clips, draft.original) if draft.original else None
         raise not_verified(out, report, bundle, run, further)
     manifest = with_evidence(bundle.manifest, report, run.options)
-    manifest = with_partitions(manifest, writer.folder, begin_stage)
+    manifest = with_partitions(manifest, writer.folder)
     return replace(manifest, verification=report.to_json())

@@ -11,7 +11,6 @@ from whisperport.build.calibration import (
 )
 from whisperport.build.export.placing import Placed
 from whisperport.program.bundle import ProgramEntry
-from whisperport.system.progress import begin_stage
 from whisperport.targets.compiler import same_layout
 from whisperport.verification.recording import BundleSession
 
@@ -57,6 +56,6 @@ def quantize_programs(
             files = zip(spec.inputs, sets[spec.name].arrays, strict=True)
             arrays = {tensor.name: request.folder / file for tensor, file in files}
             target = placed.target_of(spec.name)
-            result = target.quantize(entry, bundle.folder, arrays, begin_stage)
+            result = target.quantize(entry, bundle.folder, arrays)
             quantized[spec.name] = replace(result, placement=entry.placement)
     return tuple(quantized.get(entry.spec.name, entry) for entry in entries)

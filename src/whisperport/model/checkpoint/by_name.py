@@ -15,7 +15,7 @@ from whisperport.model.checkpoint.download import (
 )
 from whisperport.model.checkpoint.names import HUB_IDS
 from whisperport.model.checkpoint.openai_releases import ALIASES, RELEASES
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def openai_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", default)) / "whisper"
 
 
-def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Path:
+def locate(name: str, check: Callable[[Path], object]) -> Path:
     """Return the `.pt` file or the folder of a short name; download it if this machine does not have it.
 
     OpenAI's file is looked for before the hub's copy, because its digest is published. The hub is asked
@@ -38,7 +38,6 @@ def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Pa
     Args:
         name: a key of `HUB_IDS`.
         check: called with a folder of the hub before its weights are downloaded.
-        progress: called with each stage.
 
     Raises:
         CheckpointError: OpenAI's file has another digest, or the weights were not found.
@@ -49,7 +48,7 @@ def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Pa
         return hub.fetch(HUB_IDS[name], None, check)
     path = openai_cache() / f"{release.name}.pt"
     if os.path.lexists(path):
-        progress(f"checking the SHA-256 of {path}")
+        begin_stage(f"checking the SHA-256 of {path}")
         check_digest(path, release.sha256)
         return path
     if folder := hub.cached(HUB_IDS[name]):
@@ -61,7 +60,7 @@ def locate(name: str, check: Callable[[Path], object], progress: Progress) -> Pa
     try:
         if hub.is_offline():
             raise UnreachableError("offline", why="HF_HUB_OFFLINE is set")
-        return download(remote, progress)
+        return download(remote)
     except (UnreachableError, MissingPackageError) as error:
         reasons.append(f"{remote.url}: {error.why}")
     try:

@@ -17,7 +17,7 @@ from whisperport.model.checkpoint.sizes import shorten
 from whisperport.model.checkpoint.weight_files import sha256_of
 from whisperport.system.atomic import flush_folder
 from whisperport.system.locking import lock_path, waiting_for_lock
-from whisperport.system.progress import Counted, Progress
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.system.regular_file import other_kind
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check_digest(path: Path, sha256: str) -> None:
         )
 
 
-def download(remote: RemoteFile, progress: Progress) -> Path:
+def download(remote: RemoteFile) -> Path:
     """Download a file, unless it exists with the right digest; return its path.
 
     While another process downloads the same file, wait for it. A cut download continues at the next call:
@@ -107,11 +107,11 @@ def download(remote: RemoteFile, progress: Progress) -> Path:
     try:
         remote.path.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another process that downloads {remote.path.name}"
-        with waiting_for_lock(lock_path(remote.path), lambda: progress(waiting)):
+        with waiting_for_lock(lock_path(remote.path), lambda: begin_stage(waiting)):
             if os.path.lexists(remote.path):
                 check_digest(remote.path, remote.sha256)
                 return remote.path
-            _download(remote, progress)
+            _download(remote)
             return remote.path
     except OSError as error:
         raise CheckpointError(
@@ -121,7 +121,7 @@ def download(remote: RemoteFile, progress: Progress) -> Path:
         ) from error
 
 
-def _download(remote: RemoteFile, progress: Progress) -> None:
+def _download(remote: RemoteFile) -> None:
     partial = remote.partial
     if partial.is_symlink() or other_kind(partial):
         raise CheckpointError(
@@ -130,10 +130,10 @@ def _download(remote: RemoteFile, progress: Progress) -> None:
             hint="move it away",
         )
     resumed = partial.exists() and partial.stat().st_size > 0
-    _transfer(remote, progress)
+    _transfer(remote)
     if resumed and sha256_of(partial) != remote.sha256:  # what was there before may be at fault
         partial.unlink()
-        _transfer(remote, progress)
+        _transfer(remote)
     digest = sha256_of(partial)
     if digest != remote.sha256:
         partial.unlink()
@@ -146,7 +146,7 @@ def _download(remote: RemoteFile, progress: Progress) -> None:
     flush_folder(remote.path.parent)
 
 
-def _transfer(remote: RemoteFile, progress: Progress) -> None:
+def _transfer(remote: RemoteFile) -> None:
     """Fill the partial file, with several requests if necessary.
 
     Raises:
@@ -160,7 +160,7 @@ def _transfer(remote: RemoteFile, progress: Progress) -> None:
         session.max_redirects = MAX_REDIRECTS
         for attempt in range(ATTEMPTS):
             try:
-                _request(session, remote, progress)
+                _request(session, remote)
                 return
             except _CutError as error:
                 why, pause = str(error), max(error.pause_s, PAUSE_S * 2**attempt)
@@ -184,7 +184,7 @@ def _transfer(remote: RemoteFile, progress: Progress) -> None:
     )
 
 
-def _request(session: "requests.Session", remote: RemoteFile, progress: Progress) -> None:
+def _request(session: "requests.Session", remote: RemoteFile) -> None:
     """Make one request for the bytes that the partial file does not have, and append them."""
     partial = remote.partial
     have = partial.stat().st_size if partial.exists() else 0
@@ -200,9 +200,9 @@ def _request(session: "requests.Session", remote: RemoteFile, progress: Progress
                 hint="a proxy may have answered: try another network",
             )
         _check_space(remote, (total or remote.most_bytes) - start)
-        _report(remote, start, total, progress, first=True)
+        _report(remote, start, total, first=True)
         with open(partial, "ab" if start else "wb") as file:
-            _append(answer, file, remote, (start, total), progress)
+            _append(answer, file, remote, (start, total))
 
 
 def _check_status(answer: "requests.Response", partial: Path) -> None:
@@ -250,7 +250,6 @@ def _append(
     file: BinaryIO,
     remote: RemoteFile,
     extent: tuple[int, int],
-    progress: Progress,
 ) -> None:
     n_bytes, total = extent
     step = max((total or remote.most_bytes) // STEPS, 1)
@@ -262,16 +261,14 @@ def _append(
         file.write(chunk)
         if n_bytes - reported >= step:
             reported = n_bytes
-            _report(remote, n_bytes, total, progress)
+            _report(remote, n_bytes, total)
     file.flush()
     os.fsync(file.fileno())
     if n_bytes < total:
         raise _CutError(f"the connection ended after {n_bytes} of {total} bytes")
 
 
-def _report(
-    remote: RemoteFile, n_bytes: int, total: int, progress: Progress, *, first: bool = False
-) -> None:
+def _report(remote: RemoteFile, n_bytes: int, total: int, *, first: bool = False) -> None:
     size = f"{total / 1e6:.1f} MB" if total else "size not stated"
     where = f" from {remote.url} to {remote.path}" if first else f", {n_bytes / 1e6:.1f} MB done"
-    progress(Counted(f"downloading {remote.path.name} ({size}){where}", n_bytes, total))
+    begin_stage(Counted(f"downloading {remote.path.name} ({size}){where}", n_bytes, total))

@@ -17,16 +17,13 @@ from whisperport.model.checkpoint.openai import load_pt
 from whisperport.model.checkpoint.other_forms import reject_other_file
 from whisperport.model.checkpoint.sizes import shorten
 from whisperport.speech.data import embedded_model
-from whisperport.system.progress import Progress, begin_stage
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def load_checkpoint(
-    source: str | Path, *, revision: str | None = None, progress: Progress = begin_stage
-) -> Checkpoint:
+def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Checkpoint:
     """Load a Whisper checkpoint.
 
     Args:
@@ -36,7 +33,6 @@ def load_checkpoint(
             which is looked for in openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see
             `fetch`.
         revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
-        progress: called with the stages of a download.
 
     Raises:
         CheckpointError: the checkpoint does not exist, is damaged or incomplete, or has an architecture
@@ -68,7 +64,7 @@ def load_checkpoint(
             hint=_suggestion(name),
         )
     if name in HUB_IDS and revision is None:
-        folder = locate(name, check_config_files, progress)
+        folder = locate(name, check_config_files)
         if folder.suffix == ".pt":
             return load_pt(folder, name=name)
     else:

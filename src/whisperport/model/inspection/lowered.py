@@ -13,7 +13,7 @@ from whisperport.model.inspection.tflite_signatures import copy_of_program, read
 from whisperport.program.bundle import MANIFEST, Bundle, ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.profiling import Profile, ProfileOptions, Profiler, readable_formats
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.system.regular_file import other_kind
 
 HEAD_BYTES = 512  # of a file, which tell its format
@@ -51,8 +51,6 @@ def inspect_lowered(
     options: ProfileOptions,
     reasons: Reasons,
     profilers: Sequence[Profiler] = (),
-    *,
-    progress: Progress = begin_stage,
 ) -> Inspected:
     """Run the compiled programs of a file or bundle, and report where each node ran and how long it took.
 
@@ -60,7 +58,6 @@ def inspect_lowered(
         path: a .pte, .onnx or .tflite file, a file that one of `profilers` recognizes, or a bundle.
         reasons: returns why XNNPACK rejects nodes of a graph; used for the undelegated nodes of a .pte.
         profilers: of the targets that have a format of their own.
-        progress: called with a short text before each program runs.
 
     Raises:
         ProgramError: the file is missing, damaged, of another format, or cannot be run.
@@ -68,8 +65,8 @@ def inspect_lowered(
         MissingPackageError: the runtime of the file's format is not installed.
     """
     if path.is_dir():
-        return _inspect_bundle(path, options, reasons, profilers, progress)
-    progress(f"running {path.name}")
+        return _inspect_bundle(path, options, reasons, profilers)
+    begin_stage(f"running {path.name}")
     head = _head(path, profilers)
     if head[4:6] == EXECUTORCH and head[6:8].isdigit():
         return Inspected(tuple(profile_pte(path, options, reasons)), ())
@@ -131,7 +128,6 @@ def _inspect_bundle(
     options: ProfileOptions,
     reasons: Reasons,
     profilers: Sequence[Profiler],
-    progress: Progress,
 ) -> Inspected:
     if not (folder / MANIFEST).is_file():
         raise ProgramError(
@@ -153,7 +149,7 @@ def _inspect_bundle(
             skipped += names
             plans += compiled
             continue
-        progress(f"running {', '.join(names)}")
+        begin_stage(f"running {', '.join(names)}")
         if file.suffix == ".pte":
             profiles += _profile_methods(file, entries, options, reasons)
         elif file.suffix == ".onnx":

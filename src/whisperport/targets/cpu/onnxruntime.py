@@ -22,7 +22,7 @@ from whisperport.program.spec import (
     Support,
     TargetSpec,
 )
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
@@ -199,9 +199,7 @@ class OnnxRuntime(Target):
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
         return type(self)(self.options, precisions)
 
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         with needs(
             "cannot lower for `onnxruntime`: the ONNX exporter is not installed", extra="export"
         ):
@@ -210,7 +208,7 @@ class OnnxRuntime(Target):
         shared = SharedWeights(folder / FOLDER / "weights.bin")
         opset, entries = self.options.opset, []
         for program in programs:
-            progress(f"writing {program.name} as ONNX opset {opset}")
+            begin_stage(f"writing {program.name} as ONNX opset {opset}")
             path = folder / FOLDER / f"{program.name}.onnx"
             precision = self.precision_of(program.name)
             to_quantize = precision == W8A8
@@ -234,22 +232,20 @@ class OnnxRuntime(Target):
         return entries
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program to an ONNX file that contains its weights."""
-        return lower_file_to_onnx(
-            self, program, path, self.options.opset, progress, simplify=simplify
-        )
+        return lower_file_to_onnx(self, program, path, self.options.opset, simplify=simplify)
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         return static_calibration(spec) if precision == W8A8 else None
 
     def quantize(
-        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path]
     ) -> ProgramEntry:
         from whisperport.targets.onnx.static_quantization import quantize_statically
 
-        progress(f"quantizing {entry.spec.name} to {entry.precision}")
+        begin_stage(f"quantizing {entry.spec.name} to {entry.precision}")
         found: list[str] = []
 
         def run(source: Path, made: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.program.runner import Array
-from whisperport.system.progress import Counted, Progress, begin_stage
+from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets.activations import Activation
 
 if TYPE_CHECKING:  # boards have no package onnx
@@ -73,12 +73,11 @@ class OnnxActivations:
         self,
         tensors: Collection[str],
         samples: Sequence[Mapping[str, Array]],
-        progress: Progress = begin_stage,
     ) -> dict[str, Activation]:
         """Return the activations of these names over all samples: name of an input -> array."""
         measured: dict[str, Activation] = {}
         for part in self._parts(tensors):
-            progress(Counted("measuring the activations", len(measured), len(tensors)))
+            begin_stage(Counted("measuring the activations", len(measured), len(tensors)))
             added = {tensor: Activation(self.labels[tensor]) for tensor in part}
             for _, values in self.run(part, samples):
                 for activation, array in zip(added.values(), values, strict=True):

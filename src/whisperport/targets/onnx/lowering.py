@@ -8,7 +8,7 @@ from whisperport.errors import needs
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.base import Target
 
 if TYPE_CHECKING:  # boards have no torch
@@ -21,7 +21,6 @@ def lower_file_to_onnx(
     program: "Program",
     path: Path,
     opset: int,
-    progress: Progress,
     *,
     simplify: bool = False,
 ) -> tuple[ProgramEntry, dict[str, Any]]:
@@ -39,7 +38,7 @@ def lower_file_to_onnx(
     name = target.spec.name
     write = _writer(name)
     path.parent.mkdir(exist_ok=True)  # not before: without an exporter, nothing is written
-    progress(f"writing {program.name} as ONNX opset {opset} for {name}")
+    begin_stage(f"writing {program.name} as ONNX opset {opset} for {name}")
     facts = write(program, path, opset=opset, simplify=simplify)
     entry = ProgramEntry(
         spec=program.spec,

@@ -11,7 +11,6 @@ from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, ProgramSpec, Runs, Software, Support
-from whisperport.system.progress import Progress
 from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.onnx.lowering import lower_file_to_onnx
 from whisperport.targets.onnx.runner import OnnxRunner
@@ -42,13 +41,11 @@ class OnnxTarget(CompiledTarget):
         return {}
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program in float32 to an ONNX file that contains its weights."""
         spec = program.spec
-        entry, facts = lower_file_to_onnx(
-            self, program, path, self.opset(spec), progress, simplify=simplify
-        )
+        entry, facts = lower_file_to_onnx(self, program, path, self.opset(spec), simplify=simplify)
         texts = self.texts(spec)
         for suffix, text in texts.items():
             path.with_suffix(suffix).write_text(text, encoding="utf-8")

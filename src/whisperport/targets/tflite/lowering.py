@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import LoweringError, needs
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 
 if TYPE_CHECKING:  # boards have no torch
     from torch import nn
@@ -26,7 +26,7 @@ LONGEST_REASON = 300  # characters; the converter's messages can be pages of MLI
 
 
 def lower_to_tflite(
-    programs: Sequence["Program"], path: Path, progress: Progress, *, target: str, extra: str
+    programs: Sequence["Program"], path: Path, *, target: str, extra: str
 ) -> "dict[str, TfliteSignature]":
     """Write programs in float32 to one .tflite file, a signature for each.
 
@@ -53,7 +53,7 @@ def lower_to_tflite(
     with quiet(), quiet_natively():
         converter = _converter(target, extra)
     path.parent.mkdir(exist_ok=True)
-    progress(f"lowering {names} to {path.name} for {target}")
+    begin_stage(f"lowering {names} to {path.name} for {target}")
     try:
         with quiet(), quiet_natively(), shared_node_history(), shared_weights():
             for program in programs:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from whisperport.system.atomic import write_atomic
 from whisperport.system.child import Child, exit_reason, memory_limit
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.toolchain import driver
 from whisperport.targets.toolchain.driver import has_unfinished_stages
 from whisperport.targets.toolchain.interpreter import Installed
@@ -60,7 +60,7 @@ def start_process(installed: Installed, arguments: Sequence[str], **how: Any) ->
     )
 
 
-def run_driver(toolchain: Installed | Path, work: Path, progress: Progress) -> Failure | None:
+def run_driver(toolchain: Installed | Path, work: Path) -> Failure | None:
     """Run the unfinished stages of a prepared work folder.
 
     The output of every stage is written to `PROGRAM/STAGE.log`, that of the driver to `driver.log`.
@@ -68,7 +68,6 @@ def run_driver(toolchain: Installed | Path, work: Path, progress: Progress) -> F
     Args:
         toolchain: the toolchain, or the Python interpreter that has its SDK.
         work: the work folder.
-        progress: called with the program and the name of each stage.
 
     Returns:
         The failure; None if every stage is finished.
@@ -80,7 +79,7 @@ def run_driver(toolchain: Installed | Path, work: Path, progress: Progress) -> F
         try:
             assert running.process.stdout is not None
             for last in filter(None, map(_event, running.process.stdout)):
-                _show_progress(last, progress)
+                _show_progress(last)
             code = running.process.wait()
         finally:
             running.end(GRACE_S)
@@ -128,11 +127,11 @@ def _event(line: str) -> Mapping[str, Any]:
     return event if isinstance(event, dict) and "event" in event else {}
 
 
-def _show_progress(event: Mapping[str, Any], progress: Progress) -> None:
+def _show_progress(event: Mapping[str, Any]) -> None:
     if event["event"] == "stage":
-        progress(f"{event['program']}: {event['stage']}")
+        begin_stage(f"{event['program']}: {event['stage']}")
     elif event["event"] == "kept":
-        progress(f"{event['program']}: {event['stage']} is already finished")
+        begin_stage(f"{event['program']}: {event['stage']} is already finished")
 
 
 def _failure(last: Mapping[str, Any], code: int, work: Path) -> Failure:

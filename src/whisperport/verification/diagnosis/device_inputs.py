@@ -24,7 +24,6 @@ from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
 from whisperport.program.spec import TensorSpec
 from whisperport.system.atomic import flush_folder, write_atomic
-from whisperport.system.progress import Progress, begin_stage
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.verification.diagnosis.expected import Quantization
 from whisperport.verification.diagnosis.expected_outputs import (
@@ -66,7 +65,6 @@ def write_device_inputs(
     options: DiagnoseOptions | None = None,
     *,
     clips: Sequence[str] = (),
-    progress: Progress = begin_stage,
 ) -> DeviceInputs:
     """Write the inputs of one program for clips of the reference, and the outputs that are expected.
 
@@ -79,7 +77,6 @@ def write_device_inputs(
         options: program, quantization and how to run; None: the defaults. `options.clip` is used if
             `clips` is empty.
         clips: names of the clips; empty: the clip of the options, which is by default the first.
-        progress: called with a line for each stage.
 
     Raises:
         UsageError: the folder is not empty, or the bundle has no such program or clip.
@@ -102,7 +99,7 @@ def write_device_inputs(
             )
     temporary = out.parent / f".{out.name}.{secrets.token_hex(6)}.tmp"
     try:
-        written = [_write_clip(opened, options, name, temporary, progress) for name in names]
+        written = [_write_clip(opened, options, name, temporary) for name in names]
         entry = next(e for e in opened.manifest.programs if e.spec.name == spec.name)
         manifest = {
             "format": FORMAT,
@@ -143,14 +140,12 @@ def _check_free(out: Path) -> None:
 
 
 def _write_clip(
-    bundle: Bundle, options: DiagnoseOptions, name: str, folder: Path, progress: Progress
+    bundle: Bundle, options: DiagnoseOptions, name: str, folder: Path
 ) -> dict[str, Any]:
     """Write the files of one clip; return its entry of the manifest."""
     clip = reference_clip(bundle, name)
     spec = spec_of(bundle, options.program)
-    expected = expected_outputs(
-        bundle, options.program, clip.name, run=options.run, progress=progress
-    )
+    expected = expected_outputs(bundle, options.program, clip.name, run=options.run)
     arrays = inputs_of(BundleSession(bundle, options.run), spec, clip)
     at = folder / _folder_name(clip.name)
     inputs = list(zip(spec.inputs, arrays, strict=True))

@@ -14,7 +14,7 @@ from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification.compare import Comparison, Gate, compare
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
@@ -80,8 +80,6 @@ def diagnose(
     bundle: Bundle | Expected | str | os.PathLike[str],
     output: DeviceOutput | Mapping[str, DeviceOutput],
     options: DiagnoseOptions | None = None,
-    *,
-    progress: Progress = begin_stage,
 ) -> Diagnosis:
     """Compare the output of a device with the expected output, and name the causes of a difference.
 
@@ -91,7 +89,6 @@ def diagnose(
         output: a file or array, if the program has one output; a folder with one file per output, named
             after it (`features.bin`, `logits.npy`, ...); or output name -> file or array.
         options: program, clip and how to run; None: the defaults. Not used with expected outputs.
-        progress: called with a line for each stage.
 
     Raises:
         UsageError: the program, the clip or an output does not exist, or a file cannot be read.
@@ -99,13 +96,13 @@ def diagnose(
         MissingPackageError: a target's runtime is not installed.
     """
     options = options or DiagnoseOptions()
-    expected = bundle if isinstance(bundle, Expected) else _expected(bundle, options, progress)
+    expected = bundle if isinstance(bundle, Expected) else _expected(bundle, options)
     simulated = {}
     if options.simulated is not None:
-        progress("reading the simulated quantization")
-        simulated = _simulated_values(options.simulated, expected, progress)
+        begin_stage("reading the simulated quantization")
+        simulated = _simulated_values(options.simulated, expected)
         expected = replace(expected, known=simulated)
-    diagnoses = _diagnosed_all(output, expected, progress)
+    diagnoses = _diagnosed_all(output, expected)
     verdict = None
     if options.simulated is not None:
         verdict = _verdict(_values_of(diagnoses), simulated, expected)
@@ -121,7 +118,7 @@ def diagnose(
 
 
 def _diagnosed_all(
-    output: DeviceOutput | Mapping[str, DeviceOutput], expected: Expected, progress: Progress
+    output: DeviceOutput | Mapping[str, DeviceOutput], expected: Expected
 ) -> dict[str, OutputDiagnosis]:
     """Return the diagnosis of each output that was given, by its name."""
     raws = {
@@ -130,13 +127,13 @@ def _diagnosed_all(
     }
     diagnoses = {}
     for name, raw in raws.items():
-        progress(f"diagnosing the output {name}")
+        begin_stage(f"diagnosing the output {name}")
         diagnoses[name] = _diagnosed(raw, expected.tensor(name), expected)
     return diagnoses
 
 
 def _simulated_values(
-    output: DeviceOutput | Mapping[str, DeviceOutput], expected: Expected, progress: Progress
+    output: DeviceOutput | Mapping[str, DeviceOutput], expected: Expected
 ) -> dict[str, Array]:
     """Return the outputs of the simulated quantization, corrected where they can be.
 
@@ -149,7 +146,7 @@ def _simulated_values(
         if array is not None and _correlation(array, tensor.array) >= RESEMBLING:
             values[name] = array
         else:
-            values |= _values_of(_diagnosed_all({name: device_output}, expected, progress))
+            values |= _values_of(_diagnosed_all({name: device_output}, expected))
     return values
 
 
@@ -184,9 +181,7 @@ def _verdict(
     )
 
 
-def _expected(
-    bundle: Bundle | str | os.PathLike[str], options: DiagnoseOptions, progress: Progress
-) -> Expected:
+def _expected(bundle: Bundle | str | os.PathLike[str], options: DiagnoseOptions) -> Expected:
     return expected_outputs(
         bundle,
         options.program,
@@ -195,7 +190,6 @@ def _expected(
         precision=options.precision or "",
         of_float32="fp16" if options.simulated is None else "w8a8",
         run=options.run,
-        progress=progress,
     )
 
 

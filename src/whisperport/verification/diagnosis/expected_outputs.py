@@ -14,7 +14,7 @@ from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import Engine
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification.bundle_check import other_features, reference_mel
 from whisperport.verification.diagnosis.causes import CauseCode
@@ -46,7 +46,6 @@ def expected_outputs(
     precision: str = "",
     of_float32: str = "fp16",
     run: RunOptions | None = None,
-    progress: Progress = begin_stage,
 ) -> Expected:
     """Return the expected outputs of a program for one clip of the bundle's reference.
 
@@ -61,7 +60,6 @@ def expected_outputs(
         precision: precision of the device, whose limits apply, such as "w8a8"; "": the program's own.
         of_float32: what the device is expected to compute a program in float32 in; many use float16.
         run: how the bundle's programs are run here; emulation on the CPU is added where a target has it.
-        progress: called with a line for each stage.
 
     Raises:
         UsageError: the bundle has no such program or clip.
@@ -70,7 +68,7 @@ def expected_outputs(
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     session = BundleSession(opened, run or RunOptions())
-    source = _Source(session, spec_of(opened, program), progress)
+    source = _Source(session, spec_of(opened, program))
     chosen_clip = reference_clip(opened, clip)
     arrays = source.outputs(chosen_clip)
     declared = quantization or {}
@@ -113,18 +111,17 @@ class _Source:
 
     session: BundleSession
     spec: ProgramSpec
-    progress: Progress
 
     @cached_property
     def engine(self) -> Engine:
-        self.progress("loading the programs")
+        begin_stage("loading the programs")
         return self.session.engine
 
     def outputs(self, clip: ReferenceClip) -> dict[str, Array]:
         """Return the outputs for a clip, by name."""
         if self.spec.name == ENCODER:
             return {"features": self._features(clip)[None]}
-        self.progress(f"computing the outputs of {self.spec.name} for {clip.name}")
+        begin_stage(f"computing the outputs of {self.spec.name} for {clip.name}")
         return self._run(inputs_of(self.session, self.spec, clip))
 
     def alternatives(self, clip: ReferenceClip) -> Iterator[Alternative]:
@@ -143,7 +140,7 @@ class _Source:
         for mistake in input_mistakes(self.dims):
             mel = mistake.spectrogram(clip.audio, self.dims)
             if mel is not None:
-                self.progress(f"encoding a wrong input: {mistake.cause}")
+                begin_stage(f"encoding a wrong input: {mistake.cause}")
                 arrays = self._of_features(self.engine.encode(mel))
                 simulate = partial(self.simulated, mel)
                 yield Alternative(mistake.cause, mistake.sentence, arrays, mistake.advice, simulate)
@@ -152,7 +149,7 @@ class _Source:
         """Return the outputs of the simulated static 8-bit encoder; {} if there is none."""
         if self.spec.name not in AFTER_AUDIO or self._simulation is None:
             return {}
-        self.progress("simulating the encoder in static 8 bits")
+        begin_stage("simulating the encoder in static 8 bits")
         by_recipe = self._simulation.features(mel, recipes)
         return {recipe: self._of_features(features) for recipe, features in by_recipe.items()}
 
@@ -186,7 +183,7 @@ class _Source:
     def _features(self, clip: ReferenceClip) -> Array:
         if clip.features.size:
             return clip.features
-        self.progress(f"encoding {clip.name}")
+        begin_stage(f"encoding {clip.name}")
         return self.engine.encode(self.mel(clip))
 
     def _run(self, inputs: Sequence[Array]) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from whisperport.errors import UsageError
 from whisperport.program.runner import Array
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.verification.diagnosis.expected import Expected, ExpectedTensor
@@ -49,15 +49,12 @@ class LayerComparison:
         }
 
 
-def compare_layers(
-    device: Path, reference: Path, *, progress: Progress = begin_stage
-) -> tuple[LayerComparison, ...]:
+def compare_layers(device: Path, reference: Path) -> tuple[LayerComparison, ...]:
     """Compare every layer of the reference that the device dumped, in the natural order of the names.
 
     Args:
         device: folder of the device's files, `NAME.npy` or `NAME.bin`, in any layout.
         reference: folder of the layers in float32, `NAME.npy`.
-        progress: called with a line for each layer.
 
     Raises:
         UsageError: a folder does not exist, or they have no layer in common.
@@ -73,7 +70,7 @@ def compare_layers(
     for name in names:
         files = [path for suffix in SUFFIXES if (path := device / f"{name}{suffix}").is_file()]
         if files:
-            progress(f"comparing the layer {name}")
+            begin_stage(f"comparing the layer {name}")
             comparisons.append(_compared(name, files[0], reference / f"{name}.npy"))
     if not comparisons:
         raise UsageError(

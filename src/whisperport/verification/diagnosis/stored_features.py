@@ -11,7 +11,7 @@ from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.option import Option
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
@@ -179,7 +179,6 @@ def storage_by_example(
     clip: str = "",
     *,
     run: RunOptions | None = None,
-    progress: Progress = begin_stage,
 ) -> tuple[FeatureStorage, tuple[str, ...]]:
     """Find out how a device stores features, by its output for a reference clip of the bundle.
 
@@ -188,7 +187,6 @@ def storage_by_example(
         example: the file that the device wrote for the clip.
         clip: name of the clip; "": the first of the reference.
         run: how the bundle's programs are run here.
-        progress: called with a line for each stage.
 
     Returns:
         How the file stores them; and what was found, one sentence each.
@@ -198,9 +196,9 @@ def storage_by_example(
             have, such as a missing part.
     """
     run = run or RunOptions()
-    progress("computing the expected features")
-    expected = expected_outputs(bundle, ENCODER, clip, run=run, progress=progress)
-    (diagnosis,) = diagnose(expected, example, DiagnoseOptions(run=run), progress=progress).outputs
+    begin_stage("computing the expected features")
+    expected = expected_outputs(bundle, ENCODER, clip, run=run)
+    (diagnosis,) = diagnose(expected, example, DiagnoseOptions(run=run)).outputs
     sentences = tuple(finding.sentence for finding in diagnosis.findings)
     faults = [f for f in diagnosis.findings if f.cause not in SAME_IN_EVERY_FILE]
     if not diagnosis.explained or faults:

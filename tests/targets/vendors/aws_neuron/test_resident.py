@@ -39,7 +39,7 @@ def load(
     """`load()`: new runners of the micro model's programs, on the CPU."""
     folder: Path = tmp_path_factory.mktemp("modules")
     target = get_target(TARGET)
-    entries = target.lower(programs, folder, lambda _: None)
+    entries = target.lower(programs, folder)
     return lambda: target.load(folder, entries, ON_CPU)
 
 
@@ -337,7 +337,7 @@ def test_the_encoder_computes_no_cross_attention_k_v_for_another_target(
     programs: tuple[Program, ...], tmp_path: Path
 ) -> None:
     target = get_target(TARGET)
-    entries = target.lower(programs[:1], tmp_path, lambda _: None)
+    entries = target.lower(programs[:1], tmp_path)
 
     runner = target.load(tmp_path, entries, ON_CPU)["encoder"]
 

@@ -52,10 +52,6 @@ WAYS = {
 }
 
 
-def silent(_: str) -> None:
-    pass
-
-
 # Transcripts -------------------------------------------------------------------------------------
 
 
@@ -116,7 +112,7 @@ def test_bfloat16_transcribes_within_its_tolerance(exported: Callable[..., Bundl
 
 @pytest.fixture
 def lowered(micro_programs: tuple[Program, ...], tmp_path: Path) -> tuple[Path, list[ProgramEntry]]:
-    return tmp_path, get_target(NAME).lower(micro_programs, tmp_path, silent)
+    return tmp_path, get_target(NAME).lower(micro_programs, tmp_path)
 
 
 def test_decode_programs_have_resident_state_and_the_encoder_computes_the_cross_attention_k_v(
@@ -135,7 +131,7 @@ def test_precisions_have_files_of_their_own_and_no_common_graph(
 ) -> None:
     target = get_target(NAME).with_precisions({"encoder": "bf16"})
 
-    entries = target.lower(micro_programs, tmp_path, silent)
+    entries = target.lower(micro_programs, tmp_path)
 
     by_name = {entry.spec.name: entry for entry in entries}
     assert by_name["encoder"].files == (f"{NAME}/bf16.json", f"{NAME}/bf16.safetensors")
@@ -168,7 +164,7 @@ def test_a_third_partys_program_is_lowered_as_a_graph(tmp_path: Path) -> None:
     program = trace("various", module, inputs, ["a", "b", "c"])
     target = get_target(NAME)
 
-    entry, facts = target.lower_file(program, tmp_path / "various.json", silent)
+    entry, facts = target.lower_file(program, tmp_path / "various.json")
     runner = target.load(tmp_path, [entry], ON_CPU)["various"]
     found = runner.run({"x": inputs[0].numpy(), "index": inputs[1].numpy()})
 

@@ -44,7 +44,7 @@ def scaled(value: float = 2.0) -> Program:
 
 @pytest.fixture
 def entry(tmp_path: Path) -> Any:
-    (made,) = TARGET.lower([scaled()], tmp_path, lambda _: None)
+    (made,) = TARGET.lower([scaled()], tmp_path)
     return made
 
 

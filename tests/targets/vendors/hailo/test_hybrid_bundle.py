@@ -196,7 +196,7 @@ def test_a_program_beyond_the_limits_is_not_lowered(
     with pytest.raises(
         LoweringError, match="`hailo8` does not support the program `step`"
     ) as refused:
-        get_target("hailo8").lower([step], tmp_path, lambda _: None)
+        get_target("hailo8").lower([step], tmp_path)
 
     assert "rejected nodes)" in refused.value.why
     assert "onnxruntime" in refused.value.hint

@@ -83,7 +83,7 @@ def lowered(model: Whisper, name: str, options: dict[str, str], folder: Path) ->
     programs = list(
         whisper_programs(parts, ("encoder", "uncached_decoder"), target.spec.lowering.variants)
     )
-    entries = target.lower(programs, folder, lambda _: None)
+    entries = target.lower(programs, folder)
     run = RunOptions(threads=1, options={f"{name}.emulate": "on"})
     runners = target.load(folder, entries, run)
     return LoweredProgram(model, target, {e.spec.name: e for e in entries}, folder, runners)

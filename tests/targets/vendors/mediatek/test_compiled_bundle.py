@@ -17,6 +17,7 @@ from whisperport.build.inspect import inspect
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.system.child import StoppedError
+from whisperport.system.progress import reporting
 from whisperport.targets import get_target
 from whisperport.targets.vendors.mediatek import partitioner
 from whisperport.verification.partitions import with_partitions
@@ -117,7 +118,8 @@ def test_a_partitioner_that_cannot_be_asked_leaves_no_evidence_and_is_told(bundl
     monkeypatch.setattr(partitioner, "_package_folder", lambda: None)
     told: list[str] = []
 
-    after = with_partitions(without, bundle, told.append)
+    with reporting(told.append):
+        after = with_partitions(without, bundle)
 
     assert all(not entry.evidence for entry in after.programs)
     assert len(told) == len(on_the_npu(opened))
@@ -137,7 +139,7 @@ def test_a_partitioner_that_declines_gives_failed_evidence_and_one_that_fails_gi
         return {"total": 2, "partitions": 1, "declined": declined, "version": "2.3.0"}
 
     monkeypatch.setattr(partitioner, "run_limited", declining)
-    declined = with_partitions(only, bundle, lambda _: None)
+    declined = with_partitions(only, bundle)
     (evidence,) = declined.programs[0].evidence
     assert not evidence.passed
     assert evidence.checks[0].reason == "1 of 2 operators were declined: GATHER"
@@ -147,5 +149,5 @@ def test_a_partitioner_that_declines_gives_failed_evidence_and_one_that_fails_gi
         raise StoppedError("it took more than 1 seconds")
 
     monkeypatch.setattr(partitioner, "run_limited", failing)
-    assert with_partitions(only, bundle, lambda _: None) == only
+    assert with_partitions(only, bundle) == only
     assert "it took more than 1 seconds" in caplog.text

@@ -34,7 +34,7 @@ def io_lines(dtype: str, shape: str) -> list[str]:
 def run(sdk: Path, work: Path) -> Failure | None:
     installed = COMPILER.installed({"mediatek": str(sdk)})
     assert installed is not None
-    return run_driver(installed, work, lambda _: None)
+    return run_driver(installed, work)
 
 
 def checked(folder: Path, plan: list[str] = [], io: list[str] = []) -> dict[str, Any]:  # noqa: B006

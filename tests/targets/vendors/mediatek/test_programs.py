@@ -78,10 +78,6 @@ def contents(path: Path) -> tuple[set[str], list[list[int]]]:
     return operators, [[t.Shape(axis) for axis in range(t.ShapeLength())] for t in tensors]
 
 
-def silent(_: str) -> None:
-    pass
-
-
 def test_no_file_of_a_decoder_on_the_npu_has_an_operator_outside_of_the_list(
     bundle: Bundle,
 ) -> None:
@@ -221,7 +217,7 @@ def test_a_program_with_a_node_that_is_not_supported_is_not_written(
     program: Callable[[], Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(LoweringError, match="`genio720` does not support the program") as raised:
-        get_target(BOARD).lower([program()], tmp_path, silent)
+        get_target(BOARD).lower([program()], tmp_path)
 
     assert reason in raised.value.why
     assert "--placement" in raised.value.hint
@@ -249,7 +245,7 @@ def mixed(folder: Path, *, kind: int = 0) -> Path:
 
 def answer(path: Path, soc: str = "mt8189") -> dict[str, Any]:
     """Ask without a child process, which takes a second to start."""
-    return module.ask(lambda _: None, str(path), soc)
+    return module.ask(str(path), soc)
 
 
 def plain(folder: Path) -> Path:
@@ -379,7 +375,7 @@ def test_numbers_that_contradict_the_file_are_an_error(tmp_path, monkeypatch, li
 
     monkeypatch.setattr(module, "_run", run)
     with pytest.raises(LoweringError, match="not understood") as raised:
-        module.ask(lambda _: None, str(path), "mt8189")
+        module.ask(str(path), "mt8189")
     assert why in raised.value.why
 
 
@@ -392,14 +388,14 @@ def test_a_crash_of_the_partitioner_is_an_error(tmp_path, monkeypatch):
     tool.chmod(0o755)
     monkeypatch.setattr(module, "_package_folder", lambda: package)
     with pytest.raises(ProgramError, match="crashed") as raised:
-        module.ask(lambda _: None, str(plain(tmp_path)), "mt8189")
+        module.ask(str(plain(tmp_path)), "mt8189")
     assert "SIGSEGV" in raised.value.why
 
 
 @asked
 def test_a_soc_that_the_plugin_does_not_have_is_an_error(tmp_path):
     with pytest.raises(ProgramError, match="rejects") as raised:
-        module.ask(lambda _: None, str(plain(tmp_path)), "mt9999")
+        module.ask(str(plain(tmp_path)), "mt9999")
     assert "mt9999" in raised.value.why
 
 

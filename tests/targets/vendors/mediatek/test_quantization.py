@@ -26,10 +26,6 @@ WIDTH, SAMPLES = 16, 12
 Quantize = Callable[[str, str], tuple[Path, ProgramEntry, Target]]
 
 
-def silent(_: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def samples() -> np.ndarray:
     random = np.random.default_rng(0)
@@ -49,7 +45,7 @@ def lowered(
 ) -> tuple[Path, ProgramEntry]:
     """The program in float32. Do not write to its folder: copy it."""
     folder = tmp_path_factory.mktemp("lowered")
-    (entry,) = get_target(BOARD).lower([program], folder, silent)
+    (entry,) = get_target(BOARD).lower([program], folder)
     return folder, entry
 
 
@@ -65,7 +61,7 @@ def quantize(lowered: tuple[Path, ProgramEntry], samples: np.ndarray, tmp_path: 
         assert need is not None
         assert need.names == ("input",)
         np.save(tmp_path / "input.npy", samples)
-        entry = target.quantize(entry, folder, {"input": tmp_path / "input.npy"}, silent)
+        entry = target.quantize(entry, folder, {"input": tmp_path / "input.npy"})
         return folder, entry, target
 
     return make

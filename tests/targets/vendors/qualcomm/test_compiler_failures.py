@@ -106,7 +106,7 @@ def test_a_compiler_without_memory_says_so(tmp_path):
     )
     prepare(work, script, TARGET.compiler.settings(), [job])
 
-    failure = run_driver(Path(sys.executable), work, lambda _: None)
+    failure = run_driver(Path(sys.executable), work)
 
     installed = Installed(Path(sys.executable), Path(sys.executable))
     error = compile_error(TARGET, failure, work, installed)

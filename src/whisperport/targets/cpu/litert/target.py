@@ -25,7 +25,7 @@ from whisperport.program.spec import (
     Support,
     TargetSpec,
 )
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.cpu.litert.limits import LIMITS
@@ -134,34 +134,32 @@ class LiteRt(Target):
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
         return type(self)(self.options, precisions)
 
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         entries: dict[str, ProgramEntry] = {}
         for name, group in self._files(programs).items():
-            entries |= self._lower_group(group, folder / FOLDER / f"{name}.tflite", progress)
+            entries |= self._lower_group(group, folder / FOLDER / f"{name}.tflite")
         return [
             replace(entry, files=tuple(f"{FOLDER}/{file}" for file in entry.files))
             for entry in (entries[program.name] for program in programs)
         ]
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program to a .tflite file."""
         if simplify:
-            return super().lower_file(program, path, progress, simplify=simplify)
-        entry = self._lower_group([program], path, progress)[program.name]
+            return super().lower_file(program, path, simplify=simplify)
+        entry = self._lower_group([program], path)[program.name]
         return entry, entry.facts.to_json()
 
     def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
         return static_calibration(spec) if precision in STATIC_BITS else None
 
     def quantize(
-        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path]
     ) -> ProgramEntry:
         path = folder / entry.files[0]
-        progress(f"quantizing {entry.spec.name} to {entry.precision}")
+        begin_stage(f"quantizing {entry.spec.name} to {entry.precision}")
         notes = quantize_statically(
             path,
             entry.spec,
@@ -206,16 +204,14 @@ class LiteRt(Target):
                 files[name] = ordered
         return files
 
-    def _lower_group(
-        self, programs: Sequence["Program"], path: Path, progress: Progress
-    ) -> dict[str, ProgramEntry]:
+    def _lower_group(self, programs: Sequence["Program"], path: Path) -> dict[str, ProgramEntry]:
         """Write programs of one precision to a file. Static quantization follows later, see `quantize`."""
         from whisperport.targets.tflite.lowering import lower_to_tflite
 
-        lower_to_tflite(programs, path, progress, target=self.spec.name, extra=EXTRA)
+        lower_to_tflite(programs, path, target=self.spec.name, extra=EXTRA)
         precision = self.precision_of(programs[0].name)
         if precision in PRECISIONS and precision not in STATIC_BITS:
-            progress(f"quantizing {path.name} to {precision}")
+            begin_stage(f"quantizing {path.name} to {precision}")
             quantize_in_place(path, recipe(precision), target=self.spec.name, extra=EXTRA)
         return {p.name: self._entry(p.spec, path, path.name) for p in programs}
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError, needs
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.cpu.openvino.core import shared_core
 
 if TYPE_CHECKING:  # boards have no torch
@@ -43,7 +43,6 @@ def lower_to_openvino(
     models: Sequence[Path],
     precisions: Sequence[str],
     weights: Path,
-    progress: Progress,
 ) -> list[int]:
     """Write programs to `.xml` files with one file of weights.
 
@@ -69,7 +68,7 @@ def lower_to_openvino(
     shared = SharedBytes(weights, ALIGNMENT)
     nodes = []
     for program, out, precision in zip(programs, models, precisions, strict=True):
-        progress(f"writing {program.name} for openvino in {precision}")
+        begin_stage(f"writing {program.name} for openvino in {precision}")
         with TemporaryDirectory(dir=weights.parent) as folder:
             onnx, own = Path(folder, "program.onnx"), Path(folder, "program.xml")
             write_onnx_file(program, onnx)

@@ -12,7 +12,6 @@ from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
-from whisperport.system.progress import Progress
 from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.cpu.openvino.profiler import OpenVinoProfiler
@@ -112,20 +111,18 @@ class OpenVino(Target):
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
         return type(self)(precisions)
 
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         own = folder / FOLDER
         models = [own / f"{program.name}.xml" for program in programs]
-        return self._lower(programs, models, own / WEIGHTS, f"{FOLDER}/", progress)
+        return self._lower(programs, models, own / WEIGHTS, f"{FOLDER}/")
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program to `path`, and its weights to `STEM.bin`, where OpenVINO looks for them."""
         if simplify:
-            return super().lower_file(program, path, progress, simplify=simplify)
-        (entry,) = self._lower([program], [path], path.with_suffix(".bin"), "", progress)
+            return super().lower_file(program, path, simplify=simplify)
+        (entry,) = self._lower([program], [path], path.with_suffix(".bin"), "")
         return entry, entry.facts.to_json()
 
     def load(
@@ -150,13 +147,12 @@ class OpenVino(Target):
         models: Sequence[Path],
         weights: Path,
         prefix: str,
-        progress: Progress,
     ) -> list[ProgramEntry]:
         """Write programs to `models`. The paths of the entries begin with `prefix`."""
         from whisperport.targets.cpu.openvino.lowering import lower_to_openvino
 
         precisions = [self.precision_of(p.name) for p in programs]
-        nodes = lower_to_openvino(programs, models, precisions, weights, progress)
+        nodes = lower_to_openvino(programs, models, precisions, weights)
         return [
             ProgramEntry(
                 spec=program.spec,

@@ -18,22 +18,19 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import BundleError, LoweringError
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.cpu.xnnpack.runtime import needs_executorch
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program
 
 
-def lower_to_pte(
-    programs: Mapping[str, "Program"], path: Path, progress: Progress
-) -> dict[str, dict[str, Any]]:
+def lower_to_pte(programs: Mapping[str, "Program"], path: Path) -> dict[str, dict[str, Any]]:
     """Lower programs and write them to one .pte file.
 
     Args:
         programs: name of the method -> its program.
         path: of the file.
-        progress: called with the name of each stage.
 
     Returns:
         For each method, what was delegated, as JSON.
@@ -49,8 +46,8 @@ def lower_to_pte(
     _import_executorch()
     path.parent.mkdir(exist_ok=True)
     with weights_on_disk(path.parent):
-        edge, delegated = _lower_to_edge(programs, progress)
-        progress("writing the ExecuTorch file")
+        edge, delegated = _lower_to_edge(programs)
+        begin_stage("writing the ExecuTorch file")
         with quiet(), shared_node_history(), shared_weights(), path.open("wb") as file:
             edge.to_executorch().write_to_file(file)
     delegations = _delegation(path)
@@ -74,9 +71,7 @@ def _delegation(path: Path) -> "dict[str, Delegation]":
         return read_delegation(mapped)
 
 
-def _lower_to_edge(
-    programs: Mapping[str, "Program"], progress: Progress
-) -> tuple[Any, dict[str, int]]:
+def _lower_to_edge(programs: Mapping[str, "Program"]) -> tuple[Any, dict[str, int]]:
     """The lowered methods, and for each the number of nodes in its delegates.
 
     Programs are lowered one by one, so that what ExecuTorch copies of one is freed before the next.
@@ -93,7 +88,7 @@ def _lower_to_edge(
     methods, delegated = {}, {}
     try:
         for method, program in programs.items():
-            progress(f"lowering {program.name} to XNNPACK")
+            begin_stage(f"lowering {program.name} to XNNPACK")
             with quiet(), shared_node_history(), shared_weights():
                 edge = to_edge_transform_and_lower(
                     {method: program.exported},

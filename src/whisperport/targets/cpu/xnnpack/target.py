@@ -9,7 +9,6 @@ from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, LoweringCost, Runs, Software, Support, TargetSpec
-from whisperport.system.progress import Progress
 from whisperport.targets.base import RunOptions, Target, without_simplify
 from whisperport.targets.cpu.xnnpack.limits import CONFIG, LIMITS, OPERATORS
 from whisperport.targets.cpu.xnnpack.runtime import XnnpackRunner, load_program, start_runtime
@@ -72,26 +71,22 @@ class Xnnpack(Target):
         },
     )
 
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
-        return self._lowered({program.name: program for program in programs}, folder, progress)
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
+        return self._lowered({program.name: program for program in programs}, folder)
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Lower one program; its method has the name that ExecuTorch's own tools expect."""
         without_simplify(self.spec.name, simplify=simplify)
-        (entry,) = self._lowered({FORWARD: program}, path.parent, progress)
+        (entry,) = self._lowered({FORWARD: program}, path.parent)
         return entry, entry.facts.to_json()
 
-    def _lowered(
-        self, programs: Mapping[str, "Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def _lowered(self, programs: Mapping[str, "Program"], folder: Path) -> list[ProgramEntry]:
         """Lower programs, by the name of the method, to one file."""
         from whisperport.targets.cpu.xnnpack.lowering import lower_to_pte
 
-        delegation = lower_to_pte(programs, folder / FILE, progress)
+        delegation = lower_to_pte(programs, folder / FILE)
         return [
             ProgramEntry(
                 spec=program.spec,

@@ -10,7 +10,7 @@ from whisperport.program.masks import MASKED
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.vendors.aws_neuron import options as own_options
 from whisperport.targets.vendors.aws_neuron.chips import RELEASE, machines
@@ -84,9 +84,7 @@ class AwsNeuron(Target):
         """Return the same precision: on the CPU, modules compute in bfloat16 too."""
         return precision
 
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         """Write the programs of each precision to a description and a weight file."""
         entries: dict[str, ProgramEntry] = {}
         for precision in self.spec.runs.precisions:
@@ -94,17 +92,19 @@ class AwsNeuron(Target):
                 program for program in programs if self.precision_of(program.name) == precision
             ]
             if group:
-                progress(f"writing the weights of {', '.join(program.name for program in group)}")
+                begin_stage(
+                    f"writing the weights of {', '.join(program.name for program in group)}"
+                )
                 path = folder / NAME / f"{precision}{DESCRIPTION}"
                 entries |= self._written(group, path, f"{NAME}/{path.name}")
         return [entries[program.name] for program in programs]
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program to a description and a weight file beside it."""
         if simplify:
-            return super().lower_file(program, path, progress, simplify=simplify)
+            return super().lower_file(program, path, simplify=simplify)
         path = path.with_suffix(DESCRIPTION)
         entry = self._written([program], path, path.name)[program.name]
         return entry, entry.facts.to_json()

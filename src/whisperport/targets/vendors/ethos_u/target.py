@@ -9,7 +9,7 @@ from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunMode, RunOptions
 from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.vendors.ethos_u import options as own_options
@@ -38,23 +38,21 @@ class EthosU(CompiledTarget):
     def _runs_quantized(self, options: RunOptions) -> bool:
         return cast(own_options.RunOptions, options.of(self)).emulate == "quantized"
 
-    def lower(
-        self, programs: Sequence["Program"], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         """Write each program in float32 to a file of torch.export with its weights."""
         _import_torch(self.spec.name)  # before anything is written
-        return super().lower(programs, folder, progress)
+        return super().lower(programs, folder)
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program in float32 to a file of torch.export with its weights."""
         if simplify:
-            return super().lower_file(program, path, progress, simplify=True)
+            return super().lower_file(program, path, simplify=True)
         _import_torch(self.spec.name)
         import torch
 
-        progress(f"writing {program.name} for {self.spec.name}")
+        begin_stage(f"writing {program.name} for {self.spec.name}")
         for node in program.exported.graph.nodes:
             node.meta.pop("stack_trace", None)  # it has the paths of source files on this machine
         path = path.with_suffix(LOWERED)

@@ -24,7 +24,7 @@ from typing import Any, final
 
 from whisperport.errors import LoweringError, ProgramError
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.progress import Progress, begin_stage
+from whisperport.system.progress import begin_stage
 from whisperport.system.regular_file import other_kind
 from whisperport.targets.partitioner import Declined, Partition, Partitioner
 from whisperport.targets.vendors.mediatek.chips import Chip
@@ -76,7 +76,7 @@ class LiteRtPartitioner(Partitioner):
             )
         return ""
 
-    def partition(self, path: Path, progress: Progress = begin_stage) -> Partition:
+    def partition(self, path: Path) -> Partition:
         if reason := self.unavailable():
             raise LoweringError(f"{self.title} cannot be asked on this machine", why=reason)
         if kind := other_kind(path) or ("" if path.exists() else "missing"):

@@ -14,7 +14,7 @@ from whisperport.program.bundle.program_facts import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.base import Unsupported
 from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.compiler import CalibrationNeed
@@ -131,15 +131,15 @@ class Genio(CompiledTarget):
         return "fp32" if precision == FLOAT else precision
 
     def lower_file(
-        self, program: "Program", path: Path, progress: Progress, *, simplify: bool = False
+        self, program: "Program", path: Path, *, simplify: bool = False
     ) -> tuple[ProgramEntry, dict[str, Any]]:
         """Write one program in float32 to a .tflite file."""
         from whisperport.targets.tflite.lowering import lower_to_tflite
 
         if simplify:
-            return super().lower_file(program, path, progress, simplify=simplify)
+            return super().lower_file(program, path, simplify=simplify)
         target = self.spec.name
-        lower_to_tflite([program], path, progress, target=target, extra=self.spec.software.extra)
+        lower_to_tflite([program], path, target=target, extra=self.spec.software.extra)
         entry = ProgramEntry(
             spec=program.spec,
             placement=Placement(target, FLOAT),
@@ -153,7 +153,7 @@ class Genio(CompiledTarget):
         return static_calibration(spec) if precision in STATIC_BITS else None
 
     def quantize(
-        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path]
     ) -> ProgramEntry:
         name = entry.spec.name
         if name == "encoder" and entry.precision == "w8a8":
@@ -165,7 +165,7 @@ class Genio(CompiledTarget):
                 if "w8a16" in self.spec.runs.precisions
                 else f"{FLOAT} has no such error",
             )
-        progress(f"quantizing {name} to {entry.precision}")
+        begin_stage(f"quantizing {name} to {entry.precision}")
         path = folder / self.lowered_file(entry)
         sensitive_precision = "w8a16" if "w8a16" in self.spec.runs.precisions else "fp32"
         notes = quantize_statically(

@@ -10,7 +10,7 @@ from whisperport.program.bundle import ProgramEntry
 from whisperport.program.program_kind import STEP, kind_of
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.progress import Progress
+from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.target import OnnxTarget
@@ -65,11 +65,11 @@ class Qualcomm(OnnxTarget):
         return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
 
     def quantize(
-        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path], progress: Progress
+        self, entry: ProgramEntry, folder: Path, arrays: Mapping[str, Path]
     ) -> ProgramEntry:
         from whisperport.targets.vendors.qualcomm.quantization import quantize_in_place
 
-        progress(f"quantizing {entry.spec.name} to {entry.precision}")
+        begin_stage(f"quantizing {entry.spec.name} to {entry.precision}")
         path = folder / self.lowered_file(entry)
         operand = self.chip.architecture.operand
         quantize_in_place(
