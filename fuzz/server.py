@@ -22,8 +22,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from fuzz.mutators import raw
-from fuzz.mutators.values import number
+from fuzz.mutators import number, raw
 from fuzz.server_process import ServerProcess
 from whisperport.verification.clips import shipped_audio
 

@@ -34,8 +34,7 @@ from outlier_model import (
     encoder_input,
     logits,
 )
-from outlier_planting import plant, plant_everywhere
-from outlier_specs import SPECS, Spec, random_spec
+from outlier_planting import SPECS, Spec, plant, plant_everywhere, random_spec
 from outlier_speech import Window, batch_tokens, shipped_windows, windows
 from vocabulary import SOT
 from whisperport.model.checkpoint import load_checkpoint

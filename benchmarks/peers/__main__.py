@@ -31,12 +31,10 @@ from whisperport.verification import versions
 
 from ..models import SIZES
 from ..record import RESULTS, record
-from .cases import Case, forced, transcribed
-from .contenders import AUTO, CONTENDERS, OURS, START, Contender
-from .measuring import Row, measure, measure_start
+from .contenders import AUTO, CONTENDERS, OURS, START, Case, Contender, forced, transcribed
+from .measuring import Row, measure, measure_start, print_tables
 from .preparing import prepare
 from .process import FailedError, Process
-from .table import print_tables
 
 EMBEDDED = "embedded"
 ALL_MODELS = (EMBEDDED, "tiny", "base", "small", "turbo-narrowed")

@@ -33,7 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
 
 import outliers
-from outlier_specs import WIDTH, random_spec
+from outlier_planting import WIDTH, random_spec
 from outlier_speech import shipped_windows
 from whisperport.build.calibration.sensitivity import Sensitivity, sensitivities
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint

@@ -7,8 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from random import Random
 
-from fuzz.mutators import raw
-from fuzz.mutators.values import text
+from fuzz.mutators import raw, text
 
 BOMB_BYTES = 6 << 30
 BLOCK = 16 << 20  # bytes of zeros that are compressed once and repeated

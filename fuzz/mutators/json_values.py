@@ -5,8 +5,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from fuzz.mutators import raw
-from fuzz.mutators.values import number, text
+from fuzz.mutators import number, raw, text
 
 # These are inserted as text, since Python's writer cannot write them.
 LITERALS = {

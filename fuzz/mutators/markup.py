@@ -3,8 +3,7 @@
 import re
 from random import Random
 
-from fuzz.mutators import raw
-from fuzz.mutators.values import OUTSIDE, TEXTS, number
+from fuzz.mutators import OUTSIDE, TEXTS, number, raw
 
 _NUMBER = re.compile(rb'(?<=[">,])-?\d+(?=["<,])')
 _VALUE = re.compile(rb'(?<==")[^"]*(?=")')

@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from fuzz.mutators.values import number, text
+from fuzz.mutators import number, text
 
 OPERATORS: tuple[str, ...] = (
     "Add",

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable, Sequence
 from random import Random
 
-from fuzz.mutators.values import number
+from fuzz.mutators import number
 
 WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 MAX_CHANGES = 4  # changes to one input

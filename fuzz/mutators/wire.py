@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-from fuzz.mutators import raw
-from fuzz.mutators.values import number, text
+from fuzz.mutators import number, raw, text
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 DEEPEST = 6  # levels of messages that are parsed

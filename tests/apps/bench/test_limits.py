@@ -157,7 +157,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios():
 
 
 def test_a_row_has_the_word_errors_of_all_files_together():
-    cases = importlib.import_module("benchmarks.peers.cases")
+    cases = importlib.import_module("benchmarks.peers.contenders")
     row_of = importlib.import_module("benchmarks.peers.measuring").row_of
     case = cases.Case("2 files", "files", Path("x.npz"), 4.0, ("one two three", "four"))
     found = [answer(2.0, 3.0, texts=["one two", "four"])] * 2
@@ -170,7 +170,7 @@ def test_a_row_has_the_word_errors_of_all_files_together():
 
 
 def test_no_line_of_the_tables_is_longer_than_100_columns(capsys):
-    print_tables = importlib.import_module("benchmarks.peers.table").print_tables
+    print_tables = importlib.import_module("benchmarks.peers.measuring").print_tables
     contenders = importlib.import_module("benchmarks.peers.contenders").CONTENDERS
     part = {"wall_s": 88.888, "cpu_s": 88.888}
     row = {

@@ -1,6 +1,6 @@
 """Fused operators: equal to the plain ones, on several simulated devices too; kernels with a fallback.
 
-No kernel of AWS runs here. Fakes hold the calls to the signatures and limits in kernel_signatures.json, and
+No kernel of AWS runs here. Fakes hold the calls to the signatures and limits in signatures.json, and
 compute what the kernels' documents say, so that a wrong layout of an argument gives wrong numbers.
 """
 
@@ -36,7 +36,9 @@ from whisperport.targets.vendors.aws_neuron.neuron_fused import (
 
 from . import micro_modules, test_compiler
 
-KERNELS = json.loads(Path(__file__).with_name("kernel_signatures.json").read_text(encoding="utf-8"))
+KERNELS = json.loads(Path(__file__).with_name("signatures.json").read_text(encoding="utf-8"))[
+    "kernels"
+]
 # float32 sums of up to 512 products in another order: 1e-5 is 80 roundings of 2⁻²³ of a value of 1
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 HEADS, HEAD_WIDTH = 20, 8
