@@ -11,7 +11,9 @@ import numpy as np
 from whisperport.build.inspect import files_of
 from whisperport.errors import ProgramError, UsageError
 from whisperport.program.bundle import MANIFEST
+from whisperport.program.json_records import from_json
 from whisperport.program.runner import Array
+from whisperport.program.strict_json import Field
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
@@ -103,20 +105,7 @@ def compare(
             why=str(error),
             hint=f"they ran with at most {limits}; if you trust their source, `--trust` removes the limits",
         ) from error
-    return ComparedPrograms(
-        **{
-            **result,
-            "values": tuple(map(_value_of, result["values"])),
-            "outputs": tuple(Comparison(**output) for output in result["outputs"]),
-            "kept": tuple(result["kept"]),
-            "notes": tuple(result["notes"]),
-        }
-    )
-
-
-def _value_of(members: dict[str, Any]) -> ComparedValue:
-    between, modules = tuple(map(tuple, members["between"])), tuple(members["modules"])
-    return ComparedValue(**{**members, "between": between, "modules": modules})
+    return from_json(ComparedPrograms, Field(result, "", "the answer of the child process"))
 
 
 def compare_in_child(*, a: str, b: str, inputs: str | None, seed: int) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from whisperport.errors import ProgramError
 from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.bundle.origin import is_trusted
+from whisperport.program.json_records import from_json
+from whisperport.program.strict_json import Field
 from whisperport.runtime.engine.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
@@ -103,7 +105,9 @@ def inspect(path: Path, options: InspectOptions | None = None) -> "Inspected":
         if "alloc" in error.why.lower():  # an allocation of the runtime failed because of the limit
             error.hint = unlimited
         raise
-    return _from_json(result)
+    from whisperport.model.inspection.lowered import Inspected
+
+    return from_json(Inspected, Field(result, "", "the answer of the child process"))
 
 
 def inspect_in_child(
@@ -154,20 +158,3 @@ def files_of(path: Path) -> Sequence[Path]:
         ]
     except OSError:
         return []
-
-
-def _from_json(data: dict[str, Any]) -> "Inspected":
-    from whisperport.model.inspection.lowered import Inspected, Plan
-    from whisperport.program.profiling import NodeProfile, Profile, Subgraph
-
-    profiles = []
-    for profile in data["profiles"]:
-        nodes = tuple(NodeProfile(**node) for node in profile["nodes"])
-        borders = tuple(Subgraph(**border) for border in profile["borders"])
-        profiles.append(
-            Profile(
-                **{**profile, "nodes": nodes, "notes": tuple(profile["notes"]), "borders": borders}
-            )
-        )
-    plans = tuple(Plan(**{**plan, "notes": tuple(plan["notes"])}) for plan in data["plans"])
-    return Inspected(tuple(profiles), tuple(data["skipped"]), plans)

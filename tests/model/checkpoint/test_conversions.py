@@ -20,6 +20,7 @@ from whisperport.errors import CheckpointError, TokenizerError, WhisperportError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.ggml import BLOCK_TYPES, dequantize
 from whisperport.model.checkpoint.openai_releases import alignment_heads_of_size
+from whisperport.program.json_records import to_json
 
 # Checkpoints of CTranslate2 and whisper.cpp come back bit for bit; damaged ones are rejected.
 
@@ -62,7 +63,7 @@ def test_a_ctranslate2_folder_comes_back_bit_for_bit(made, tiny_checkpoint):
     assert found.dims == tiny_checkpoint.dims
     assert found.generation == tiny_checkpoint.generation
     assert found.tokenizer_json == tiny_checkpoint.tokenizer_json
-    assert found.source.to_json().get("quantized") is None
+    assert to_json(found.source).get("quantized") is None
 
 
 def test_int8_is_read_and_marked(made, tiny_checkpoint):
@@ -71,7 +72,7 @@ def test_int8_is_read_and_marked(made, tiny_checkpoint):
     weight = "decoder.blocks.1.attn.value.weight"
     error = (found.weights[weight] - tiny_checkpoint.weights[weight]).abs().max()
     assert 0 < error < tiny_checkpoint.weights[weight].abs().max() / 250
-    assert found.source.to_json()["quantized"] == "int8"
+    assert to_json(found.source)["quantized"] == "int8"
     assert "quantized to int8" in found.warnings[-1]
 
 

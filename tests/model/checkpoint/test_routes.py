@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.names import to_huggingface
 from whisperport.model.checkpoint.openai_releases import RELEASES, alignment_heads
+from whisperport.program.json_records import to_json
 from whisperport.speech.text.vocabulary import openai_tokenizer
 
 
@@ -176,7 +177,7 @@ def test_a_pt_file_is_mapped_where_its_form_allows(
 def test_the_source_names_what_was_loaded_and_fits_into_json(tiny_checkpoint_folder):
     source = load_checkpoint(str(tiny_checkpoint_folder)).source
 
-    data = json.loads(json.dumps(source.to_json()))
+    data = json.loads(json.dumps(to_json(source)))
 
     assert data["name"] == str(tiny_checkpoint_folder)
     assert data["kind"] == "huggingface"

@@ -28,6 +28,7 @@ from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.verify_page import layers_page
 from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.program.json_records import to_json
 from whisperport.system.outputs import write_page
 from whisperport.targets import RunOptions
 from whisperport.verification.diagnosis.device_inputs import write_device_inputs
@@ -190,6 +191,6 @@ def _diagnose_layers(reference: Path, device: Path, html: Path | None, *, as_jso
     if html is not None:
         write_page(html, layers_page(layers))
     if as_json:
-        print_json([layer.to_json() for layer in layers])
+        print_json(to_json(layers))
     else:
         print_lines(*layer_sentences(layers))

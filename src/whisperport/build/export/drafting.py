@@ -26,6 +26,7 @@ from whisperport.program.bundle import (
 )
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
+from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import (
     COARSE_PROJECTION,
     ENCODER,
@@ -190,7 +191,7 @@ def _lowered(source: Source, original: Original, placed: Placed, folder: Path) -
     np.savez_compressed(folder / REFERENCE, allow_pickle=False, **reference.to_arrays())
     return Manifest(
         name=f"{checkpoint.source.name} on {', '.join(placed.targets)}",
-        source=checkpoint.source.to_json(),
+        source=to_json(checkpoint.source),
         dims=model.dims,
         window=source.window,
         generation=original.generation,

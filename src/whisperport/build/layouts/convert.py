@@ -22,6 +22,7 @@ from whisperport.errors import (
     needs,
 )
 from whisperport.program.checks import Check
+from whisperport.program.json_records import to_json
 from whisperport.speech.text import language_code
 from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
@@ -145,7 +146,7 @@ def convert(
             exact=precision == "fp32" or (precision == "fp16" and is_half_precision(opened)),
             language=language,
             window_s=opened.dims.window_s,
-            source=opened.source.to_json(),
+            source=to_json(opened.source),
             files=hashes(layout, draft),
         )
         run = None

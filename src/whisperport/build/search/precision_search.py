@@ -27,6 +27,7 @@ from whisperport.errors import UsageError
 from whisperport.program.bundle import MANIFEST, Bundle, Manifest, check_writable
 from whisperport.program.bundle.writing import writing_bundle
 from whisperport.program.checks import Check
+from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import ENCODER
 from whisperport.system.progress import begin_stage, prefixed
 from whisperport.targets import RunOptions, get_target
@@ -55,7 +56,7 @@ def export_in_fewest_bits(
         _check_count(words, max_increase)
     checkpoint = loaded(checkpoint)
     with writing_bundle(out) as writer:
-        kept = KeptAttempts(out, dependencies(checkpoint.source.to_json(), target, options))
+        kept = KeptAttempts(out, dependencies(to_json(checkpoint.source), target, options))
 
         def in_precision(name: str) -> Bundle:
             chosen = replace(options, precisions={**options.precisions, ENCODER: name})

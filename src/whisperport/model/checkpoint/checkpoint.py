@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from whisperport.model.checkpoint.tokenizer_files import StoredTokenizer
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
+from whisperport.program.json_records import Member
 from whisperport.speech.text.tokenizer import Tokenizer
 
 
@@ -23,18 +24,8 @@ class Source:
     revision: str = ""  # commit on the Hugging Face hub; empty: none
     sha256: Mapping[str, str]  # weight file name -> SHA-256 digest in hexadecimal
     licence: str = "unknown"  # weight files do not state one
-    quantized: str = ""  # types of integers that the weights were rounded to; empty: none
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON data."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "revision": self.revision,
-            "sha256": dict(self.sha256),
-            "licence": self.licence,
-            **({"quantized": self.quantized} if self.quantized else {}),
-        }
+    # Types of integers that the weights were rounded to; empty: none.
+    quantized: Annotated[str, Member(is_omitted=True)] = ""
 
 
 def quantization_warning(types: str) -> str:

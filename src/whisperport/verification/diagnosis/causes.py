@@ -24,7 +24,6 @@ In the meanings, T is the number of frames (positions) and C the number of chann
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 
 class CauseCode(StrEnum):
@@ -121,12 +120,3 @@ class Finding:
     sentence: str
     fix: str = ""
     advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "cause": self.cause.value,
-            "sentence": self.sentence,
-            "fix": self.fix,
-            "advice": self.advice,
-        }

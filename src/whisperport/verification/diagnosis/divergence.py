@@ -7,10 +7,11 @@ that it is computed from. What follows it only carries the error on.
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from whisperport.program.json_records import members, to_json
 from whisperport.verification.compare import Comparison
 from whisperport.verification.diagnosis.matching import (
     SAME,
@@ -84,11 +85,7 @@ class ComparedValue:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; a number that is not finite is a string."""
-        members = {"layer": self.layer, **asdict(self), "sqnr_db": self.sqnr_db}
-        return {
-            name: str(member) if isinstance(member, float) and not math.isfinite(member) else member
-            for name, member in members.items()
-        }
+        return {"layer": self.layer, **members(self), "sqnr_db": to_json(self.sqnr_db)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +137,7 @@ class ComparedPrograms:
             "kept": list(self.kept),
             "first": None if self.first is None else self.values[self.first].to_json(),
             "worst": None if self.worst is None else self.values[self.worst].to_json(),
-            "values": [value.to_json() for value in self.values],
+            "values": to_json(self.values),
             "outputs": [
                 {"output": comparison.output, "reason": comparison.reason, "rule": comparison.rule}
                 for comparison in self.outputs

@@ -1,15 +1,15 @@
 """Compare the layers that a device dumped with float32, in order, and find where the error begins."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from whisperport.errors import UsageError
+from whisperport.program.json_records import Member
 from whisperport.program.runner import Array
 from whisperport.system.progress import begin_stage
 from whisperport.verification.diagnosis.causes import CauseCode
@@ -33,20 +33,10 @@ class LayerComparison:
         problem: why the layer cannot be compared; empty if it can.
     """
 
-    name: str
+    name: Annotated[str, Member("layer")]
     sqnr_db: float
     causes: tuple[CauseCode, ...] = ()
     problem: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; an SQNR that is not finite is a string."""
-        number = self.sqnr_db if math.isfinite(self.sqnr_db) else str(self.sqnr_db)
-        return {
-            "layer": self.name,
-            "sqnr_db": number,
-            "causes": [cause.value for cause in self.causes],
-            "problem": self.problem,
-        }
 
 
 def compare_layers(device: Path, reference: Path) -> tuple[LayerComparison, ...]:

@@ -1,10 +1,10 @@
 """The result of a diagnosis: which causes explain the device's output, with numbers before and after."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
 from whisperport.verification.compare import Comparison
 from whisperport.verification.diagnosis.candidates import Candidate
@@ -51,7 +51,7 @@ class OutputDiagnosis:
             "source": self.source,
             "passed": self.passed,
             "limit": self.limit,
-            "causes": [finding.to_json() for finding in self.findings],
+            "causes": to_json(self.findings),
             "before": _numbers(self.before),
             "after": _numbers(self.after),
             "fix": self.fix,
@@ -112,20 +112,15 @@ class Diagnosis:
             "program": self.program,
             "clip": self.clip,
             "passed": self.passed,
-            "causes": [cause.value for cause in self.causes],
-            "outputs": [output.to_json() for output in self.outputs],
+            "causes": to_json(self.causes),
+            "outputs": to_json(self.outputs),
             "missing": list(self.missing),
             "expected_from": self.expected_from,
             "verdict": self.verdict,
-            "numbers": {name: _finite(number) for name, number in self.numbers.items()},
+            "numbers": to_json(self.numbers),
         }
 
 
 def _numbers(comparison: Comparison) -> dict[str, Any]:
-    numbers = {name: _finite(number) for name, number in comparison.numbers().items()}
+    numbers: dict[str, Any] = to_json(comparison.numbers())
     return {"passed": bool(comparison), "reason": comparison.reason, **numbers}
-
-
-def _finite(number: float) -> float | str:
-    """Return a number as JSON can hold it."""
-    return number if math.isfinite(number) else str(number)

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
+from whisperport.program.json_records import members, to_json
 from whisperport.verification.compare import Comparison
 
 # A program is faster if it takes this part less time. Medians of repeated runs on an idle machine differ by
@@ -149,19 +150,7 @@ class ProviderReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data; NaN and infinity are strings."""
-        data = asdict(self)
+        data: dict[str, Any] = members(self)
         for trial, trial_data in zip(self.trials, data["trials"], strict=True):
-            trial_data |= {"sqnr_db": trial.sqnr_db, "fault": trial.fault()}
-        data |= {"usable": bool(self), "run_options": self.run_options()}
-        return cast(dict[str, Any], _plain(data))
-
-
-def _plain(value: Any) -> Any:
-    """Replace NaN and the infinities, which JSON does not have, by "nan", "inf" and "-inf"."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+            trial_data |= to_json({"sqnr_db": trial.sqnr_db, "fault": trial.fault()})
+        return {**data, "usable": bool(self), "run_options": self.run_options()}
