@@ -398,4 +398,4 @@ def test_a_torch_program_is_compared_with_its_onnx_form(tmp_path):
         found = compare(tmp_path / "a.pt2", tmp_path / other, TRUSTED)
         assert not found
         assert found.values[found.first].layer == "second"
-        assert found.values[found.first].line.rpartition(":")[0].endswith("test_comparing.py")
+        assert found.values[found.first].line.rpartition(":")[0].endswith("test_checking.py")
