@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from whisperport import targets
-from whisperport.build.compile.bundle_source import BundleSource
 from whisperport.build.compile.compile import CompileOptions, compile
-from whisperport.build.compile.emulating import prepare_emulation
+from whisperport.build.compile.compile_bundle import emulate
+from whisperport.build.compile.compiled import Compiled
 from whisperport.build.compile.importing import ImportOptions, import_artifact
-from whisperport.build.compile.source import Compiled
 from whisperport.build.compile.work_folder import MARK
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
@@ -34,6 +33,7 @@ from whisperport.runtime.engine import engine
 from whisperport.targets import RunOptions
 from whisperport.targets.compiler import CompileRequest
 from whisperport.verification.clips import Clip
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference
 
 from ..docs.pages import ROOT
@@ -177,9 +177,9 @@ def test_without_clips_nothing_is_simulated(exported_once, tmp_path, monkeypatch
     bundle = Bundle.open(exported_once)
     compiler, spec = targets.get_target("dummy1").compiler, bundle.manifest.program("encoder").spec
     need = compiler.emulation(spec, compiler.options())
-    source = BundleSource(bundle, CompileOptions(threads=1))
+    session = BundleSession(bundle, RunOptions(threads=1))
 
-    assert prepare_emulation(source, spec, need, tmp_path) is None
+    assert emulate(session, spec, need, tmp_path) is None
     plan = compiler.plan(
         CompileRequest(
             spec=spec,

@@ -21,9 +21,9 @@ from onnx import helper
 
 from whisperport import targets
 from whisperport.build.compile.compile import CompileOptions, compile
-from whisperport.build.compile.file_source import FileSource, _worst
+from whisperport.build.compile.compile_file import _worst, lowered_run
+from whisperport.build.compile.compiled import Compiled
 from whisperport.build.compile.lowered_file import read_lowered
-from whisperport.build.compile.source import Compiled
 from whisperport.errors import (
     AudioError,
     BundleError,
@@ -270,9 +270,11 @@ def test_the_memory_limit_of_a_program_counts_its_weights_in_other_files(
     monkeypatch.setattr(
         preflight, "memory_within", lambda limit: limits.append(limit) or nullcontext()
     )
-    source = FileSource(decoder, CompileOptions(target="dummy1", trust=trust, threads=1))
+    entry = read_lowered(decoder, Placement("dummy1"))
+    options = CompileOptions(target="dummy1", trust=trust, threads=1)
 
-    outputs = source.run(source.spec, list(decoder_inputs(0).values()))
+    run = lowered_run(decoder, entry, get_target("dummy1"), options)
+    outputs = run(list(decoder_inputs(0).values()))
 
     assert [output.shape for output in outputs] == [(1, TOKENS, 5)] * 2
     limit = preflight.LIMIT_BASE_BYTES + preflight.LIMIT_FACTOR * size

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.compile.bundle_source import _output_checks, tokens_of
 from whisperport.build.compile.compile import CompileOptions, compile
-from whisperport.build.compile.source import Emulation, Examples
+from whisperport.build.compile.compile_bundle import _output_checks, tokens_of
+from whisperport.build.compile.emulating import Emulation, Examples
 from whisperport.build.compile.work_folder import MARK
 from whisperport.errors import (
     AudioError,

@@ -30,7 +30,6 @@ from whisperport.apps.cli.verb import Verb
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.compile.compile import compile as run_compile
 from whisperport.build.compile.options import CompileOptions
-from whisperport.build.compile.source import CompiledProgram
 from whisperport.program.json_records import members
 from whisperport.targets import TARGETS
 
@@ -99,12 +98,15 @@ def compile_verb(
         job = (run_compile, path, options)
         compiled = run_watched(*job, out=log, writes=out, stall_s=60 * stall_after)
     if as_json:
-        print_json([_to_json(program) for program in compiled.programs])
+        print_json([members(program) for program in compiled.programs])
     else:
         print_table(
             ("program", "target", "MB", "compiler", "calibration"),
             [
-                (p.name, p.target, f"{p.bytes / 1e6:.1f}", p.compiler, _samples(p.samples))
+                (
+                    *(p.name, p.target, f"{p.bytes / 1e6:.1f}", p.compiler),
+                    f"{p.samples} samples" if p.samples else "not needed",
+                )
                 for p in compiled.programs
             ],
         )
@@ -128,11 +130,3 @@ def compile_verb(
     if compiled.bundle is not None:
         print_note(how_to_record(compiled.folder, compiled.bundle.manifest))
         print_next("transcribe", "talk.mp3", "--bundle", compiled.folder)
-
-
-def _samples(samples: int) -> str:
-    return f"{samples} samples" if samples else "not needed"
-
-
-def _to_json(program: CompiledProgram) -> dict[str, object]:
-    return members(program)

@@ -11,15 +11,12 @@ are compared with those of the lowered program.
 import os
 from pathlib import Path
 
-from whisperport.build.compile.bundle_source import BundleSource
-from whisperport.build.compile.compiling import compile_groups, groups_of
-from whisperport.build.compile.file_source import FileSource
+from whisperport.build.compile.compile_bundle import compile_bundle
+from whisperport.build.compile.compile_file import compile_file
+from whisperport.build.compile.compiled import Compiled
 from whisperport.build.compile.options import CompileOptions
-from whisperport.build.compile.source import Compiled, Source
-from whisperport.build.compile.work_folder import work_folder
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
-from whisperport.system.outputs import is_inside, is_same
 from whisperport.targets import TARGETS
 
 
@@ -48,31 +45,10 @@ def compile(
         VerificationError: a program disagrees with its reference in the vendor's simulator, or in emulation
             on the CPU where there is no simulator. Nothing was written.
     """
-    options = options or CompileOptions()
-    source = _source(Path(path), options)
-    out = source.out if source.out.name else source.out.resolve()  # `.` has no name
-    work = options.work or out.with_name(f"{out.resolve().name}.compile")
-    groups = groups_of(source, options, work)
-    samples = any(group.needs_samples(source.dims) for group in groups)
-    source.check(samples=samples)
-    for group in groups:
-        group.check_sdk()
-    if is_same(work, source.out) or is_inside(work, source.out):
-        raise UsageError(
-            f"the work folder {work} cannot be inside {source.out}",
-            why="the complete folder is written in one step",
-            hint="omit `--work` to use a folder beside it",
-        )
-    with work_folder(work):
-        source.quantize(work)
-        return compile_groups(source, groups, options.allow_unverified)
-
-
-def _source(path: Path, options: CompileOptions) -> Source:
-    """Return a bundle, or a file if the user names its target."""
+    path, options = Path(path), options or CompileOptions()
     if path.is_dir() or not (path.is_file() or options.target):
         options.check_only("calibration")
-        return BundleSource(Bundle.open(path), options)
+        return compile_bundle(Bundle.open(path), options)
     if not options.target:
         names = ", ".join(target.spec.name for target in TARGETS if target.compiler)
         raise UsageError(
@@ -81,4 +57,4 @@ def _source(path: Path, options: CompileOptions) -> Source:
             hint=f"name one with `--target`: {names}",
         )
     options.check_only("inputs", "target", "precision", "out")
-    return FileSource(path, options)
+    return compile_file(path, options)

@@ -1,4 +1,4 @@
-"""Compile the programs of a source: prepare the work folder, run the vendors' stages, collect the results.
+"""Compile programs: prepare the work folder, run the vendors' stages, collect the results.
 
     WORK/TARGET           the stages, and a script that runs them on another machine
     WORK/TARGET/PROGRAM   the files of one program: its calibration set, what the stages wrote, their logs
@@ -10,24 +10,25 @@ vendor's SDK.
 `compile_error` says of a compiler's failure what happened, why, and what to do next.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whisperport.build.calibration import CalibrationRequest, CalibrationSet
 from whisperport.build.compile.artifacts import Artifact
-from whisperport.build.compile.emulating import emulation_checks, prepare_emulation
+from whisperport.build.compile.emulating import Emulation, emulator_outputs
 from whisperport.build.compile.options import CompileOptions
-from whisperport.build.compile.source import Compiled, Emulation, Source
 from whisperport.build.compile.work_folder import copy_in
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, VerificationError
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
+from whisperport.program.runner import Array
+from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
-from whisperport.targets.compiler import Compiler, CompileRequest
+from whisperport.targets.compiler import Compiler, CompileRequest, EmulationNeed
 from whisperport.targets.options import by_target
 from whisperport.targets.toolchain import (
     Failure,
@@ -41,6 +42,12 @@ from whisperport.targets.toolchain import (
 )
 from whisperport.verification.machine import machine
 
+Emulate = Callable[[ProgramSpec, EmulationNeed, Path], Emulation | None]
+"""Writes inputs of a program to its work folder, with the expected outputs; None: there are no inputs."""
+
+Compare = Callable[[Emulation, Sequence[Array | None]], tuple[Check, ...]]
+"""Compares a program's outputs in the vendor's emulator with the expected ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -49,6 +56,7 @@ class Group:
     target: Target
     compiler: Compiler
     entries: tuple[ProgramEntry, ...]
+    dims: Dims  # of the model, as far as a compiler reads them
     options: Any
     installed: Installed | None  # None: the SDK is not on this machine
     work: Path
@@ -61,12 +69,12 @@ class Group:
         if failure is not None:
             raise self.error(failure, prepared=False)
 
-    def needs_samples(self, dims: Dims) -> bool:
+    def needs_samples(self) -> bool:
         """Whether a program is calibrated, or compared with what an emulator computes."""
         compilers = [(self.compiler.in_precision(entry.precision), entry) for entry in self.entries]
         return any(
             self.target.calibration(entry.spec, entry.precision)
-            or compiler.calibration(entry.spec, dims, self.options)
+            or compiler.calibration(entry.spec, self.dims, self.options)
             or compiler.emulation(entry.spec, self.options)
             for compiler, entry in compilers
         )
@@ -77,7 +85,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
+class Planned:
     """The plan for one program in its work folder."""
 
     group: Group
@@ -91,7 +99,13 @@ class _Planned:
     emulation: Emulation | None
 
 
-def groups_of(source: Source, options: CompileOptions, work: Path) -> list[Group]:
+def groups_of(
+    path: Path,
+    entries: Sequence[ProgramEntry],
+    dims: Dims,
+    options: CompileOptions,
+    work: Path,
+) -> list[Group]:
     """Return the programs of each target that has a compiler.
 
     Raises:
@@ -99,14 +113,14 @@ def groups_of(source: Source, options: CompileOptions, work: Path) -> list[Group
     """
     entries_by_target: dict[str, list[ProgramEntry]] = {}
     compilers: dict[str, Compiler] = {}
-    for entry in source.entries:
+    for entry in entries:
         compiler = get_target(entry.target).compiler
         if compiler is not None:
             compilers[entry.target] = compiler
             entries_by_target.setdefault(entry.target, []).append(entry)
     if not entries_by_target:
         raise UsageError(
-            f"the bundle {source.path} has no programs to compile",
+            f"the bundle {path} has no programs to compile",
             why="none of its targets has a vendor's compiler",
             hint="`whisperport targets` lists the targets; choose one with `whisperport export --target`",
         )
@@ -115,51 +129,49 @@ def groups_of(source: Source, options: CompileOptions, work: Path) -> list[Group
         Group(
             target=get_target(name),
             compiler=compilers[name],
-            entries=tuple(entries),
+            entries=tuple(target_entries),
+            dims=dims,
             options=chosen[name],
             installed=compilers[name].installed(options.toolchains),
             work=work / name,
         )
-        for name, entries in entries_by_target.items()
+        for name, target_entries in entries_by_target.items()
     ]
 
 
-def compile_groups(
-    source: Source,
+def calibration_requests(groups: Sequence[Group]) -> list[CalibrationRequest]:
+    """Make the work folder of each program, and return the calibration sets that the compilers need."""
+    requests = []
+    for group in groups:
+        for entry in group.entries:
+            folder = group.work / entry.spec.name
+            folder.mkdir(parents=True, exist_ok=True)
+            compiler = group.compiler.in_precision(entry.precision)
+            need = compiler.calibration(entry.spec, group.dims, group.options)
+            if need is not None:
+                requests.append(CalibrationRequest(spec=entry.spec, need=need, folder=folder))
+    return requests
+
+
+def plan_programs(
     groups: Sequence[Group],
-    allow_unverified: bool,
-) -> Compiled:
-    """Compile programs, compare what their vendors' emulators compute, and write the compiled files.
+    sets: Mapping[str, CalibrationSet],
+    file: Callable[[str], Path],
+    emulate: Emulate,
+) -> list[Planned]:
+    """Write everything that the compilers need to the work folders. Returns the plans of all programs.
 
-    Raises:
-        AudioError, LoweringError, ProgramError, VerificationError: see `compile`.
+    Args:
+        groups: the programs.
+        sets: program -> its calibration set in its work folder.
+        file: from the name of one of an entry's files to its path.
+        emulate: see `Emulate`.
     """
-    plans = _prepared(source, groups)
-    source.release([plan.emulation for plan in plans if plan.emulation])
-    _compile(groups)
-    begin_stage("checking the compiled files")
-    checks = {plan.job.name: _checks(source, plan) for plan in plans}
-    if not allow_unverified:
-        _check_simulated(source, plans, checks)
-    artifacts = {plan.job.name: _artifact(plan, checks[plan.job.name]) for plan in plans}
-    begin_stage(f"writing {source.out.name}")
-    return source.write(artifacts)
-
-
-def _prepared(source: Source, groups: Sequence[Group]) -> list[_Planned]:
-    """Write everything that the compilers need to the work folders. Returns the plans of all programs."""
-    requests = [
-        request
-        for group in groups
-        for entry in group.entries
-        for request in _calibration(group, entry, source.dims)
-    ]
-    calibrated = source.calibrated(requests)
-    plans: list[_Planned] = []
+    plans: list[Planned] = []
     for group in groups:
         copied: dict[Path, Path] = {}
         group_plans = [
-            _planned(source, group, entry, calibrated.get(entry.spec.name), copied)
+            _planned(group, entry, sets.get(entry.spec.name), file, copied, emulate)
             for entry in group.entries
         ]
         jobs = [plan.job for plan in group_plans]
@@ -168,46 +180,85 @@ def _prepared(source: Source, groups: Sequence[Group]) -> list[_Planned]:
     return plans
 
 
-def _calibration(group: Group, entry: ProgramEntry, dims: Dims) -> Iterator[CalibrationRequest]:
-    """Make the work folder of a program, and yield its calibration set, if it needs one."""
-    folder = group.work / entry.spec.name
-    folder.mkdir(parents=True, exist_ok=True)
-    compiler = group.compiler.in_precision(entry.precision)
-    need = compiler.calibration(entry.spec, dims, group.options)
-    if need is not None:
-        yield CalibrationRequest(spec=entry.spec, need=need, folder=folder)
+def compile_plans(
+    path: Path,
+    groups: Sequence[Group],
+    plans: Sequence[Planned],
+    compare: Compare,
+    rejection: Callable[[Sequence[Check]], tuple[str, str]],
+    *,
+    allow_unverified: bool,
+) -> dict[str, Artifact]:
+    """Compile programs, and compare what their vendors' emulators compute.
+
+    Args:
+        path: the bundle or the file, for an error.
+        groups: the programs.
+        plans: their plans.
+        compare: see `Compare`.
+        rejection: from failed comparisons to why programs are rejected, and what to do, in words.
+        allow_unverified: return also programs whose comparisons decide, and fail.
+
+    Returns:
+        Program -> its compiled file.
+
+    Raises:
+        LoweringError, VerificationError: see `compile`.
+    """
+    _run_compilers(groups)
+    begin_stage("checking the compiled files")
+    checks = {plan.job.name: _checks(plan, compare) for plan in plans}
+    failures = [
+        check
+        for plan in plans
+        if plan.emulation is not None and plan.emulation.decides
+        for check in checks[plan.job.name]
+        if not check.passed
+    ]
+    if failures and not allow_unverified:
+        why, hint = rejection(failures)
+        raise VerificationError(
+            f"the compiled programs of {path} disagree with their reference in the "
+            "vendor's simulator or emulator, and were not written",
+            why=why,
+            hint=f"{hint}; `--allow-unverified` writes them anyway, with the failed comparisons "
+            "in their evidence",
+        )
+    return {plan.job.name: _artifact(plan, checks[plan.job.name]) for plan in plans}
 
 
 def _planned(
-    source: Source,
     group: Group,
     entry: ProgramEntry,
     calibrated: CalibrationSet | None,
+    file: Callable[[str], Path],
     copied: dict[Path, Path],
-) -> _Planned:
+    emulate: Emulate,
+) -> Planned:
     folder = group.work / entry.spec.name
     compiler = group.compiler.in_precision(entry.precision)
     emulator = compiler.emulation(entry.spec, group.options)
     emulation = None
     if emulator is not None:
-        emulation = prepare_emulation(source, entry.spec, emulator, folder)
+        begin_stage(f"{entry.spec.name}: computing inputs for the vendor's emulator")
+        emulation = emulate(entry.spec, emulator, folder)
     files = compiler.inputs(entry.files)
-    for file in files:
-        copy_in(source.file(file), folder / Path(file).name, copied)
+    for name in files:
+        copy_in(file(name), folder / Path(name).name, copied)
     samples = calibrated.samples if calibrated else 0
     plan = compiler.plan(
         CompileRequest(
             spec=entry.spec,
-            dims=source.dims,
+            dims=group.dims,
             options=group.options,
             folder=folder,
-            files=tuple(Path(file).name for file in files),
+            files=tuple(Path(name).name for name in files),
             arrays=calibrated.arrays if calibrated else (),
             samples=samples,
             emulation=emulation.files if emulation else (),
         )
     )
-    return _Planned(
+    return Planned(
         group=group,
         entry=entry,
         compiler=compiler,
@@ -220,7 +271,7 @@ def _planned(
     )
 
 
-def _compile(groups: Sequence[Group]) -> None:
+def _run_compilers(groups: Sequence[Group]) -> None:
     """Run the unfinished stages of every target whose SDK is installed; then report the missing SDKs."""
     missing = []
     for group in groups:
@@ -234,36 +285,15 @@ def _compile(groups: Sequence[Group]) -> None:
         raise group.error(missing_sdk(group.compiler))
 
 
-def _checks(source: Source, plan: _Planned) -> tuple[Check, ...]:
+def _checks(plan: Planned, compare: Compare) -> tuple[Check, ...]:
     """Return the comparisons of what the vendor's emulator computed; none if it did not run."""
     if plan.emulation is None:
         return ()
-    return emulation_checks(source, plan.emulation, plan.artifact.parent)
+    begin_stage(f"{plan.job.name}: comparing the outputs of the vendor's emulator")
+    return compare(plan.emulation, emulator_outputs(plan.emulation, plan.artifact.parent))
 
 
-def _check_simulated(
-    source: Source, plans: Sequence[_Planned], checks: Mapping[str, Sequence[Check]]
-) -> None:
-    """Raise an error if a program's comparison decides, and it disagrees with the lowered program."""
-    failures = [
-        check
-        for plan in plans
-        if plan.emulation is not None and plan.emulation.decides
-        for check in checks[plan.job.name]
-        if not check.passed
-    ]
-    if failures:
-        why, hint = source.rejection(failures)
-        raise VerificationError(
-            f"the compiled programs of {source.path} disagree with their reference in the "
-            "vendor's simulator or emulator, and were not written",
-            why=why,
-            hint=f"{hint}; `--allow-unverified` writes them anyway, with the failed comparisons "
-            "in their evidence",
-        )
-
-
-def _artifact(plan: _Planned, checks: tuple[Check, ...]) -> Artifact:
+def _artifact(plan: Planned, checks: tuple[Check, ...]) -> Artifact:
     group, folder = plan.group, plan.artifact.parent
     facts = dict(plan.compiler.check(plan.artifact, plan.entry.spec))
     if plan.notes:

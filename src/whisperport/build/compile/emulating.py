@@ -8,33 +8,87 @@ the lowered program on the CPU, in float32                 a stage of the vendor
 """
 
 import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from whisperport.build.compile.source import Emulation, Source
-from whisperport.program.checks import Check
-from whisperport.program.runner import Array
+from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.system.atomic import write_atomic
 from whisperport.system.npy_file import open_array
-from whisperport.system.progress import begin_stage
 from whisperport.targets.compiler import EmulationNeed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Inputs on which a compiled program is compared with the lowered one.
+
+    Attributes:
+        names: names of the clips or files that the inputs belong to.
+        inputs: samples, each with its arrays in the order of the program's inputs.
+        tokens: number of tokens of every sample; those after them are padding. Empty: there is none.
+    """
+
+    names: tuple[str, ...]
+    inputs: Sequence[Sequence[Array]]
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """The inputs of one program's emulation, and the expected outputs.
+
+    Attributes:
+        spec: signature of the program.
+        need: what the vendor's emulator reads and writes.
+        examples: the inputs.
+        expected: (samples, ...) for every output of the program.
+    """
+
+    spec: ProgramSpec
+    need: EmulationNeed
+    examples: Examples
+    expected: tuple[Array, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the input files in the program's folder."""
+        return tuple(f"{name}.npy" for name in self.need.inputs)
+
+    @property
+    def decides(self) -> bool:
+        """Whether a program whose comparisons fail is not written.
+
+        An emulator's results are only reported, as they are not those of the compiled file, unless its
+        `EmulationNeed` says that they decide.
+        """
+        return self.need.kind == "simulated" or self.need.decides
+
+
 def prepare_emulation(
-    source: Source, spec: ProgramSpec, need: EmulationNeed, folder: Path
+    spec: ProgramSpec,
+    need: EmulationNeed,
+    folder: Path,
+    examples: Examples,
+    run: Callable[[Sequence[Array]], list[Array]],
 ) -> Emulation | None:
     """Write inputs of a program to its folder, and compute the expected outputs.
+
+    Args:
+        spec: the program.
+        need: what the vendor's emulator reads and writes.
+        folder: the program's work folder.
+        examples: the inputs.
+        run: runs the lowered program, as it was before it was quantized or compiled.
 
     Returns:
         The inputs and the expected outputs; None if there are no inputs.
     """
-    begin_stage(f"{spec.name}: computing inputs for the vendor's emulator")
-    examples = source.examples(spec, need.clips)
     if not examples.inputs:
         return None
-    outputs = [source.run(spec, inputs) for inputs in examples.inputs]
+    outputs = [run(inputs) for inputs in examples.inputs]
     expected = tuple(np.stack(arrays) for arrays in zip(*outputs, strict=True))
     emulation = Emulation(spec=spec, need=need, examples=examples, expected=expected)
     for file, arrays in zip(emulation.files, zip(*examples.inputs, strict=True), strict=True):
@@ -42,17 +96,20 @@ def prepare_emulation(
     return emulation
 
 
-def emulation_checks(source: Source, emulation: Emulation, folder: Path) -> tuple[Check, ...]:
-    """Compare the outputs that the emulator wrote to the program's folder with the expected outputs."""
-    spec = emulation.spec
-    begin_stage(f"{spec.name}: comparing the outputs of the vendor's emulator")
-    outputs = [
+def emulator_outputs(emulation: Emulation, folder: Path) -> list[Array | None]:
+    """Read the outputs that the emulator wrote to the program's folder; None: it cannot be read."""
+    return [
         _read(folder / f"{name}.npy", tensor, len(expected))
         for name, tensor, expected in zip(
-            emulation.need.outputs, spec.outputs, emulation.expected, strict=True
+            emulation.need.outputs, emulation.spec.outputs, emulation.expected, strict=True
         )
     ]
-    return source.compared(emulation, outputs)
+
+
+def run_in_order(runner: Runner, inputs: Sequence[Array]) -> list[Array]:
+    """Run a program on arrays in the order of its inputs. Returns its outputs in their order."""
+    names = [tensor.name for tensor in runner.spec.inputs]
+    return list(runner.run(dict(zip(names, inputs, strict=True))).values())
 
 
 def _read(path: Path, tensor: TensorSpec, samples: int) -> Array | None:

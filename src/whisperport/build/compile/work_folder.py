@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from whisperport.errors import BundleError, WhisperportError
+from whisperport.errors import BundleError, UsageError, WhisperportError
 from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.system.locking import lock_path, locked
+from whisperport.system.outputs import is_inside, is_same
 
 MARK = ".whisperport-work"
 MARK_TEXT = (
@@ -47,6 +48,23 @@ def work_folder(work: Path) -> Iterator[None]:
                 hint="wait until that process ends, or choose another folder with `--work`",
             )
         yield
+
+
+def work_of(out: Path, work: Path | None) -> Path:
+    """Return the work folder for an output: the one that was chosen, or else OUTPUT.compile beside it.
+
+    Raises:
+        UsageError: it is inside of the output.
+    """
+    named = out if out.name else out.resolve()  # `.` has no name
+    work = work or named.with_name(f"{named.resolve().name}.compile")
+    if is_same(work, out) or is_inside(work, out):
+        raise UsageError(
+            f"the work folder {work} cannot be inside {out}",
+            why="the complete folder is written in one step",
+            hint="omit `--work` to use a folder beside it",
+        )
+    return work
 
 
 def _claim(work: Path) -> None:

@@ -1,4 +1,4 @@
-"""The programs of a bundle, to compile them; the compiled files are written into the bundle.
+"""Compile the programs of a bundle; the compiled files are written into the bundle.
 
 `bundle_checks` compares what a vendor's emulator computed from the bundle's clips with the lowered
 programs. The outputs of an encoder are also decoded with the bundle's decoder, and the words are
@@ -7,26 +7,28 @@ compared.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from whisperport.build.calibration import (
-    CalibrationOptions,
-    CalibrationRequest,
-    CalibrationSet,
-    calibration_sets,
-)
+from whisperport.build.calibration import CalibrationOptions, calibration_sets
 from whisperport.build.compile.artifacts import Artifact, put_artifacts
-from whisperport.build.compile.options import CompileOptions
-from whisperport.build.compile.source import (
-    Compiled,
-    CompiledProgram,
+from whisperport.build.compile.compiled import Compiled, CompiledProgram
+from whisperport.build.compile.compiling import (
+    calibration_requests,
+    compile_plans,
+    groups_of,
+    plan_programs,
+)
+from whisperport.build.compile.emulating import (
     Emulation,
     Examples,
-    Source,
+    prepare_emulation,
     run_in_order,
 )
+from whisperport.build.compile.options import CompileOptions
+from whisperport.build.compile.work_folder import work_folder, work_of
 from whisperport.errors import LoweringError
 from whisperport.program.bundle import Bundle, check_writable
 from whisperport.program.bundle.origin import is_trusted, record_own
@@ -35,8 +37,9 @@ from whisperport.program.program_kind import ALIGN, ENCODER, PREFILL
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import Decoder
+from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
-from whisperport.targets.compiler import Layout, same_layout
+from whisperport.targets.compiler import EmulationNeed, Layout, same_layout
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.compare import Gate, compare
 from whisperport.verification.precision import precisions
@@ -50,80 +53,91 @@ CLIPS = (
 )
 
 
-class BundleSource(Source):
-    """The programs of a bundle. Samples come from audio; its reference's clips are compared."""
-
-    def __init__(self, bundle: Bundle, options: CompileOptions) -> None:
-        self.bundle, self.session = bundle, BundleSession(bundle, options.run)
-        self._options = CalibrationOptions(source=options.calibration, force=options.force)
-        self.path = self.out = bundle.folder
-        self.entries, self.dims = bundle.manifest.programs, bundle.manifest.dims
-
-    def check(self, *, samples: bool) -> None:
-        for name in dict.fromkeys(entry.target for entry in self.entries):
-            target = get_target(name)
-            reason = target.too_large(self.dims) if target.compiler else ""
-            if reason and not self._options.force:
-                raise LoweringError(
-                    f"the model is too large for `{name}`",
-                    why=reason,
-                    hint="`--force` compiles it anyway",
-                )
-        check_writable(Path(os.path.realpath(self.out)))  # the bundle itself, also through a link
-
-    def quantize(self, work: Path) -> None:
-        """Do nothing: `export` quantized the programs."""
-
-    def file(self, name: str) -> Path:
-        return self.bundle.path(name)
-
-    def calibrated(self, requests: Sequence[CalibrationRequest]) -> Mapping[str, CalibrationSet]:
-        layout = self._encoder_layout()
-        return calibration_sets(self.session, requests, layout, self._options)
-
-    def _encoder_layout(self) -> Layout:
-        """Return the layout of the encoder's compiler; the user's own spectrograms have this layout."""
-        entry = self.bundle.manifest.program(ENCODER)
-        compiler = get_target(entry.target).compiler
-        if compiler is None:
-            return same_layout
-        need = compiler.calibration(entry.spec, self.dims, compiler.options())
-        return need.layout if need is not None else same_layout
-
-    def examples(self, spec: ProgramSpec, clips: int) -> Examples:
-        chosen = self.session.reference.clips
-        if spec.kind.name != ENCODER:  # the encoder's outputs are decoded, and every clip counts
-            chosen = chosen[:CLIPS]
-        chosen = chosen[: clips or None]
-        mels = [reference_mel(self.dims, clip) for clip in chosen]
-        inputs = list(self.session.inputs(spec, mels))
-        names = tuple(clip.name for clip in chosen)
-        return Examples(names=names, inputs=inputs, tokens=tokens_of(spec, inputs))
-
-    def run(self, spec: ProgramSpec, inputs: Sequence[Array]) -> list[Array]:
-        return run_in_order(self.session.runners[spec.name], inputs)
-
-    def compared(self, emulation: Emulation, outputs: Sequence[Array | None]) -> tuple[Check, ...]:
-        return bundle_checks(self.session, emulation, outputs)
-
-    def rejection(self, failures: Sequence[Check]) -> tuple[str, str]:
-        compiled = [entry for entry in self.entries if get_target(entry.target).compiler]
-        hint = "choose another precision, or another target for these programs, and export again"
-        return rejection(failures, self.session.reference, compiled), hint
-
-    def release(self, emulations: Sequence[Emulation]) -> None:
-        if not any(emulation.spec.kind.name == ENCODER for emulation in emulations):
-            self.session.release()  # no features are decoded: leave the memory to the compilers
-
-    def write(self, artifacts: Mapping[str, Artifact]) -> Compiled:
-        bundle = put_artifacts(self.bundle, artifacts)
-        if is_trusted(self.bundle):  # the programs that are not compiled are copies of its own
-            record_own(bundle.manifest)
-        programs = tuple(
-            CompiledProgram.of(bundle.folder, bundle.manifest.program(name), artifact)
-            for name, artifact in artifacts.items()
+def compile_bundle(bundle: Bundle, options: CompileOptions) -> Compiled:
+    """Compile the programs of a bundle. Their samples come from audio; see `compile`."""
+    session, manifest = BundleSession(bundle, options.run), bundle.manifest
+    work = work_of(bundle.folder, options.work)
+    groups = groups_of(bundle.folder, manifest.programs, manifest.dims, options, work)
+    _check_sizes(bundle, force=options.force)
+    check_writable(Path(os.path.realpath(bundle.folder)))  # the bundle itself, also through a link
+    for group in groups:
+        group.check_sdk()
+    with work_folder(work):
+        calibration = CalibrationOptions(source=options.calibration, force=options.force)
+        requests = calibration_requests(groups)
+        sets = calibration_sets(session, requests, _encoder_layout(bundle), calibration)
+        plans = plan_programs(groups, sets, bundle.path, partial(emulate, session))
+        if not any(plan.emulation and plan.entry.spec.kind.name == ENCODER for plan in plans):
+            session.release()  # no features are decoded: leave the memory to the compilers
+        artifacts = compile_plans(
+            *(bundle.folder, groups, plans),
+            partial(bundle_checks, session),
+            partial(_rejection, session),
+            allow_unverified=options.allow_unverified,
         )
-        return Compiled(folder=bundle.folder, programs=programs, bundle=bundle)
+        begin_stage(f"writing {bundle.folder.name}")
+        return _written(bundle, artifacts)
+
+
+def _check_sizes(bundle: Bundle, *, force: bool) -> None:
+    """Check that the model is not too large for a target that compiles, before hours of work."""
+    for name in dict.fromkeys(entry.target for entry in bundle.manifest.programs):
+        target = get_target(name)
+        reason = target.too_large(bundle.manifest.dims) if target.compiler else ""
+        if reason and not force:
+            raise LoweringError(
+                f"the model is too large for `{name}`",
+                why=reason,
+                hint="`--force` compiles it anyway",
+            )
+
+
+def _encoder_layout(bundle: Bundle) -> Layout:
+    """Return the layout of the encoder's compiler; the user's own spectrograms have this layout."""
+    entry = bundle.manifest.program(ENCODER)
+    compiler = get_target(entry.target).compiler
+    if compiler is None:
+        return same_layout
+    need = compiler.calibration(entry.spec, bundle.manifest.dims, compiler.options())
+    return need.layout if need is not None else same_layout
+
+
+def emulate(
+    session: BundleSession, spec: ProgramSpec, need: EmulationNeed, folder: Path
+) -> Emulation | None:
+    """Write inputs of a program of a bundle to its work folder; see `prepare_emulation`."""
+    clips = session.reference.clips
+    if spec.kind.name != ENCODER:  # the encoder's outputs are decoded, and every clip counts
+        clips = clips[:CLIPS]
+    clips = clips[: need.clips or None]
+    mels = [reference_mel(session.bundle.manifest.dims, clip) for clip in clips]
+    inputs = list(session.inputs(spec, mels))
+    names = tuple(clip.name for clip in clips)
+    examples = Examples(names=names, inputs=inputs, tokens=tokens_of(spec, inputs))
+    return prepare_emulation(
+        *(spec, need, folder, examples),
+        lambda sample: run_in_order(session.runners[spec.name], sample),
+    )
+
+
+def _rejection(session: BundleSession, failures: Sequence[Check]) -> tuple[str, str]:
+    """Return, in words, why programs are rejected, and what to do."""
+    programs = session.bundle.manifest.programs
+    compiled = [entry for entry in programs if get_target(entry.target).compiler]
+    hint = "choose another precision, or another target for these programs, and export again"
+    return rejection(failures, session.reference, compiled), hint
+
+
+def _written(bundle: Bundle, artifacts: Mapping[str, Artifact]) -> Compiled:
+    """Write the compiled files into the bundle, completely or not at all."""
+    new_bundle = put_artifacts(bundle, artifacts)
+    if is_trusted(bundle):  # the programs that are not compiled are copies of its own
+        record_own(new_bundle.manifest)
+    programs = tuple(
+        CompiledProgram.of(new_bundle.folder, new_bundle.manifest.program(name), artifact)
+        for name, artifact in artifacts.items()
+    )
+    return Compiled(folder=new_bundle.folder, programs=programs, bundle=new_bundle)
 
 
 def bundle_checks(
