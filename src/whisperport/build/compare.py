@@ -115,7 +115,7 @@ def compare_in_child(*, a: str, b: str, inputs: str | None, seed: int) -> dict[s
 
 
 def _compare(a: str, b: str, options: CompareOptions) -> ComparedPrograms:
-    dumps = [_is_dump(name) for name in (a, b)]
+    dumps = [Path(name).is_dir() and not (Path(name) / MANIFEST).is_file() for name in (a, b)]
     if all(dumps):
         raise UsageError(
             "two folders of arrays hold no program to compare",
@@ -151,10 +151,6 @@ def _compare(a: str, b: str, options: CompareOptions) -> ComparedPrograms:
         worst=places[1],
         notes=notes,
     )
-
-
-def _is_dump(name: str) -> bool:
-    return Path(name).is_dir() and not (Path(name) / MANIFEST).is_file()
 
 
 def _inputs(first: Recordable, second: Recordable, options: CompareOptions) -> list[Array]:
@@ -256,7 +252,8 @@ def _with_device(program: str, folder: Path, options: CompareOptions) -> Compare
         begin_stage(f"running {program}")
         run = recordable.record(_given(recordable.graph, options.inputs))
         graph = recordable.graph
-    arrays = {**run.values, **_output_arrays(graph, run)}
+    outputs = zip(graph.outputs, run.outputs, strict=False)
+    arrays = {**run.values, **{value.name: array for value, array in outputs}}
     compared: dict[str, ComparedValue] = {}
     nodes = {value.name: node for node in graph.nodes for value in node.outputs}
     for name, array in arrays.items():
@@ -307,10 +304,6 @@ def _device_output(value: ComparedValue) -> Comparison:
     good = value.sqnr_db >= gate.min_sqnr_db
     reason = "" if good else f"SQNR {value.sqnr_db:.1f} dB is below {gate.min_sqnr_db:g} dB"
     return Comparison(output=value.name, rule=gate.rule, reason=reason, sqnr_db=value.sqnr_db)
-
-
-def _output_arrays(graph: "Graph", run: Recording) -> dict[str, Array]:
-    return {value.name: array for value, array in zip(graph.outputs, run.outputs, strict=False)}
 
 
 def _nothing_matched(a: str, b: str, first: Recording, second: Recording) -> ProgramError:

@@ -85,7 +85,7 @@ def inspect(path: Path, options: InspectOptions | None = None) -> "Inspected":
         UsageError: the runtime has no such option, or a number is out of range.
     """
     options = options or InspectOptions()
-    if options.trust or _is_own_bundle(path):
+    if options.trust or ((path / MANIFEST).is_file() and is_trusted(Bundle.open(path))):
         return _inspect(path, options)
     limits = _limits_of(path, options.repeat)
     arguments = asdict(options) | {"path": os.fspath(path), "options": dict(options.options)}
@@ -135,10 +135,6 @@ def _inspect(path: Path, options: InspectOptions) -> "Inspected":
     )
     reasons = partial(rejections, spec=get_target("xnnpack").spec)
     return inspect_lowered(path, profile_options, reasons, PROFILERS)
-
-
-def _is_own_bundle(path: Path) -> bool:
-    return (path / MANIFEST).is_file() and is_trusted(Bundle.open(path))
 
 
 def _limits_of(path: Path, repeat: int) -> Limits:

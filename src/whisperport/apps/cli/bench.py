@@ -149,7 +149,7 @@ def bench(
             _print_limits(rates, own)
         if len(results) > 1:
             _print_comparison(results)
-        _print_machine(threads, options.repeat)
+        print_lines(*_machine_lines(threads, options.repeat))
     print_next("verify", results[0].bundle)
 
 
@@ -316,10 +316,6 @@ def _print_limits(rates: Rates, limits: Sequence[Limit]) -> None:
         f"{rates.gop_8_bits:.0f} GOP/s in 8 bits",
         "",
     )
-
-
-def _print_machine(threads: int | None, repeat: int) -> None:
-    print_lines(*_machine_lines(threads, repeat))
 
 
 def _machine_lines(threads: int | None, repeat: int) -> tuple[str, ...]:

@@ -99,7 +99,11 @@ def _picture(comparison: ComparedPrograms, layers: Sequence[ComparedValue]) -> s
     """Return a bar of the error of each layer, in the order in which they are computed."""
     errors = [layer.error for layer in layers]
     tags = [
-        Tag(layers.index(layer), _tag_of(layer) if kind == "bad" else "", kind)
+        Tag(
+            layers.index(layer),
+            f"{layer.fault}: {error_text(layer)}" if kind == "bad" else "",
+            kind,
+        )
         for kind, layer in (("mark", _worst(comparison)), ("bad", _first(comparison)))
         if layer is not None and layer in layers
     ]
@@ -125,10 +129,6 @@ def _picture(comparison: ComparedPrograms, layers: Sequence[ComparedValue]) -> s
         "which the layers are computed: the size of the difference divided by that of the value of "
         f'{text(comparison.a)}.</p>\n<p class="legend">{legend}</p>\n{plot}'
     )
-
-
-def _tag_of(first: ComparedValue) -> str:
-    return f"{first.fault}: {error_text(first)}"
 
 
 def _first(comparison: ComparedPrograms) -> ComparedValue | None:

@@ -59,6 +59,7 @@ def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> De
     kinds = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
     kind = next(member for member in kinds if member is not type(None))
     flag = about.flag or f"--{name.replace('_', '-')}"
+    item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     shown: Any = about.default or (default not in (None, False, "", ()))
     if kind is bool:
         if default is False:
@@ -81,13 +82,9 @@ def _option(group: str, name: str, hint: Any, about: Option, default: Any) -> De
         multiple=about.repeat or _is_mapping(kind),
         default=default,
         show_default=shown,
-        metavar=about.metavar or (None if about.choices else _metavar(kind)),
+        metavar=about.metavar or (None if about.choices else METAVARS.get(item)),
         help=about.help,
     )
-
-
-def _metavar(kind: Any) -> str | None:
-    return METAVARS.get(get_args(kind)[0] if get_origin(kind) is tuple else kind)
 
 
 def _type(kind: Any, about: Option) -> Any:

@@ -306,7 +306,9 @@ def build_packages(names: Iterable[str]) -> list[str]:
     """
     specs = [get_target(name).spec for name in names]
     installed = {
-        extra: some for one in targets.TARGETS for extra, some in one.spec.software.packages.items()
+        extra: installs
+        for target in targets.TARGETS
+        for extra, installs in target.spec.software.packages.items()
     }
     packages = [
         package.name for spec in specs for package in installed.get(spec.software.extra, ())
@@ -340,23 +342,23 @@ def _preflight(dims: Dims, targets: Sequence[Target], out: Path) -> None:
     begin_stage(f"building the model; the export needs {needed}")
 
 
-def _known_window(asked: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowOptions:
+def _known_window(requested: WindowOptions, spec: TargetSpec, dims: Dims) -> WindowOptions:
     """Return the requested window, or else the longest one known to compile; warn if they differ."""
     if not spec.runs.windows_s:
-        return asked
+        return requested
     width = min(
         (w for w in spec.runs.windows_s if w >= dims.n_audio_state),
         default=max(spec.runs.windows_s),
     )
     known_s = spec.runs.windows_s[width]
-    if asked.seconds is None:
-        return replace(asked, seconds=min(known_s, dims.window_s))
-    if asked.seconds != known_s:
+    if requested.seconds is None:
+        return replace(requested, seconds=min(known_s, dims.window_s))
+    if requested.seconds != known_s:
         log.warning(
             "a window of %g s is not known to compile for %s; a window of %g s is, for models of width %d",
-            *(asked.seconds, spec.name, known_s, width),
+            *(requested.seconds, spec.name, known_s, width),
         )
-    return asked
+    return requested
 
 
 def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:

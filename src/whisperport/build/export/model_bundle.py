@@ -28,7 +28,6 @@ from whisperport.system.locking import waiting_for_lock
 from whisperport.system.progress import begin_stage
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
-    from whisperport.build.export.export_options import ExportOptions
     from whisperport.model.checkpoint import Checkpoint
 
 TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
@@ -136,6 +135,7 @@ def cache_folder() -> Path:
 
 def _exported(model: str) -> Bundle:
     from whisperport.build.export.export import export  # it imports every target
+    from whisperport.build.export.export_options import ExportOptions
 
     begin_stage(f"reading {model}")
     with needs(
@@ -156,7 +156,7 @@ def _exported(model: str) -> Bundle:
         with waiting_for_lock(folder.with_name(f"{key}.lock"), lambda: begin_stage(waiting)):
             bundle = _opened(folder)
             if bundle is None:
-                bundle = export(checkpoint, TARGET, folder, _options())
+                bundle = export(checkpoint, TARGET, folder, ExportOptions(batch=BATCH))
     except OSError as error:
         raise WhisperportError(
             f"cannot keep the bundle of `{model}`",
@@ -165,12 +165,6 @@ def _exported(model: str) -> Bundle:
         ) from error
     write_atomic(record, key.encode())
     return bundle
-
-
-def _options() -> "ExportOptions":
-    from whisperport.build.export.export_options import ExportOptions
-
-    return ExportOptions(batch=BATCH)
 
 
 def _opened(folder: Path) -> Bundle | None:
