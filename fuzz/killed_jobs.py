@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.program.bundle import Bundle, ProgramEntry, writing_bundle
-from whisperport.system.progress import Progress, reporting
+from whisperport.system.progress import begin_stage, reporting
 
 LAST_STAGES = ("moving the bundle to its folder", "writing the bundle", "writing nano")
 TARGETS = ("onnxruntime", "hailo8l")
@@ -101,12 +101,10 @@ def _lower_by_copying(made: dict[str, Bundle]) -> None:
 
     bundle = made["onnxruntime"]
 
-    def lower(
-        self: Any, programs: Sequence[Any], folder: Path, progress: Progress
-    ) -> list[ProgramEntry]:
+    def lower(self: Any, programs: Sequence[Any], folder: Path) -> list[ProgramEntry]:
         for name in bundle.manifest.files:
             if "/" in name:
-                progress(f"copying {name}")
+                begin_stage(f"copying {name}")
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(bundle.path(name), folder / name)
         asked = {program.name for program in programs}
