@@ -47,6 +47,104 @@ def tokenizer_json(checkpoint: "Checkpoint") -> dict[str, Any]:
     return stored
 
 
+def added_tokens(checkpoint: "Checkpoint") -> dict[str, int]:
+    """Return token -> id for all of the V ids that `vocab` lacks; some readers know no others."""
+    stored = vocab(checkpoint)
+    return {
+        token: i for i, token in enumerate(tokens_by_id(checkpoint)) if stored.get(token) != i
+    }
+
+
+def vocab(checkpoint: "Checkpoint") -> dict[str, int]:
+    """Return token -> id of the tokenizer's model: those of text, and in some files special ones, too."""
+    tokens: dict[str, int] = json.loads(checkpoint.tokenizer_json)["model"]["vocab"]
+    return tokens
+
+
+def tokenizer_config() -> dict[str, Any]:
+    """Return the settings of the tokenizer."""
+    ends = ("bos_token", "eos_token", "unk_token", "pad_token")
+    return {
+        "tokenizer_class": "WhisperTokenizer",
+        "processor_class": "WhisperProcessor",
+        "model_max_length": 1024,
+        "errors": "replace",
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,  # text stays as the tokens have it
+        **dict.fromkeys(ends, END_OF_TEXT),
+    }
+
+
+def config(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """Return the sizes of the model."""
+    dims = checkpoint.dims
+    return {
+        "model_type": "whisper",
+        "architectures": ["WhisperForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "activation_function": "gelu",
+        "d_model": dims.n_text_state,
+        "vocab_size": dims.n_vocab,
+        "num_mel_bins": dims.n_mels,
+        "encoder_layers": dims.n_audio_layer,
+        "encoder_attention_heads": dims.n_audio_head,
+        "encoder_ffn_dim": dims.n_audio_ffn,
+        "decoder_layers": dims.n_text_layer,
+        "decoder_attention_heads": dims.n_text_head,
+        "decoder_ffn_dim": dims.n_text_ffn,
+        "num_hidden_layers": dims.n_audio_layer,
+        "max_source_positions": dims.n_audio_ctx,
+        "max_target_positions": dims.n_text_ctx,
+        "scale_embedding": False,
+        "use_cache": True,
+        "median_filter_width": 7,  # of the attention, before words are aligned; openai-whisper's
+        **_start(checkpoint),
+    }
+
+
+def generation_config(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """Return the settings of decoding; the prompt has no timestamps unless a caller asks for them."""
+    generation = checkpoint.generation
+    settings = {
+        **_start(checkpoint),
+        "suppress_tokens": sorted(generation.suppressed),
+        "no_timestamps_token_id": generation.no_timestamps,
+        "prev_sot_token_id": generation.start_of_previous,
+        "is_multilingual": generation.is_multilingual,
+        "return_timestamps": False,
+        "max_length": checkpoint.dims.n_text_ctx,
+        "max_initial_timestamp_index": 50,  # 1 s, as in openai-whisper
+        "alignment_heads": alignment_heads(checkpoint),
+    }
+    if generation.is_multilingual:
+        settings["lang_to_id"] = {f"<|{code}|>": i for code, i in generation.languages.items()}
+        settings["task_to_id"] = generation.tasks
+    return settings
+
+
+def alignment_heads(checkpoint: "Checkpoint") -> list[tuple[int, int]]:
+    """Return (layer, head) of the heads that follow the audio.
+
+    Where a checkpoint names none, they are all heads of the last half of the layers, as in openai-whisper.
+    """
+    dims = checkpoint.dims
+    return list(checkpoint.generation.alignment_heads) or [
+        (layer, head)
+        for layer in range(dims.n_text_layer // 2, dims.n_text_layer)
+        for head in range(dims.n_text_head)
+    ]
+
+
+def _start(checkpoint: "Checkpoint") -> dict[str, Any]:
+    generation = checkpoint.generation
+    ends = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {
+        **dict.fromkeys(ends, generation.end_of_text),
+        "decoder_start_token_id": generation.start_of_transcript,
+        "begin_suppress_tokens": sorted(generation.suppressed_at_start),
+    }
+
+
 def preprocessor_config(dims: Dims) -> dict[str, Any]:
     """Return the settings of the log-mel spectrogram."""
     return {

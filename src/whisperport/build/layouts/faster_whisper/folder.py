@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from whisperport.build.layouts.arrays import quantized_rows, weight
 from whisperport.build.layouts.huggingface_files import (
+    alignment_heads,
     preprocessor_config,
     tokenizer_json,
     tokens_by_id,
@@ -62,15 +63,9 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
 
 
 def _config(checkpoint: "Checkpoint") -> dict[str, Any]:
-    generation, dims = checkpoint.generation, checkpoint.dims
-    # Those of CTranslate2's converter where a checkpoint names none: all heads of the last half of layers.
-    heads = generation.alignment_heads or [
-        (layer, head)
-        for layer in range(dims.n_text_layer // 2, dims.n_text_layer)
-        for head in range(dims.n_text_head)
-    ]
+    generation = checkpoint.generation
     return {
-        "alignment_heads": heads,
+        "alignment_heads": alignment_heads(checkpoint),
         "lang_ids": sorted(generation.languages.values()) or None,
         "suppress_ids": sorted(generation.suppressed),
         "suppress_ids_begin": sorted(generation.suppressed_at_start),

@@ -1,0 +1,1 @@
+"""Whisper as ONNX graphs of dynamic lengths, written node by node from a checkpoint's weights."""

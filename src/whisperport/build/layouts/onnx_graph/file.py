@@ -1,0 +1,134 @@
+"""Write an ONNX file piece by piece: in memory are its nodes and one tensor, never all weights.
+
+A message of protobuf is its fields, in any order; a field that holds a message or bytes is a key, a length
+and the contents. So the file begins with the fields of `ModelProto`, then comes its graph without tensors,
+and then one field for each tensor. Numbers of fields: onnx/onnx.proto.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from whisperport.build.layouts.onnx_graph.graph import Graph, Initializer
+
+OPSET, IR_VERSION = 17, 8  # of LayerNormalization; every runtime of the last three years reads them
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto, TensorProto
+LONGEST = 2**31 - 1  # bytes that protobuf reads
+SMALLEST_OUTSIDE = 1024  # bytes: runtimes read smaller tensors, such as shapes, while they load the graph
+PAGE = 4096  # bytes: tensors in a file of their own begin at its multiples, so that they can be mapped
+EXTERNAL = 1  # TensorProto.EXTERNAL
+
+Value = tuple[str, DTypeLike, list[Any]]
+"""An input or output: name, dtype, and its sizes; a text is a symbol."""
+
+
+def write_graph(
+    path: Path,
+    graph: Graph,
+    inputs: Iterable[Value],
+    outputs: Iterable[Value],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    longest: int = LONGEST,
+) -> None:
+    """Write a graph with its tensors.
+
+    Tensors of a file that would be longer than protobuf reads are in a second file: its name and "_data".
+
+    Args:
+        metadata: texts that the file holds.
+        longest: bytes of the longest file that needs no second one.
+    """
+    model = _model(graph, inputs, outputs, metadata or {})
+    n_bytes = sum(tensor.n_bytes for tensor in graph.initializers.values())
+    # A tensor's own description takes less than a tenth of a KiB.
+    is_split = n_bytes + model.ByteSize() + len(graph.initializers) * SMALLEST_OUTSIDE > longest
+    outside = _written_outside(path, graph.initializers) if is_split else {}
+    contents = model.graph.SerializeToString()
+    model.ClearField("graph")
+    heads = {
+        name: _head(name, tensor, outside.get(name)) for name, tensor in graph.initializers.items()
+    }
+    with path.open("wb") as file:
+        file.write(model.SerializeToString())
+        file.write(_key(GRAPH, len(contents) + sum(len(head) for head in heads.values()) + sum(
+            tensor.n_bytes for name, tensor in graph.initializers.items() if name not in outside
+        )))
+        file.write(contents)
+        for name, head in heads.items():
+            file.write(head)
+            if name not in outside:
+                _write_values(file, graph.initializers[name])
+
+
+def _model(
+    graph: Graph, inputs: Iterable[Value], outputs: Iterable[Value], metadata: Mapping[str, str]
+) -> Any:
+    from onnx import helper
+
+    body = helper.make_graph(graph.nodes, "whisper", _values(inputs), _values(outputs))
+    opset = helper.make_opsetid("", OPSET)
+    model = helper.make_model(
+        body, opset_imports=[opset], ir_version=IR_VERSION, producer_name="whisperport"
+    )
+    helper.set_model_props(model, dict(metadata))
+    return model
+
+
+def _values(values: Iterable[Value]) -> list[Any]:
+    from onnx import helper
+
+    return [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), sizes)
+        for name, dtype, sizes in values
+    ]
+
+
+def _written_outside(path: Path, tensors: Mapping[str, Initializer]) -> dict[str, dict[str, str]]:
+    """Write all but small tensors to the second file; return where each is."""
+    places = {}
+    other = path.with_name(f"{path.name}_data")
+    with other.open("wb") as file:
+        for name, tensor in tensors.items():
+            if tensor.n_bytes >= SMALLEST_OUTSIDE:
+                start = file.seek(-file.tell() % PAGE, os.SEEK_CUR)
+                _write_values(file, tensor)
+                places[name] = {"location": other.name, "offset": str(start), "length": str(tensor.n_bytes)}
+    return places
+
+
+def _write_values(file: BinaryIO, tensor: Initializer) -> None:
+    array = np.asarray(tensor.values(), order="C")
+    if array.shape != tensor.shape or array.dtype != tensor.dtype:
+        raise ValueError(f"{array.dtype} {array.shape}, and not {tensor.dtype} {tensor.shape}")
+    file.write(array.data)
+
+
+def _head(name: str, tensor: Initializer, place: Mapping[str, str] | None) -> bytes:
+    """Return all of a tensor's field in its graph, except its values."""
+    from onnx import TensorProto, helper
+
+    proto = TensorProto(
+        name=name, dims=tensor.shape, data_type=helper.np_dtype_to_tensor_dtype(tensor.dtype)
+    )
+    if place:
+        proto.data_location = EXTERNAL
+        for key, value in place.items():
+            proto.external_data.add(key=key, value=value)
+        description = proto.SerializeToString()
+        return _key(INITIALIZER, len(description)) + description
+    description = proto.SerializeToString() + _key(RAW_DATA, tensor.n_bytes)
+    return _key(INITIALIZER, len(description) + tensor.n_bytes) + description
+
+
+def _key(field: int, length: int) -> bytes:
+    """Return the key of a field of bytes, and their number in groups of 7 bits, the lowest first."""
+    groups = [length & 0x7F]
+    while length := length >> 7:
+        groups[-1] |= 0x80
+        groups.append(length & 0x7F)
+    return bytes([field << 3 | 2, *groups])

@@ -1,0 +1,51 @@
+"""The folder of ONNX files that transformers.js, onnx-asr and optimum load."""
+
+from pathlib import Path
+
+from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
+from whisperport.build.layouts.transformers_js.folder import write
+
+FOLDER = Path(__file__).parent
+ONE_WINDOW = "audio after the first 30 s is not decoded unless the caller cuts it"
+
+LAYOUT = Layout(
+    title="folder of ONNX files: encoder, merged decoder, settings and tokenizer",
+    precisions=("fp32", "fp16", "w8"),
+    apps=apps(
+        App(
+            name="transformers.js",
+            packages=("@huggingface/transformers@4",),
+            module="@huggingface/transformers",
+            installer="npm",
+            script=FOLDER / "client.mjs",
+            profile_of=lambda _checkpoint: DecodingProfile(
+                padding="audio", timestamps=False, windows=False
+            ),
+            drops=(
+                "the language is not detected: it is English unless the caller names another",
+                ONE_WINDOW,
+                "fp16 is stored, and computed in float32",
+            ),
+        ),
+        App(
+            name="onnx-asr",
+            packages=("onnx-asr>=0.12", "onnxruntime>=1.20"),
+            module="onnx_asr",
+            script=FOLDER / "onnx_asr_client.py",
+            profile_of=lambda _checkpoint: DecodingProfile(
+                padding="audio",
+                timestamps=False,
+                suppresses=False,
+                suppresses_at_start=False,
+                windows=False,
+            ),
+            drops=(
+                "no token is suppressed",
+                "the prompt names a language and the task even to an English-only model",
+                "it returns no timestamps of Whisper",
+                ONE_WINDOW,
+            ),
+        ),
+    ),
+    write=write,
+)
