@@ -50,9 +50,7 @@ def tokenizer_json(checkpoint: "Checkpoint") -> dict[str, Any]:
 def added_tokens(checkpoint: "Checkpoint") -> dict[str, int]:
     """Return token -> id for all of the V ids that `vocab` lacks; some readers know no others."""
     stored = vocab(checkpoint)
-    return {
-        token: i for i, token in enumerate(tokens_by_id(checkpoint)) if stored.get(token) != i
-    }
+    return {token: i for i, token in enumerate(tokens_by_id(checkpoint)) if stored.get(token) != i}
 
 
 def vocab(checkpoint: "Checkpoint") -> dict[str, int]:

@@ -1,13 +1,17 @@
 """What a layout is: the files that another app loads, how the app decodes, and how it is run here."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
+Floats = NDArray[np.float32]
 Padding = Literal["mel", "audio"]
 Compared = Literal["tokens", "text and timestamps", "words"]
 """What a verification in an app compares: as much as the app returns, and as its own features allow."""
@@ -70,6 +74,9 @@ class Layout:
         apps: app's name -> the app.
         write: writes a checkpoint in a precision to a folder, or to a file.
         unsupported: returns why a checkpoint cannot be written in a precision; empty if it can.
+        logits: runs the written graphs here: takes the folder, the precision, a spectrogram (n_mels, 2T),
+            S tokens, and how many of them are decoded at once; returns the logits (S, V) after each token.
+            None: only an app reads the format.
         warnings: yields what the apps will do with this checkpoint that its user would not expect.
     """
 
@@ -79,6 +86,7 @@ class Layout:
     apps: Mapping[str, App]
     write: "Callable[[Checkpoint, str, Path], None]"
     unsupported: "Callable[[Checkpoint, str], str]" = lambda _checkpoint, _precision: ""
+    logits: "Callable[[Path, str, Floats, Sequence[int], int], Floats] | None" = None
     warnings: "Callable[[Checkpoint], Iterator[str]]" = lambda _checkpoint: iter(())
 
 

@@ -18,9 +18,12 @@ from whisperport.build.layouts.onnx_graph.graph import Graph, Initializer
 OPSET, IR_VERSION = 17, 8  # of LayerNormalization; every runtime of the last three years reads them
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto, TensorProto
 LONGEST = 2**31 - 1  # bytes that protobuf reads
-SMALLEST_OUTSIDE = 1024  # bytes: runtimes read smaller tensors, such as shapes, while they load the graph
-PAGE = 4096  # bytes: tensors in a file of their own begin at its multiples, so that they can be mapped
-EXTERNAL = 1  # TensorProto.EXTERNAL
+SMALLEST_OUTSIDE = (
+    1024  # bytes: runtimes read smaller tensors, such as shapes, while they load the graph
+)
+PAGE = (
+    4096  # bytes: tensors in a file of their own begin at its multiples, so that they can be mapped
+)
 
 Value = tuple[str, DTypeLike, list[Any]]
 """An input or output: name, dtype, and its sizes; a text is a symbol."""
@@ -55,9 +58,18 @@ def write_graph(
     }
     with path.open("wb") as file:
         file.write(model.SerializeToString())
-        file.write(_key(GRAPH, len(contents) + sum(len(head) for head in heads.values()) + sum(
-            tensor.n_bytes for name, tensor in graph.initializers.items() if name not in outside
-        )))
+        file.write(
+            _key(
+                GRAPH,
+                len(contents)
+                + sum(len(head) for head in heads.values())
+                + sum(
+                    tensor.n_bytes
+                    for name, tensor in graph.initializers.items()
+                    if name not in outside
+                ),
+            )
+        )
         file.write(contents)
         for name, head in heads.items():
             file.write(head)
@@ -97,7 +109,11 @@ def _written_outside(path: Path, tensors: Mapping[str, Initializer]) -> dict[str
             if tensor.n_bytes >= SMALLEST_OUTSIDE:
                 start = file.seek(-file.tell() % PAGE, os.SEEK_CUR)
                 _write_values(file, tensor)
-                places[name] = {"location": other.name, "offset": str(start), "length": str(tensor.n_bytes)}
+                places[name] = {
+                    "location": other.name,
+                    "offset": str(start),
+                    "length": str(tensor.n_bytes),
+                }
     return places
 
 
@@ -116,12 +132,12 @@ def _head(name: str, tensor: Initializer, place: Mapping[str, str] | None) -> by
         name=name, dims=tensor.shape, data_type=helper.np_dtype_to_tensor_dtype(tensor.dtype)
     )
     if place:
-        proto.data_location = EXTERNAL
+        proto.data_location = TensorProto.EXTERNAL
         for key, value in place.items():
             proto.external_data.add(key=key, value=value)
-        description = proto.SerializeToString()
+        description: bytes = proto.SerializeToString()
         return _key(INITIALIZER, len(description)) + description
-    description = proto.SerializeToString() + _key(RAW_DATA, tensor.n_bytes)
+    description = bytes(proto.SerializeToString()) + _key(RAW_DATA, tensor.n_bytes)
     return _key(INITIALIZER, len(description) + tensor.n_bytes) + description
 
 

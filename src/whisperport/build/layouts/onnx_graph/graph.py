@@ -32,7 +32,7 @@ class Graph:
 
         Args:
             prefix: of the names of values; a branch needs one of its own.
-            outer: the graph around this branch: it holds the initializers, and what is computed of them alone.
+            outer: the graph around a branch: it holds the initializers, and what is computed of them alone.
         """
         self.nodes: list[Any] = []
         self.outer = outer or self
@@ -52,7 +52,9 @@ class Graph:
         """Return the name of a small tensor; equal tensors are stored once."""
         array = np.asarray(value, dtype)
         values = "_".join(map(str, array.reshape(-1).tolist()))
-        return self.stored(f"{array.dtype}_{array.ndim}d_{values}", array.shape, array.dtype, lambda: array)
+        return self.stored(
+            f"{array.dtype}_{array.ndim}d_{values}", array.shape, array.dtype, lambda: array
+        )
 
     def stored(
         self,

@@ -1,7 +1,7 @@
 """Whisper's encoder and decoder as ONNX nodes of dynamic lengths.
 
-Axes, as in ARCHITECTURE.md: B texts, T encoder positions, d width, H heads, D width of a head, L decoder layers,
-V vocabulary. Here n counts the new tokens, and S the cached ones and the new ones.
+Axes, as in ARCHITECTURE.md: B texts, T encoder positions, d width, H heads, D width of a head, V vocabulary.
+Here n counts the new tokens, and S the cached and the new ones.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Network:
         self_kv: Callable[[int, str, str], KeysAndValues],
         cross_kv: Callable[[int], KeysAndValues],
     ) -> tuple[str, list[str]]:
-        """Write the decoder; return the logits (B, n, V), and each layer's cross-attention weights (B, H, n, T).
+        """Write the decoder; return the logits (B, n, V), and each layer's cross-attention (B, H, n, T).
 
         Args:
             ids: name of the tokens (B, n), int64.
@@ -111,9 +111,7 @@ class Network:
         shape = self.graph.constant([0, 0, n_heads, self.dims.n_text_state // n_heads])
         return self.graph.op("Transpose", self.graph.op("Reshape", x, shape), perm=[0, 2, 1, 3])
 
-    def _attention(
-        self, q: str, k: str, v: str, n_heads: int, mask: str = ""
-    ) -> tuple[str, str]:
+    def _attention(self, q: str, k: str, v: str, n_heads: int, mask: str = "") -> tuple[str, str]:
         """Return the joined heads (B, n, d) of queries (B, H, n, D), and the attention (B, H, n, S)."""
         g, width = self.graph, self.dims.n_text_state
         q = g.op("Mul", q, g.constant((width // n_heads) ** -0.5, np.float32))

@@ -55,8 +55,9 @@ class Weights:
         """Return x (…, K) times the transpose of a weight (N, K).
 
         Args:
-            few_rows: whether x has a few rows only. With 8 bits, x is then rounded to 8 bits at run time and
-                multiplied as integers. In all other cases the weight is converted to float32 each time.
+            few_rows: whether x has a few rows only. With w8, x is then rounded to 8 bits at run time, and
+                integers are multiplied. Over many rows, the weight is converted to float32 instead: one
+                scale for all of x would lose what is small beside its largest values.
         """
         if self.precision != "w8":
             return self.graph.op("MatMul", x, self.tensor(name, swapped=True))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.sherpa_onnx.folder import unsupported, write
+from whisperport.build.layouts.sherpa_onnx.logits import logits
 
 LAYOUT = Layout(
     title="folder of encoder.onnx, decoder.onnx and tokens.txt",
@@ -31,5 +32,6 @@ LAYOUT = Layout(
         ),
     ),
     write=write,
+    logits=logits,
     unsupported=unsupported,
 )

@@ -40,7 +40,7 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
 
 
 def _words(tokens: Any) -> list[list[Any]]:
-    """Join tokens (text, start, duration) to words [start, end, text], each of which begins with a space."""
+    """Join tokens (text, start, duration) to words [start, end, text]; each begins with a space."""
     words: list[list[Any]] = []
     for text, start, duration in tokens:
         if words and not text.startswith(" "):

@@ -19,7 +19,9 @@ VERSION = 1  # of the layout
 def unsupported(checkpoint: "Checkpoint", _precision: str) -> str:
     """Return why sherpa-onnx cannot run a checkpoint; empty: it can."""
     if checkpoint.dims.n_audio_ctx < WINDOW:
-        return f"its window is {checkpoint.dims.window_s:g} s; sherpa-onnx encodes up to 30 s at once"
+        return (
+            f"its window is {checkpoint.dims.window_s:g} s; sherpa-onnx encodes up to 30 s at once"
+        )
     return ""
 
 
@@ -48,7 +50,7 @@ def _text_tokens(checkpoint: "Checkpoint") -> str:
 
 
 def _metadata(checkpoint: "Checkpoint") -> dict[str, str]:
-    """Return the texts in the encoder's file; if one that it reads is missing, sherpa-onnx ends the process.
+    """Return the metadata of the encoder. If a text that sherpa-onnx reads is missing, it ends the process.
 
     Source: k2-fsa/sherpa-onnx@634265c, csrc/offline-whisper-model.cc; scripts/whisper/export-onnx.py writes
     more than it reads.

@@ -47,7 +47,8 @@ def write_decoder(checkpoint: "Checkpoint", precision: str, path: Path) -> None:
     """Write the decoder: it reads the first `offset` rows of its caches, and writes the next ones.
 
     Inputs: tokens (1, n); self-attention keys and values (L, 1, N, d); those of the cross-attention
-    (L, 1, T, d); offset (1,). Outputs: logits (1, n, V); the caches; the attention (1, A, n, T) of its A alignment heads, of which word timestamps are computed.
+    (L, 1, T, d); offset (1,). Outputs: logits (1, n, V); the caches; the attention (1, A, n, T) of the
+    checkpoint's A alignment heads, of which word timestamps are computed.
     """
     graph, dims = Graph(), checkpoint.dims
     network = Network(graph, checkpoint, precision)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.transformers_js.folder import write
+from whisperport.build.layouts.transformers_js.logits import logits
 
 FOLDER = Path(__file__).parent
 ONE_WINDOW = "audio after the first 30 s is not decoded unless the caller cuts it"
@@ -48,4 +49,5 @@ LAYOUT = Layout(
         ),
     ),
     write=write,
+    logits=logits,
 )

@@ -36,7 +36,9 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     encoder, decoder = graph_paths(folder, precision)
     write_encoder(checkpoint, precision, encoder)
     write_merged_decoder(checkpoint, precision, decoder)
-    outside = {path.name: path.with_name(f"{path.name}_data").exists() for path in (encoder, decoder)}
+    outside = {
+        path.name: path.with_name(f"{path.name}_data").exists() for path in (encoder, decoder)
+    }
     settings = {"dtype": DTYPES[precision], "use_external_data_format": outside}
     write_json(folder / "config.json", {**config(checkpoint), "transformers.js_config": settings})
     write_json(folder / "generation_config.json", generation_config(checkpoint))

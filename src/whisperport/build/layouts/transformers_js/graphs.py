@@ -47,8 +47,8 @@ def write_merged_decoder(checkpoint: "Checkpoint", precision: str, path: Path) -
     use_cache_branch (1,).
 
     Outputs: logits (B, n, V); present, as the past; of each layer, cross_attentions (B, H, n, T), of which
-    word timestamps are computed. The branch with a cache returns encoder caches of batch 0: the caller keeps
-    what the first call returned.
+    word timestamps are computed. The branch with a cache returns encoder caches of batch 0: the caller
+    keeps what the first call returned.
     """
     from onnx import helper
 
@@ -95,7 +95,9 @@ def _branch(outer: Graph, checkpoint: "Checkpoint", precision: str, *, is_cached
         present[layer, "encoder"] = pair
         return pair
 
-    past_length = graph.sizes("past_key_values.0.decoder.key", 2, 3) if is_cached else graph.constant([0])
+    past_length = (
+        graph.sizes("past_key_values.0.decoder.key", 2, 3) if is_cached else graph.constant([0])
+    )
     logits, attention = network.decoder("input_ids", past_length, self_kv, cross_kv)
     caches = [x for i in range(dims.n_text_layer) for side in SIDES for x in present[i, side]]
     kind = helper.make_tensor_type_proto(TensorProto.FLOAT, None)

@@ -1,0 +1,38 @@
+"""Run the written graphs as sherpa-onnx does, on a spectrogram of this package: an exact check."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.build.layouts.onnx_graph.session import open_session
+from whisperport.build.layouts.sherpa_onnx.folder import DECODER, ENCODER
+
+Floats = NDArray[np.float32]
+
+
+def logits(
+    folder: Path, _precision: str, mel: Floats, tokens: Sequence[int], n_prompt: int
+) -> Floats:
+    """Return the logits (S, V) after each of S tokens.
+
+    Args:
+        folder: of the layout.
+        mel: (n_mels, 2T), of any T.
+        tokens: the prompt, and the text after it.
+        n_prompt: how many are decoded at once; the others follow one by one, with the cache.
+    """
+    encoder, decoder = open_session(folder / ENCODER), open_session(folder / DECODER)
+    cross = encoder.run(None, {"mel": mel[None]})
+    names = [value.name for value in decoder.get_inputs()]
+    caches = [np.zeros(value.shape, np.float32) for value in decoder.get_inputs()[1:3]]
+    rows: list[Floats] = []
+    n_cached = 0
+    for new in (tokens[:n_prompt], *([token] for token in tokens[n_prompt:])):
+        ids, offset = np.array([new], np.int64), np.array([n_cached], np.int64)
+        inputs = dict(zip(names, (ids, *caches, *cross, offset), strict=True))
+        new_logits, *caches, _attention = decoder.run(None, inputs)
+        rows.append(new_logits[0])
+        n_cached += len(new)
+    return np.concatenate(rows)

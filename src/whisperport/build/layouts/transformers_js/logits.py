@@ -1,0 +1,47 @@
+"""Run the written graphs as their apps do, on a spectrogram of this package: an exact check."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.build.layouts.onnx_graph.session import open_session
+from whisperport.build.layouts.transformers_js.folder import graph_paths
+
+Floats = NDArray[np.float32]
+
+
+def logits(
+    folder: Path, precision: str, mel: Floats, tokens: Sequence[int], n_prompt: int
+) -> Floats:
+    """Return the logits (S, V) after each of S tokens.
+
+    Args:
+        folder: of the layout.
+        precision: of its weights.
+        mel: (n_mels, 2T).
+        tokens: the prompt, and the text after it.
+        n_prompt: how many are decoded at once; the others follow one by one, with the cache.
+    """
+    encoder, decoder = map(open_session, graph_paths(folder, precision))
+    (features,) = encoder.run(None, {"input_features": mel[None]})
+    names = [output.name for output in decoder.get_outputs()]
+    # As the apps begin: of batch 0, and without a row.
+    inputs: dict[str, Any] = {
+        value.name: np.zeros((0, value.shape[1], 0, value.shape[3]), np.float32)
+        for value in decoder.get_inputs()
+        if value.name.startswith("past_key_values.")
+    }
+    inputs["encoder_hidden_states"] = features
+    rows: list[Floats] = []
+    for new in (tokens[:n_prompt], *([token] for token in tokens[n_prompt:])):
+        inputs["input_ids"] = np.array([new], np.int64)
+        inputs["use_cache_branch"] = np.array([bool(rows)])
+        outputs = dict(zip(names, decoder.run(None, inputs), strict=True))
+        rows.append(outputs["logits"][0])
+        for name, value in outputs.items():
+            if name.startswith("present.") and len(value):
+                inputs[name.replace("present.", "past_key_values.")] = value
+    return np.concatenate(rows)
