@@ -17,7 +17,9 @@ from whisperport.build.layouts.onnx_graph.graph import Graph, Initializer
 
 OPSET, IR_VERSION = 17, 8  # of LayerNormalization; every runtime of the last three years reads them
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto, TensorProto
-LONGEST = 2**31 - 1  # bytes that protobuf reads
+LONGEST = (
+    2**31 - 2**24
+)  # bytes of tensors: protobuf reads 2 GiB, of which nodes and names take little
 SMALLEST_OUTSIDE = (
     1024  # bytes: runtimes read smaller tensors, such as shapes, while they load the graph
 )
@@ -40,41 +42,27 @@ def write_graph(
 ) -> None:
     """Write a graph with its tensors.
 
-    Tensors of a file that would be longer than protobuf reads are in a second file: its name and "_data".
+    If the file would be longer than protobuf reads, its tensors are in a second one: its name and "_data".
 
     Args:
         metadata: texts that the file holds.
-        longest: bytes of the longest file that needs no second one.
+        longest: bytes of tensors that need no second file.
     """
-    model = _model(graph, inputs, outputs, metadata or {})
-    n_bytes = sum(tensor.n_bytes for tensor in graph.initializers.values())
-    # A tensor's own description takes less than a tenth of a KiB.
-    is_split = n_bytes + model.ByteSize() + len(graph.initializers) * SMALLEST_OUTSIDE > longest
-    outside = _written_outside(path, graph.initializers) if is_split else {}
-    contents = model.graph.SerializeToString()
+    model, tensors = _model(graph, inputs, outputs, metadata or {}), graph.initializers
+    is_split = sum(tensor.n_bytes for tensor in tensors.values()) > longest
+    outside = _written_outside(path, tensors) if is_split else {}
+    nodes = model.graph.SerializeToString()
     model.ClearField("graph")
-    heads = {
-        name: _head(name, tensor, outside.get(name)) for name, tensor in graph.initializers.items()
-    }
+    heads = {name: _head(name, tensor, outside.get(name)) for name, tensor in tensors.items()}
+    inside = sum(tensor.n_bytes for name, tensor in tensors.items() if name not in outside)
     with path.open("wb") as file:
         file.write(model.SerializeToString())
-        file.write(
-            _key(
-                GRAPH,
-                len(contents)
-                + sum(len(head) for head in heads.values())
-                + sum(
-                    tensor.n_bytes
-                    for name, tensor in graph.initializers.items()
-                    if name not in outside
-                ),
-            )
-        )
-        file.write(contents)
+        file.write(_key(GRAPH, len(nodes) + sum(map(len, heads.values())) + inside))
+        file.write(nodes)
         for name, head in heads.items():
             file.write(head)
             if name not in outside:
-                _write_values(file, graph.initializers[name])
+                _write_values(file, tensors[name])
 
 
 def _model(

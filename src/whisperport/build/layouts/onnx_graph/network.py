@@ -1,7 +1,7 @@
 """Whisper's encoder and decoder as ONNX nodes of dynamic lengths.
 
-Axes, as in ARCHITECTURE.md: B texts, T encoder positions, d width, H heads, D width of a head, V vocabulary.
-Here n counts the new tokens, and S the cached and the new ones.
+Axes, as in ARCHITECTURE.md: B texts, T encoder positions, d width, H heads, D width of a head, V
+vocabulary; here n counts the new tokens, and S the cached and the new ones.
 """
 
 from collections.abc import Callable
