@@ -37,8 +37,6 @@ def write_graph(
     inputs: Iterable[Value],
     outputs: Iterable[Value],
     metadata: Mapping[str, str] | None = None,
-    *,
-    longest: int = LONGEST,
 ) -> None:
     """Write a graph with its tensors.
 
@@ -46,10 +44,9 @@ def write_graph(
 
     Args:
         metadata: texts that the file holds.
-        longest: bytes of tensors that need no second file.
     """
     model, tensors = _model(graph, inputs, outputs, metadata or {}), graph.initializers
-    is_split = sum(tensor.n_bytes for tensor in tensors.values()) > longest
+    is_split = sum(tensor.n_bytes for tensor in tensors.values()) > LONGEST
     outside = _written_outside(path, tensors) if is_split else {}
     nodes = model.graph.SerializeToString()
     model.ClearField("graph")
