@@ -24,6 +24,7 @@ LAYOUT = Layout(
             ),
             drops=(
                 "the language is not detected: it is English unless the caller names another",
+                "version 4.3 gives each word the time of the next token, whatever wrote the files",
                 ONE_WINDOW,
                 "fp16 is stored, and computed in float32",
             ),
@@ -46,6 +47,16 @@ LAYOUT = Layout(
                 "it returns no timestamps of Whisper",
                 ONE_WINDOW,
             ),
+        ),
+        App(
+            name="optimum",
+            packages=("optimum-onnx[onnxruntime]>=0.1",),
+            module="optimum.onnxruntime",
+            script=FOLDER / "optimum_client.py",
+            profile_of=lambda _checkpoint: DecodingProfile(
+                padding="audio", timestamps=False, windows=False
+            ),
+            drops=("fp16 is stored, and computed in float32", ONE_WINDOW),
         ),
     ),
     write=write,

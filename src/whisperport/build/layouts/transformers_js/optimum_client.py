@@ -1,0 +1,39 @@
+"""Run optimum's ORTModelForSpeechSeq2Seq; see `run_client.py`."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from optimum.onnxruntime import ORTModelForSpeechSeq2Seq
+from transformers import AutoProcessor
+
+SAMPLE_RATE = 16_000
+
+
+def versions() -> dict[str, str]:
+    names = ("optimum-onnx", "optimum", "transformers", "onnxruntime", "torch")
+    return {name: version(name) for name in names}
+
+
+def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    model = ORTModelForSpeechSeq2Seq.from_pretrained(job["model"])
+    processor = AutoProcessor.from_pretrained(job["model"])
+    generation = model.generation_config
+    options = {"language": job["language"], "task": "transcribe"} if generation.is_multilingual else {}
+
+    def transcribe(samples: Any) -> dict[str, Any]:
+        inputs = processor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt")
+        (sequence,) = model.generate(inputs.input_features, **options).tolist()
+        return {
+            "tokens": _text_tokens(sequence, generation),
+            "text": processor.decode(sequence, skip_special_tokens=True),
+        }
+
+    return transcribe
+
+
+def _text_tokens(sequence: list[int], generation: Any) -> list[int]:
+    """Return the tokens after the prompt, if it is there, and before the end of text."""
+    no_timestamps, end = generation.no_timestamps_token_id, generation.eos_token_id
+    tokens = sequence[sequence.index(no_timestamps) + 1 :] if no_timestamps in sequence else sequence
+    return tokens[: tokens.index(end)] if end in tokens else tokens
