@@ -75,8 +75,8 @@ class Layout:
         write: writes a checkpoint in a precision to a folder, or to a file.
         unsupported: returns why a checkpoint cannot be written in a precision; empty if it can.
         logits: runs the written graphs here: takes the folder, the precision, a spectrogram (n_mels, 2T),
-            S tokens, and how many of them are decoded at once; returns the logits (S, V) after each token.
-            None: only an app reads the format.
+            S tokens, and how many of them the first run decodes; returns the logits (S, V) after each
+            token. None: only an app reads the format.
         warnings: yields what the apps will do with this checkpoint that its user would not expect.
     """
 

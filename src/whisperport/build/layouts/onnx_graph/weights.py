@@ -104,8 +104,8 @@ class Weights:
     def _eight_bits(self, name: str, *, swapped: bool = False, signed: bool = False) -> str:
         """Return a matrix (N, K) whose rows are rounded to 8 bits; it may be swapped to (K, N).
 
-        Without a sign, the zero point is 128: with one, the products of ONNX Runtime saturate on x86
-        processors that lack VNNI (its documentation, "Quantize ONNX models").
+        Without a sign, the zero point is 128. With one, ONNX Runtime's multiplication of integers saturates
+        on x86 processors that lack VNNI (its documentation, "Quantize ONNX models").
         """
         shape = tuple(self.checkpoint.weights[name].shape)
 

@@ -1,6 +1,7 @@
 """Write the folder that sherpa-onnx loads."""
 
 import base64
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,7 @@ VERSION = 1  # of the layout
 def unsupported(checkpoint: "Checkpoint", _precision: str) -> str:
     """Return why sherpa-onnx cannot run a checkpoint; empty: it can."""
     if checkpoint.dims.n_audio_ctx < WINDOW:
-        return (
-            f"its window is {checkpoint.dims.window_s:g} s; sherpa-onnx encodes up to 30 s at once"
-        )
+        return f"its window is {checkpoint.dims.window_s:g} s; sherpa-onnx encodes up to 30 s in one run"
     return ""
 
 
@@ -64,7 +63,7 @@ def _metadata(checkpoint: "Checkpoint") -> dict[str, str]:
         prompt += [generation.languages[generation.any_language], transcribe]
     codes = sorted(generation.languages, key=lambda code: generation.languages[code])
     symbols = sorted(i for i in generation.suppressed if i < generation.end_of_text)
-    sizes = {name: size for name, size in dims.to_json().items() if not name.endswith("_ffn")}
+    sizes = {name: size for name, size in asdict(dims).items() if not name.endswith("_ffn")}
     values = {
         **sizes,
         "model_type": "whisper",

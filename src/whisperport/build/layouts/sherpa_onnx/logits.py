@@ -21,7 +21,7 @@ def logits(
         folder: of the layout.
         mel: (n_mels, 2T), of any T.
         tokens: the prompt, and the text after it.
-        n_prompt: how many are decoded at once; the others follow one by one, with the cache.
+        n_prompt: how many the first run decodes; the others follow one by one, with the cache.
     """
     encoder, decoder = open_session(folder / ENCODER), open_session(folder / DECODER)
     cross = encoder.run(None, {"mel": mel[None]})

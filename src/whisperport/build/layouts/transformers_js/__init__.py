@@ -51,7 +51,7 @@ LAYOUT = Layout(
         App(
             name="optimum",
             packages=("optimum-onnx[onnxruntime]>=0.1",),
-            module="optimum.onnxruntime",
+            module="optimum",
             script=FOLDER / "optimum_client.py",
             profile_of=lambda _checkpoint: DecodingProfile(
                 padding="audio", timestamps=False, windows=False

@@ -23,7 +23,7 @@ def logits(
         precision: of its weights.
         mel: (n_mels, 2T).
         tokens: the prompt, and the text after it.
-        n_prompt: how many are decoded at once; the others follow one by one, with the cache.
+        n_prompt: how many the first run decodes; the others follow one by one, with the cache.
     """
     encoder, decoder = map(open_session, graph_paths(folder, precision))
     (features,) = encoder.run(None, {"input_features": mel[None]})

@@ -5,7 +5,6 @@ from importlib.metadata import version
 from typing import Any
 
 from optimum.onnxruntime import ORTModelForSpeechSeq2Seq
-from transformers import AutoProcessor
 
 SAMPLE_RATE = 16_000
 
@@ -16,10 +15,15 @@ def versions() -> dict[str, str]:
 
 
 def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    from transformers import AutoProcessor
+
     model = ORTModelForSpeechSeq2Seq.from_pretrained(job["model"])
-    processor = AutoProcessor.from_pretrained(job["model"])
+    read_processor: Any = AutoProcessor.from_pretrained  # a function without types
+    processor = read_processor(job["model"])
     generation = model.generation_config
-    options = {"language": job["language"], "task": "transcribe"} if generation.is_multilingual else {}
+    options = (
+        {"language": job["language"], "task": "transcribe"} if generation.is_multilingual else {}
+    )
 
     def transcribe(samples: Any) -> dict[str, Any]:
         inputs = processor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt")
@@ -35,5 +39,7 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
 def _text_tokens(sequence: list[int], generation: Any) -> list[int]:
     """Return the tokens after the prompt, if it is there, and before the end of text."""
     no_timestamps, end = generation.no_timestamps_token_id, generation.eos_token_id
-    tokens = sequence[sequence.index(no_timestamps) + 1 :] if no_timestamps in sequence else sequence
+    tokens = (
+        sequence[sequence.index(no_timestamps) + 1 :] if no_timestamps in sequence else sequence
+    )
     return tokens[: tokens.index(end)] if end in tokens else tokens
