@@ -8,7 +8,7 @@ from whisperport.errors import UsageError
 
 __all__ = ["App", "Layout", "all_layouts", "layout_of"]
 
-MODULES = ("faster_whisper", "sherpa_onnx", "transformers_js", "whisper_cpp")
+MODULES = ("faster_whisper", "openvino_genai", "sherpa_onnx", "transformers_js", "whisper_cpp")
 
 
 def all_layouts() -> tuple[Layout, ...]:

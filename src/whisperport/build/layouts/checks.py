@@ -28,6 +28,7 @@ def checks_of(
     actual: Sequence[Emitted],
     *,
     exact: bool,
+    device: str = "",
 ) -> tuple[Check, ...]:
     """Compare the results of an app with those of the checkpoint.
 
@@ -37,28 +38,30 @@ def checks_of(
         clips: at least one.
         expected: of the checkpoint in eager torch, under the app's decoding profile.
         actual: of the app.
+        device: on which the app ran.
         exact: whether the written weights are those of the checkpoint. Rounded ones are judged by words.
     """
+    name = f"{app.name}, {device}" if device else app.name
     if not exact or app.compared == "words":
-        return (_words(app, precision, clips, expected, actual, exact=exact),)
+        return (_words(app, name, precision, clips, expected, actual, exact=exact),)
     results = zip(clips, expected, actual, strict=True)
     if app.compared == "tokens":
-        return tuple(_tokens(app, clip, *pair) for clip, *pair in results)
-    return tuple(_timed(app, clip, *pair) for clip, *pair in results)
+        return tuple(_tokens(name, clip, *pair) for clip, *pair in results)
+    return tuple(_timed(name, clip, *pair) for clip, *pair in results)
 
 
-def _tokens(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
+def _tokens(name: str, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
     pairs = zip(expected.tokens, actual.tokens, strict=False)
     n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     reason = ""
     if expected.tokens != actual.tokens:
         reason = (
-            f"token {n_same + 1} of {len(expected.tokens)} differs: {app.name} returned "
+            f"token {n_same + 1} of {len(expected.tokens)} differs: {name} returned "
             f"{actual.text.strip()!r}, the checkpoint emits {expected.text.strip()!r}"
         )
     return Check(
         level="tokens",
-        program=app.name,
+        program=name,
         what=clip.name,
         value={"n_same": n_same, "tokens": len(expected.tokens)},
         rule="the checkpoint's tokens in eager torch, under the app's decoding profile",
@@ -67,16 +70,18 @@ def _tokens(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
     )
 
 
-def _timed(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
+def _timed(name: str, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
     texts = [segment.text.split() for segment in expected.segments]
     reason = ""
     if expected.text.split() != actual.text.split():
         reason = (
-            f"{app.name} returned {actual.text.strip()!r}, the checkpoint emits "
+            f"{name} returned {actual.text.strip()!r}, the checkpoint emits "
             f"{expected.text.strip()!r}"
         )
+    elif actual.tokens and actual.tokens != expected.text_tokens:
+        reason = "the same text is made of other tokens"
     elif texts != [segment.text.split() for segment in actual.segments]:
-        reason = f"{app.name} splits the text at other places"
+        reason = f"{name} splits the text at other places"
     else:
         differences = [
             max(abs(a.start_s - b.start_s), abs(a.end_s - b.end_s))
@@ -86,7 +91,7 @@ def _timed(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
             reason = f"a timestamp differs by {max(differences):.2f} s"
     return Check(
         level="tokens",
-        program=app.name,
+        program=name,
         what=clip.name,
         value={"words": len(expected.text.split()), "segments": len(texts)},
         rule="the checkpoint's text and timestamps in eager torch, under the app's decoding profile; "
@@ -98,6 +103,7 @@ def _timed(app: App, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
 
 def _words(
     app: App,
+    name: str,
     precision: str,
     clips: Sequence[Clip],
     expected: Sequence[Emitted],
@@ -125,7 +131,7 @@ def _words(
         reason = "the clips have no words"
         return Check(
             level="words",
-            program=app.name,
+            program=name,
             what=what,
             value={},
             rule="",
@@ -143,7 +149,7 @@ def _words(
         reason = f"the {compared.name} is {change:.2%} above the checkpoint's in {compared.length} {unit}"
     return Check(
         level="words",
-        program=app.name,
+        program=name,
         what=what,
         value={
             unit: compared.length,

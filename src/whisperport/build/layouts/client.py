@@ -54,9 +54,10 @@ def run_client(
     app: App,
     model: Path,
     clips: Sequence[Clip],
-    *,
     precision: str,
     language: str,
+    device: str = "",
+    *,
     words: bool = False,
 ) -> ClientRun:
     """Run an app on clips.
@@ -66,19 +67,13 @@ def run_client(
         clips: their samples are rounded to 16 bits.
         precision: of the weights; some apps choose their arithmetic or file by it.
         language: code of the spoken language.
+        device: one of the app's devices; empty: it has no others.
         words: whether word timestamps are computed.
 
     Raises:
         MissingPackageError: the app's client is not installed.
         VerificationError: the client failed, or its result is not what `run_client.py` describes.
     """
-    command = command_of(app)
-    if command is None:
-        raise MissingPackageError(
-            f"{app.name} is not installed",
-            why=f"its client needs {', '.join(app.packages)}",
-            hint=f"whisperport apps --install {app.name}",
-        )
     with tempfile.TemporaryDirectory(prefix="whisperport-") as temporary:
         folder = Path(temporary)
         names = [_write_wav(folder / f"{i}.wav", clip) for i, clip in enumerate(clips)]
@@ -89,17 +84,12 @@ def run_client(
             "precision": precision,
             "language": language,
             "words": words,
+            "device": device,
             "clips": names,
             "result": os.fspath(folder / "result.json"),
         }
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        description = os.fspath(folder / "job.json")
-        if app.installer == "npm":
-            node, packages = command
-            line = [node, os.fspath(app.script), description, packages]
-        else:  # -I: no folder beside a script, and no variable of the user, hides the app's packages
-            line = [*command, "-I", os.fspath(RUN), description]
-        _run(app, line, folder)
+        run_script(app, app.script if app.installer == "npm" else RUN, folder / "job.json")
         return _result(app, folder / "result.json", len(clips))
 
 
@@ -113,13 +103,31 @@ def _write_wav(path: Path, clip: Clip) -> str:
     return os.fspath(path)
 
 
-def _run(app: App, line: list[str], folder: Path) -> None:
+def run_script(app: App, script: Path, argument: Path) -> None:
+    """Run a script with one argument in an app's environment, in the folder of the argument.
+
+    Raises:
+        MissingPackageError: the app is not installed.
+        VerificationError: the script failed, or did not end.
+    """
+    command = command_of(app)
+    if command is None:
+        raise MissingPackageError(
+            f"{app.name} is not installed",
+            why=f"its client needs {', '.join(app.packages)}",
+            hint=f"whisperport apps --install {app.name}",
+        )
+    if app.installer == "npm":
+        node, packages = command
+        line = [node, os.fspath(script), os.fspath(argument), packages]
+    else:  # -I: no folder beside a script, and no variable of the user, hides the app's packages
+        line = [*command, "-I", os.fspath(script), os.fspath(argument)]
     # Some libraries choose their threads by it; the results of one thread are the same on every machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         ended = subprocess.run(
             line,
-            cwd=folder,
+            cwd=argument.parent,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -131,11 +139,11 @@ def _run(app: App, line: list[str], folder: Path) -> None:
             f"{app.name} did not end within {TIMEOUT_S} s",
             hint="verify with fewer or shorter clips",
         ) from error
-    if ended.returncode or not (folder / "result.json").is_file():
+    if ended.returncode:
         messages = (ended.stderr + ended.stdout).decode(errors="replace").strip().split("\n")
         last = next((text for text in reversed(messages) if text.strip()), "it printed nothing")
         raise VerificationError(
-            f"{app.name} did not transcribe with the files that were written",
+            f"{app.name} failed with the files that were written",
             why=f"its process ended with status {ended.returncode}: {last.strip()[:MAX_LINE]}",
             hint=f"if the app is damaged, install it again: `whisperport apps --install {app.name}`",
         )

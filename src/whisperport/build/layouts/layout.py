@@ -48,6 +48,7 @@ class App:
         module: what its client imports first; a Python package of this name is the client, too.
         installer: the program that installs them.
         script: file in the layout's folder; `run_client.py` says what it defines.
+        devices: on which it is run, one after the other; one empty name: it has no others.
         profile_of: returns how the app decodes a checkpoint.
         compared: what a verification compares.
         drops: what the app does not take from the checkpoint, or limits: one sentence each.
@@ -58,6 +59,7 @@ class App:
     module: str
     installer: Literal["pip", "npm"] = "pip"
     script: Path
+    devices: tuple[str, ...] = ("",)
     profile_of: "Callable[[Checkpoint], DecodingProfile]"
     compared: Compared = "tokens"
     drops: tuple[str, ...] = ()

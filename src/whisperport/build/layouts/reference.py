@@ -34,11 +34,25 @@ class TimedText:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What was emitted for one clip: ids without prompt and end of text, the text, and its segments."""
+    """What was emitted for one clip.
+
+    Attributes:
+        tokens: ids, without the prompt and the end of text; of an app that returns no timestamps as ids,
+            those of the text; of an app that returns none, empty.
+        text: without timestamps.
+        segments: with their start and end.
+        timestamp_begin: id of <|0.00|>; 0: not known.
+    """
 
     tokens: tuple[int, ...]
     text: str
     segments: tuple[TimedText, ...]
+    timestamp_begin: int = 0
+
+    @property
+    def text_tokens(self) -> tuple[int, ...]:
+        """The ids that are no timestamps."""
+        return tuple(token for token in self.tokens if token < self.timestamp_begin)
 
 
 def reference_of(
@@ -93,7 +107,8 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
         if not profile.windows:
             break
         seek += split.advance
-    return Emitted(tuple(tokens), tokenizer.decode(tokens), tuple(segments))
+    text, begin = tokenizer.decode(tokens), generation.timestamp_begin
+    return Emitted(tuple(tokens), text, tuple(segments), begin)
 
 
 def _spectrogram(samples: Floats, engine: Engine, profile: DecodingProfile) -> Floats:

@@ -16,6 +16,7 @@ from whisperport.build.layouts.record import KnownClip, LayoutRecord, Verificati
 from whisperport.build.layouts.reference import Emitted
 from whisperport.build.layouts.writing import hashes
 from whisperport.errors import AudioError, BundleError
+from whisperport.program.checks import Check
 from whisperport.speech.audio import SAMPLE_RATE, load_audio
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip, clips_in, shipped_clips
@@ -62,10 +63,18 @@ def run_and_compare(
     Raises:
         MissingPackageError, VerificationError: see `run_client`.
     """
-    begin_stage(f"running {app.name} on {len(clips)} clips")
-    run = run_client(app, path, clips, precision=record.precision, language=record.language)
-    checks = checks_of(app, record.precision, clips, expected, run.results, exact=record.exact)
-    return run, Verification(versions=run.versions, machine=machine(), date=today(), checks=checks)
+    checks: list[Check] = []
+    for device in app.devices:
+        on = f" on {device}" if device else ""
+        begin_stage(f"running {app.name}{on} with {len(clips)} clips")
+        how = (record.precision, record.language, device)
+        run = run_client(app, path, clips, *how)
+        compared = (app, record.precision, clips, expected, run.results)
+        checks += checks_of(*compared, exact=record.exact, device=device)
+    verification = Verification(
+        versions=run.versions, machine=machine(), date=today(), checks=tuple(checks)
+    )
+    return run, verification
 
 
 def verify_layout(path: str | os.PathLike[str]) -> LayoutRecord:

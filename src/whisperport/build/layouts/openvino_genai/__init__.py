@@ -1,0 +1,32 @@
+"""The folder of OpenVINO files that OpenVINO GenAI's WhisperPipeline loads, on a CPU or an NPU."""
+
+from pathlib import Path
+
+from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
+from whisperport.build.layouts.openvino_genai.folder import write
+
+FOLDER = Path(__file__).parent
+PACKAGES = ("openvino-genai>=2026.4", "openvino-tokenizers>=2026.4", "transformers>=4.57")
+
+LAYOUT = Layout(
+    title="folder of OpenVINO files: encoder, stateful decoder, tokenizer",
+    precisions=("fp32", "fp16", "w8"),
+    apps=apps(
+        App(
+            name="openvino-genai",
+            packages=PACKAGES,
+            module="openvino_genai",
+            script=FOLDER / "client.py",
+            # As in the client. The NPU's plug-in rewrites the graphs as for an NPU, which is not needed.
+            devices=("CPU", "NPUW on the CPU", "NPUW on the CPU, static pipeline"),
+            compared="text and timestamps",
+            profile_of=lambda _checkpoint: DecodingProfile(padding="audio"),
+            drops=(
+                "an NPU decodes 448 tokens, with a prompt of 4",
+                "word timestamps on an NPU differ from those on a CPU",
+                "it returns no ids: they are made of its text and timestamps",
+            ),
+        ),
+    ),
+    write=write,
+)

@@ -1,0 +1,52 @@
+"""Run OpenVINO GenAI; see `run_client.py`.
+
+The pipeline returns no ids. A streamer is given those of the text, and the segments have the timestamps.
+"""
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import openvino_genai
+
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}  # some processors would compute in bfloat16
+# The NPU's plug-in rewrites the graphs and runs their parts on the CPU: no NPU and no driver is needed.
+NPUW = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
+DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
+    "CPU": ("CPU", FLOAT32),
+    "NPUW on the CPU": ("NPU", {**NPUW, **FLOAT32}),
+    "NPUW on the CPU, static pipeline": ("NPU", {**NPUW, **FLOAT32, "STATIC_PIPELINE": True}),
+}
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("openvino", "openvino-genai", "openvino-tokenizers")}
+
+
+def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    device, properties = DEVICES[job["device"]]
+    pipeline = openvino_genai.WhisperPipeline(job["model"], device, **properties)
+    settings = json.loads((Path(job["model"]) / "generation_config.json").read_bytes())
+    config = pipeline.get_generation_config()
+    config.return_timestamps = True
+    if settings["is_multilingual"]:
+        config.language, config.task = f"<|{job['language']}|>", "transcribe"
+
+    def transcribe(samples: Any) -> dict[str, Any]:
+        ids: list[int] = []
+
+        class Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]  # it ships no types
+            def write(self, token: Any) -> Any:
+                ids.extend(token if isinstance(token, list) else [token])
+                return openvino_genai.StreamingStatus.RUNNING
+
+            def end(self) -> None:
+                pass
+
+        result = pipeline.generate(samples.tolist(), config, Streamer())
+        segments = [[c.start_ts, c.end_ts, c.text] for c in result.chunks or ()]
+        return {"tokens": ids, "text": str(result.texts[0]), "segments": segments}
+
+    return transcribe

@@ -1,0 +1,55 @@
+"""Write the folder of OpenVINO GenAI's WhisperPipeline.
+
+The graphs are made here. Tokenizer and detokenizer have operators of the package openvino-tokenizers, which
+makes these two graphs in the app's own environment.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.client import run_script
+from whisperport.build.layouts.huggingface_files import (
+    added_tokens,
+    config,
+    generation_config,
+    preprocessor_config,
+    tokenizer_config,
+    tokenizer_json,
+    vocab,
+    write_json,
+)
+from whisperport.build.layouts.openvino_genai.graphs import graphs
+from whisperport.errors import needs
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+APP = "openvino-genai"
+
+
+def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
+    """Write the graphs, the tokenizer and the settings.
+
+    Args:
+        checkpoint: its weights are copied once, to the graph that is written.
+        precision: fp32; fp16: stored in float16; w8: matrices of 8 bits.
+        folder: an empty folder.
+
+    Raises:
+        MissingPackageError: OpenVINO, or the app, is not installed.
+    """
+    with needs("cannot write OpenVINO files: openvino is not installed", extra="openvino-export"):
+        from openvino import save_model
+    for name, graph in graphs(checkpoint, precision):
+        path = folder / f"openvino_{name}_model.xml"
+        save_model(graph, path, compress_to_fp16=precision == "fp16")
+    write_json(folder / "config.json", config(checkpoint))
+    write_json(folder / "generation_config.json", generation_config(checkpoint))
+    write_json(folder / "preprocessor_config.json", preprocessor_config(checkpoint.dims))
+    write_json(folder / "tokenizer.json", tokenizer_json(checkpoint))
+    write_json(folder / "tokenizer_config.json", tokenizer_config())
+    write_json(folder / "vocab.json", vocab(checkpoint))
+    write_json(folder / "added_tokens.json", added_tokens(checkpoint))
+    app = layout_of(APP).apps[APP]
+    run_script(app, Path(__file__).with_name("tokenizer.py"), folder)

@@ -1,0 +1,35 @@
+"""Make OpenVINO's graphs of a tokenizer, in the app's own environment.
+
+python tokenizer.py FOLDER      reads tokenizer.json in FOLDER, and writes the graphs there
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import openvino
+from openvino_tokenizers import convert_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def main(folder: Path) -> None:
+    stored = json.loads((folder / "tokenizer.json").read_bytes())
+    special = [token["content"] for token in stored["added_tokens"] if token["special"]]
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_file=str(folder / "tokenizer.json"),
+        clean_up_tokenization_spaces=False,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        unk_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[token for token in special if token != END_OF_TEXT],
+    )
+    graphs = convert_tokenizer(tokenizer, with_detokenizer=True, clean_up_tokenization_spaces=False)
+    for graph, name in zip(graphs, ("tokenizer", "detokenizer"), strict=True):
+        openvino.save_model(graph, folder / f"openvino_{name}.xml")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
