@@ -55,7 +55,7 @@ def command_of(app: App) -> list[str] | None:
         return [given]
     if (python := _python(folder_of(app))).is_file():
         return [os.fspath(python)]
-    return [sys.executable] if importlib.util.find_spec(app.module) else None
+    return [sys.executable] if _is_here(app.module) else None
 
 
 def install(app: App) -> None:
@@ -82,6 +82,14 @@ def install(app: App) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)
+
+
+def _is_here(module: str) -> bool:
+    """Return whether this interpreter has a module, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a module in a package that is missing
+        return False
 
 
 def _python(folder: Path) -> Path:
