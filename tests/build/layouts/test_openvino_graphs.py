@@ -1,0 +1,102 @@
+"""The OpenVINO graphs compute what the model in torch computes, and have what an NPU's plug-in needs."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("openvino")
+import openvino
+import torch
+from tests.build.layouts.test_onnx_graphs import N_PROMPT, SHAPES, TOKENS, random_checkpoint
+
+from whisperport.build.layouts.openvino_genai.graphs import decoder_graph, encoder_graph
+from whisperport.model.network.whisper import build_model
+
+TOLERANCE = 5e-6  # of the largest value, as for the ONNX graphs
+W8_DB = 30  # the least signal beside the noise of 8 bits
+# Some processors would compute in bfloat16, and the CPU keeps keys and values in 8 bits.
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+
+
+def compiled(graph: Any) -> Any:
+    return openvino.Core().compile_model(graph, "CPU", FLOAT32)
+
+
+def written_logits(checkpoint: Any, precision: str, mel: Any) -> Any:
+    """Logits (S, V) of the graphs: a prompt, then one token after the other with the states."""
+    features = compiled(encoder_graph(checkpoint, precision))({"input_features": mel[None]})[0]
+    request = compiled(decoder_graph(checkpoint, precision)).create_infer_request()
+    rows = []
+    for piece in (TOKENS[:N_PROMPT], *([token] for token in TOKENS[N_PROMPT:])):
+        inputs = {
+            "input_ids": np.array([piece], np.int64),
+            "encoder_hidden_states": features,
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        rows.append(request.infer(inputs)["logits"][0].copy())
+    return np.concatenate(rows)
+
+
+def expected_logits(checkpoint: Any, mel: Any) -> Any:
+    model = build_model(checkpoint)
+    cross_kv = model.cross_kv(model.encode(torch.from_numpy(mel)[None]))
+    return model.logits(torch.tensor(TOKENS), cross_kv).numpy()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_the_models(shape: str) -> None:
+    checkpoint = random_checkpoint(**SHAPES[shape])
+    mel = np.random.default_rng(0).normal(size=(checkpoint.dims.n_mels, checkpoint.dims.n_frames))
+    mel = mel.astype(np.float32)
+    expected = expected_logits(checkpoint, mel)
+
+    error = np.abs(written_logits(checkpoint, "fp32", mel) - expected).max()
+
+    assert error <= TOLERANCE * np.abs(expected).max()
+
+
+def test_logits_of_8_bits_are_close() -> None:
+    checkpoint = random_checkpoint(**SHAPES["tiny"])
+    mel = np.random.default_rng(0).normal(size=(80, checkpoint.dims.n_frames)).astype(np.float32)
+    expected = expected_logits(checkpoint, mel)
+
+    noise = written_logits(checkpoint, "w8", mel) - expected
+
+    assert noise.any()
+    assert 10 * np.log10((expected**2).sum() / (noise**2).sum()) >= W8_DB
+
+
+def test_the_decoder_has_the_patterns_that_are_rewritten_for_an_npu() -> None:
+    # given a decoder of 3 layers
+    nodes = decoder_graph(random_checkpoint(**SHAPES["English only"]), "fp32").get_ordered_ops()
+    named = {node.get_friendly_name(): node for node in nodes}
+
+    # then each self-attention state has the name of which the names of both ports follow
+    states = [n.get_variable_id() for n in nodes if n.get_type_name() == "ReadValue"]
+    parts = [(i, part) for i in range(3) for part in ("key", "value")]
+    assert {s for s in states if "past" in s} == {
+        f"past_key_values.{i}.decoder.{part}present.{i}.decoder.{part}" for i, part in parts
+    }
+    # and the node before each cross-attention state has its layer as the first number of its name
+    for i, part in parts:
+        label = f"decoder.layers.{i}.encoder_attn.{part}"
+        (reader,) = named[label].output(0).get_target_inputs()
+        assert reader.get_node().get_type_name() == "ReadValue"
+        assert re.findall(r"\d+", label)[0] == str(i)
+    # and the mask of self-attention comes from a Select, and cross-attention has one too
+    attention = [n for n in nodes if n.get_type_name() == "ScaledDotProductAttention"]
+    masks = {
+        "encoder_attn" in n.get_friendly_name(): n.input_value(3).get_node().get_type_name()
+        for n in attention
+    }
+    assert masks == {False: "Select", True: "Constant"}
+    # and positions are Gather, Add, Range, Unsqueeze, Tile
+    (tile,) = [n for n in nodes if n.get_type_name() == "Tile"]
+    chain, node = [], tile
+    for _ in range(4):
+        node = node.input_value(1 if node.get_type_name() == "Range" else 0).get_node()
+        chain.append(node.get_type_name())
+    assert chain == ["Unsqueeze", "Range", "Add", "Gather"]
