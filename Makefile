@@ -4,6 +4,7 @@
 # make test-all  the same, with all repetitions of the long tests
 # make test-versions  test-fast with the newest and the lowest versions of pyproject.toml, on each interpreter
 # make lock      renew the exact versions that these commands install
+# make test-apps  write the files of each installed app, and verify them in it
 # make test-official  test OpenAI's own weights on this machine: MODEL=tiny.en, AUDIO=folder of recordings
 #
 # Choose the interpreter with `make demo PYTHON=/usr/bin/python3.12`.
@@ -19,7 +20,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-fast test-all test-versions test-official lock check docs evidence bench bench-peers fuzz clean
+.PHONY: demo test test-fast test-all test-apps test-versions test-official lock check docs evidence bench bench-peers fuzz clean
 
 # The extra that a target needs; all others need `export`, and the demo says what else.
 TARGET ?= onnxruntime
@@ -52,6 +53,10 @@ test-all: $(VENV)/.installed-dev
 VERSIONS := build/versions
 test-versions: $(VERSIONS)/uv/bin/uv
 	@$(VERSIONS)/uv/bin/python environments/versions.py $(VERSIONS)
+
+# `whisperport apps --install APP` installs an app.
+test-apps: $(VENV)/.installed-dev
+	@WHISPERPORT_TEST_APPS=1 $(BIN)/python -m pytest tests/build/layouts/test_in_apps.py -rs
 
 # OpenAI's own weights, from openai-whisper's cache, the hub's cache or the network. Without them, every test is
 # skipped and says so. AUDIO is a folder of recordings; NAME.txt beside NAME.wav is its transcript.

@@ -1,0 +1,96 @@
+"""Every layout in its real app: `make test-apps` installs nothing, and skips the apps that are not there.
+
+Trained checkpoints are verified clip by clip. Random ones, of other shapes, are written and loaded.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisperport.build.layouts import all_layouts, layout_of
+from whisperport.build.layouts.convert import ConvertOptions, convert
+from whisperport.build.layouts.environments import command_of
+
+pytest.importorskip("torch")
+from tests.outlier_checkpoints import NAMES, outlier_checkpoint
+
+from whisperport.build.layouts.verifying import verify_layout
+
+ALL = os.environ.get("WHISPERPORT_TEST_APPS") == "1"
+CASES = [
+    (app, precision)
+    for layout in all_layouts()
+    for app in layout.apps
+    for precision in layout.precisions
+]
+
+
+def needs_app(app: str) -> None:
+    """Skip a test whose app is not installed, and without `make test-apps`, one in another environment."""
+    command = command_of(layout_of(app).apps[app])
+    if command is None:
+        pytest.skip(f"{app} is not installed: whisperport apps --install {app}")
+    if not ALL and command != [sys.executable]:
+        pytest.skip("make test-apps runs it")
+
+
+def out_of(app: str, folder: Path) -> Path:
+    return folder / f"out{layout_of(app).suffix}"
+
+
+@pytest.mark.parametrize(("app", "precision"), CASES)
+def test_the_embedded_model_is_verified(app: str, precision: str, tmp_path: Path) -> None:
+    needs_app(app)
+    out = out_of(app, tmp_path)
+    assert convert("default", app, out, ConvertOptions(precision=precision))
+    assert verify_layout(out).is_verified
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("app", [app for layout in all_layouts() for app in layout.apps])
+def test_an_outlier_checkpoint_is_verified(app: str, name: str, tmp_path: Path) -> None:
+    needs_app(app)
+    assert convert(outlier_checkpoint(name), app, out_of(app, tmp_path))
+
+
+@pytest.mark.parametrize("n_vocab", [51864, 51866])
+@pytest.mark.parametrize("app", [app for layout in all_layouts() for app in layout.apps])
+def test_a_random_checkpoint_is_loaded(app: str, n_vocab: int, tmp_path: Path) -> None:
+    needs_app(app)
+    converted = convert(
+        random_checkpoint(n_vocab),
+        app,
+        out_of(app, tmp_path),
+        ConvertOptions(allow_unverified=True),
+    )
+    assert converted.run is not None
+    assert len(converted.run.results) == 6
+
+
+def random_checkpoint(n_vocab: int) -> Any:
+    """An English-only checkpoint, or turbo in miniature: 128 mel bins and fewer decoder layers."""
+    from dataclasses import replace
+
+    import torch
+    from tests.published_dims import whisper_dims
+
+    from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
+    from whisperport.model.network.whisper import Whisper
+    from whisperport.speech.text.vocabulary import openai_generation, openai_tokenizer
+
+    turbo = {"n_mels": 128, "n_audio_layer": 4, "n_text_layer": 1} if n_vocab == 51866 else {}
+    torch.manual_seed(0)
+    model = Whisper(replace(whisper_dims(64, 2, 1), n_vocab=n_vocab, **turbo)).eval()
+    for table in (model.encoder.positional_embedding, model.decoder.positional_embedding):
+        torch.nn.init.normal_(table, std=0.02)
+    heads = ((model.dims.n_text_layer - 1, 0),)
+    return Checkpoint(
+        dims=model.dims,
+        generation=replace(openai_generation(n_vocab), alignment_heads=heads),
+        weights={name: w.detach().half().float() for name, w in model.state_dict().items()},
+        tokenizer_json=openai_tokenizer(n_vocab).to_str().encode(),
+        source=Source(kind="openai", name="random", sha256={}),
+    )
