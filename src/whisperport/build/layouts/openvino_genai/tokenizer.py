@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-import openvino
-from openvino_tokenizers import convert_tokenizer
-from transformers import PreTrainedTokenizerFast
-
 END_OF_TEXT = "<|endoftext|>"
 
 
 def main(folder: Path) -> None:
+    import openvino
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import PreTrainedTokenizerFast
+
     stored = json.loads((folder / "tokenizer.json").read_bytes())
     special = [token["content"] for token in stored["added_tokens"] if token["special"]]
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
