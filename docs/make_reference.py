@@ -17,7 +17,7 @@ from whisperport.model.inspection.rules.page import limit_text, rule_index, rule
 from whisperport.model.rewrites import HOST_REWRITES, REWRITES
 from whisperport.program.spec import TargetSpec
 from whisperport.targets import TARGETS, Target
-from whisperport.targets.options import NoOptions, describe
+from whisperport.targets.target_options import NoOptions, describe
 from whisperport.verification.project_evidence import evidence_rows, status_words
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -31,8 +31,7 @@ from whisperport.model.inspection.graph import Node
 from whisperport.model.trace.program import Program, trace
 from whisperport.targets import get_target
 from whisperport.targets.vendors.qualcomm.chips import CHIPS
-from whisperport.targets.vendors.qualcomm.compiler import provider_options
-from whisperport.targets.vendors.qualcomm.options import CompileOptions
+from whisperport.targets.vendors.qualcomm.compiler import CompileOptions, provider_options
 from whisperport.verification import versions
 
 from ..record import record

@@ -39,7 +39,7 @@ from whisperport.runtime import Decoder, Engine
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.speech.text.vocabulary import openai_generation
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
+from whisperport.targets.target_options import with_target
 from whisperport.transcription import Transcriber
 from whisperport.verification import versions
 from whisperport.verification.clips import clips_of, shipped_audio

@@ -35,7 +35,7 @@ from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
 from whisperport.system.progress import Progress, reporting
 from whisperport.targets import TARGETS, Target
-from whisperport.targets.options import describe
+from whisperport.targets.target_options import describe
 from whisperport.verification import machine
 
 from ..record import record, recorded

@@ -28,7 +28,7 @@ from whisperport.speech.text import Word
 from whisperport.speech.text.normalize import normalize
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber
 from whisperport.verification import versions
 from whisperport.verification.clips import shipped_audio

@@ -4,8 +4,8 @@ from whisperport import errors as errors
 from whisperport.apps.archive import ArchiveOptions as ArchiveOptions
 from whisperport.apps.archive import ArchiveSummary as ArchiveSummary
 from whisperport.apps.archive import transcribe_archive as transcribe_archive
-from whisperport.apps.serving.options import ServeOptions as ServeOptions
 from whisperport.apps.serving.serve import serve as serve
+from whisperport.apps.serving.serve_options import ServeOptions as ServeOptions
 from whisperport.build.check import Checked as Checked
 from whisperport.build.check import check as check
 from whisperport.build.compare import CompareOptions as CompareOptions
@@ -49,7 +49,7 @@ from whisperport.transcription import transcribe as transcribe
 from whisperport.transcription import transcribe_features as transcribe_features
 from whisperport.transcription import transcribe_files as transcribe_files
 from whisperport.transcription.live.live import live as live
-from whisperport.transcription.live.options import LiveOptions as LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions as LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber as LiveTranscriber
 from whisperport.transcription.live.transcriber import LiveUpdate as LiveUpdate
 from whisperport.verification import Report as Report

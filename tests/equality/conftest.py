@@ -10,7 +10,7 @@ import whisper.model
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.targets import TARGETS, RunOptions, get_target
-from whisperport.targets.options import with_target
+from whisperport.targets.target_options import with_target
 from whisperport.transcription import Transcriber
 
 from ..embedded import default_bundle, unpacked

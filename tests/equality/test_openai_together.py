@@ -24,7 +24,7 @@ from whisperport.runtime import DecodeOptions
 from whisperport.speech.audio import FRAMES_PER_SECOND, VadOptions
 from whisperport.speech.text import Segment
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
+from whisperport.targets.target_options import with_target
 from whisperport.transcription import (
     TranscribeOptions,
     Transcriber,

@@ -17,7 +17,7 @@ from whisperport.errors import VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
+from whisperport.targets.target_options import with_target
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification.error_rate import text_errors
 

@@ -31,7 +31,7 @@ from whisperport.program.signatures import LOGSUMEXP
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.options import describe, parse_options, with_target
+from whisperport.targets.target_options import describe, parse_options, with_target
 from whisperport.verification import GATES, compare
 
 from ..dummy_vendor.listed import WITH_DUMMY

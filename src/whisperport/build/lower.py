@@ -27,13 +27,13 @@ from whisperport.system.outputs import Output, check_outputs, is_same
 from whisperport.system.progress import begin_stage
 from whisperport.targets import TARGETS, RunOptions, Target, get_target
 from whisperport.targets.cpu.onnxruntime import OPSETS
-from whisperport.targets.options import parse_options
 from whisperport.targets.preflight import (
     check_fits,
     estimate_lowering,
     requires_torch,
     within_memory_of,
 )
+from whisperport.targets.target_options import parse_options
 from whisperport.verification.compare import Gate
 from whisperport.verification.equality import (
     Equality,

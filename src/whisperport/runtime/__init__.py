@@ -8,6 +8,7 @@ from whisperport.runtime.decoding.decode import (
     detect_language,
     start_tokens,
 )
+from whisperport.runtime.decoding.decode_options import DecodeOptions
 from whisperport.runtime.decoding.fallback import (
     TEMPERATURES,
     Thresholds,
@@ -15,7 +16,6 @@ from whisperport.runtime.decoding.fallback import (
     decoding_with_fallback,
     is_silence,
 )
-from whisperport.runtime.decoding.options import DecodeOptions
 from whisperport.runtime.decoding.search import TokenSampler
 from whisperport.runtime.decoding.segments import SegmentedWindow, WindowSegment, split_segments
 from whisperport.runtime.engine.batch import Batch, BatchDecoder

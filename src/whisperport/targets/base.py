@@ -14,7 +14,7 @@ from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
 from whisperport.system.cores import usable_cores
 from whisperport.system.ranges import MAX_THREADS, check_range
-from whisperport.targets.options import NoOptions, own_options, parse_options, with_target
+from whisperport.targets.target_options import NoOptions, own_options, parse_options, with_target
 
 if TYPE_CHECKING:  # boards have no torch, and do not compile
     from whisperport.model.trace.program import Program
@@ -89,7 +89,7 @@ class Target(ABC):
     """An accelerator or a runtime that runs programs. To add one, see docs/how-to/add-a-target.md."""
 
     spec: TargetSpec
-    lower_options: ClassVar[type[Any]] = NoOptions  # options of `lower`; see `options.py`
+    lower_options: ClassVar[type[Any]] = NoOptions  # options of `lower`; see `target_options.py`
     run_options: ClassVar[type[Any]] = NoOptions  # options of `load`
     compiler: "Compiler | None" = None  # the vendor's compiler for the files that `lower` writes
     importer: "Importer | None" = None  # reads files that the vendor's compiler wrote elsewhere

@@ -16,7 +16,7 @@ import numpy as np
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.options import NoOptions
+from whisperport.targets.target_options import NoOptions
 from whisperport.targets.toolchain import Failure, Installed, Stage, find_command, find_interpreter
 
 Layout = Callable[[Array], Array]
@@ -162,7 +162,7 @@ class Compiler(ABC):
     source: ClassVar[str]  # where to get the SDK, shown to the user
     required: Mapping[str, Any] = MappingProxyType({})  # versions: `version_fault` of kit.py
     script: ClassVar[Path]  # the stage script; see `toolchain/driver.py` for what it must define
-    options: ClassVar[type[Any]] = NoOptions  # see `options.py`
+    options: ClassVar[type[Any]] = NoOptions  # see `target_options.py`
     suffix: ClassVar[str]  # file name suffix of a compiled artifact, such as ".bin"
     runs: ClassVar[Literal["simulated", "emulated", ""]] = ""  # what a stage does besides compiling
     layout: ClassVar[Layout] = staticmethod(same_layout)  # of one sample of an emulator's input

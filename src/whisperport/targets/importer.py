@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.options import NoOptions
+from whisperport.targets.target_options import NoOptions
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ class ImportForm:
 class Importer(ABC):
     """Reads a vendor's published artifacts, without its SDK."""
 
-    options: ClassVar[type[Any]] = NoOptions  # see `options.py`
+    options: ClassVar[type[Any]] = NoOptions  # see `target_options.py`
     suffix: ClassVar[str]  # file name suffix of an artifact
     programs: ClassVar[frozenset[str]]  # programs that can be imported; "encoder" is one of them
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiler import CalibrationNeed
-from whisperport.targets.options import Option
+from whisperport.targets.target_options import Option
 
 Sensitive = Annotated[
     Literal["w8", "as-others"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.system.progress import ProgressCallback
 from whisperport.transcription.files import transcribe_files
-from whisperport.transcription.options import TranscribeOptions
+from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber, transcribe
 from whisperport.transcription.transcript import Transcript
 

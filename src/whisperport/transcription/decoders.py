@@ -1,7 +1,7 @@
 """How many texts are decoded together, and the decoder of one text."""
 
 from whisperport.runtime import Batch, Decoder, Engine, TokenSampler
-from whisperport.transcription.options import TranscribeOptions
+from whisperport.transcription.transcribe_options import TranscribeOptions
 
 
 def texts_together(

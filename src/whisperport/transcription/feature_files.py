@@ -19,7 +19,7 @@ from whisperport.runtime import Floats
 from whisperport.system.option import Option
 from whisperport.system.progress import ProgressCallback
 from whisperport.transcription.feature_session import check_options, checked_features
-from whisperport.transcription.options import TranscribeOptions
+from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber
 from whisperport.transcription.transcript import Transcript
 from whisperport.verification.diagnosis.stored_features import (

@@ -19,8 +19,8 @@ from whisperport.runtime import (
 )
 from whisperport.speech.audio import FRAMES_PER_SECOND
 from whisperport.speech.text import Tokenizer
-from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Language, Session, SessionWindow
+from whisperport.transcription.transcribe_options import TranscribeOptions
 
 
 class FeatureSession(Session):

@@ -13,9 +13,9 @@ from whisperport.runtime import BatchExecutor, Decoder, Steps
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.audio import AudioSource, MelWindows
 from whisperport.transcription.decoders import texts_together
-from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.speech_pipeline import StoppableMel
+from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcriber import Transcriber
 from whisperport.transcription.transcript import Transcript
 

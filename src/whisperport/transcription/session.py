@@ -37,7 +37,7 @@ from whisperport.runtime.decoding.words import add_words
 from whisperport.speech.audio import FRAMES_PER_SECOND
 from whisperport.speech.text import Segment, Tokenizer, language_code
 from whisperport.system.progress import ProgressCallback
-from whisperport.transcription.options import TranscribeOptions
+from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcript import Transcript, incomplete_as_error
 
 MAX_CONTEXT_TEMPERATURE = 0.5  # text decoded above it is not used as the prompt of the next window

@@ -35,9 +35,9 @@ from whisperport.speech.audio import (
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import ProgressCallback
 from whisperport.transcription.decoders import texts_together
-from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Language, Mel, Session, spoken_language
 from whisperport.transcription.speech_chunk import Chunk, ChunkMel
+from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcript import Transcript, incomplete_as_error
 
 Result = tuple[Chunk, Transcript]

@@ -34,9 +34,9 @@ from whisperport.transcription.feature_session import (
     check_options,
     checked_features,
 )
-from whisperport.transcription.options import TranscribeOptions
 from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.speech_pipeline import ChunkedTranscription
+from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcript import Transcript
 from whisperport.transcription.turns import Turns
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from whisperport.errors import BundleError
 from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
+from whisperport.targets.target_options import with_target
 from whisperport.verification.tolerances import GATES
 
 

@@ -14,7 +14,7 @@ from whisperport.speech.audio import VadOptions
 from whisperport.targets import RunOptions
 from whisperport.targets.vendors.hailo.model_script import ScriptOptions
 from whisperport.transcription import TranscribeOptions
-from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions
 
 # Numbers that no option takes: a usage error each, from Python as from the command line.
 

@@ -22,7 +22,7 @@ def serving(transcriber: Transcriber) -> Iterator[Callable[..., Any]]:
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("python_multipart")
     from whisperport.apps.serving.app import create_app
-    from whisperport.apps.serving.options import ServeOptions
+    from whisperport.apps.serving.serve_options import ServeOptions
     from whisperport.apps.serving.service import Service
 
     made: list[Service] = []

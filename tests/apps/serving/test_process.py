@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.serve import serve
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.errors import UsageError
 from whisperport.speech.audio import load_audio
 from whisperport.transcription import Transcriber

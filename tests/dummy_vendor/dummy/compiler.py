@@ -19,7 +19,7 @@ from whisperport.targets.compiler import (
     EmulationNeed,
     Explanation,
 )
-from whisperport.targets.options import Option
+from whisperport.targets.target_options import Option
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.dummy import stages
 from whisperport.targets.vendors.dummy.artifact import SUFFIX, check_artifact

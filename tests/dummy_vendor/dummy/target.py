@@ -8,7 +8,7 @@ from whisperport.program.bundle import ProgramEntry
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, Support, TargetSpec
 from whisperport.targets.onnx.target import OnnxTarget, onnx_lowering, onnx_runs, onnx_software
-from whisperport.targets.options import EmulationOptions
+from whisperport.targets.target_options import EmulationOptions
 from whisperport.targets.vendors.dummy.compiler import DummyCompiler
 from whisperport.targets.vendors.dummy.importer import DummyImporter
 from whisperport.targets.vendors.dummy.runner import DummyRunner

@@ -9,7 +9,7 @@ from whisperport.speech.audio import SAMPLE_RATE, load_audio
 from whisperport.speech.text import Word
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
-from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber, LiveUpdate
 from whisperport.verification.clips import shipped_audio
 

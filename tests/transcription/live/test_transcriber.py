@@ -14,7 +14,7 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.speech.text.normalize import normalize
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
-from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber
 from whisperport.transcription.session import TruncatedPromptWarning
 

@@ -9,7 +9,7 @@ can neither lose a stored row nor store one twice. A row counts as soon as its p
 """
 
 from whisperport.apps.archive.archive import transcribe_archive
-from whisperport.apps.archive.options import ArchiveOptions
+from whisperport.apps.archive.archive_options import ArchiveOptions
 from whisperport.apps.archive.progress import ArchiveProgress
 from whisperport.apps.archive.summary import ArchiveSummary
 

@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from whisperport.apps.archive.archive_options import ArchiveOptions
 from whisperport.apps.archive.current import compared, own_options_sha256
 from whisperport.apps.archive.dispatch import Workers, dispatch
 from whisperport.apps.archive.identity import Identity, identity_of, options_for
 from whisperport.apps.archive.job import Job
 from whisperport.apps.archive.manifest import ArchiveSource, read_source
-from whisperport.apps.archive.options import ArchiveOptions
 from whisperport.apps.archive.output_folder import RECORD, check_folder
 from whisperport.apps.archive.processes import Processes
 from whisperport.apps.archive.progress import ArchiveProgressCallback, Meter

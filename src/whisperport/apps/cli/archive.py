@@ -23,7 +23,7 @@ from whisperport.apps.cli.console import print_json, print_lines, print_note, sh
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.model_option import chosen_bundle, model_options
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
     as_json,
     output_option,

@@ -40,7 +40,7 @@ from whisperport.apps.cli.console import (
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given, InputPath
 from whisperport.apps.cli.model_option import bundle_of_model, chosen_bundle, model_option
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
     as_json,
     html_option,

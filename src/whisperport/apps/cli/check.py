@@ -26,7 +26,7 @@ from whisperport.apps.cli.console import (
 )
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.inspect import border_text
-from whisperport.apps.cli.options import as_json, html_option, sizes_option, target_name
+from whisperport.apps.cli.shared_options import as_json, html_option, sizes_option, target_name
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.check import Checked, Partitioned
 from whisperport.build.check import check as check_program

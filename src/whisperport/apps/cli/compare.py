@@ -24,7 +24,7 @@ from whisperport.apps.cli.console import (
 )
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.options import as_json, html_option, trusting
+from whisperport.apps.cli.shared_options import as_json, html_option, trusting
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.compare import CompareOptions
 from whisperport.build.compare import compare as run_compare

@@ -18,7 +18,7 @@ from whisperport.apps.cli.console import (
 from whisperport.apps.cli.evidence_words import how_to_record
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.shared_options import (
     as_json,
     pairs,
     stall_after,

@@ -15,8 +15,8 @@ from whisperport.apps.cli.console import (
     shown_path,
     stages,
 )
-from whisperport.apps.cli.options import as_json, threads
 from whisperport.apps.cli.paths import OutputPath
+from whisperport.apps.cli.shared_options import as_json, threads
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.demo import DEMO_TARGETS, DemoRow, choose_checkpoint, run_demo
 from whisperport.build.doctor import is_installed

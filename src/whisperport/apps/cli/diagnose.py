@@ -15,7 +15,8 @@ from whisperport.apps.cli.diagnosis_words import (
 )
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given, InputPath
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.paths import OutputPath
+from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
     as_json,
     html_option,
@@ -24,7 +25,6 @@ from whisperport.apps.cli.options import (
     threads,
     trust,
 )
-from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.verify_page import layers_page
 from whisperport.program.bundle import MANIFEST, Bundle

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from whisperport.apps.cli.console import Argument, print_lines, print_next, print_note
-from whisperport.apps.cli.options import run_option_arguments
+from whisperport.apps.cli.shared_options import run_option_arguments
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import ENCODER
 from whisperport.targets import get_target

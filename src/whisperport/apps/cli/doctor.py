@@ -13,7 +13,7 @@ from whisperport.apps.cli.console import (
     print_next,
     print_table,
 )
-from whisperport.apps.cli.options import as_json
+from whisperport.apps.cli.shared_options import as_json
 from whisperport.apps.cli.verb import Verb
 from whisperport.build.doctor import Finding, examine
 from whisperport.errors import CheckpointError

@@ -3,7 +3,7 @@
 import click
 
 from whisperport.apps.cli.console import print_json, print_lines, print_next, print_table
-from whisperport.apps.cli.options import as_json
+from whisperport.apps.cli.shared_options import as_json
 from whisperport.apps.cli.verb import Verb
 from whisperport.errors import UsageError
 from whisperport.targets import TARGETS

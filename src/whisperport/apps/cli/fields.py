@@ -9,8 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import click
 
 from whisperport.apps.cli.given import InputPath
-from whisperport.apps.cli.options import pairs
 from whisperport.apps.cli.paths import OutputPath
+from whisperport.apps.cli.shared_options import pairs
 from whisperport.apps.cli.verb import Decorator, FloatRange, IntRange, option, together
 from whisperport.system.option import Option, declared
 

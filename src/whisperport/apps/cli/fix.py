@@ -16,7 +16,7 @@ from whisperport.apps.cli.console import (
     stages,
 )
 from whisperport.apps.cli.given import Given, InputPath
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.shared_options import (
     as_json,
     html_option,
     output_option,

@@ -16,7 +16,7 @@ from whisperport.apps.cli.console import (
 from whisperport.apps.cli.evidence_words import how_to_record, manifest_json
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.shared_options import (
     STALL_MIN,
     as_json,
     bundle_out,

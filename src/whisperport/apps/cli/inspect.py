@@ -24,7 +24,7 @@ from whisperport.apps.cli.console import (
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.inspect_page import in_ms, inspect_page, takes_time
-from whisperport.apps.cli.options import as_json, html_option, pairs, threads, trusting
+from whisperport.apps.cli.shared_options import as_json, html_option, pairs, threads, trusting
 from whisperport.apps.cli.verb import IntRange, Verb, option
 from whisperport.build.inspect import InspectOptions
 from whisperport.build.inspect import inspect as run_inspect

@@ -17,7 +17,7 @@ from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.live_screen import Screen
 from whisperport.apps.cli.model_option import chosen_bundle, model_arguments, model_options
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
     run_option,
     run_option_arguments,
@@ -40,7 +40,7 @@ from whisperport.speech.audio import ReadAhead, live_audio, microphone_audio
 from whisperport.speech.text import SubtitleOptions
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.transcription.live.live import live as transcribe_live
-from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions
 
 BEHIND_S = 10.0  # seconds of audio that wait to be transcribed before a warning is printed
 SOURCE = "Audio"

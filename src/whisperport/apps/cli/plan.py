@@ -9,7 +9,7 @@ import click
 from whisperport.apps.cli.console import WIDTH, print_json, print_lines, print_table
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.options import as_json
+from whisperport.apps.cli.shared_options import as_json
 from whisperport.apps.cli.verb import Verb
 from whisperport.build.plan import (
     MachinePlan,

@@ -19,8 +19,8 @@ from whisperport.apps.cli.console import (
     stages,
 )
 from whisperport.apps.cli.given import Given, InputPath
-from whisperport.apps.cli.options import as_json, html_option
 from whisperport.apps.cli.sensitivity_page import sensitivity_page
+from whisperport.apps.cli.shared_options import as_json, html_option
 from whisperport.apps.cli.verb import IntRange, Verb, option
 from whisperport.build.sensitivity import SUFFIXES
 from whisperport.build.sensitivity import sensitivity as run_sensitivity

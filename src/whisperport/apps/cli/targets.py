@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from whisperport.apps.cli.console import print_json, print_lines, print_next, print_table
-from whisperport.apps.cli.options import as_json
+from whisperport.apps.cli.shared_options import as_json
 from whisperport.apps.cli.verb import Verb
 from whisperport.build.doctor import is_installed
 from whisperport.program.json_records import to_json

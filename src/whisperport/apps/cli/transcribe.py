@@ -11,7 +11,9 @@ from whisperport.apps.cli.audio_files import check_audio, with_files_of_folders
 from whisperport.apps.cli.console import audio_bar, print_next, print_note, stages
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.model_option import chosen_bundle, model_arguments, model_options
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.paths import input_paths
+from whisperport.apps.cli.several_files import check_several, transcribe_several
+from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
     run_option,
     run_option_arguments,
@@ -19,8 +21,6 @@ from whisperport.apps.cli.options import (
     threads,
     trust,
 )
-from whisperport.apps.cli.paths import input_paths
-from whisperport.apps.cli.several_files import check_several, transcribe_several
 from whisperport.apps.cli.transcribe_options import (
     audio_options,
     check_features,

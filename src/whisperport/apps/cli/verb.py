@@ -11,7 +11,7 @@ import click
 from whisperport.apps.cli.console import WIDTH, HintedUsageError, be_quiet
 from whisperport.apps.cli.given import OPTIONS, kind_of
 from whisperport.apps.cli.paths import check_paths
-from whisperport.targets.options import describe
+from whisperport.targets.target_options import describe
 
 FEW = 6  # a verb with fewer options shows them under one heading
 MAX_COLUMN = 30  # columns of an option's name; the help of a longer one begins on the next line

@@ -18,7 +18,8 @@ from whisperport.apps.cli.console import (
 )
 from whisperport.apps.cli.evidence_words import verified_words
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.options import (
+from whisperport.apps.cli.provider_report import print_provider_report
+from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
     as_json,
     html_option,
@@ -28,7 +29,6 @@ from whisperport.apps.cli.options import (
     threads,
     trust,
 )
-from whisperport.apps.cli.provider_report import print_provider_report
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.verify_page import verify_page
 from whisperport.build.layouts.record import is_layout

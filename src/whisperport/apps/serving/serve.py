@@ -2,7 +2,7 @@
 
 import os
 
-from whisperport.apps.serving.options import ServeOptions
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.errors import needs
 from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions

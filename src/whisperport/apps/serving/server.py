@@ -17,9 +17,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from whisperport.apps.serving.api_error import ApiError
 from whisperport.apps.serving.app import create_app
-from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.realtime.endpoint import realtime_routes
 from whisperport.apps.serving.realtime.sessions import Sessions
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.apps.serving.service import Service
 from whisperport.apps.serving.turns import Connections, Pace
 from whisperport.errors import UsageError, needs

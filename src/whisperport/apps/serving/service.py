@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from importlib.metadata import version
 
 from whisperport.apps.serving.metrics import Metrics
-from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.readiness import Readiness
 from whisperport.apps.serving.realtime.client_secrets import ClientSecrets
 from whisperport.apps.serving.realtime.settings import Settings
 from whisperport.apps.serving.scheduler import Scheduler
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.apps.serving.turns import Turns
 from whisperport.program.bundle.folder import read_manifest_bytes
 from whisperport.transcription import Transcriber

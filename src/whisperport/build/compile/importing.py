@@ -25,7 +25,7 @@ from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.importer import Importer
-from whisperport.targets.options import by_target, with_target
+from whisperport.targets.target_options import by_target, with_target
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint

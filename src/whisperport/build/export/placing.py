@@ -8,7 +8,7 @@ from whisperport.errors import LoweringError, UsageError
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.targets import Target, get_target
-from whisperport.targets.options import by_target, own_options
+from whisperport.targets.target_options import by_target, own_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,8 @@ from whisperport.program.program_kind import (
 from whisperport.program.runner import Runner
 from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
-from whisperport.targets.options import by_target
 from whisperport.targets.preflight import check_fits, estimate_export
+from whisperport.targets.target_options import by_target
 from whisperport.verification import machine, versions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from whisperport.errors import NumericalError
 from whisperport.runtime.decoding.decode import Decoded, decoding
-from whisperport.runtime.decoding.options import DecodeOptions
+from whisperport.runtime.decoding.decode_options import DecodeOptions
 from whisperport.runtime.engine.batch import Batch, single_step
 from whisperport.runtime.engine.cache import Floats
 from whisperport.runtime.engine.decoder import Decoder

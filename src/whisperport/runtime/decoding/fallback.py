@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from whisperport.runtime.decoding.decode import Decoded, decoding
-from whisperport.runtime.decoding.options import DecodeOptions
+from whisperport.runtime.decoding.decode_options import DecodeOptions
 from whisperport.runtime.decoding.search import TokenSampler
 from whisperport.runtime.engine.cache import Floats
 from whisperport.runtime.engine.decoder import Decoder

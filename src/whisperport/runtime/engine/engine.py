@@ -33,7 +33,7 @@ from whisperport.runtime.engine.stepping import Scored, Step
 from whisperport.runtime.engine.trial import ensure_tried
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import by_target
+from whisperport.targets.target_options import by_target
 
 RunnerWrapper = Callable[[Runner], Runner]
 """Wraps a runner in another one, for example one that measures its time."""

@@ -33,7 +33,7 @@ from whisperport.runtime.engine.loading import load_runners
 from whisperport.system.child import Limits, StoppedError, first_line, run_limited, threads_within
 from whisperport.system.progress import begin_stage, reporting
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
+from whisperport.targets.target_options import with_target
 
 BASE_BYTES = 2**30  # Python with torch and ExecuTorch needs 0.45 GB, with ONNX Runtime 0.15 GB
 MEMORY_FACTOR = 4  # bytes per byte of the bundle; the embedded bundle needs 2 on onnxruntime

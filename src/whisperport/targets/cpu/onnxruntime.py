@@ -31,8 +31,8 @@ from whisperport.targets.onnx.lowering import lower_file_to_onnx
 from whisperport.targets.onnx.rounded_audio import Rounding, Session, multiplies_exactly
 from whisperport.targets.onnx.runner import CPU, OnnxRunner, cpu_session
 from whisperport.targets.onnx.weights import LARGEST, JoinedWeights, OnnxWeights, OwnWeights
-from whisperport.targets.options import Option, check_ranges
 from whisperport.targets.quantizing import Sensitive, replace_by_quantized, static_calibration
+from whisperport.targets.target_options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program

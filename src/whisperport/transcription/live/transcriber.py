@@ -24,7 +24,7 @@ from whisperport.speech.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.transcription.live.agreement import Agreement, HypothesisWord
 from whisperport.transcription.live.buffer import Buffer, Floats
-from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.transcription.live.recognition import DecodingRunner, Hypothesis, recognize
 from whisperport.transcription.session import usable_tokens
 

@@ -19,12 +19,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from whisperport.apps.serving.app import create_app
 from whisperport.apps.serving.keys import Keys
-from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.realtime import session as session_module
 from whisperport.apps.serving.realtime.endpoint import realtime_routes
 from whisperport.apps.serving.realtime.item import Item
 from whisperport.apps.serving.realtime.sessions import Sessions
 from whisperport.apps.serving.realtime.settings import TENTATIVE
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.apps.serving.server import MAX_MESSAGE
 from whisperport.apps.serving.service import Service
 from whisperport.speech.audio import load_audio

@@ -14,7 +14,7 @@ from whisperport.model.trace.whisper import Parts
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import with_target
+from whisperport.targets.target_options import with_target
 from whisperport.targets.vendors.aws_neuron.resident import ResidentRunner
 from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import LOWERED

@@ -14,8 +14,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.compiler import CompileRequest
 from whisperport.targets.vendors.ethos_u import stages
 from whisperport.targets.vendors.ethos_u.chips import NPUS, U55, U65, U85
-from whisperport.targets.vendors.ethos_u.compiler import VERSIONS, EthosUCompiler
-from whisperport.targets.vendors.ethos_u.options import CompileOptions
+from whisperport.targets.vendors.ethos_u.compiler import VERSIONS, CompileOptions, EthosUCompiler
 
 from ....extent import EVERYTHING
 from ....micro import DIMS

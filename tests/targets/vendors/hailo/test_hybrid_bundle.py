@@ -19,7 +19,7 @@ from whisperport.program.window import WindowOptions
 from whisperport.runtime import DecodeOptions, compression_ratio, load_engine
 from whisperport.runtime.engine import uncached_decoder
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.vendors.hailo.options import LowerOptions
+from whisperport.targets.vendors.hailo.target import LowerOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify

@@ -29,7 +29,7 @@ from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import TensorSpec
 from whisperport.program.window import WindowOptions
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import parse_options
+from whisperport.targets.target_options import parse_options
 from whisperport.targets.vendors.hailo.target import Hailo
 from whisperport.verification import LOWERED, compare, compare_output
 from whisperport.verification.equality import eager_arrays

@@ -14,8 +14,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.vendors.mediatek import neuronrt
 from whisperport.targets.vendors.mediatek.chips import CHIPS
 from whisperport.targets.vendors.mediatek.device_io import DeviceIo, DeviceTensor
-from whisperport.targets.vendors.mediatek.neuronrt import NeuronrtRunner
-from whisperport.targets.vendors.mediatek.options import RunOptions
+from whisperport.targets.vendors.mediatek.neuronrt import DeviceOptions, NeuronrtRunner
 
 from ....processes import has_ended
 
@@ -86,7 +85,7 @@ def runner(command: str, tmp_path: Path, model: str = "small", **options: Any) -
     source = HERE / "data" / f"{model}.tflite"
     dla = tmp_path / "encoder.dla"
     dla.write_bytes(HEADER + source.read_bytes())
-    chosen = RunOptions(neuronrt=command, **options)
+    chosen = DeviceOptions(neuronrt=command, **options)
     return NeuronrtRunner(CHIP.name, SPEC, dla, io_of(source), chosen)
 
 
@@ -195,7 +194,7 @@ def test_a_call_that_hangs_ends_with_all_its_processes(command, tmp_path, monkey
 
 
 def test_a_missing_command_says_where_to_get_it(tmp_path):
-    options = RunOptions(neuronrt=str(tmp_path / "absent"))
+    options = DeviceOptions(neuronrt=str(tmp_path / "absent"))
 
     with pytest.raises(MissingPackageError, match="is not installed") as caught:
         NeuronrtRunner(CHIP.name, SPEC, tmp_path / "x.dla", DeviceIo.of_spec(SPEC), options)

@@ -17,8 +17,7 @@ from whisperport.model.trace.program import Program, trace
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, Target, get_target
-from whisperport.targets.vendors.mediatek.options import LowerOptions
-from whisperport.targets.vendors.mediatek.target import DEVICE_IO
+from whisperport.targets.vendors.mediatek.target import DEVICE_IO, LowerOptions
 
 BOARD = "genio720"
 WIDTH, SAMPLES = 16, 12

@@ -17,7 +17,7 @@ from whisperport.errors import VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.system.progress import reporting
 from whisperport.targets import get_target
-from whisperport.targets.vendors.rockchip.options import MISCOMPILING_RULE
+from whisperport.targets.vendors.rockchip.compiler import MISCOMPILING_RULE
 
 COMPILER = get_target("rk3588").compiler
 PLACED = {"encoder": "rk3588", "step": "rk3588"}

@@ -15,10 +15,10 @@ from whisperport.errors import UsageError
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import get_target
 from whisperport.targets.compiler import CompileRequest
-from whisperport.targets.options import parse_options
+from whisperport.targets.target_options import parse_options
 from whisperport.targets.toolchain import kit
 from whisperport.targets.vendors.rockchip import stages
-from whisperport.targets.vendors.rockchip.options import MISCOMPILING_RULE
+from whisperport.targets.vendors.rockchip.compiler import MISCOMPILING_RULE
 
 from ....micro import DIMS
 from .rknn_bytes import SPEC, rknn_bytes

@@ -13,7 +13,7 @@ from whisperport.runtime import DecodeOptions
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.text import language_code
 from whisperport.transcription import TranscribeOptions
-from whisperport.transcription.live.options import LiveOptions
+from whisperport.transcription.live.live_options import LiveOptions
 
 KIND = "transcription"
 RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # OpenAI documents 24,000 only

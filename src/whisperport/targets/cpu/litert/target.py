@@ -29,8 +29,8 @@ from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.cpu.litert.limits import LIMITS
-from whisperport.targets.options import Option
 from whisperport.targets.quantizing import Sensitive, static_calibration
+from whisperport.targets.target_options import Option
 from whisperport.targets.tflite.quantization import (
     LINEAR,
     OPERATORS,

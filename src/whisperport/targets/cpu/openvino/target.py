@@ -16,7 +16,7 @@ from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.cpu.openvino.profiler import OpenVinoProfiler
 from whisperport.targets.cpu.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
-from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.target_options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
-from whisperport.targets.options import Option
+from whisperport.targets.target_options import Option
 from whisperport.targets.vendors.aws_neuron.chips import CHIPS, Chip
 
 # Arguments that would change the values which the comparison with the reference has verified, or the chip.

@@ -30,7 +30,6 @@ from whisperport.program.program_kind import CROSS_KV
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.aws_neuron.compiler import COMPILED, DESCRIPTION, WEIGHTS
-from whisperport.targets.vendors.aws_neuron.options import RunOptions
 from whisperport.targets.vendors.aws_neuron.resident import Module, ResidentRunner
 
 DEVICES = Path("/dev")  # AWS's driver creates neuron0, neuron1, …
@@ -40,14 +39,14 @@ EXPORT_AGAIN = (
 
 
 def load_modules(
-    folder: Path, entries: Sequence[ProgramEntry], options: RunOptions, threads: int | None
+    folder: Path, entries: Sequence[ProgramEntry], core: int | None, threads: int | None
 ) -> dict[str, Runner]:
     """Load programs.
 
     Args:
         folder: of the bundle.
         entries: the programs to load.
-        options: where they run.
+        core: number of the NeuronCore that runs them; None: torch runs them on the CPU.
         threads: CPU threads of torch in this process; None: torch chooses.
 
     Returns:
@@ -59,9 +58,9 @@ def load_modules(
         BundleError: a program is not compiled, or a file is damaged.
     """
     torch = import_torch()
-    if threads and options.emulate == "on":
+    if threads and core is None:
         torch.set_num_threads(threads)
-    sdk = _sdk() if options.emulate == "off" else None
+    sdk = None if core is None else _sdk()
     from whisperport.targets.vendors.aws_neuron import neuron_modules
 
     description_of = cache(neuron_modules.read_description)
@@ -73,13 +72,11 @@ def load_modules(
         with _checked(path):
             record = _record(description_of(path), entry.spec, path)
             module: Module
-            if sdk is None:
+            if core is None:
                 weights = weights_of(regular_file(folder, file_of(entry, WEIGHTS)))
                 module = EagerModule(description_of(path), weights, entry.spec.name)
             else:
-                module = CompiledModule(
-                    sdk, regular_file(folder, file_of(entry, COMPILED)), options.core
-                )
+                module = CompiledModule(sdk, regular_file(folder, file_of(entry, COMPILED)), core)
             runners[entry.spec.name] = _runner(entry.spec, module, record, last)
     return runners
 

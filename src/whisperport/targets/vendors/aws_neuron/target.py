@@ -1,8 +1,9 @@
 """The target `aws-neuron`: AWS Inferentia2 and Trainium, through torch-neuronx."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, final
 
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.program_facts import ProgramFacts
@@ -12,7 +13,7 @@ from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
 from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunOptions, Target
-from whisperport.targets.vendors.aws_neuron import options as own_options
+from whisperport.targets.target_options import Option, check_ranges
 from whisperport.targets.vendors.aws_neuron.chips import RELEASE, machines
 from whisperport.targets.vendors.aws_neuron.compiler import DESCRIPTION, WEIGHTS, NeuronCompiler
 from whisperport.targets.vendors.aws_neuron.runtime import import_torch, load_modules
@@ -22,6 +23,34 @@ if TYPE_CHECKING:  # boards have no torch
 
 NAME = "aws-neuron"
 TRACE = f"{RELEASE} api-torch-neuronx-trace.rst"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Options for running.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    emulate: Annotated[
+        Literal["off", "on"],
+        Option(
+            "on runs the modules that would be compiled in emulation on the CPU, with torch; off runs "
+            "the compiled programs on a NeuronCore"
+        ),
+    ] = "off"
+    core: Annotated[
+        int,
+        Option(
+            "Number of the NeuronCore that runs the programs, among those that this process sees",
+            low=0,
+            high=1023,
+        ),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @final
@@ -70,7 +99,7 @@ class AwsNeuron(Target):
             "precisions": f"{RELEASE} compiler/neuronx-cc: --auto-cast none keeps the program's types",
         },
     )
-    run_options: ClassVar[type[Any]] = own_options.RunOptions
+    run_options: ClassVar[type[Any]] = DeviceOptions
     compiler = NeuronCompiler()
     machines = machines()
 
@@ -112,8 +141,9 @@ class AwsNeuron(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        chosen = cast(own_options.RunOptions, options.of(self))
-        return load_modules(folder, entries, chosen, options.cores)
+        chosen = cast(DeviceOptions, options.of(self))
+        core = chosen.core if chosen.emulate == "off" else None
+        return load_modules(folder, entries, core, options.cores)
 
     def _written(
         self, programs: Sequence["Program"], path: Path, file: str

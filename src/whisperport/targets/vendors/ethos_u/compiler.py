@@ -1,8 +1,9 @@
 """The compiler, Arm's backend of ExecuTorch with Vela: its stages, and the check of compiled files."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast, final
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, final
 
 from whisperport.errors import UsageError
 from whisperport.program.dims import Dims
@@ -22,11 +23,11 @@ from whisperport.targets.compiler import (
     Explanation,
 )
 from whisperport.targets.stage_report import printable, printable_texts, read_report
+from whisperport.targets.target_options import Option, check_ranges, clips_option
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.ethos_u import stages
 from whisperport.targets.vendors.ethos_u.chips import DRIVER_FLAGS, Npu
 from whisperport.targets.vendors.ethos_u.estimate import read_estimate, summary, to_estimate
-from whisperport.targets.vendors.ethos_u.options import CompileOptions
 
 T = TypeVar("T")
 LOWERED, COMPILED = ".pt2", ".pte"
@@ -57,6 +58,62 @@ _FAILURES: Mapping[str, Explanation] = {
         "another `--option {target}.memory-mode` may have room for the program",
     ),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Options for compiling.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    macs: Annotated[
+        int | None,
+        Option(
+            "Number of 8-bit multiply-accumulate units of your chip's NPU; the default is 256, for "
+            "Ethos-U65 512",
+            low=32,
+            high=2048,
+        ),
+    ] = None
+    system_config: Annotated[
+        str | None,
+        Option(
+            "Clock, SRAM and outer memory of your chip, by its name in the compiler's file vela.ini; the "
+            "default is on the target's page"
+        ),
+    ] = None
+    memory_mode: Annotated[
+        str | None,
+        Option(
+            "Where weights and tensors are stored, by its name in vela.ini: Dedicated_Sram_384KB is the "
+            "outer memory with this much SRAM as a cache; the default is on the target's page"
+        ),
+    ] = None
+    driver: Annotated[
+        Literal["bare-metal", "linux"],
+        Option(
+            "What drives the NPU: bare-metal, a program without operating system on a Cortex-M processor; "
+            "linux, Arm's driver on a Cortex-A processor, with Ethos-U85 only"
+        ),
+    ] = "bare-metal"
+    headroom: Annotated[
+        int,
+        Option(
+            "Factor between the range of a 16-bit tensor and its largest value in the calibration set; "
+            "above 1, the NPU's tables of functions are coarser",
+            low=1,
+            high=64,
+        ),
+    ] = 1
+    emulate: Annotated[
+        int,
+        clips_option("the TOSA reference model"),
+    ] = 2
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @final

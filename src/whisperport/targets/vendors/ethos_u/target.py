@@ -1,8 +1,9 @@
 """The targets: write programs for the compiler, and emulate them on the CPU."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.errors import UsageError, needs
 from whisperport.program.bundle import ProgramEntry, regular_file
@@ -12,7 +13,7 @@ from whisperport.program.runner import Runner
 from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunMode, RunOptions
 from whisperport.targets.compiled_target import CompiledTarget
-from whisperport.targets.vendors.ethos_u import options as own_options
+from whisperport.targets.target_options import Option
 from whisperport.targets.vendors.ethos_u.chips import NPUS, Npu, spec_of
 from whisperport.targets.vendors.ethos_u.compiler import COMPILED, LOWERED, EthosUCompiler
 from whisperport.targets.vendors.ethos_u.runtime import TorchRunner, load_graphs, use_threads
@@ -21,12 +22,26 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Options for running."""
+
+    emulate: Annotated[
+        Literal["off", "on", "quantized"],
+        Option(
+            "on runs the lowered programs in emulation on the CPU, in float32; quantized runs the "
+            "compiler's quantized graphs there in the TOSA reference model, which needs the compiler's "
+            "environment; off runs the compiled files, which this machine cannot"
+        ),
+    ] = "off"
+
+
 @final
 class EthosU(CompiledTarget):
     """The target for one NPU. Lowered programs can be emulated on the CPU before compilation."""
 
     compiler: EthosUCompiler
-    run_options: ClassVar[type[Any]] = own_options.RunOptions
+    run_options: ClassVar[type[Any]] = DeviceOptions
 
     def __init__(self, npu: Npu) -> None:
         self.npu, self.spec = npu, spec_of(npu)
@@ -36,7 +51,7 @@ class EthosU(CompiledTarget):
         return "quantized" if self._runs_quantized(options) else super().run_mode(options)
 
     def _runs_quantized(self, options: RunOptions) -> bool:
-        return cast(own_options.RunOptions, options.of(self)).emulate == "quantized"
+        return cast(DeviceOptions, options.of(self)).emulate == "quantized"
 
     def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         """Write each program in float32 to a file of torch.export with its weights."""

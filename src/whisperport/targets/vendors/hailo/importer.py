@@ -16,7 +16,7 @@ from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.npy_file import open_array
 from whisperport.targets.importer import Importer, ImportForm
-from whisperport.targets.options import Option
+from whisperport.targets.target_options import Option
 from whisperport.targets.vendors.hailo.chips import Chip
 from whisperport.targets.vendors.hailo.compiler import check_chip, check_hef
 from whisperport.targets.vendors.hailo.hef import Hef, Network, read_hef

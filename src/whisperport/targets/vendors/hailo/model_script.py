@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
-from whisperport.targets.options import Option, check_ranges, clips_option
+from whisperport.targets.target_options import Option, check_ranges, clips_option
 
 SixteenBit = Literal["adds", "published-layers", "nothing"]
 LEARNING_RATE = "0.00001"  # written as in the vendor's scripts

@@ -1,8 +1,9 @@
 """The Hailo targets: write ONNX and a model script for the compiler; run or emulate programs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast, final
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, final
 
 from whisperport.errors import UsageError
 from whisperport.program.bundle import ProgramEntry
@@ -10,7 +11,7 @@ from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, UncachedForm
 from whisperport.targets.onnx.target import OnnxTarget
-from whisperport.targets.vendors.hailo import options as hailo_options
+from whisperport.targets.target_options import EmulationOptions, Option, check_ranges
 from whisperport.targets.vendors.hailo.chips import HAILO8, HAILO8L, HAILO10H, Chip
 from whisperport.targets.vendors.hailo.compiler import HailoCompiler
 from whisperport.targets.vendors.hailo.importer import HailoImporter
@@ -28,18 +29,63 @@ TINY_WEIGHTS, BASE_WEIGHTS = 7_632_384, 19_822_592
 TINY_CONTEXTS, TINY_MINUTES = 8, 21
 
 
+# The opsets of published programs that compiled: hailocs/hailo-whisper@ebe7a85 export/ writes decoders in
+# opset 13; ktomanek/huggingface_whisper_to_hailo_conversion@fdf1aab writes encoders in opset 17, in which a
+# layer norm is one node.
+Opset = Literal[13, 17]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerOptions:
+    """Options for lowering.
+
+    Raises:
+        UsageError: `sequence_length` is below 8.
+    """
+
+    encoder_opset: Annotated[Opset, Option("ONNX opset of the encoder's file")] = 17
+    decoder_opset: Annotated[Opset, Option("ONNX opset of the uncached decoder's file")] = 13
+    sequence_length: Annotated[
+        int | None,
+        Option(
+            "Sequence length of the uncached decoder, in tokens, at most 448; the default is that of "
+            "Hailo's published decoder: 32 for tiny, 24 for base (64 on Hailo-10H), else 32",
+            low=8,
+        ),
+    ] = None
+    positions: Annotated[
+        Literal["host", "graph"],
+        Option(
+            "Where positional embeddings are added to the uncached decoder's input: on the CPU (host), "
+            "or in the compiled program (graph)"
+        ),
+    ] = "host"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions(EmulationOptions):
+    """Options for running."""
+
+    service: Annotated[
+        bool, Option("Share the chip with other processes through HailoRT's multi-process service")
+    ] = False
+
+
 @final
 class Hailo(OnnxTarget):
     """The target for one chip. Lowered ONNX files can be emulated on the CPU before they are compiled."""
 
-    lower_options: ClassVar[type[Any]] = hailo_options.LowerOptions
-    run_options: ClassVar[type[Any]] = hailo_options.RunOptions
+    lower_options: ClassVar[type[Any]] = LowerOptions
+    run_options: ClassVar[type[Any]] = DeviceOptions
 
-    def __init__(self, chip: Chip, options: hailo_options.LowerOptions | None = None) -> None:
+    def __init__(self, chip: Chip, options: LowerOptions | None = None) -> None:
         self.chip, self.spec = chip, chip.spec
         self.compiler = HailoCompiler(chip)
         self.importer = HailoImporter(chip)
-        self.options = options or hailo_options.LowerOptions()
+        self.options = options or LowerOptions()
 
     def configured(self, options: Any) -> Self:
         return type(self)(self.chip, options)
@@ -93,7 +139,7 @@ class Hailo(OnnxTarget):
     ) -> dict[str, Runner]:
         from whisperport.targets.vendors.hailo.runtime import load_hefs
 
-        service = cast(hailo_options.RunOptions, options).service
+        service = cast(DeviceOptions, options).service
         return load_hefs(self.chip, [entry.spec for entry in entries], files, service=service)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from whisperport.errors import UsageError
-from whisperport.targets.options import Option, check_ranges
+from whisperport.targets.target_options import Option, check_ranges
 from whisperport.targets.vendors.mediatek.chips import Chip
 
 

@@ -22,8 +22,9 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, final
+from typing import IO, Annotated, final
 
 import numpy as np
 
@@ -31,8 +32,8 @@ from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.child import Child
+from whisperport.targets.target_options import EmulationOptions, Option, check_ranges
 from whisperport.targets.vendors.mediatek.device_io import DeviceIo, DeviceTensor
-from whisperport.targets.vendors.mediatek.options import RunOptions
 
 HARDWARE = ("-m", "hw")
 TMPFS = Path("/dev/shm")
@@ -62,6 +63,39 @@ KNOWN = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions(EmulationOptions):
+    """Options for running: on the board, or emulated on the CPU with LiteRT.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    neuronrt: Annotated[str, Option("Name or path of the neuronrt command")] = "neuronrt"
+    timeout: Annotated[
+        int,
+        Option("Time limit in seconds of one neuronrt call", low=1, high=3600),
+    ] = 60
+    files: Annotated[
+        Path | None,
+        Option(
+            "Folder that keeps the raw input and output files of each program's last call, for "
+            "`whisperport diagnose`"
+        ),
+    ] = None
+    boost: Annotated[
+        int | None,
+        Option(
+            "Boost value of the NPU's clock (neuronrt's -b); the default passes none",
+            low=0,
+            high=100,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
 @final
 class NeuronrtRunner(Runner):
     """One compiled program that a new process of `neuronrt` runs in every call.
@@ -72,7 +106,7 @@ class NeuronrtRunner(Runner):
     """
 
     def __init__(
-        self, target: str, spec: ProgramSpec, dla: Path, io: DeviceIo, options: RunOptions
+        self, target: str, spec: ProgramSpec, dla: Path, io: DeviceIo, options: DeviceOptions
     ) -> None:
         """
         Args:

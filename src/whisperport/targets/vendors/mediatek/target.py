@@ -5,9 +5,9 @@ MediaTek's execution provider of ONNX Runtime is described as data: this project
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, final
 
 from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_facts import ProgramFacts
@@ -20,14 +20,15 @@ from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.quantizing import static_calibration
+from whisperport.targets.target_options import Option
 from whisperport.targets.tflite.quantization import MATMUL, OPERATORS, STATIC_BITS
 from whisperport.targets.tflite.quantizing import (
     quantize_statically,
 )
-from whisperport.targets.vendors.mediatek import options as own_options
 from whisperport.targets.vendors.mediatek.chips import CHIPS, MDLA_2_0, Chip
 from whisperport.targets.vendors.mediatek.compiler import NccCompiler
 from whisperport.targets.vendors.mediatek.device_io import DeviceIo
+from whisperport.targets.vendors.mediatek.neuronrt import DeviceOptions, NeuronrtRunner
 from whisperport.targets.vendors.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.vendors.mediatek.specs import FLOAT, spec_of
 
@@ -86,17 +87,30 @@ NEURON = ExecutionProvider(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerOptions:
+    """Options for lowering."""
+
+    static: Annotated[
+        Literal["linear", "matmul", "all"],
+        Option(
+            "Operators that w8a8 and w8a16 quantize: linears and convolutions, while all others compute in "
+            "float16; these and the matrix multiplications of attention; or all that the quantizer supports"
+        ),
+    ] = "linear"
+
+
 @final
 class Genio(CompiledTarget):
     """The target for one board. Lowered .tflite files can be emulated on the CPU before compilation."""
 
-    lower_options: ClassVar[type[Any]] = own_options.LowerOptions
-    run_options: ClassVar[type[Any]] = own_options.RunOptions
+    lower_options: ClassVar[type[Any]] = LowerOptions
+    run_options: ClassVar[type[Any]] = DeviceOptions
     execution_provider = NEURON
 
-    def __init__(self, chip: Chip, options: own_options.LowerOptions | None = None) -> None:
+    def __init__(self, chip: Chip, options: LowerOptions | None = None) -> None:
         self.chip, self.spec = chip, spec_of(chip)
-        self.options = options or own_options.LowerOptions()
+        self.options = options or LowerOptions()
         self.compiler = NccCompiler(chip)
         self.partitioner = LiteRtPartitioner(chip)
 
@@ -196,7 +210,6 @@ class Genio(CompiledTarget):
         self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
         """Load programs for `neuronrt` on this board, which this project has never run on one."""
-        from whisperport.targets.vendors.mediatek.neuronrt import NeuronrtRunner
 
         io = {
             entry.spec.name: DeviceIo.from_json(entry.facts.target_facts[DEVICE_IO], entry.spec)

@@ -2,8 +2,9 @@
 
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast, final
+from typing import Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiled_file import other_chip
@@ -15,11 +16,11 @@ from whisperport.targets.compiler import (
     Explanation,
 )
 from whisperport.targets.stage_report import printable, read_report
+from whisperport.targets.target_options import Option, check_ranges, clips_option
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.qualcomm import stages
 from whisperport.targets.vendors.qualcomm.chips import FLOAT, Chip
 from whisperport.targets.vendors.qualcomm.context import PROVIDER, Context, check_context
-from whisperport.targets.vendors.qualcomm.options import CompileOptions
 
 LOWERED, COMPILED = ".onnx", ".qnn"
 BUILT = "built.json"
@@ -34,6 +35,34 @@ _FAILURES: Mapping[str, Explanation] = {
         "all nodes",
     ),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Options for compiling.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    emulate: Annotated[
+        int,
+        clips_option(
+            "the vendor's simulator",
+            ". The encoder takes a minute per clip for a model of width 128 in fp16, and much longer for "
+            "larger ones",
+        ),
+    ] = 2  # `prefill_64` runs in the second window
+    optimization: Annotated[
+        Literal[1, 2, 3],
+        Option(
+            "Effort of the compiler's optimization (htp_graph_finalization_optimization_mode): 1 is the "
+            "fastest to compile, 3 gives the fastest program"
+        ),
+    ] = 3
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @final

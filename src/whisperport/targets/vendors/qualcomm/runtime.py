@@ -1,21 +1,41 @@
 """Run compiled files with onnxruntime-qnn: on the NPU of an Arm machine, or in the simulator on x86-64."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiled_file import RECOMPILE
 from whisperport.targets.onnx.runner import check_signature, session_settings
+from whisperport.targets.target_options import EmulationOptions, Option
 from whisperport.targets.vendors.qualcomm.chips import EXTRA, Chip
 from whisperport.targets.vendors.qualcomm.compiler import check_chip
 from whisperport.targets.vendors.qualcomm.context import PROVIDER, check_context
-from whisperport.targets.vendors.qualcomm.options import RunOptions
 
 _registering = Lock()  # the provider is registered once per process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions(EmulationOptions):
+    """Options for running: on the chip, in the simulator, or emulated on the CPU."""
+
+    library: Annotated[
+        Path | None,
+        Option(
+            "Path of the device's HTP library, libQnnHtp.so or QnnHtp.dll; the default is the library of "
+            "the package onnxruntime-qnn, which on x86-64 is the simulator"
+        ),
+    ] = None
+    performance: Annotated[
+        Literal["default", "burst", "balanced", "high_performance", "power_saver"],
+        Option(
+            "Clock and power of the NPU (htp_performance_mode); without effect in the simulator"
+        ),
+    ] = "default"
 
 
 class QnnRunner(Runner):
@@ -44,7 +64,7 @@ class QnnRunner(Runner):
 
 
 def load_contexts(
-    chip: Chip, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: RunOptions
+    chip: Chip, specs: Sequence[ProgramSpec], files: Mapping[str, Path], options: DeviceOptions
 ) -> dict[str, Runner]:
     """Load compiled programs as `CompiledTarget.load_compiled`."""
     ort, provider = _packages(chip)
@@ -81,7 +101,7 @@ def _packages(chip: Chip) -> tuple[Any, Any]:
     return ort, provider
 
 
-def _session(ort: Any, provider: Any, chip: Chip, path: Path, options: RunOptions) -> Any:
+def _session(ort: Any, provider: Any, chip: Chip, path: Path, options: DeviceOptions) -> Any:
     devices = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
     if not devices:
         raise LoweringError(

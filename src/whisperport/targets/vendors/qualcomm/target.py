@@ -14,9 +14,9 @@ from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.target import OnnxTarget
-from whisperport.targets.vendors.qualcomm import options as own_options
 from whisperport.targets.vendors.qualcomm.chips import CHIPS, FLOAT, OPSET, W8A16, Chip, spec_of
 from whisperport.targets.vendors.qualcomm.compiler import SIMULATORS, QnnCompiler
+from whisperport.targets.vendors.qualcomm.runtime import DeviceOptions, load_contexts
 
 SAMPLES = 32  # of calibration
 
@@ -25,7 +25,7 @@ SAMPLES = 32  # of calibration
 class Qualcomm(OnnxTarget):
     """The target for one chip. Lowered ONNX files can be emulated on the CPU before compilation."""
 
-    run_options: ClassVar[type[Any]] = own_options.RunOptions
+    run_options: ClassVar[type[Any]] = DeviceOptions
 
     def __init__(self, chip: Chip) -> None:
         self.chip, self.spec = chip, spec_of(chip)
@@ -80,13 +80,11 @@ class Qualcomm(OnnxTarget):
     def load_compiled(
         self, entries: Sequence[ProgramEntry], files: Mapping[str, Path], options: Any
     ) -> dict[str, Runner]:
-        from whisperport.targets.vendors.qualcomm.runtime import load_contexts
-
         return load_contexts(
             self.chip,
             [entry.spec for entry in entries],
             files,
-            cast(own_options.RunOptions, options),
+            cast(DeviceOptions, options),
         )
 
 

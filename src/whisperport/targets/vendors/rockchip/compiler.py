@@ -1,11 +1,13 @@
 """The vendor's compiler, rknn-toolkit2: calibration set, stage, and check of compiled files."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast, final
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, final
 
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.spec import ProgramSpec
@@ -19,10 +21,10 @@ from whisperport.targets.compiler import (
 )
 from whisperport.targets.onnx.ruined import Ruined, ruined
 from whisperport.targets.stage_report import printable_texts, read_report
+from whisperport.targets.target_options import Option, check_ranges, clips_option
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.rockchip import stages
 from whisperport.targets.vendors.rockchip.chips import FLOAT, W8A8, W16A16, Chip
-from whisperport.targets.vendors.rockchip.options import CompileOptions
 from whisperport.targets.vendors.rockchip.rknn_file import FLOAT_TYPE, check_rknn
 
 LOWERED, COMPILED = ".onnx", ".rknn"
@@ -42,6 +44,65 @@ _FAILURES: Mapping[str, Explanation] = {
         "place it on the CPU: export with `--placement {program}=onnxruntime`, or choose another precision",
     ),
 }
+
+
+MISCOMPILING_RULE = "convert_exmatmul_to_mul"
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Options for compiling.
+
+    Raises:
+        UsageError: a number is out of its range, or a rule's name has other characters.
+    """
+
+    emulate: Annotated[
+        int,
+        clips_option("the vendor's simulator"),
+    ] = 6  # all clips of a default reference: words decide about a quantized encoder
+    disable_rules: Annotated[
+        str,
+        Option(
+            "Graph rules of the compiler that are turned off, separated by commas; `none` leaves all of "
+            f"them on. {MISCOMPILING_RULE} computes wrong logits and wrong keys in `step`"
+        ),
+    ] = MISCOMPILING_RULE
+    optimization: Annotated[
+        Literal[0, 1, 2, 3],
+        Option(
+            "The compiler's optimization_level: 3 allows all rules, 0 none of the optional ones"
+        ),
+    ] = 3
+    hybrid: Annotated[
+        bool,
+        Option(
+            "Compute in float16 what one 8-bit scale ruins in an encoder in w8a8, as the calibration "
+            "samples show (the compiler's hybrid quantization)"
+        ),
+    ] = True
+    samples: Annotated[
+        int,
+        Option(
+            "Number of calibration samples of each quantized program; the vendor recommends 20 to 100",
+            low=1,
+            high=1000,
+        ),
+    ] = 32
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not re.fullmatch(r"\w+(,\w+)*", self.disable_rules, re.ASCII):
+            raise UsageError(
+                f"the option `disable-rules` cannot be `{self.disable_rules[:40]}`",
+                hint="expected names of rules with commas between them, or `none`",
+            )
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The names of the rules to turn off."""
+        return () if self.disable_rules == NONE else tuple(self.disable_rules.split(","))
 
 
 @final

@@ -19,9 +19,9 @@ from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.process import release_with
 from whisperport.targets.vendors.rockchip.chips import EXTRA, Chip
-from whisperport.targets.vendors.rockchip.options import CORES
 from whisperport.targets.vendors.rockchip.rknn_file import check_rknn
 
+CORES = {"auto": 0, "0": 1, "1": 2, "2": 4, "0-1": 3, "0-2": 7}  # value of the option -> core mask
 BOARD = Path(
     "/proc/device-tree/compatible"
 )  # names of the board and the chip, with NUL between them
