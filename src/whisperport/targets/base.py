@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -96,9 +97,8 @@ class Target(ABC):
     partitioner: "Partitioner | None" = None  # tells which operators the vendor's own list accepts
     profiler: "Profiler | None" = None  # measures programs of a format that only this target has
     execution_provider: "ExecutionProvider | None" = None  # the vendor's provider in ONNX Runtime
-    precisions: Mapping[str, str] = MappingProxyType(
-        {}
-    )  # program -> its precision; see `with_precisions`
+    options: Any = NoOptions()  # an instance of `lower_options`; see `configured`
+    precisions: Mapping[str, str] = MappingProxyType({})  # of programs; see `with_precisions`
     machines: "tuple[Machine, ...]" = ()  # machines whose figures are known, for `plan`
 
     def check(self, program: "Program") -> list[Rejection]:
@@ -175,7 +175,9 @@ class Target(ABC):
         Args:
             options: an instance of `lower_options`.
         """
-        return self
+        target = copy(self)
+        target.options = options
+        return target
 
     def with_precisions(self, precisions: Mapping[str, str]) -> Self:
         """Return this target with the precision in which `lower` writes each program.
@@ -183,7 +185,9 @@ class Target(ABC):
         Args:
             precisions: program -> its precision. A target whose compiler chooses the precision ignores it.
         """
-        return self
+        target = copy(self)
+        target.precisions = dict(precisions)
+        return target
 
     def precision_of(self, program: str) -> str:
         """Return the precision in which `lower` writes a program."""

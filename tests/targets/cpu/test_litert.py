@@ -168,7 +168,7 @@ def static(exported: Callable[..., Bundle], tmp_path: Path) -> tuple[Bundle, Pla
     )
     precisions = {name: one.precision for name, one in placements.items()}
     copy = Bundle(folder, replace(bundle.manifest, programs=entries))
-    return copy, Placed(placements, {"litert": LiteRt(precisions=precisions)})
+    return copy, Placed(placements, {"litert": LiteRt().with_precisions(precisions)})
 
 
 def test_a_static_program_is_quantized_with_the_shipped_audio_and_still_computes_its_outputs(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, final
 
 from whisperport.errors import UsageError, needs
 from whisperport.program.bundle import ProgramEntry
@@ -151,6 +151,7 @@ class OnnxRuntime(Target):
     """Writes one ONNX file per program and one file of weights for all programs; runs them."""
 
     lower_options: ClassVar[type[Any]] = LowerOptions
+    options = LowerOptions()
     run_options: ClassVar[type[Any]] = ProviderOptions
     spec = TargetSpec(
         name="onnxruntime",
@@ -187,17 +188,6 @@ class OnnxRuntime(Target):
             "max_rank": "no limit found in ONNX Runtime's CPU kernels; 8 is the limit of other compilers",
         },
     )
-
-    def __init__(
-        self, options: LowerOptions | None = None, precisions: Mapping[str, str] | None = None
-    ) -> None:
-        self.options, self.precisions = options or LowerOptions(), dict(precisions or {})
-
-    def configured(self, options: Any) -> Self:
-        return type(self)(cast(LowerOptions, options), self.precisions)
-
-    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
-        return type(self)(self.options, precisions)
 
     def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         with needs(

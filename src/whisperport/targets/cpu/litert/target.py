@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
 
 from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_facts import ProgramFacts
@@ -75,6 +75,7 @@ class LiteRt(Target):
     """
 
     lower_options: ClassVar[type[Any]] = LowerOptions
+    options = LowerOptions()
     spec = TargetSpec(
         name="litert",
         summary="LiteRT (TensorFlow Lite) with XNNPACK: phones and boards, Arm and x86 CPUs",
@@ -122,17 +123,6 @@ class LiteRt(Target):
             "precisions": "ai-edge-quantizer 0.10.0, recipe.py and AlgorithmName.FLOAT_CASTING",
         },
     )
-
-    def __init__(
-        self, options: LowerOptions | None = None, precisions: Mapping[str, str] | None = None
-    ) -> None:
-        self.options, self.precisions = options or LowerOptions(), dict(precisions or {})
-
-    def configured(self, options: Any) -> Self:
-        return type(self)(cast(LowerOptions, options), self.precisions)
-
-    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
-        return type(self)(self.options, precisions)
 
     def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         entries: dict[str, ProgramEntry] = {}

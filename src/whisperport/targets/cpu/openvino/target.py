@@ -1,10 +1,10 @@
 """The target `openvino`: what it supports, and its lowering and loading."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, final
 
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import ProgramEntry, regular_file
@@ -104,12 +104,6 @@ class OpenVino(Target):
             "bfloat16, by INFERENCE_PRECISION_HINT",
         },
     )
-
-    def __init__(self, precisions: Mapping[str, str] | None = None) -> None:
-        self.precisions = dict(precisions or {})
-
-    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
-        return type(self)(precisions)
 
     def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
         own = folder / FOLDER

@@ -1,9 +1,9 @@
 """The target `aws-neuron`: AWS Inferentia2 and Trainium, through torch-neuronx."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.program_facts import ProgramFacts
@@ -102,12 +102,6 @@ class AwsNeuron(Target):
     run_options: ClassVar[type[Any]] = DeviceOptions
     compiler = NeuronCompiler()
     machines = machines()
-
-    def __init__(self, precisions: Mapping[str, str] | None = None) -> None:
-        self.precisions = dict(precisions or {})
-
-    def with_precisions(self, precisions: Mapping[str, str]) -> Self:
-        return type(self)(precisions)
 
     def emulated_precision(self, precision: str) -> str:
         """Return the same precision: on the CPU, modules compute in bfloat16 too."""

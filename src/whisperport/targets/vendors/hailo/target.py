@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, cast, final
+from typing import Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.errors import UsageError
 from whisperport.program.bundle import ProgramEntry
@@ -79,16 +79,13 @@ class Hailo(OnnxTarget):
     """The target for one chip. Lowered ONNX files can be emulated on the CPU before they are compiled."""
 
     lower_options: ClassVar[type[Any]] = LowerOptions
+    options = LowerOptions()
     run_options: ClassVar[type[Any]] = DeviceOptions
 
-    def __init__(self, chip: Chip, options: LowerOptions | None = None) -> None:
+    def __init__(self, chip: Chip) -> None:
         self.chip, self.spec = chip, chip.spec
         self.compiler = HailoCompiler(chip)
         self.importer = HailoImporter(chip)
-        self.options = options or LowerOptions()
-
-    def configured(self, options: Any) -> Self:
-        return type(self)(self.chip, options)
 
     def uncached_form(self, dims: Dims) -> UncachedForm:
         """Return the form of Hailo's published decoder.

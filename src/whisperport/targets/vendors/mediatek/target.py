@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
 
 from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_facts import ProgramFacts
@@ -105,17 +105,14 @@ class Genio(CompiledTarget):
     """The target for one board. Lowered .tflite files can be emulated on the CPU before compilation."""
 
     lower_options: ClassVar[type[Any]] = LowerOptions
+    options = LowerOptions()
     run_options: ClassVar[type[Any]] = DeviceOptions
     execution_provider = NEURON
 
-    def __init__(self, chip: Chip, options: LowerOptions | None = None) -> None:
+    def __init__(self, chip: Chip) -> None:
         self.chip, self.spec = chip, spec_of(chip)
-        self.options = options or LowerOptions()
         self.compiler = NccCompiler(chip)
         self.partitioner = LiteRtPartitioner(chip)
-
-    def configured(self, options: Any) -> Self:
-        return type(self)(self.chip, options)
 
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
         chip, npu = self.chip, self.chip.npu
