@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.program.bundle import ProgramEntry
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec, TargetSpec

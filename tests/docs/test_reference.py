@@ -14,7 +14,7 @@ from whisperport.apps.cli.main import cli
 from whisperport.model.inspection.check import limits_of
 from whisperport.model.trace.variants import program_names
 from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, REFERENCE, Manifest, ProgramEntry
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.checks import Check
 from whisperport.program.evidence import KINDS, STATUSES, Evidence
 from whisperport.program.placement import Placement

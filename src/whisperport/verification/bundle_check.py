@@ -24,9 +24,9 @@ from whisperport.targets import RUNTIMES, RunOptions
 from whisperport.verification.batch_check import batch_checks, bound_check, sum_checks
 from whisperport.verification.compare import Comparison, compare
 from whisperport.verification.error_rate import unit_of
+from whisperport.verification.evidence import record_evidence
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
-from whisperport.verification.record_evidence import record_evidence
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import ClipText, Report
 from whisperport.verification.tokens import compare_logits, compare_tokens, token_gate

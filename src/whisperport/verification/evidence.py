@@ -1,10 +1,12 @@
-"""Convert a report to evidence about each program: which files were run, and how."""
+"""Convert a report to evidence about each program, which files were run and how, and record it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from whisperport.program.bundle import Manifest, ProgramEntry
+from whisperport.program.bundle import Bundle, Manifest, ProgramEntry
+from whisperport.program.bundle.origin import is_trusted, record_own
+from whisperport.program.bundle.writing import rewrite_manifest
 from whisperport.program.evidence import Evidence, Kind, with_added
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.base import RunMode
@@ -73,3 +75,16 @@ def _not_compiled(entry: ProgramEntry, target: Target) -> tuple[str, ...]:
     makers = (target.compiler, target.importer)
     compiled = tuple(maker.suffix for maker in makers if maker is not None)
     return tuple(file for file in entry.files if not file.endswith(compiled))
+
+
+def record_evidence(bundle: Bundle, report: Report, run: RunOptions | None) -> None:
+    """Add the result of a verification to the evidence in the bundle's manifest.
+
+    Raises:
+        BundleError: another process writes the bundle, or it is not writable.
+    """
+    trusted = is_trusted(bundle)  # determined before the manifest changes
+    options = run.options if run else {}
+    updated = rewrite_manifest(bundle, with_evidence(bundle.manifest, report, options))
+    if trusted:
+        record_own(updated.manifest)

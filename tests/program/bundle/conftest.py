@@ -19,7 +19,7 @@ from whisperport.program.bundle import (
     renaming,
     writing_bundle,
 )
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.checks import Check
 from whisperport.program.evidence import Evidence
 from whisperport.program.generation import Generation

@@ -12,8 +12,7 @@ from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsPr
 
 from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions, decode_window
-from whisperport.runtime.decoding.guards import forbid_repeated_ngrams, penalize_repetition
-from whisperport.runtime.decoding.rules import Rules
+from whisperport.runtime.decoding.rules import Rules, forbid_repeated_ngrams, penalize_repetition
 from whisperport.runtime.engine.scores import Scores
 
 from ...micro import DIMS, GENERATION

@@ -21,7 +21,7 @@ from whisperport.model.network.decoder import Decode
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.rewrites import run_rewrites
 from whisperport.model.trace.program import Program, trace
-from whisperport.model.trace.shared_weights import shared_weights
+from whisperport.model.trace.shared_copies import shared_weights
 from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu.xnnpack import runtime

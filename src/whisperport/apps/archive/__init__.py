@@ -8,8 +8,7 @@ One process writes: the one that was started. A worker only returns rows, so tha
 can neither lose a stored row nor store one twice. A row counts as soon as its part is in the folder.
 """
 
-from whisperport.apps.archive.archive import transcribe_archive
-from whisperport.apps.archive.archive_options import ArchiveOptions
+from whisperport.apps.archive.archive import ArchiveOptions, transcribe_archive
 from whisperport.apps.archive.progress import ArchiveProgress
 from whisperport.apps.archive.summary import ArchiveSummary
 

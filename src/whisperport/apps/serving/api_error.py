@@ -1,6 +1,6 @@
 """Errors as OpenAI's API answers them: a status, and an object with four members."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -86,3 +86,11 @@ def _message(error: WhisperportError) -> str:
     """Return an error as one line."""
     why = f": {error.why}" if error.why else ""
     return f"{error.what}{why}"
+
+
+def unknown_model(name: str, served: Iterable[str]) -> str:
+    """Return the message about a model that is not served."""
+    return (
+        f"The model {name[:100]!r} does not exist; served: {', '.join(served)}. "
+        "`whisperport serve --alias NAME` accepts a further name"
+    )

@@ -6,9 +6,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from whisperport.apps.serving.api_error import ApiError
+from whisperport.apps.serving.api_error import ApiError, unknown_model
 from whisperport.apps.serving.service import Service
-from whisperport.apps.serving.unknown_model import unknown_model
 
 OWNER = "whisperport"
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.model.network.attention import Attention, CachedAttention
-from whisperport.model.network.feed_forward import feed_forward
 from whisperport.program.dims import Dims
 
 
@@ -25,7 +24,7 @@ class DecoderBlock(nn.Module):
         self.cross_attn_ln = nn.LayerNorm(width)
         self.cross_attn = Attention(width, n_head)
         self.mlp_ln = nn.LayerNorm(width)
-        self.mlp = feed_forward(width, inner)
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(
         self,

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whisperport.model.network.attention import Attention
-from whisperport.model.network.feed_forward import feed_forward
 from whisperport.model.network.rank4_attention import attend
 from whisperport.program.dims import Dims
 
@@ -23,7 +22,7 @@ class EncoderBlock(nn.Module):
         self.attn_ln = nn.LayerNorm(width)
         self.attn = Attention(width, n_head)
         self.mlp_ln = nn.LayerNorm(width)
-        self.mlp = feed_forward(width, inner)
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer: x (1, T, d) to (1, T, d)."""

@@ -13,8 +13,7 @@ from whisperport.errors import UsageError
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.generation import Generation
 from whisperport.runtime.decoding.decode_options import DecodeOptions, check_combination
-from whisperport.runtime.decoding.guards import SHORT_WINDOW_PENALTY
-from whisperport.runtime.decoding.rules import Rules
+from whisperport.runtime.decoding.rules import SHORT_WINDOW_PENALTY, Rules
 from whisperport.runtime.decoding.search import (
     Beams,
     Candidate,

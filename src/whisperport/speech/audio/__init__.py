@@ -10,9 +10,8 @@ from whisperport.speech.audio.microphone import AudioGapWarning, microphone_audi
 from whisperport.speech.audio.pcm import SAMPLE_RATE
 from whisperport.speech.audio.pcm_stream import PcmStream
 from whisperport.speech.audio.read_ahead import ReadAhead
-from whisperport.speech.audio.speech_turns import SpeechTurn, SpeechTurns
 from whisperport.speech.audio.stream import AudioSource, AudioStream
-from whisperport.speech.audio.vad import Span, VadOptions, speech_spans
+from whisperport.speech.audio.vad import Span, SpeechTurn, SpeechTurns, VadOptions, speech_spans
 
 __all__ = [
     "FRAMES_PER_SECOND",

@@ -14,7 +14,7 @@ from whisperport.speech.audio.decode import AudioDecoder, open_source
 from whisperport.speech.audio.load import iter_audio
 from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.audio.pcm import SAMPLE_RATE, check_length
-from whisperport.speech.audio.raw import from_raw
+from whisperport.speech.audio.pcm_stream import from_raw
 
 PIECE_S = 0.1  # duration of a piece in seconds; pieces of a pipe may be shorter
 _CHUNK = 1 << 16  # maximum number of bytes in one read of a pipe

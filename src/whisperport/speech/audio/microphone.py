@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whisperport.errors import AudioError, MissingPackageError, needs
 from whisperport.speech.audio.pcm import SAMPLE_RATE
-from whisperport.speech.audio.raw import from_raw
+from whisperport.speech.audio.pcm_stream import from_raw
 
 PIECE_S = 0.1  # duration of a piece in seconds
 _LIST = "python -m sounddevice"  # command that lists every device

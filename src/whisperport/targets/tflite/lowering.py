@@ -46,8 +46,7 @@ def lower_to_tflite(
         LoweringError: litert_torch could not convert a program, or the file has another signature.
     """
     from whisperport.model.inspection.quiet import quiet, quiet_natively
-    from whisperport.model.trace.node_history import shared_node_history
-    from whisperport.model.trace.shared_weights import shared_weights
+    from whisperport.model.trace.shared_copies import shared_node_history, shared_weights
 
     names = ", ".join(program.name for program in programs)
     with quiet(), quiet_natively():

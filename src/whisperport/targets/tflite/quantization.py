@@ -1,8 +1,5 @@
 """Quantize a .tflite file with ai-edge-quantizer: recipes as data, and the function that applies one.
 
-This file imports numpy and the quantizer only inside functions, and nothing of whisperport: a stage script
-that runs in another Python interpreter may load a copy of it. It needs Python 3.9 or later.
-
 | Precision | Weights | Activations | Calibration |
 |---|---|---|---|
 | fp16 | float16 | float32 | no |

@@ -14,7 +14,7 @@ import pytest
 from whisperport.apps.bench.acceptance import how_programs_run
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.program.bundle import Bundle, ProgramEntry
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.checks import Check
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whisperport.apps.serving.api_error import ApiError
-from whisperport.apps.serving.unknown_model import unknown_model
+from whisperport.apps.serving.api_error import ApiError, unknown_model
 from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions

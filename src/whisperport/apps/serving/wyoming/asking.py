@@ -5,7 +5,7 @@ from itertools import chain
 
 from wyoming.asr import Transcribe
 
-from whisperport.apps.serving.wyoming.fault import FaultError
+from whisperport.apps.serving.wyoming.reader import FaultError
 from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions

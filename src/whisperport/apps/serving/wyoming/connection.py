@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from typing import TypeVar
 
 import numpy as np
@@ -16,15 +17,13 @@ from wyoming.asr import Transcribe, Transcript
 from wyoming.audio import AudioChunk, AudioFormat, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, async_write_event
-from wyoming.info import Describe
+from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 from wyoming.ping import Ping, Pong
 
 from whisperport.apps.serving.service import Service
 from whisperport.apps.serving.urgency import Urgency
 from whisperport.apps.serving.wyoming.asking import options_of
-from whisperport.apps.serving.wyoming.description import info_of
-from whisperport.apps.serving.wyoming.fault import FaultError
-from whisperport.apps.serving.wyoming.reader import read_event
+from whisperport.apps.serving.wyoming.reader import FaultError, read_event
 from whisperport.apps.serving.wyoming.utterance import AudioForm, Utterance, new_stream
 from whisperport.errors import QueueFullError
 from whisperport.transcription import TranscribeOptions
@@ -222,3 +221,33 @@ def _form(stated: AudioFormat) -> AudioForm:
     if any(type(value) is not int for value in form):
         raise FaultError("bad-audio", "`rate`, `width` and `channels` are whole numbers")
     return form
+
+
+PROGRAM = "whisperport"
+URL = "https://github.com/openai/whisper"
+
+
+def info_of(service: Service) -> Info:
+    """Return the program, its model and the languages of the model."""
+    name, options = service.model_ids[0], service.options
+    model = AsrModel(
+        name=name,
+        attribution=Attribution("OpenAI and the model's authors", URL),
+        installed=True,
+        description=f"{service.about['bundle']} on {service.about['backend']}",
+        version=service.about["sha256"][:12],
+        languages=list(service.transcriber.engine.generation.languages) or ["en"],
+    )
+    program = AsrProgram(
+        name=PROGRAM,
+        attribution=Attribution("whisperport", URL),
+        installed=True,
+        description="Whisper on this machine",
+        version=version("whisperport"),
+        models=[model],
+        requires_external_vad=not options.wyoming_vad,
+        # Whisper was trained on speech of all levels with noise.
+        prefers_auto_gain_enabled=False,
+        prefers_noise_reduction_enabled=False,
+    )
+    return Info(asr=[program])

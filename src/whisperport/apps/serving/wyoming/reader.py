@@ -14,7 +14,20 @@ from wyoming.event import Event
 
 from whisperport.apps.serving.json_text import parsed
 from whisperport.apps.serving.turns import Turns
-from whisperport.apps.serving.wyoming.fault import FaultError
+
+
+class FaultError(Exception):
+    """An `error` event, after which the connection is closed: older clients wait for that.
+
+    Args:
+        code: bad-event, bad-audio, too-long, busy, language or internal.
+        text: what happened, for people.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
 
 MAX_LINE = 2**16  # bytes
 MAX_PART = 2**20  # bytes of data, and of samples

@@ -8,8 +8,7 @@ from whisperport.apps.serving.origins import is_local
 from whisperport.apps.serving.service import Service
 from whisperport.apps.serving.wyoming.connection import Connection
 from whisperport.apps.serving.wyoming.discovery import Discovery
-from whisperport.apps.serving.wyoming.fault import FaultError
-from whisperport.apps.serving.wyoming.reader import MAX_LINE
+from whisperport.apps.serving.wyoming.reader import MAX_LINE, FaultError
 from whisperport.errors import UsageError
 
 MAX_CONNECTIONS = 64

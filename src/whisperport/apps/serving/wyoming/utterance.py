@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.apps.serving.wyoming.fault import FaultError
+from whisperport.apps.serving.wyoming.reader import FaultError
 from whisperport.errors import AudioError
 from whisperport.speech.audio import SAMPLE_RATE, SpeechTurn, SpeechTurns, VadOptions
 from whisperport.speech.audio.pcm_stream import PCM_OF_BYTES, PcmStream

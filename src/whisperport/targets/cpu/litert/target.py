@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
 
 from whisperport.program.bundle import ProgramEntry, regular_file
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import (
@@ -38,10 +38,7 @@ from whisperport.targets.tflite.quantization import (
     STATIC_BITS,
     recipe,
 )
-from whisperport.targets.tflite.quantizing import (
-    quantize_in_place,
-    quantize_statically,
-)
+from whisperport.targets.tflite.quantize_in_place import quantize_in_place, quantize_statically
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
 if TYPE_CHECKING:  # boards have no torch

@@ -19,8 +19,7 @@ from whisperport.program.profiling import (
     by_time,
     median_overhead,
 )
-from whisperport.targets.cpu.openvino.core import shared_core
-from whisperport.targets.cpu.openvino.runtime import CPU, TYPES, first_line
+from whisperport.targets.cpu.openvino.runtime import CPU, TYPES, first_line, shared_core
 
 if TYPE_CHECKING:  # the build layer needs torch
     from whisperport.model.inspection.graph import Value

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,7 +13,6 @@ from whisperport.errors import BundleError, LoweringError, needs
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.cpu.openvino.bfloat16 import Bf16Copy, copies, inputs_in_bf16, read_in_bf16
-from whisperport.targets.cpu.openvino.core import shared_core
 from whisperport.targets.stated_signature import (
     expect_counts,
     expect_tensor,
@@ -284,3 +283,25 @@ def first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explained = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
     return (explained or lines or ["OpenVINO gave no reason"])[0][:200]
+
+
+def shared_core() -> Any:
+    """Return the process's `openvino.Core`, which lives until the process ends.
+
+    OpenVINO's CPU plugin gives the thread an alternate stack for signals when a `Core` loads it, and takes
+    it back when the `Core` is deleted. If two exist and the first is deleted first, the thread is left
+    with a stack that is no longer mapped, and the next signal, such as Ctrl-C, is a segmentation fault.
+
+    Source: openvino 2026.4.1, sigstack_manager.cpp of the plugin `intel_cpu`.
+
+    Raises:
+        ImportError: OpenVINO is not installed.
+    """
+    import openvino
+
+    return _core_of(openvino)
+
+
+@cache
+def _core_of(openvino: Any) -> Any:
+    return openvino.Core()

@@ -40,8 +40,7 @@ def lower_to_pte(programs: Mapping[str, "Program"], path: Path) -> dict[str, dic
         MissingPackageError: ExecuTorch is not installed.
     """
     from whisperport.model.inspection.quiet import quiet
-    from whisperport.model.trace.node_history import shared_node_history
-    from whisperport.model.trace.shared_weights import shared_weights
+    from whisperport.model.trace.shared_copies import shared_node_history, shared_weights
 
     _import_executorch()
     path.parent.mkdir(exist_ok=True)
@@ -81,8 +80,7 @@ def _lower_to_edge(programs: Mapping[str, "Program"]) -> tuple[Any, dict[str, in
     from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
 
     from whisperport.model.inspection.quiet import quiet
-    from whisperport.model.trace.node_history import shared_node_history
-    from whisperport.model.trace.shared_weights import shared_weights
+    from whisperport.model.trace.shared_copies import shared_node_history, shared_weights
 
     config = EdgeCompileConfig()
     methods, delegated = {}, {}

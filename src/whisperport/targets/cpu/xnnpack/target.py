@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from whisperport.program.bundle import ProgramEntry, regular_file
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, LoweringCost, Runs, Software, Support, TargetSpec

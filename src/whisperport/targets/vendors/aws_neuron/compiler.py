@@ -11,6 +11,7 @@ from whisperport.errors import BundleError, UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.regular_file import other_kind
+from whisperport.targets.compiled_file import printable, read_report
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -18,7 +19,6 @@ from whisperport.targets.compiler import (
     CompileRequest,
     Explanation,
 )
-from whisperport.targets.stage_report import printable, read_report
 from whisperport.targets.toolchain import Failure, Stage
 from whisperport.targets.vendors.aws_neuron import stages
 from whisperport.targets.vendors.aws_neuron.codes import code_in, explained

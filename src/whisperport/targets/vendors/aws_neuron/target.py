@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.program.bundle import ProgramEntry
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.masks import MASKED
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner

@@ -12,7 +12,10 @@ from whisperport.targets.compiled_file import (
     expect_signature,
     not_compiled,
     other_chip,
+    printable,
+    printable_texts,
     read_bytes,
+    read_report,
 )
 from whisperport.targets.compiler import (
     CalibrationNeed,
@@ -22,7 +25,6 @@ from whisperport.targets.compiler import (
     Estimate,
     Explanation,
 )
-from whisperport.targets.stage_report import printable, printable_texts, read_report
 from whisperport.targets.target_options import Option, check_ranges, clips_option
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.ethos_u import stages

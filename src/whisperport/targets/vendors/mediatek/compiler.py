@@ -10,19 +10,21 @@ from typing import Any, ClassVar, cast, final
 
 from whisperport.errors import MissingPackageError
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.compiled_file import not_compiled, other_program, read_bytes
+from whisperport.targets.compiled_file import (
+    not_compiled,
+    other_program,
+    printable,
+    printable_texts,
+    read_bytes,
+    read_json,
+    read_report,
+    read_text,
+)
 from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
     CompileRequest,
     Explanation,
-)
-from whisperport.targets.stage_report import (
-    printable,
-    printable_texts,
-    read_json,
-    read_report,
-    read_text,
 )
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.mediatek import stages

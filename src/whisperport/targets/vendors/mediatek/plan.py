@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from whisperport.targets.stage_report import printable
+from whisperport.targets.compiled_file import printable
 
 LONGEST_TEXT = 8 * 2**20  # characters that are read
 MOST = 100_000  # parts or operators that are read

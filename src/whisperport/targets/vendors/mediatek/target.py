@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
 
 from whisperport.program.bundle import ProgramEntry, regular_file
-from whisperport.program.bundle.program_facts import ProgramFacts
+from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec
@@ -22,9 +22,7 @@ from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.quantizing import static_calibration
 from whisperport.targets.target_options import Option
 from whisperport.targets.tflite.quantization import MATMUL, OPERATORS, STATIC_BITS
-from whisperport.targets.tflite.quantizing import (
-    quantize_statically,
-)
+from whisperport.targets.tflite.quantize_in_place import quantize_statically
 from whisperport.targets.vendors.mediatek.chips import CHIPS, MDLA_2_0, Chip
 from whisperport.targets.vendors.mediatek.compiler import NccCompiler
 from whisperport.targets.vendors.mediatek.device_io import DeviceIo

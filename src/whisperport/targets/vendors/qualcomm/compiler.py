@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.compiled_file import other_chip
+from whisperport.targets.compiled_file import other_chip, printable, read_report
 from whisperport.targets.compiler import (
     CompilePlan,
     Compiler,
@@ -15,7 +15,6 @@ from whisperport.targets.compiler import (
     EmulationNeed,
     Explanation,
 )
-from whisperport.targets.stage_report import printable, read_report
 from whisperport.targets.target_options import Option, check_ranges, clips_option
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.qualcomm import stages

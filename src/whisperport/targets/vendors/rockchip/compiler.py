@@ -11,7 +11,7 @@ from whisperport.errors import BundleError, UsageError
 from whisperport.program.dims import Dims
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.compiled_file import RECOMPILE
+from whisperport.targets.compiled_file import RECOMPILE, printable_texts, read_report
 from whisperport.targets.compiler import (
     CalibrationNeed,
     CompilePlan,
@@ -20,7 +20,6 @@ from whisperport.targets.compiler import (
     Explanation,
 )
 from whisperport.targets.onnx.ruined import Ruined, ruined
-from whisperport.targets.stage_report import printable_texts, read_report
 from whisperport.targets.target_options import Option, check_ranges, clips_option
 from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.rockchip import stages
