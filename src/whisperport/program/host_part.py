@@ -164,7 +164,8 @@ class HostPart:
             ProgramError: a file is missing or damaged.
         """
         try:
-            _check_kind(path)
+            if kind := other_kind(path):
+                raise ValueError(f"it is {kind}, not a file")
             if path.stat().st_size > LARGEST_JSON:
                 raise ValueError(f"it has more than {LARGEST_JSON} bytes")
             description = json.loads(path.read_bytes())
@@ -186,11 +187,6 @@ def _npy(array: Array) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
     return buffer.getvalue()
-
-
-def _check_kind(path: Path) -> None:
-    if kind := other_kind(path):
-        raise ValueError(f"it is {kind}, not a file")
 
 
 def _tensor(entry: Any) -> TensorSpec:

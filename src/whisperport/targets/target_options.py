@@ -135,12 +135,15 @@ def by_target(texts: Mapping[str, str], targets: Mapping[str, type[Any]]) -> dic
     for full_name, text in texts.items():
         target, dot, name = full_name.partition(".")
         if not dot or target not in grouped:
+            names = [
+                f"{owner}.{option.name}" for owner in targets for option in describe(targets[owner])
+            ]
             raise UsageError(
                 f"there is no option `{full_name}` for this command",
                 why=f"no program here is for `{target}`: the targets are {', '.join(targets) or 'none'}"
                 if dot
                 else "an option is written as TARGET.NAME=VALUE",
-                hint=f"options are {', '.join(_all_names(targets)) or 'none'}",
+                hint=f"options are {', '.join(names) or 'none'}",
             )
         grouped[target][name] = text
     return {name: parse_options(targets[name], grouped[name], name) for name in targets}
@@ -155,12 +158,6 @@ def own_options(texts: Mapping[str, str], target: str) -> dict[str, str]:
 def with_target(options: Mapping[str, str], target: str) -> dict[str, str]:
     """Add the target's name to options: `NAME` -> value becomes `TARGET.NAME` -> value."""
     return {f"{target}.{name}": text for name, text in options.items()}
-
-
-def _all_names(targets: Mapping[str, type[Any]]) -> list[str]:
-    return [
-        f"{name}.{option.name}" for name, options in targets.items() for option in describe(options)
-    ]
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -358,15 +358,11 @@ def _mistakes(
         if abs(shift) < rows:
             late = np.roll(expected, shift, axis=0)
             yield f"its reference {abs(shift)} rows {'late' if shift > 0 else 'early'}", late[:rows]
-    yield "its reference read transposed", _transposed(expected)[:rows]
+    transposed = expected.T.reshape(expected.shape)  # as a reader of (d, T) understands (T, d)
+    yield "its reference read transposed", transposed[:rows]
     if len(expected) > rows + 1:
         rest = np.median(expected[rows:], axis=0)
         yield "what follows the speech", np.broadcast_to(rest, expected[:rows].shape)
-
-
-def _transposed(array: NDArray[Any]) -> NDArray[Any]:
-    """Return (T, d) as a reader of (d, T) would understand its values."""
-    return array.T.reshape(array.shape)
 
 
 def _clipped(array: NDArray[Any], center: Rows, spread: Rows) -> Rows:

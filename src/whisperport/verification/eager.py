@@ -118,6 +118,10 @@ def _run_clip(
     draft = CachedDecoder(model.decoder, cross_kv)
     tokens, margins = greedy_tokens(model, generation, prompt, cross_kv, max_tokens, draft)
     none = np.empty((0, dims.n_vocab), np.float32)
+    uncached_logits = none
+    if keep and uncached:
+        unpadded = model.cross_kv(features, padded=False)
+        uncached_logits = _logits(model, unpadded, prompt, tokens, uncached.sequence_length)
     return ReferenceClip(
         name=clip.name,
         text=clip.text,
@@ -127,9 +131,7 @@ def _run_clip(
         margins=np.array(margins, np.float32),
         features=features[0].numpy() if keep else np.empty((0, dims.n_audio_state), np.float32),
         logits=_logits(model, cross_kv, prompt, tokens[:-1]) if keep else none,
-        uncached_logits=_unpadded(model, features, prompt, tokens, uncached)
-        if keep and uncached
-        else none,
+        uncached_logits=uncached_logits,
         scores=_scores(model, generation, cross_kv, prompt, tokens[:-1], len(samples))
         if keep
         else np.empty((0, 0, 0), np.float32),
@@ -225,15 +227,3 @@ def _scores(
     positions = max(1, math.ceil(n_samples / (2 * HOP_LENGTH)))
     scores = model.cross_scores(_kept(prompt, tokens), cross_kv, heads)
     return np.ascontiguousarray(scores[:, :, :positions].numpy())
-
-
-def _unpadded(
-    model: "Whisper",
-    features: "Tensor",
-    prompt: list[int],
-    tokens: list[int],
-    uncached: UncachedForm,
-) -> NDArray[np.float32]:
-    """Logits (K, V) as in `ReferenceClip.logits`, from features (1, T, d) without padding."""
-    cross_kv = model.cross_kv(features, padded=False)
-    return _logits(model, cross_kv, prompt, tokens, uncached.sequence_length)

@@ -253,7 +253,9 @@ def load_engine(
     """
     manifest, options = bundle.manifest, options or RunOptions()
     names = tuple(dict.fromkeys(entry.target for entry in manifest.programs))
-    _check_options(options, names)
+    by_target(
+        options.options, {name: get_target(name).run_options for name in names}
+    )  # checks them
     ensure_tried(bundle, options)
     with bundle.unchanged():
         loaded = load_runners(bundle, options, encoder=encoder)
@@ -263,11 +265,6 @@ def load_engine(
     masks = {entry.spec.name: entry.placement.mask for entry in manifest.programs}
     tables = embedding, positions
     return Engine(manifest.dims, manifest.generation, used, *tables, manifest.window, masks)
-
-
-def _check_options(options: RunOptions, targets: Sequence[str]) -> None:
-    """Raise UsageError if no target of the bundle has an option, or if a value is out of range."""
-    by_target(options.options, {name: get_target(name).run_options for name in targets})
 
 
 def _required(runners: Mapping[str, Runner], name: str) -> Runner:

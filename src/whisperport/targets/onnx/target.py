@@ -90,10 +90,11 @@ def lower_file_to_onnx(
         LoweringError: the program cannot be written in this opset.
     """
     name = target.spec.name
-    write = _writer(name)
+    with needs(f"cannot lower for `{name}`: the ONNX exporter is not installed", extra="export"):
+        from whisperport.model.trace.onnx_file import write_onnx_file
     path.parent.mkdir(exist_ok=True)  # not before: without an exporter, nothing is written
     begin_stage(f"writing {program.name} as ONNX opset {opset} for {name}")
-    facts = write(program, path, opset=opset, simplify=simplify)
+    facts = write_onnx_file(program, path, opset=opset, simplify=simplify)
     entry = ProgramEntry(
         spec=program.spec,
         placement=Placement(name),
@@ -109,9 +110,3 @@ def lower_file_to_onnx(
         "max_rank": facts.max_rank,
         "weight_bytes": facts.weight_bytes,
     }
-
-
-def _writer(target: str) -> "Callable[..., OnnxFileInfo]":
-    with needs(f"cannot lower for `{target}`: the ONNX exporter is not installed", extra="export"):
-        from whisperport.model.trace.onnx_file import write_onnx_file
-    return write_onnx_file

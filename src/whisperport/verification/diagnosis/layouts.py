@@ -145,14 +145,11 @@ def _tiled(shape: tuple[int, ...]) -> Iterator[Layout]:
             order = (axis, *rest, axis + 1)
             findings = [_tile_finding(shape, axis, c)]
             if axis != len(shape) - 1:
-                findings.insert(0, _order_finding(shape, (*_without(axis, shape), axis)))
+                moved = (*(a for a in range(len(shape)) if a != axis), axis)
+                findings.insert(0, _order_finding(shape, moved))
             split = (*shape[:axis], shape[axis] // c, c, *shape[axis + 1 :])
             padded = tuple(split[a] for a in order)
             yield Layout(shape, order, padded, (axis, c), tuple(findings))
-
-
-def _without(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a for a in range(len(shape)) if a != axis)
 
 
 def _padded_to(shape: tuple[int, ...], count: int) -> Iterator[Layout]:

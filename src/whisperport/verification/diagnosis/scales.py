@@ -199,7 +199,7 @@ def line_findings(
                 advice="Subtract the zero point of the compiled model's output, then apply the scale.",
             )
         )
-    return findings, [_undo(a, b)]
+    return findings, [f"x = (x - ({b:.9g})) / {a:.9g}"]
 
 
 def _integer_sentence(reading: Reading) -> str:
@@ -211,10 +211,6 @@ def _integer_sentence(reading: Reading) -> str:
 def _dequantization(a: float, b: float) -> list[str]:
     zero_point = round(b) if abs(b - round(b)) < WHOLE else round(b, 3)
     return [f"x = (x - ({zero_point})) * {1 / a:.7g}  # zero point, scale"]
-
-
-def _undo(a: float, b: float) -> str:
-    return f"x = (x - ({b:.9g})) / {a:.9g}"
 
 
 def _are_integers(reading: Reading) -> bool:

@@ -35,7 +35,7 @@ from whisperport.targets.preflight import available_memory
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.compare import compare_output
 from whisperport.verification.providers.report import ProviderReport, Trial
-from whisperport.verification.reference import Reference, ReferenceClip
+from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import GATES
 
 TARGET = "onnxruntime"  # whose programs are ONNX files for any provider
@@ -322,7 +322,8 @@ def record_inputs(bundle: Bundle, run: RunOptions) -> tuple[str, dict[str, Recor
 
     targets = [get_target(entry.target) for entry in bundle.manifest.programs]
     engine = load_engine(bundle, run.with_emulation(targets), wrap)
-    clip = _clip(Reference.from_arrays(bundle.reference()))
+    reference = Reference.from_arrays(bundle.reference())
+    clip = max(reference.clips, key=lambda clip: len(clip.tokens))  # so that the caches are filled
     decoder, generation = Decoder(engine), engine.generation
     features = engine.encode(reference_mel(engine.dims, clip))
     decoded = decode_window(decoder, features, DecodeOptions())
@@ -342,8 +343,3 @@ def record_inputs(bundle: Bundle, run: RunOptions) -> tuple[str, dict[str, Recor
         for name, recorder in recorders.items()
         if recorder.calls
     }
-
-
-def _clip(reference: Reference) -> ReferenceClip:
-    """Return the clip with the most tokens, so that the caches are filled."""
-    return max(reference.clips, key=lambda clip: len(clip.tokens))

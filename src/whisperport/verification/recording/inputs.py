@@ -20,7 +20,6 @@ from whisperport.runtime import (
     decode_window,
     start_tokens,
 )
-from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.verification.recording.audio_files import Floats
 
 CALLS = (
@@ -151,12 +150,8 @@ class DecoderInputs:
         decoder.start_window(features)
         language = self._generation.any_language
         logits, _ = decoder.prefill(start_tokens(self._generation, language, "transcribe"))
-        while _has_room(decoder):
+        while len(decoder.tokens) < decoder.sequence_length:
             token = int(logits.argmax())
             if token == self._generation.end_of_text:
                 return
             logits = decoder.step(token)
-
-
-def _has_room(decoder: UncachedDecoder) -> bool:
-    return len(decoder.tokens) < decoder.sequence_length

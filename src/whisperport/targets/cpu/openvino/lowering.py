@@ -83,7 +83,8 @@ def lower_to_openvino(
                     why=str(error).strip().split("\n")[-1][:200],
                     hint="`whisperport check PROGRAM.pt2 --target openvino` lists what is not supported",
                 ) from error
-            nodes.append(_computed(model))
+            kinds = [node.get_type_name() for node in model.get_ops()]
+            nodes.append(sum(kind not in NOT_COMPUTED for kind in kinds))
             del model  # it maps the weights of the temporary ONNX file
             share_weights(own, shared, out)
     return nodes
@@ -105,11 +106,6 @@ def share_weights(model: Path, shared: "SharedBytes", out: Path) -> None:
             file.seek(int(data.attrib["offset"]))
             data.set("offset", str(shared.place(file.read(int(data.attrib["size"])))))
     tree.write(out, encoding="utf-8", xml_declaration=True)
-
-
-def _computed(model: Any) -> int:
-    """Return the number of a model's nodes that compute something."""
-    return sum(node.get_type_name() not in NOT_COMPUTED for node in model.get_ops())
 
 
 SMALLEST = 4096  # elements; smaller weights cost little memory

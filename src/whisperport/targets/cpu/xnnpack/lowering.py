@@ -49,7 +49,9 @@ def lower_to_pte(programs: Mapping[str, "Program"], path: Path) -> dict[str, dic
         begin_stage("writing the ExecuTorch file")
         with quiet(), shared_node_history(), shared_weights(), path.open("wb") as file:
             edge.to_executorch().write_to_file(file)
-    delegations = _delegation(path)
+    # The file is mapped, not read: most of it is weights.
+    with path.open("rb") as pte, mmap(pte.fileno(), 0, access=ACCESS_READ) as mapped:
+        delegations = read_delegation(mapped)
     return {name: {"delegated": n, **delegations[name].to_json()} for name, n in delegated.items()}
 
 
@@ -61,13 +63,6 @@ def _import_executorch() -> None:
         import executorch.backends.xnnpack.partition.xnnpack_partitioner
         import executorch.devtools.backend_debug
         import executorch.exir  # noqa: F401
-
-
-def _delegation(path: Path) -> "dict[str, Delegation]":
-    """What each method delegates. The file is mapped, not read: most of it is weights."""
-
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
-        return read_delegation(mapped)
 
 
 def _lower_to_edge(programs: Mapping[str, "Program"]) -> tuple[Any, dict[str, int]]:

@@ -96,7 +96,8 @@ def check(version: str, settings: Mapping[str, Any]) -> str:
     if torch.__version__.split("+")[0].rsplit(".", 1)[0] not in settings["torch"]:
         expected = " or ".join(settings["torch"])
         return f"torch {torch.__version__} is installed with it; expected torch {expected}"
-    if _compiler() is None:
+    folders = [*_folders(), os.environ.get("PATH", "")]
+    if shutil.which(COMPILER, path=os.pathsep.join(folders)) is None:
         return f"the program {COMPILER} is neither in PATH nor beside {sys.executable}"
     return ""
 
@@ -289,11 +290,6 @@ def _short(text: str) -> str:
 
 def _tensor(tensor: Any) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).rpartition(".")[2]}
-
-
-def _compiler() -> str | None:
-    folders = [*_folders(), os.environ.get("PATH", "")]
-    return shutil.which(COMPILER, path=os.pathsep.join(folders))
 
 
 def _folders() -> Sequence[str]:

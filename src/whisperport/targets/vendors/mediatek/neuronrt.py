@@ -121,7 +121,8 @@ class NeuronrtRunner(Runner):
         self._what, self._dla, self._io = f"`{spec.name}` on `{target}`", dla.absolute(), io
         self._options = options
         self._command = _command_path(options.neuronrt, target)
-        self._places = [_place(tensor, io.inputs) for tensor in (t.name for t in spec.inputs)]
+        names = [tensor.name for tensor in io.inputs]
+        self._places = [names.index(tensor.name) for tensor in spec.inputs]
         self.last_inference_ms: float | None = None
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -278,10 +279,6 @@ def _command_path(command: str, target: str) -> str:
             hint=f"{WHERE}; the run option `{target}.neuronrt=PATH` names another place",
         )
     return path
-
-
-def _place(name: str, tensors: Sequence[DeviceTensor]) -> int:
-    return [tensor.name for tensor in tensors].index(name)
 
 
 def _files(option: str, folder: Path, suffix: str, count: int) -> list[str]:
