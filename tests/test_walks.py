@@ -111,6 +111,6 @@ def test_a_return_to_a_room_is_counted_however_long_the_value_stays_in_it() -> N
 
 
 def test_a_station_that_nobody_calls_is_found() -> None:
-    walk = ["build.export.export.export", "model.rewrites.base.run_rewrites"]
+    walk = ["build.export.export.export", "model.rewrites.rewrite.run_rewrites"]
 
-    assert gaps(walk) == ["model.rewrites.base.run_rewrites"]
+    assert gaps(walk) == ["model.rewrites.rewrite.run_rewrites"]

@@ -11,7 +11,7 @@ import torch
 import whisperport.model.rewrites
 from whisperport.errors import LoweringError
 from whisperport.model.rewrites import HOST_REWRITES, REWRITES, Outcome, Rewrite, run_rewrites
-from whisperport.model.rewrites.base import rewrite
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.model.trace.program import Program, trace
 
 from ...extent import core_or_all
@@ -160,7 +160,7 @@ def test_a_program_without_its_pattern_is_given_back(chosen: Rewrite) -> None:
 
 def test_every_file_registers_one_rewrite_of_its_name(chosen: Rewrite) -> None:
     folder = Path(whisperport.model.rewrites.__file__).parent
-    shared = {"__init__", "base", "graph", "host", "in_place"}
+    shared = {"__init__", "graph", "host", "rewrite"}
     files = {path.stem for path in folder.glob("*.py")} - shared
 
     assert {name.replace("-", "_") for name in (*REWRITES, *HOST_REWRITES)} == files

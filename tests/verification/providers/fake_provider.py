@@ -12,11 +12,11 @@ import numpy as np
 
 from whisperport.system.progress import begin_stage
 from whisperport.targets.onnx.runner import CPU
-from whisperport.verification.providers.session import CREATING, run_session
+from whisperport.verification.providers.provider_session import CREATING, run_session
 
 
 def run(**arguments: Any) -> dict[str, Any]:
-    """The job; see `whisperport.verification.providers.session.run_session`."""
+    """The job; see `whisperport.verification.providers.provider_session.run_session`."""
     provider = arguments["provider"]
     if provider == CPU:
         return run_session(**arguments)

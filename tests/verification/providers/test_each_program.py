@@ -18,7 +18,7 @@ from whisperport.targets.vendors.mediatek.target import NEURON
 from whisperport.verification.compare import Comparison
 from whisperport.verification.providers import ProviderReport, Trial, each_program
 from whisperport.verification.providers.each_program import record_inputs
-from whisperport.verification.providers.session import _message, _repeated
+from whisperport.verification.providers.provider_session import _message, _repeated
 
 from ...embedded import default_bundle
 from ...extent import core_or_all

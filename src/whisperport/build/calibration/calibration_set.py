@@ -32,8 +32,8 @@ from whisperport.verification.recording.audio_files import (
     audio_files,
     fingerprint,
 )
+from whisperport.verification.recording.bundle_session import BundleSession, ProgramInputs
 from whisperport.verification.recording.inputs import samples_per_window
-from whisperport.verification.recording.session import BundleSession, ProgramInputs
 
 MISLEADING = ("silent", "constant", NO_SPEECH)  # reasons for which audio is skipped
 COST = (

@@ -36,8 +36,14 @@ from whisperport.model.rewrites import (
 from whisperport.model.rewrites import (
     split_vocab_projection as _split_vocab_projection,
 )
-from whisperport.model.rewrites.base import REWRITES, Outcome, Rewrite, find_rewrite, run_rewrites
 from whisperport.model.rewrites.host import HOST_REWRITES, run_host_rewrite
+from whisperport.model.rewrites.rewrite import (
+    REWRITES,
+    Outcome,
+    Rewrite,
+    find_rewrite,
+    run_rewrites,
+)
 
 __all__ = [
     "HOST_REWRITES",

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import (
     arguments,
     aten,
@@ -33,6 +32,7 @@ from whisperport.model.rewrites.graph import (
     stored,
     value,
 )
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 
 MASK_VALUE = -30_000.0  # added to the scores of masked positions

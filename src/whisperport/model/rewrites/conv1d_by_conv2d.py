@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import arguments, aten, calls, replace, shape, store, stored
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 
 CONVOLUTIONS = (aten.conv1d.default, aten.conv1d.padding, aten.convolution.default)

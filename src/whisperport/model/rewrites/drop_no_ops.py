@@ -14,8 +14,8 @@ Exact: each of these nodes returns its input, bit for bit.
 import torch
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import arguments, aten, calls, replace, shape, value
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 
 CASTS = (aten.to.dtype, aten.to.dtype_layout)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import replace, store, stored
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.model.trace.writes import memory_written
 from whisperport.program.spec import Rejection
 

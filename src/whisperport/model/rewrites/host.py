@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
 from whisperport.errors import LoweringError
-from whisperport.model.rewrites.base import Outcome
+from whisperport.model.rewrites.rewrite import Outcome
 from whisperport.model.trace.program import Program, as_program
 from whisperport.program.host_part import HostPart
 from whisperport.program.spec import ProgramSpec, Rejection

@@ -16,8 +16,8 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import aten, inherit_origin
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 
 

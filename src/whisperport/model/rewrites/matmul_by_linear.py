@@ -13,7 +13,6 @@ Exact: a linear multiplies by the transpose of its weight. The weight is not cop
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import (
     arguments,
     aten,
@@ -23,6 +22,7 @@ from whisperport.model.rewrites.graph import (
     stored,
     transposed_weight,
 )
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 
 

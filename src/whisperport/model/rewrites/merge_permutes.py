@@ -11,8 +11,8 @@ Exact: every number keeps its position.
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import arguments, aten, calls, replace, shape
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 
 PERMUTES = (aten.permute.default, aten.transpose.int)

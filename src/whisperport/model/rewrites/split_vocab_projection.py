@@ -15,7 +15,6 @@ from itertools import pairwise
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.base import rewrite
 from whisperport.model.rewrites.graph import (
     arguments,
     aten,
@@ -25,6 +24,7 @@ from whisperport.model.rewrites.graph import (
     store,
     stored,
 )
+from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 
 

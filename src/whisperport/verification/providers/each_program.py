@@ -39,7 +39,7 @@ from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import GATES
 
 TARGET = "onnxruntime"  # whose programs are ONNX files for any provider
-JOB = "whisperport.verification.providers.session:run_session"
+JOB = "whisperport.verification.providers.provider_session:run_session"
 REPEAT = 10  # measured runs of a program, after one that is not measured
 TIMEOUT_S = 1800.0  # for one program and set of options, compilation included
 LEAST_MEMORY = 2**30  # bytes; Python and ONNX Runtime need 0.15 GB

@@ -1,5 +1,5 @@
 """Open a bundle, and record the inputs of its programs while it transcribes."""
 
-from whisperport.verification.recording.session import BundleSession
+from whisperport.verification.recording.bundle_session import BundleSession
 
 __all__ = ["BundleSession"]

@@ -18,7 +18,7 @@ from whisperport.model.inspection.rules import (
 from whisperport.model.inspection.rules import (
     shapes as _shapes,
 )
-from whisperport.model.inspection.rules.base import RULES, Finding, Rule
+from whisperport.model.inspection.rules.rule import RULES, Finding, Rule
 
 __all__ = ["RULES", "Finding", "Rule"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from whisperport.model.inspection.cost import contracted
 from whisperport.model.inspection.graph import Graph, Node
-from whisperport.model.inspection.rules.base import Finding, format_shape, rule
+from whisperport.model.inspection.rules.rule import Finding, format_shape, rule
 from whisperport.model.inspection.rules.shapes import MATMULS
 from whisperport.model.inspection.written_views import VIEWS
 from whisperport.program.dims import KNOWN_VOCABULARIES

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from whisperport.model.inspection.graph import Graph, Node
-from whisperport.model.inspection.rules.base import Finding, node_rule, rule
+from whisperport.model.inspection.rules.rule import Finding, node_rule, rule
 from whisperport.program.spec import Limit
 
 

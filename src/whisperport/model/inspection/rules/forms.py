@@ -4,7 +4,7 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 from whisperport.model.inspection.graph import Graph, Node, Value
-from whisperport.model.inspection.rules.base import Finding, format_shape, node_rule, rule
+from whisperport.model.inspection.rules.rule import Finding, format_shape, node_rule, rule
 from whisperport.model.inspection.written_views import WRITTEN
 from whisperport.program.spec import Limit
 

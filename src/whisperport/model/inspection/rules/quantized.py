@@ -3,7 +3,7 @@
 from collections.abc import Set
 
 from whisperport.model.inspection.graph import Graph, Node
-from whisperport.model.inspection.rules.base import node_rule
+from whisperport.model.inspection.rules.rule import node_rule
 
 
 @node_rule("WP211", "A quantized tensor has one scale per channel")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Set
 
 from whisperport.model.inspection.graph import Graph, Node, Value
-from whisperport.model.inspection.rules.base import Finding, format_shape, node_rule, rule
+from whisperport.model.inspection.rules.rule import Finding, format_shape, node_rule, rule
 from whisperport.program.spec import Limit
 
 MATMULS = frozenset({"linear", "addmm", "matmul", "mm", "bmm", "baddbmm"})
