@@ -49,9 +49,9 @@ from whisperport.speech.audio import log_mel
 from whisperport.targets import RunOptions
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.verification import versions
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.clips import clips_of, shipped_audio
-from whisperport.verification.compare import compare
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.verification.diagnosis.expected import Expected, Quantization

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from whisperport.build.check import check
-from whisperport.model.inspection.check import CheckedProgram
 from whisperport.model.inspection.cost import MOVEMENT
 from whisperport.model.inspection.graph import Node
+from whisperport.model.inspection.rejections import CheckedProgram
 from whisperport.model.trace.program import Program, trace
 from whisperport.targets import get_target
 from whisperport.targets.vendors.qualcomm.chips import CHIPS

@@ -18,7 +18,7 @@ from whisperport.build.fix import Fixed, fix
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.rewrites import REWRITES, Rewrite
-from whisperport.model.rewrites.graph import aten, calls, store
+from whisperport.model.rewrites.graph_edits import aten, calls, store
 from whisperport.model.trace.program import Program, trace
 from whisperport.targets import TARGETS
 

@@ -11,7 +11,7 @@ import pytest
 import whisperport
 from whisperport import errors
 from whisperport.apps.cli.main import cli
-from whisperport.model.inspection.check import limits_of
+from whisperport.model.inspection.rejections import limits_of
 from whisperport.model.trace.variants import program_names
 from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, REFERENCE, Manifest, ProgramEntry
 from whisperport.program.bundle.program_entry import ProgramFacts

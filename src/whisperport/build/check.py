@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from torch import nn
     from torch.export import ExportedProgram
 
-    from whisperport.model.inspection.check import CheckedProgram
     from whisperport.model.inspection.graph import Graph
+    from whisperport.model.inspection.rejections import CheckedProgram
     from whisperport.model.trace.program import Program
 
 
@@ -148,12 +148,12 @@ def check(
     chosen = get_target(target)
     spec = chosen.spec
     with requires_torch("check a program"):
-        from whisperport.model.inspection.check import check_graph
         from whisperport.model.inspection.read import read_graphs
         from whisperport.model.inspection.read_model_folder import (
             is_model_folder,
             read_model_folder,
         )
+        from whisperport.model.inspection.rejections import check_graph
     partitions: tuple[Partitioned, ...] = ()
     is_file = isinstance(program, str | os.PathLike) and not is_model_folder(Path(program))
     if sizes and not is_file:

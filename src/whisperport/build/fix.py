@@ -20,7 +20,7 @@ from whisperport.program.spec import FindingKind, Rejection, TargetSpec
 from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 from whisperport.targets.preflight import within_memory_of
-from whisperport.verification.compare import Gate
+from whisperport.verification.array_comparison import Gate
 from whisperport.verification.equality import (
     Equality,
     OutputComparison,
@@ -34,7 +34,7 @@ from whisperport.verification.samples import Sample, samples_of
 from whisperport.verification.tolerances import REWRITTEN
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
-    from whisperport.model.inspection.check import CheckedProgram
+    from whisperport.model.inspection.rejections import CheckedProgram
     from whisperport.model.rewrites import Outcome
     from whisperport.model.trace.program import Program
 
@@ -371,8 +371,8 @@ def _harm(applied: _Applied, kind: FindingKind, needed: Set[str]) -> _Harm | Non
 
 
 def _check(program: "Program", spec: TargetSpec) -> "CheckedProgram":
-    from whisperport.model.inspection.check import check_graph
     from whisperport.model.inspection.read_exported import read_exported
+    from whisperport.model.inspection.rejections import check_graph
 
     return check_graph(read_exported(program.name, program.exported), spec)
 

@@ -34,7 +34,7 @@ from whisperport.targets.preflight import (
     within_memory_of,
 )
 from whisperport.targets.target_options import parse_options
-from whisperport.verification.compare import Gate
+from whisperport.verification.array_comparison import Gate
 from whisperport.verification.equality import (
     Equality,
     OutputComparison,

@@ -106,8 +106,8 @@ class Target(ABC):
 
         Needs torch, and neither an SDK nor a runtime.
         """
-        from whisperport.model.inspection.check import rejections
         from whisperport.model.inspection.read_exported import read_exported
+        from whisperport.model.inspection.rejections import rejections
 
         return rejections(read_exported(program.name, program.exported), self.spec)
 

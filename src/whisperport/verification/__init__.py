@@ -5,7 +5,7 @@ another shape, and a comparison of nothing are failures.
 """
 
 from whisperport.program.checks import LEVELS, Check, Level
-from whisperport.verification.compare import Comparison, Gate, compare, compare_output
+from whisperport.verification.array_comparison import Comparison, Gate, compare, compare_output
 from whisperport.verification.error_rate import (
     TextErrors,
     Unit,

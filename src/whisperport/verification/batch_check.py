@@ -15,7 +15,7 @@ from whisperport.program.checks import COARSE_PROJECTION, UNCACHED_DECODER, Chec
 from whisperport.runtime import Batch, Decoder, Engine, Floats, Step
 from whisperport.runtime.engine.coarse import CoarseProjection
 from whisperport.runtime.engine.scores import Scores
-from whisperport.verification.compare import compare
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.precision import coarsest
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.tolerances import limit_of

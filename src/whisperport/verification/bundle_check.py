@@ -21,8 +21,8 @@ from whisperport.speech.audio import log_mel
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets import RUNTIMES, RunOptions
+from whisperport.verification.array_comparison import Comparison, compare
 from whisperport.verification.batch_check import batch_checks, bound_check, sum_checks
-from whisperport.verification.compare import Comparison, compare
 from whisperport.verification.error_rate import unit_of
 from whisperport.verification.evidence import record_evidence
 from whisperport.verification.machine import machine, versions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whisperport.program.runner import Array
-from whisperport.verification.compare import Comparison, Gate, compare_output
+from whisperport.verification.array_comparison import Comparison, Gate, compare_output
 from whisperport.verification.samples import Sample
 from whisperport.verification.tolerances import gate_for
 

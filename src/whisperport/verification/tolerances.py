@@ -14,7 +14,7 @@ is off by a tenth of the largest value in one of 576,000 values, and every word 
 import math
 from collections.abc import Iterable, Mapping
 
-from whisperport.verification.compare import Gate
+from whisperport.verification.array_comparison import Gate
 from whisperport.verification.loss import Loss
 
 FLOOR_DB = 10.0

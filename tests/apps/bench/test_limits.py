@@ -13,8 +13,8 @@ from torch import randn
 from torch.utils._pytree import tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from whisperport.apps.bench import limits
-from whisperport.apps.bench.limits import Limit, Rates, Work, limits_of, measure_rates, work_of
+from whisperport.apps.bench import roofline
+from whisperport.apps.bench.roofline import Limit, Rates, Work, limits_of, measure_rates, work_of
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.program import Program
 from whisperport.model.trace.variants import whisper_programs
@@ -102,9 +102,9 @@ def test_programs_that_run_here_and_were_measured_have_a_limit() -> None:
 
 def test_the_measured_graphs_are_as_onnx_writes_them() -> None:
     floats = (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.FLOAT)
-    assert graph_of("MatMul", floats) == limits._MATMUL
+    assert graph_of("MatMul", floats) == roofline._MATMUL
     integers = (TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32)
-    assert graph_of("MatMulInteger", integers) == limits._MATMUL_INTEGER
+    assert graph_of("MatMulInteger", integers) == roofline._MATMUL_INTEGER
 
 
 def graph_of(operator: str, types: tuple[int, int, int]) -> bytes:
@@ -120,8 +120,8 @@ def graph_of(operator: str, types: tuple[int, int, int]) -> bytes:
 
 
 def test_the_rates_of_this_machine_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SIZE", 256)
-    monkeypatch.setattr(limits, "READ_BYTES", 2**20)
+    monkeypatch.setattr(roofline, "SIZE", 256)
+    monkeypatch.setattr(roofline, "READ_BYTES", 2**20)
 
     rates = measure_rates(1)
 

@@ -8,7 +8,7 @@ import pytest
 
 from whisperport.apps.bench import transcribing
 from whisperport.apps.bench.acceptance import AcceptanceRow, check_accuracy
-from whisperport.apps.bench.limits import Rates
+from whisperport.apps.bench.roofline import Rates
 from whisperport.apps.bench.transcribing import BenchResult, Part
 from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions

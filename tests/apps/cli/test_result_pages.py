@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from whisperport.apps.bench.acceptance import AcceptanceRow
-from whisperport.apps.bench.limits import Limit, Rates, Work
+from whisperport.apps.bench.roofline import Limit, Rates, Work
 from whisperport.apps.bench.transcribing import BenchResult, Part
 from whisperport.apps.cli.bench_page import bench_page
 from whisperport.apps.cli.compare_page import compare_page
@@ -24,7 +24,7 @@ from whisperport.program.checks import Check
 from whisperport.program.profiling import NodeProfile, Profile, by_time
 from whisperport.system.page import text
 from whisperport.verification import Report, TextErrors
-from whisperport.verification.compare import Comparison, Gate, min_sqnr_of
+from whisperport.verification.array_comparison import Comparison, Gate, min_sqnr_of
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
     ComparedValue,

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from whisperport.errors import ProgramError
-from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.graph import Graph
 from whisperport.model.inspection.onnx_shapes import with_shapes
 from whisperport.model.inspection.read_onnx import read_onnx
+from whisperport.model.inspection.rejections import check_graph
 from whisperport.targets import get_target
 
 ORT = get_target("onnxruntime").spec

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.read_exported import read_exported
+from whisperport.model.inspection.rejections import check_graph
 from whisperport.model.trace.program import Program, as_program, trace
 from whisperport.targets import get_target
 

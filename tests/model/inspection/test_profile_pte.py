@@ -16,7 +16,6 @@ import pytest
 from whisperport.errors import MissingPackageError, ProgramError, UsageError
 from whisperport.model.inspection import litert_run, profile_tflite
 from whisperport.model.inspection import profile_pte as module
-from whisperport.model.inspection.check import rejections
 from whisperport.model.inspection.cost import cost_of
 from whisperport.model.inspection.litert_profiler import (
     Event,
@@ -28,6 +27,7 @@ from whisperport.model.inspection.litert_profiler import (
 from whisperport.model.inspection.litert_run import CRASHED, Measured, Op, run_litert
 from whisperport.model.inspection.profile_pte import profile_pte
 from whisperport.model.inspection.read_pte import Instruction, Method, read_pte
+from whisperport.model.inspection.rejections import rejections
 from whisperport.program.bundle import Bundle
 from whisperport.program.profiling import Profile, ProfileOptions
 from whisperport.targets import get_target

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from whisperport.errors import ProgramError
 from whisperport.model.inspection import protobuf_skeleton
-from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.cost import cost_of
 from whisperport.model.inspection.graph import Graph
 from whisperport.model.inspection.protobuf_skeleton import skeleton
 from whisperport.model.inspection.read import read_graphs
 from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.inspection.read_onnx import MODEL
+from whisperport.model.inspection.rejections import check_graph
 from whisperport.targets import get_target
 
 from .graphs import NPU

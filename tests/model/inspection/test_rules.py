@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from whisperport.model.inspection.check import check_graph, limits_of, rejections
 from whisperport.model.inspection.graph import Graph, Node, Value
+from whisperport.model.inspection.rejections import check_graph, limits_of, rejections
 from whisperport.model.inspection.rules import RULES
 from whisperport.model.inspection.rules.page import rule_index, rule_section
 from whisperport.model.rewrites import HOST_REWRITES, REWRITES

@@ -29,8 +29,8 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu.litert.target import LiteRt, xnnpack_delegation
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.clips import shipped_clips
-from whisperport.verification.compare import compare
 from whisperport.verification.recording import BundleSession
 from whisperport.verification.tolerances import GATES
 

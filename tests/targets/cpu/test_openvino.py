@@ -26,8 +26,8 @@ from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu.openvino import target as openvino_target
 from whisperport.targets.cpu.openvino.runtime import Device, OpenVinoRunner, start
 from whisperport.targets.cpu.openvino.target import DeviceOptions
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.clips import Clip
-from whisperport.verification.compare import compare
 from whisperport.verification.tolerances import GATES
 
 from ...extent import EVERYTHING

@@ -18,7 +18,7 @@ from whisperport.targets.cpu.openvino import bfloat16, runtime
 from whisperport.targets.cpu.openvino import target as openvino_target
 from whisperport.targets.cpu.openvino.bfloat16 import inputs_in_bf16, rounded
 from whisperport.targets.cpu.openvino.runtime import Device, has_bf16, start
-from whisperport.verification.compare import compare
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.tolerances import GATES
 
 OPENVINO = get_target("openvino")

@@ -15,7 +15,7 @@ from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.vendors.mediatek.target import NEURON
-from whisperport.verification.compare import Comparison
+from whisperport.verification.array_comparison import Comparison
 from whisperport.verification.providers import ProviderReport, Trial, each_program
 from whisperport.verification.providers.each_program import record_inputs
 from whisperport.verification.providers.provider_session import _message, _repeated

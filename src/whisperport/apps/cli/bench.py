@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from whisperport.apps.bench.acceptance import AcceptanceRow, How
-from whisperport.apps.bench.limits import Limit, Rates, limits_of, measure_rates
+from whisperport.apps.bench.roofline import Limit, Rates, limits_of, measure_rates
 from whisperport.apps.bench.transcribing import (
     BenchOptions,
     BenchResult,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from whisperport.apps.bench.limits import Limit, Rates
+from whisperport.apps.bench.roofline import Limit, Rates
 from whisperport.apps.bench.transcribing import BenchResult
 from whisperport.apps.cli.bench_words import (
     NORMALIZED,

@@ -37,9 +37,9 @@ from whisperport.system.page import percent
 from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time
-    from whisperport.model.inspection.check import CheckedProgram, FindingGroup, Occurrence
     from whisperport.model.inspection.cost import NodeCost
     from whisperport.model.inspection.partitions import Partitions
+    from whisperport.model.inspection.rejections import CheckedProgram, FindingGroup, Occurrence
 
 PROJECTED_AGAIN = "WP601"
 REPEATED_WORK = (PROJECTED_AGAIN, "WP602")  # warnings that no lowering solves

@@ -20,7 +20,7 @@ from whisperport.system.page import (
 )
 
 if TYPE_CHECKING:  # torch may be missing at run time
-    from whisperport.model.inspection.check import CheckedProgram, FindingGroup, Occurrence
+    from whisperport.model.inspection.rejections import CheckedProgram, FindingGroup, Occurrence
 
 MAX_LISTED = 50  # nodes of one kind in a table
 MAX_KINDS, MAX_FINDINGS = 100, 400_000  # kinds of findings of a program, and characters of all

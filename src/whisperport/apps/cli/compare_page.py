@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from whisperport.apps.cli.compare_words import decibels, divergence_sentences, error_text, operators
 from whisperport.apps.cli.log_plot import PLOT_STYLE, Line, Tag, log_plot
 from whisperport.system.page import bar, facts, html_page, table, text, verdict
-from whisperport.verification.compare import min_sqnr_of
+from whisperport.verification.array_comparison import min_sqnr_of
 from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
 
 SHOWN_BEFORE, SHOWN_AFTER = 5, 25  # layers around the first that diverges

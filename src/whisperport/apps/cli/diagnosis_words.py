@@ -7,7 +7,7 @@ from whisperport.apps.cli.shared_options import run_option_arguments
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import ENCODER
 from whisperport.targets import get_target
-from whisperport.verification.compare import Comparison
+from whisperport.verification.array_comparison import Comparison
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.device_inputs import DeviceInputs
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions

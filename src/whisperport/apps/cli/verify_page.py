@@ -12,7 +12,7 @@ from whisperport.program.checks import Check
 from whisperport.speech.audio import SAMPLE_RATE
 from whisperport.speech.text import normalize
 from whisperport.system.page import bar, facts, html_page, prose, table, text, verdict, within
-from whisperport.verification.compare import min_sqnr_of
+from whisperport.verification.array_comparison import min_sqnr_of
 from whisperport.verification.diagnosis.layers import (
     GOOD_DB,
     LayerComparison,

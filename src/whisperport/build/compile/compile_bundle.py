@@ -41,7 +41,6 @@ from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 from whisperport.targets.compiler import EmulationNeed, Layout, same_layout
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
-from whisperport.verification.compare import Gate, compare
 from whisperport.verification.precision import precisions
 from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference

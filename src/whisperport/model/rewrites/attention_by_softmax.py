@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import (
+from whisperport.model.rewrites.graph_edits import (
     arguments,
     aten,
     calls,

@@ -11,7 +11,15 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import arguments, aten, calls, replace, shape, store, stored
+from whisperport.model.rewrites.graph_edits import (
+    arguments,
+    aten,
+    calls,
+    replace,
+    shape,
+    store,
+    stored,
+)
 from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 

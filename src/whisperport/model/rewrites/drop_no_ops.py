@@ -14,7 +14,7 @@ Exact: each of these nodes returns its input, bit for bit.
 import torch
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import arguments, aten, calls, replace, shape, value
+from whisperport.model.rewrites.graph_edits import arguments, aten, calls, replace, shape, value
 from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import arguments, aten, replace, shape
+from whisperport.model.rewrites.graph_edits import arguments, aten, replace, shape
 from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import replace, store, stored
+from whisperport.model.rewrites.graph_edits import replace, store, stored
 from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.model.trace.writes import memory_written
 from whisperport.program.spec import Rejection

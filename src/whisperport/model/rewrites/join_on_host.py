@@ -10,7 +10,7 @@ Exact: concatenation does not compute anything.
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import aten, shape
+from whisperport.model.rewrites.graph_edits import aten, shape
 from whisperport.model.rewrites.host import HostRewriteResult, host_rewrite
 from whisperport.program.host_part import HostPart, Join
 from whisperport.program.spec import ProgramSpec, Rejection

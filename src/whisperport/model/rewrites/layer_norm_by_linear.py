@@ -16,7 +16,7 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import aten, inherit_origin
+from whisperport.model.rewrites.graph_edits import aten, inherit_origin
 from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 

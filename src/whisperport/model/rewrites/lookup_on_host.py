@@ -14,7 +14,7 @@ Source: a vendor's published toolkit, which the targets name: its patch of the d
 import torch
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import aten, calls, shape, stored, value
+from whisperport.model.rewrites.graph_edits import aten, calls, shape, stored, value
 from whisperport.model.rewrites.host import HostRewriteResult, host_rewrite
 from whisperport.program.host_part import HostPart, Lookup
 from whisperport.program.spec import ProgramSpec, Rejection, TensorSpec

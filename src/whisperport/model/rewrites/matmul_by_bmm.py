@@ -11,7 +11,7 @@ Exact: the multiplications and sums do not change.
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import aten, calls, replace, shape
+from whisperport.model.rewrites.graph_edits import aten, calls, replace, shape
 from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 

@@ -13,7 +13,7 @@ Exact: a linear multiplies by the transpose of its weight. The weight is not cop
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import (
+from whisperport.model.rewrites.graph_edits import (
     arguments,
     aten,
     calls,

@@ -11,7 +11,7 @@ Exact: every number keeps its position.
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import arguments, aten, calls, replace, shape
+from whisperport.model.rewrites.graph_edits import arguments, aten, calls, replace, shape
 from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.program.spec import Rejection
 

@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node, map_arg
 
 from whisperport.errors import LoweringError
-from whisperport.model.rewrites.graph import aten
+from whisperport.model.rewrites.graph_edits import aten
 from whisperport.model.trace.program import Program, as_program
 from whisperport.model.trace.writes import is_view, written_by
 from whisperport.program.spec import Rejection

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from torch.fx import GraphModule, Node
 
-from whisperport.model.rewrites.graph import (
+from whisperport.model.rewrites.graph_edits import (
     arguments,
     aten,
     calls,

@@ -2,7 +2,7 @@
 
 from whisperport.speech.audio.cut_speech import cut_chunks, fill_windows
 from whisperport.speech.audio.decode import ClippedAudioWarning, DamagedAudioWarning
-from whisperport.speech.audio.live import live_audio
+from whisperport.speech.audio.live_pieces import live_audio
 from whisperport.speech.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.speech.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
 from whisperport.speech.audio.mel_windows import MelWindows

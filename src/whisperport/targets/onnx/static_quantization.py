@@ -39,7 +39,7 @@ MIN_DB = {"w8": MIN_SQNR_DB, "fp32": 18.0}
 
 @dataclass(frozen=True, slots=True)
 class SensitiveOperator:
-    """An operator that one of its activations keeps from static quantization.
+    """An operator that is not quantized statically, since one scale would ruin one of its activations.
 
     Attributes:
         node: its name.

@@ -1,4 +1,4 @@
-"""Find the operators whose activations static quantization ruins: run a .tflite file on samples."""
+"""Run a .tflite file on samples to find the operators whose activations one fixed scale would ruin."""
 
 import warnings
 from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.program.runner import Array
-from whisperport.verification.compare import compare
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.diagnosis.buffers import limits_of
 from whisperport.verification.diagnosis.candidates import Candidate
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
@@ -28,6 +28,7 @@ from whisperport.verification.diagnosis.expected import (
     Simulations,
 )
 from whisperport.verification.diagnosis.explaining import Explanation
+from whisperport.verification.diagnosis.explanation_search import search
 from whisperport.verification.diagnosis.file_values import file_values
 from whisperport.verification.diagnosis.geometries import rolled_channels
 from whisperport.verification.diagnosis.moved_channels import channels_moved_back, moved_channels
@@ -38,7 +39,6 @@ from whisperport.verification.diagnosis.reference_outputs import (
     of_expected,
 )
 from whisperport.verification.diagnosis.scales import BlockSums, Line, ScaleFit, line_findings
-from whisperport.verification.diagnosis.search import search
 from whisperport.verification.diagnosis.similarity import over_time, shared_error
 from whisperport.verification.diagnosis.verdict import SAME_DB
 

@@ -16,7 +16,7 @@ from whisperport.program.runner import Array
 from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
-from whisperport.verification.compare import Comparison, Gate, compare
+from whisperport.verification.array_comparison import Comparison, Gate, compare
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
 from whisperport.verification.diagnosis.coarse import (
     coarse_output,
@@ -27,10 +27,10 @@ from whisperport.verification.diagnosis.coarse import (
 from whisperport.verification.diagnosis.expected import Expected, ExpectedTensor, Quantization
 from whisperport.verification.diagnosis.expected_outputs import expected_outputs
 from whisperport.verification.diagnosis.explaining import Explanation
+from whisperport.verification.diagnosis.explanation_search import Search, search
 from whisperport.verification.diagnosis.layouts import explain_size
 from whisperport.verification.diagnosis.raw_files import RawOutput, files_of, raw_of
 from whisperport.verification.diagnosis.result import Diagnosis, OutputDiagnosis
-from whisperport.verification.diagnosis.search import Search, search
 from whisperport.verification.diagnosis.verdict import Verdict, verdict_of
 from whisperport.verification.tolerances import GATES
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
-from whisperport.verification.compare import Comparison
+from whisperport.verification.array_comparison import Comparison
 from whisperport.verification.diagnosis.candidates import Candidate
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whisperport.program.runner import Array
-from whisperport.verification.compare import Gate, compare
+from whisperport.verification.array_comparison import Gate, compare
 
 L2_RATIO = 3.0
 LARGEST_RATIO = 5.0

@@ -5,6 +5,6 @@ outputs are compared with those of ONNX Runtime's CPU provider for the same real
 """
 
 from whisperport.verification.providers.each_program import verify_each_program
-from whisperport.verification.providers.report import ProviderReport, Trial
+from whisperport.verification.providers.provider_report import ProviderReport, Trial
 
 __all__ = ["ProviderReport", "Trial", "verify_each_program"]

@@ -32,9 +32,9 @@ from whisperport.targets.cpu.onnxruntime import ProviderOptions
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.onnx.runner import CPU, require_provider
 from whisperport.targets.preflight import available_memory
+from whisperport.verification.array_comparison import compare_output
 from whisperport.verification.bundle_check import reference_mel
-from whisperport.verification.compare import compare_output
-from whisperport.verification.providers.report import ProviderReport, Trial
+from whisperport.verification.providers.provider_report import ProviderReport, Trial
 from whisperport.verification.reference import Reference
 from whisperport.verification.tolerances import GATES
 

@@ -16,7 +16,7 @@ from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.target_options import with_target
 from whisperport.targets.vendors.aws_neuron.resident import ResidentRunner
-from whisperport.verification.compare import compare
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.tolerances import LOWERED
 
 from ....micro import DIMS, GENERATION

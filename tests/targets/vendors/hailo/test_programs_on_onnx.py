@@ -15,8 +15,8 @@ from whisperport.build.fix import Fixed, fix
 from whisperport.build.lower import Lowered, lower
 from whisperport.errors import ProgramError
 from whisperport.model.checkpoint import load_checkpoint
-from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.read_onnx import read_onnx
+from whisperport.model.inspection.rejections import check_graph
 from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.model.trace.program import Program, as_program
 from whisperport.model.trace.pt2 import read_pt2

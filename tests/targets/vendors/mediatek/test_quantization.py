@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.read_tflite import read_tflite
+from whisperport.model.inspection.rejections import check_graph
 from whisperport.model.trace.program import Program, trace
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.placement import Placement

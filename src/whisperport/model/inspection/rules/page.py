@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from whisperport.model.inspection.check import limits_of
+from whisperport.model.inspection.rejections import limits_of
 from whisperport.model.inspection.rules.rule import RULES, Rule
 from whisperport.program.spec import Limit, TargetSpec
 

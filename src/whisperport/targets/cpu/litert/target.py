@@ -264,7 +264,7 @@ def xnnpack_delegation(path: Path, program: str) -> dict[str, Any]:
 
 @contextmanager
 def _as_first(path: Path, subgraph: int) -> Iterator[None]:
-    """Within the block, the file's first subgraph is another one; signatures do not fit it."""
+    """Within the block, exchange the file's first subgraph for another. Signatures then name wrong ones."""
     if subgraph == 0:
         yield
         return

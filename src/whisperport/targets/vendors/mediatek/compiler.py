@@ -30,7 +30,7 @@ from whisperport.targets.toolchain import Stage
 from whisperport.targets.vendors.mediatek import stages
 from whisperport.targets.vendors.mediatek.chips import Chip
 from whisperport.targets.vendors.mediatek.flags import CompileOptions, flags_of
-from whisperport.targets.vendors.mediatek.plan import notes_of, read_io, read_plan
+from whisperport.targets.vendors.mediatek.printed_plan import notes_of, read_io, read_plan
 
 MODEL, COMPILED = ".tflite", ".dla"
 CHECKED, IO, PLAN = "check.txt", "io.txt", "plan.txt"  # what the stages printed

@@ -225,8 +225,8 @@ class Genio(CompiledTarget):
         Raises:
             LoweringError: the NPU does not support one of its nodes; the file is deleted.
         """
-        from whisperport.model.inspection.check import rejections
         from whisperport.model.inspection.read_tflite import read_tflite
+        from whisperport.model.inspection.rejections import rejections
 
         (graph,) = read_tflite(path)
         rejected = rejections(graph, self.spec)
