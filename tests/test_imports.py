@@ -44,7 +44,7 @@ HEAVY = {
 }
 # Plugins do not import each other. The other modules of these two folders are what plugins share.
 PLUGINS = {tuple(module.split(".")[:2]) for module in MODULES}
-REWRITES_SHARE = {"__init__", "base", "graph", "host", "in_place"}
+REWRITES_SHARE = {"__init__", "graph_edits", "host", "rewrite"}
 # Files that stand alone in another environment, which has torch: only functions import them.
 STANDALONE = {
     f"targets/vendors/aws_neuron/{name}.py" for name in ("neuron_modules", "neuron_fused")

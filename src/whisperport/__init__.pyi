@@ -11,10 +11,10 @@ from whisperport.build.check import check as check
 from whisperport.build.compare import CompareOptions as CompareOptions
 from whisperport.build.compare import compare as compare
 from whisperport.build.compile.compile import compile as compile
+from whisperport.build.compile.compile_options import CompileOptions as CompileOptions
 from whisperport.build.compile.compiled import Compiled as Compiled
 from whisperport.build.compile.importing import ImportOptions as ImportOptions
 from whisperport.build.compile.importing import import_artifact as import_artifact
-from whisperport.build.compile.options import CompileOptions as CompileOptions
 from whisperport.build.export.export import export as export
 from whisperport.build.export.export_options import ExportOptions as ExportOptions
 from whisperport.build.export.exported import Exported as Exported

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from whisperport.system.control_groups import memory_kills
 from whisperport.system.cores import cores_below
 from whisperport.system.memory import ALIGNMENT, Memory, room
-from whisperport.system.memory_kills import memory_kills
 from whisperport.targets import RunOptions
 
 # The number of cores in containers, with two threads per core, and with an affinity.

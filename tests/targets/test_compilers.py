@@ -13,8 +13,7 @@ from whisperport.errors import LoweringError, UsageError
 from whisperport.model.inspection.vocabulary import TFLITE
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import TARGETS, get_target
-from whisperport.targets.compiler import Compiler
-from whisperport.targets.stage_report import (
+from whisperport.targets.compiled_file import (
     MAX_SHOWN,
     printable,
     printable_texts,
@@ -22,6 +21,7 @@ from whisperport.targets.stage_report import (
     read_report,
     read_text,
 )
+from whisperport.targets.compiler import Compiler
 from whisperport.targets.toolchain import Failure
 from whisperport.targets.vendors.ethos_u.chips import NPUS
 from whisperport.targets.vendors.mediatek import specs

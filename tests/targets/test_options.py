@@ -16,8 +16,8 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import load_engine
 from whisperport.targets import TARGETS, RunOptions, get_target, similar_targets
 from whisperport.targets.onnx.runner import CPU
-from whisperport.targets.options import NoOptions, Option, by_target, describe
 from whisperport.targets.stated_signature import expect_counts, expect_tensor
+from whisperport.targets.target_options import NoOptions, Option, by_target, describe
 
 from ..embedded import default_bundle
 

@@ -14,7 +14,7 @@ from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError
 from whisperport.program.bundle import Bundle
 from whisperport.targets import RunOptions
-from whisperport.targets.options import Option
+from whisperport.targets.target_options import Option
 from whisperport.verification import (
     GATES,
     LOWERED,

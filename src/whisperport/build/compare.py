@@ -17,7 +17,7 @@ from whisperport.program.strict_json import Field
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
-from whisperport.verification.compare import Comparison, compare_output
+from whisperport.verification.array_comparison import Comparison, compare_output
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
     ComparedValue,

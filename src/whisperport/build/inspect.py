@@ -121,9 +121,9 @@ def inspect_in_child(
 
 
 def _inspect(path: Path, options: InspectOptions) -> "Inspected":
-    from whisperport.model.inspection.check import rejections
     from whisperport.model.inspection.inputs import read_inputs
     from whisperport.model.inspection.lowered import inspect_lowered
+    from whisperport.model.inspection.rejections import rejections
     from whisperport.program.profiling import ProfileOptions
 
     profile_options = ProfileOptions(

@@ -13,8 +13,8 @@ import pytest
 from whisperport.apps.serving.admission import Admission, Speed
 from whisperport.apps.serving.keys import Keys
 from whisperport.apps.serving.metrics import Metrics
-from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.origins import is_allowed_origin, is_known_host, is_local
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.errors import QueueFullError, UsageError
 from whisperport.verification.clips import shipped_audio
 

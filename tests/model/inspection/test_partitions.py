@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.errors import BundleError, ProgramError, UsageError
-from whisperport.model.inspection.check import check_graph
 from whisperport.model.inspection.graph import Format, Value
 from whisperport.model.inspection.inputs import hint_for, inputs_for, read_inputs
 from whisperport.model.inspection.lowered import inspect_lowered
 from whisperport.model.inspection.partitions import partitions_of
+from whisperport.model.inspection.rejections import check_graph
 from whisperport.program.bundle import Bundle
 from whisperport.program.profiling import ProfileOptions, Subgraph, border_bytes
 from whisperport.program.spec import Limit, Support, TargetSpec

@@ -20,7 +20,7 @@ from whisperport.model.network.uncached_decoder import UncachedDecoder
 from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.program.spec import UncachedForm
 from whisperport.program.window import Window
-from whisperport.verification.compare import compare
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.tolerances import LOWERED
 
 from ...extent import core_or_all

@@ -16,9 +16,9 @@ from whisperport.errors import LoweringError, ProgramError
 from whisperport.model.inspection.graph import Graph
 from whisperport.model.inspection.read import read_graphs
 from whisperport.model.inspection.read_exported import read_exported
-from whisperport.model.trace.node_history import shared_node_history
 from whisperport.model.trace.program import as_program, trace
 from whisperport.model.trace.pt2 import read_pt2
+from whisperport.model.trace.shared_copies import shared_node_history
 from whisperport.model.trace.trial import eager_outputs, random_inputs
 from whisperport.model.trace.variants import VARIANTS, whisper_programs
 from whisperport.model.trace.whisper import Parts, uncached_decoder

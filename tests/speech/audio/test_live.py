@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from whisperport.errors import AudioError, MissingPackageError
 from whisperport.speech.audio import AudioGapWarning, ReadAhead, live_audio, microphone_audio
-from whisperport.speech.audio.live import in_real_time
+from whisperport.speech.audio.live_pieces import in_real_time
 from whisperport.speech.audio.pcm_stream import from_raw
 
 # Sound that is still being made: every sample, as it comes, whatever the source does.

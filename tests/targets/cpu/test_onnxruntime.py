@@ -29,8 +29,8 @@ from whisperport.system.cores import usable_cores
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu.onnxruntime import OPSETS, LowerOptions
 from whisperport.targets.onnx import runner as onnx_runner
+from whisperport.verification.array_comparison import compare
 from whisperport.verification.clips import shipped_audio
-from whisperport.verification.compare import compare
 from whisperport.verification.loss import loss_of
 from whisperport.verification.tolerances import GATES
 

@@ -20,7 +20,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.quantization import ALL, LINEAR, MATMUL, quantize, recipe
-from whisperport.targets.tflite.quantizing import quantize_statically
+from whisperport.targets.tflite.quantize_in_place import quantize_statically
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner, dequantized, quantized
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.loss import loss_of

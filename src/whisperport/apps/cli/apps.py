@@ -12,7 +12,7 @@ from whisperport.apps.cli.console import (
     print_table,
     stages,
 )
-from whisperport.apps.cli.options import as_json
+from whisperport.apps.cli.shared_options import as_json
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.layouts import App, Layout, all_layouts, layout_of
 from whisperport.build.layouts.client import is_installed

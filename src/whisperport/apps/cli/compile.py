@@ -29,7 +29,7 @@ from whisperport.apps.cli.shared_options import (
 from whisperport.apps.cli.verb import Verb
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.compile.compile import compile as run_compile
-from whisperport.build.compile.options import CompileOptions
+from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.program.json_records import members
 from whisperport.targets import TARGETS
 

@@ -15,8 +15,8 @@ from whisperport.apps.cli.console import (
 )
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.options import as_json, stall_after
 from whisperport.apps.cli.paths import OutputPath
+from whisperport.apps.cli.shared_options import as_json, stall_after
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.layouts.convert import Converted, ConvertOptions

@@ -11,11 +11,17 @@ from whisperport.apps.cli.console import print_note
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import InputPath
 from whisperport.apps.cli.model_option import chosen_bundle, model_options
-from whisperport.apps.cli.options import RUN_OPTIONS, run_option, run_options_of, threads, trust
+from whisperport.apps.cli.shared_options import (
+    RUN_OPTIONS,
+    run_option,
+    run_options_of,
+    threads,
+    trust,
+)
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.serving.keys import VARIABLE, Keys
-from whisperport.apps.serving.options import ServeOptions
 from whisperport.apps.serving.serve import serve as run_serve
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.system.progress import reporting
 
 LISTEN = ("host", "port", "model_id", "aliases", "certfile", "keyfile")

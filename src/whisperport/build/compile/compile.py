@@ -13,8 +13,8 @@ from pathlib import Path
 
 from whisperport.build.compile.compile_bundle import compile_bundle
 from whisperport.build.compile.compile_file import compile_file
+from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.build.compile.compiled import Compiled
-from whisperport.build.compile.options import CompileOptions
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.targets import TARGETS

@@ -14,6 +14,7 @@ import numpy as np
 
 from whisperport.build.calibration import CalibrationOptions, calibration_sets
 from whisperport.build.compile.artifacts import Artifact, put_artifacts
+from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.build.compile.compiled import Compiled, CompiledProgram
 from whisperport.build.compile.compiling import (
     calibration_requests,
@@ -27,7 +28,6 @@ from whisperport.build.compile.emulating import (
     prepare_emulation,
     run_in_order,
 )
-from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.work_folder import work_folder, work_of
 from whisperport.errors import LoweringError
 from whisperport.program.bundle import Bundle, check_writable
@@ -40,6 +40,7 @@ from whisperport.runtime import Decoder
 from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 from whisperport.targets.compiler import EmulationNeed, Layout, same_layout
+from whisperport.verification.array_comparison import Gate, compare
 from whisperport.verification.bundle_check import check_decoded_features, reference_mel
 from whisperport.verification.precision import precisions
 from whisperport.verification.recording import BundleSession

@@ -20,6 +20,7 @@ import numpy as np
 from whisperport.build.calibration import CalibrationSet
 from whisperport.build.calibration.arrays import ArrayWriter, array_files
 from whisperport.build.compile.artifacts import Artifact, put_artifact
+from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.build.compile.compiled import Compiled, CompiledProgram
 from whisperport.build.compile.compiling import (
     calibration_requests,
@@ -34,7 +35,6 @@ from whisperport.build.compile.emulating import (
     run_in_order,
 )
 from whisperport.build.compile.lowered_file import READERS, host_part, read_lowered
-from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.work_folder import work_folder, work_of
 from whisperport.build.export.placing import PlacementRequest, place
 from whisperport.errors import AudioError, UsageError, WhisperportError
@@ -53,7 +53,7 @@ from whisperport.system.progress import begin_stage
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import CalibrationNeed, EmulationNeed
 from whisperport.targets.preflight import within_memory_of
-from whisperport.verification.compare import Comparison, Gate, compare_output
+from whisperport.verification.array_comparison import Comparison, Gate, compare_output
 from whisperport.verification.recording.given_inputs import GivenInputs
 from whisperport.verification.samples import mel_shape
 from whisperport.verification.tolerances import limit_of

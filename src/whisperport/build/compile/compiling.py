@@ -17,8 +17,8 @@ from typing import Any
 
 from whisperport.build.calibration import CalibrationRequest, CalibrationSet
 from whisperport.build.compile.artifacts import Artifact
+from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.build.compile.emulating import Emulation, emulator_outputs
-from whisperport.build.compile.options import CompileOptions
 from whisperport.build.compile.work_folder import copy_in
 from whisperport.errors import LoweringError, MissingPackageError, UsageError, VerificationError
 from whisperport.program.bundle import ProgramEntry
@@ -29,7 +29,7 @@ from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
 from whisperport.targets.compiler import Compiler, CompileRequest, EmulationNeed
-from whisperport.targets.options import by_target
+from whisperport.targets.target_options import by_target
 from whisperport.targets.toolchain import (
     Failure,
     Installed,

@@ -1,16 +1,5 @@
 """The base of targets whose vendor's compiler reads ONNX: they write it, and can emulate it on the CPU."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from whisperport.errors import needs
-from whisperport.program.bundle import ProgramEntry
-from whisperport.program.bundle.program_facts import ProgramFacts
-from whisperport.program.placement import Placement
-from whisperport.system.progress import begin_stage
-from whisperport.targets.base import Target
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,16 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whisperport.errors import needs
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
+from whisperport.program.bundle.program_entry import ProgramFacts
+from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, ProgramSpec, Runs, Software, Support
+from whisperport.system.progress import begin_stage
+from whisperport.targets.base import Target
 from whisperport.targets.compiled_target import CompiledTarget
 from whisperport.targets.onnx.runner import OnnxRunner
 
-
 if TYPE_CHECKING:  # boards have no torch
-    from whisperport.model.trace.onnx_file import OnnxFileInfo
     from whisperport.model.trace.program import Program
 
 LOWERED = ".onnx"

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from whisperport.program.json_records import members, to_json
-from whisperport.verification.compare import Comparison
+from whisperport.verification.array_comparison import Comparison
 from whisperport.verification.diagnosis.matching import (
     SAME,
     NamedValue,

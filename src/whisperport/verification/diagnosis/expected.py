@@ -11,7 +11,7 @@ from whisperport.errors import UsageError
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array
 from whisperport.program.strict_json import Field
-from whisperport.verification.compare import Comparison, Gate, compare
+from whisperport.verification.array_comparison import Comparison, Gate, compare
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.loss import Loss
 from whisperport.verification.tolerances import limit_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whisperport.program.json_records import members, to_json
-from whisperport.verification.compare import Comparison
+from whisperport.verification.array_comparison import Comparison
 
 # A program is faster if it takes this part less time. Medians of repeated runs on an idle machine differ by
 # a few per cent; this is the project's choice.

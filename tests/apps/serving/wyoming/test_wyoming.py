@@ -21,7 +21,7 @@ from wyoming.ping import Ping
 from zeroconf import ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
-from whisperport.apps.serving.options import ServeOptions
+from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.apps.serving.service import Service
 from whisperport.apps.serving.wyoming import connection, server
 from whisperport.apps.serving.wyoming.asking import joined, options_of

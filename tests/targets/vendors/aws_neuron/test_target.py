@@ -20,7 +20,7 @@ from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.runtime import DecodeOptions
 from whisperport.speech.audio import load_audio
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.options import parse_options, with_target
+from whisperport.targets.target_options import parse_options, with_target
 from whisperport.targets.vendors.aws_neuron import neuron_modules, runtime
 from whisperport.targets.vendors.aws_neuron.chips import (
     CHIPS,

@@ -14,7 +14,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets.vendors.mediatek.chips import CHIPS, GENIO350, GENIO720
 from whisperport.targets.vendors.mediatek.device_io import DeviceIo, DeviceTensor
 from whisperport.targets.vendors.mediatek.flags import CompileOptions, flags_of
-from whisperport.targets.vendors.mediatek.plan import (
+from whisperport.targets.vendors.mediatek.printed_plan import (
     ExecutionPlan,
     notes_of,
     read_io,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from whisperport.build.check import check
 from whisperport.errors import LoweringError, ProgramError
-from whisperport.model.inspection.check import CheckedProgram, check_graph
 from whisperport.model.inspection.read_tflite import read_tflite
+from whisperport.model.inspection.rejections import CheckedProgram, check_graph
 from whisperport.model.trace.program import trace
 from whisperport.model.trace.variants import program_names
 from whisperport.program.bundle import Bundle, ProgramEntry

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from whisperport.errors import LoweringError, needs
 from whisperport.system.progress import begin_stage
-from whisperport.targets.cpu.openvino.core import shared_core
+from whisperport.targets.cpu.openvino.runtime import shared_core
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program
