@@ -2,9 +2,15 @@
 //
 //     node client.mjs JOB.json FOLDER_OF_NODE_MODULES
 
-import { readFileSync, renameSync, writeFileSync } from "node:fs";
+import { readFileSync, renameSync, symlinkSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { basename, dirname, join } from "node:path";
+import { dirname, join } from "node:path";
+
+// The caller shows the last line.
+process.on("uncaughtException", (error) => {
+  console.error(error.message);
+  process.exit(1);
+});
 
 const [jobPath, packages] = process.argv.slice(2);
 const { pipeline, env } = createRequire(packages + "/")("@huggingface/transformers");
@@ -39,10 +45,12 @@ function peakMib() {
 }
 
 env.allowRemoteModels = false;
-env.localModelPath = dirname(job.model);
+// A path is no name of a model: some characters are refused in it.
+env.localModelPath = dirname(jobPath);
+symlinkSync(job.model, join(env.localModelPath, "model"), "junction");
 let start = performance.now();
 // Without a dtype: config.json names that of the files.
-const transcribe = await pipeline("automatic-speech-recognition", basename(job.model), {
+const transcribe = await pipeline("automatic-speech-recognition", "model", {
   session_options: { intraOpNumThreads: 1, interOpNumThreads: 1 },
 });
 const result = { versions: { "@huggingface/transformers": env.version }, load_s: seconds(start), clips: [], seconds: [] };
