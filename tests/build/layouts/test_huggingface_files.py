@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from tests.micro import DIMS, GENERATION, SPECIAL
 
 pytest.importorskip("torch")
