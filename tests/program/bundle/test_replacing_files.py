@@ -263,7 +263,7 @@ def kills(
         command = [sys.executable, str(script), str(tmp_path / "template"), str(tmp_path / "out")]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         outcomes.extend(json.loads(line) for line in done.stdout.splitlines())
-    return [outcome for outcome in outcomes if outcome["kills"]]
+    return [outcome for outcome in outcomes if outcome["killed"]]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
