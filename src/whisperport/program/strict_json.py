@@ -59,8 +59,8 @@ class Field:
         members = self.mapping()
         if name not in members:
             self.reject(f"has no `{name}`")
-        others = {key: value for key, value in self.value.items() if key != name}
-        return members[name], Field(others, self.path, self.document)
+        remaining = {key: value for key, value in self.value.items() if key != name}
+        return members[name], Field(remaining, self.path, self.document)
 
     def elements(self) -> list["Field"]:
         """The elements of a JSON array."""

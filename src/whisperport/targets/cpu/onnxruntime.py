@@ -116,17 +116,17 @@ class ProviderOptions:
         Raises:
             UsageError: a part has no name, or no `=`; or a name is given twice.
         """
-        found: dict[str, str] = {}
+        pairs: dict[str, str] = {}
         for part in filter(None, map(str.strip, (self.provider_options or "").split(";"))):
             name, equals, value = part.partition("=")
-            if not equals or not name or name in found:
+            if not equals or not name or name in pairs:
                 raise UsageError(
                     f"the option `onnxruntime.provider-options` cannot contain `{part[:80]}`",
-                    why="it is given twice" if name in found else "it is not NAME=VALUE",
+                    why="it is given twice" if name in pairs else "it is not NAME=VALUE",
                     hint="write NAME=VALUE;NAME=VALUE, in quotes",
                 )
-            found[name] = value
-        return found
+            pairs[name] = value
+        return pairs
 
     def check_programs(self, known: Sequence[str]) -> None:
         """Check the names of `provider_programs`. `encoder` is known also if it is not loaded.
@@ -236,11 +236,11 @@ class OnnxRuntime(Target):
         from whisperport.targets.onnx.static_quantization import quantize_statically
 
         begin_stage(f"quantizing {entry.spec.name} to {entry.precision}")
-        found: list[str] = []
+        notes: list[str] = []
 
-        def run(source: Path, made: Path) -> None:
+        def run(source: Path, out: Path) -> None:
             examine = self.options.sensitive == "w8"
-            found.extend(map(str, quantize_statically(source, made, arrays, examine=examine)))
+            notes.extend(map(str, quantize_statically(source, out, arrays, examine=examine)))
 
         replace_by_quantized(
             folder / entry.files[0],
@@ -250,7 +250,7 @@ class OnnxRuntime(Target):
             target=self.spec.name,
             extra=self.spec.software.extra,
         )
-        return replace(entry, facts=replace(entry.facts, notes=tuple(found)))
+        return replace(entry, facts=replace(entry.facts, notes=tuple(notes)))
 
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
@@ -278,7 +278,8 @@ class OnnxRuntime(Target):
         }
         own = {graph: weights for graph, weights in own.items() if weights.packed_bytes <= LARGEST}
         own |= _joined(
-            [(one.spec, g) for one, g in zip(entries, graphs, strict=True) if g in own], rounding
+            [(entry.spec, g) for entry, g in zip(entries, graphs, strict=True) if g in own],
+            rounding,
         )
         shared = OnnxWeights([graph for graph in on_cpu if graph not in own])
         return {

@@ -37,13 +37,13 @@ def same_but_for_tokens(programs: Sequence[Lowered]) -> tuple[Lowered, ...]:
     Raises:
         BundleError: a graph cannot be read.
     """
-    found = [one for one in programs if one[0].kind.name in (STEP, PREFILL)]
-    sizes = {_tokens(spec) for spec, _ in found}
+    candidates = [program for program in programs if program[0].kind.name in (STEP, PREFILL)]
+    sizes = {_tokens(spec) for spec, _ in candidates}
     if len(sizes) < 2 or max(sizes) < 2:
         return ()
-    forms = [_form(with_any_tokens(graph, spec)) for spec, graph in found]
+    forms = [_form(with_any_tokens(graph, spec)) for spec, graph in candidates]
     same = forms[0] is not None and all(form == forms[0] for form in forms)
-    return tuple(sorted(found, key=lambda one: -_tokens(one[0]))) if same else ()
+    return tuple(sorted(candidates, key=lambda program: -_tokens(program[0]))) if same else ()
 
 
 def with_any_tokens(graph: OnnxGraph, spec: ProgramSpec) -> Any:
@@ -60,7 +60,7 @@ def with_any_tokens(graph: OnnxGraph, spec: ProgramSpec) -> Any:
     opset, model = graph.opset(), graph.detach()
     stated = {value.name: _shape(value) for value in model.graph.input}
     tokens = _tokens(spec)
-    same = stated == {one.name: one.shape for one in spec.inputs}
+    same = stated == {tensor.name: tensor.shape for tensor in spec.inputs}
     if opset < OLDEST or not same or not free_caches(model):
         return None
     constants = integers(model)
@@ -90,9 +90,9 @@ def _measure_cache(model: Any, constants: dict[str, list[int]], tokens: int) -> 
             node.input[:] = bounds
     nodes = [type(node).FromString(node.SerializeToString()) for node in model.graph.node]
     del model.graph.node[:]
-    made = model.graph.node.add(op_type="Shape", input=[keys], output=[length])
+    measuring = model.graph.node.add(op_type="Shape", input=[keys], output=[length])
     for name, axis in (("start", 2), ("end", 3)):
-        made.attribute.add(name=name, i=axis, type=INT_ATTRIBUTE)
+        measuring.attribute.add(name=name, i=axis, type=INT_ATTRIBUTE)
     model.graph.node.extend(nodes)
 
 
@@ -128,15 +128,20 @@ def _form(model: Any) -> list[Any] | None:
         return None
     graph = model.graph
     ids: dict[str, Any] = {value.name: value.name for value in graph.input}
-    ids |= {one.name: (one.data_type, *one.dims, _content(one)) for one in graph.initializer}
+    ids |= {
+        tensor.name: (tensor.data_type, *tensor.dims, _content(tensor))
+        for tensor in graph.initializer
+    }
     form: list[Any] = []
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[0] == PICK:
             ids[node.output[0]] = ids[node.input[1]]
             continue
-        given = tuple(ids.get(name) for name in node.input)
-        attributes = sorted(one.SerializeToString(deterministic=True) for one in node.attribute)
-        form.append((node.domain, node.op_type, given, attributes))
+        inputs = tuple(ids.get(name) for name in node.input)
+        attributes = sorted(
+            attribute.SerializeToString(deterministic=True) for attribute in node.attribute
+        )
+        form.append((node.domain, node.op_type, inputs, attributes))
         ids |= {name: (len(form), index) for index, name in enumerate(node.output)}
     form.append({value.name: ids.get(value.name) for value in graph.output})
     return form
@@ -145,7 +150,7 @@ def _form(model: Any) -> list[Any] | None:
 def _content(tensor: Any) -> Any:
     """Return where a tensor is stored, or its own bytes without the name."""
     if tensor.external_data:
-        return tuple(sorted((one.key, one.value) for one in tensor.external_data))
+        return tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
     bare = type(tensor).FromString(tensor.SerializeToString())
     bare.name = ""
     return bare.SerializeToString(deterministic=True)

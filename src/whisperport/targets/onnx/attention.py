@@ -63,8 +63,8 @@ def join_attention(model: Any) -> bool:
 
 
 def _is_attention(keys: Any, scores: Any, softmax: Any) -> bool:
-    axis = [(one.name, one.i) for one in softmax.attribute]
-    order = [(one.name, list(one.ints)) for one in keys.attribute]
+    axis = [(attribute.name, attribute.i) for attribute in softmax.attribute]
+    order = [(attribute.name, list(attribute.ints)) for attribute in keys.attribute]
     return (
         (keys.op_type, scores.op_type, softmax.op_type) == ("Transpose", "MatMul", "Softmax")
         and axis == [("axis", -1)]
@@ -95,5 +95,5 @@ def _remove(model: Any, gone: set[str]) -> None:
         if node.op_type in ("MatMul", "Softmax") and gone & {*node.output}:
             del graph.node[index]
     forget(model, gone)
-    if DOMAIN not in {one.domain for one in model.opset_import}:
+    if DOMAIN not in {opset.domain for opset in model.opset_import}:
         model.opset_import.add(domain=DOMAIN, version=1)

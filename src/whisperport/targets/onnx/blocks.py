@@ -60,15 +60,15 @@ def matrices(model: Any, sizes: Mapping[str, int]) -> dict[str, Matrix]:
     if has_inner_graphs(model):
         return {}  # an inner graph may use the weights too
     shapes = stated_shapes(model, _multiplied(model, sizes))
-    found: dict[str, Matrix] = {}
-    others: set[str] = {value.name for value in model.graph.output}
+    usable: dict[str, Matrix] = {}
+    unusable: set[str] = {value.name for value in model.graph.output}
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             if name in sizes:
                 matrix = _matrix(node, index, shapes, sizes[name])
-                if matrix is None or found.setdefault(name, matrix) != matrix:
-                    others.add(name)
-    return {name: matrix for name, matrix in found.items() if name not in others}
+                if matrix is None or usable.setdefault(name, matrix) != matrix:
+                    unusable.add(name)
+    return {name: matrix for name, matrix in usable.items() if name not in unusable}
 
 
 def use_blocks(model: Any, blocked: Mapping[str, Matrix]) -> None:
@@ -83,7 +83,7 @@ def use_blocks(model: Any, blocked: Mapping[str, Matrix]) -> None:
         nodes.append(node)
         if len(node.input) > 1 and node.input[1] in blocked:
             nodes += _joined(model, node, shapes[node.input[0]], blocked[node.input[1]].columns)
-    copies = [type(one).FromString(one.SerializeToString()) for one in nodes]
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
     forget(model, blocked)
@@ -100,14 +100,14 @@ def _joined(model: Any, node: Any, shape: tuple[int, ...], columns: int) -> list
 
     def add(operator: str, *further: str, to: str) -> Any:
         nonlocal last
-        made = make(op_type=operator, input=[last, *further], output=[to])
-        nodes.append(made)
+        added = make(op_type=operator, input=[last, *further], output=[to])
+        nodes.append(added)
         last = to
-        return made
+        return added
 
     if math.prod(shape[:-1]) > 1:
-        made = add("Transpose", to=next(names))
-        made.attribute.add(name="perm", ints=[1, 0, 2], type=INTS_ATTRIBUTE)
+        transpose = add("Transpose", to=next(names))
+        transpose.attribute.add(name="perm", ints=[1, 0, 2], type=INTS_ATTRIBUTE)
     sizes = add_integers(model, f"{output}/shape", [*shape[:-1], columns])
     add("Reshape", sizes, to=next(names) if bias else output)
     if bias:
@@ -129,8 +129,8 @@ def _matrix(
     if index != 1 or len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != 1):
         return None
     if node.op_type == "Gemm":
-        given = {one.name: one.f or one.i for one in node.attribute}
-        if given.items() - PLAIN.items() or len(shape) != 2:
+        attributes = {attribute.name: attribute.f or attribute.i for attribute in node.attribute}
+        if attributes.items() - PLAIN.items() or len(shape) != 2:
             return None
     elif node.op_type != "MatMul":
         return None

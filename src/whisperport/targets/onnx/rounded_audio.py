@@ -56,8 +56,10 @@ def read_in_8_bits(model: Any, spec: ProgramSpec) -> tuple[str, ...]:
     """
     shapes = {t.name: t.shape for t in spec.inputs if t.name.startswith((KEYS, VALUES))}
     uses = uses_of(model)
-    users = {name: one for one in model.graph.node for name in one.input if name in shapes}
-    opset = max((one.version for one in model.opset_import if not one.domain), default=0)
+    users = {name: node for node in model.graph.node for name in node.input if name in shapes}
+    opset = max(
+        (opset_id.version for opset_id in model.opset_import if not opset_id.domain), default=0
+    )
     fits = stated_shapes(model, shapes) == shapes and opset >= OLDEST
     if not fits or not all(
         len(shape) == 3
@@ -180,13 +182,13 @@ def multiplies_exactly(session: Session) -> bool:
     graph.add_value(inner.input, "b", INT8, (1, 64, columns))
     graph.add_value(inner.output, "sums", INT32, (1, 0, columns))
     graph.add("MatMulInteger", "a", "b", into="sums")
-    made = session(model.SerializeToString())
+    runner = session(model.SerializeToString())
     signs = np.where(np.arange(columns) % 2, HIGHEST, -HIGHEST)
     b = np.full((1, 64, columns), signs, np.int8)
     for rows in (1, 4):
         a = np.full((1, rows, 64), HIGHEST_UNSIGNED, np.uint8)
-        (found,) = made.run(None, {"a": a, "b": b})
-        if not (found == a.astype(np.int64) @ b.astype(np.int64)).all():
+        (sums,) = runner.run(None, {"a": a, "b": b})
+        if not (sums == a.astype(np.int64) @ b.astype(np.int64)).all():
             return False
     return True
 

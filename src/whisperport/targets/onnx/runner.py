@@ -141,8 +141,8 @@ class OnnxRunner(Runner):
             return
         wrapped = self._wrapped()
         for name, array in zip(self._input_names, inputs, strict=True):
-            for own, given in self.given(name, array).items():
-                wrapped.bind_cpu_input(own, given)
+            for own, content in self.given(name, array).items():
+                wrapped.bind_cpu_input(own, content)
         for name, array in zip(self._output_names, outputs, strict=True):
             _bind_output(wrapped, name, array)
         self._session.run_with_iobinding(wrapped)
@@ -187,9 +187,9 @@ class _OnnxBinding(Binding):
         state = self._onnx.changing(name, array)
         if state:
             self._states[name] = state
-        given = state.arrays if state else self._onnx.given(name, array)
-        for own, one in given.items():
-            self._wrapped.bind_cpu_input(own, one)
+        arrays = state.arrays if state else self._onnx.given(name, array)
+        for own, content in arrays.items():
+            self._wrapped.bind_cpu_input(own, content)
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         self._runs += 1
@@ -379,7 +379,7 @@ def check_signature(
             name, f"the name {min((*unknown, *inputs))[:80]!r} is only in one of them"
         )
     stated = {value.name: value for value in (*session.get_inputs(), *session.get_outputs())}
-    for tensor in (one for one in (*spec.inputs, *spec.outputs) if one.name not in further):
+    for tensor in (t for t in (*spec.inputs, *spec.outputs) if t.name not in further):
         value = stated[tensor.name]
         fits = value.type == ONNX_TYPES.get(tensor.dtype)
         expect_tensor(name, tensor, value.shape, value.type, fits=fits)

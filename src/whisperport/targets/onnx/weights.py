@@ -112,8 +112,8 @@ class OnnxWeights:
             settings.add_session_config_entry(WEIGHTS_FOLDER, os.fspath(graph.path.parent))
         else:
             return os.fspath(graph.path)
-        given: bytes = model.SerializeToString()
-        return given
+        serialized: bytes = model.SerializeToString()
+        return serialized
 
     def _share(self, model: Any, locations: Mapping[str, _Location], settings: Any) -> None:
         """Make a graph use the arrays of this object, and put these into the session's settings."""
@@ -173,7 +173,7 @@ def _read(location: _Location, matrix: Matrix | None, read: NDArray[np.float32])
 
 def _blocked(used: Mapping[OnnxGraph, Mapping[str, _Location]]) -> dict[_Location, Matrix]:
     """Return the weights that every one of these graphs can use in blocks."""
-    found: dict[_Location, Matrix | None] = {}
+    blocked: dict[_Location, Matrix | None] = {}
     for graph, locations in used.items():
         model = graph.read()
         widened = _widened(model)
@@ -181,9 +181,9 @@ def _blocked(used: Mapping[OnnxGraph, Mapping[str, _Location]]) -> dict[_Locatio
         usable = matrices(model, {name: location.values for name, location in names.items()})
         for name, location in names.items():
             matrix = usable.get(name)
-            if found.setdefault(location, matrix) != matrix:
-                found[location] = None
-    return {location: matrix for location, matrix in found.items() if matrix}
+            if blocked.setdefault(location, matrix) != matrix:
+                blocked[location] = None
+    return {location: matrix for location, matrix in blocked.items() if matrix}
 
 
 def _locations(graph: OnnxGraph) -> dict[str, _Location]:
@@ -193,7 +193,7 @@ def _locations(graph: OnnxGraph) -> dict[str, _Location]:
     """
     model = graph.read()
     widened = _widened(model)
-    found = {}
+    locations = {}
     stored = list(_stored_outside(model))
     if len(stored) < len(graph.external_tensors()):
         return {}
@@ -202,13 +202,13 @@ def _locations(graph: OnnxGraph) -> dict[str, _Location]:
         length = entries.get("length", "")
         if not length or not (tensor.data_type == FLOAT or tensor.name in widened):
             return {}
-        found[tensor.name] = _Location(
+        locations[tensor.name] = _Location(
             graph.external_file(entries["location"]),
             int(entries.get("offset", "0")),
             int(length),
             tensor.name in widened,
         )
-    return found
+    return locations
 
 
 def _widened(model: Any) -> dict[str, str]:
