@@ -15,12 +15,12 @@ import pytest
 import whisperport
 from whisperport import (
     ArchiveOptions,
-    ArchiveProgress,
     DecodeOptions,
     RunOptions,
     TranscribeOptions,
     Transcriber,
 )
+from whisperport.apps.archive import ArchiveProgress
 from whisperport.apps.archive.archive import default_workers
 from whisperport.apps.archive.output_folder import RECORD
 from whisperport.errors import MissingPackageError, UsageError

@@ -53,7 +53,8 @@ def test_the_embedded_model_is_verified(app: str, precision: str, tmp_path: Path
 @pytest.mark.parametrize("app", [app for layout in all_layouts() for app in layout.apps])
 def test_an_outlier_checkpoint_is_verified(app: str, name: str, tmp_path: Path) -> None:
     needs_app(app)
-    assert convert(outlier_checkpoint(name), app, out_of(app, tmp_path))
+    folder = outlier_checkpoint(name, tmp_path)
+    assert convert(folder, app, out_of(app, tmp_path))
 
 
 @pytest.mark.parametrize("n_vocab", [51864, 51866])
