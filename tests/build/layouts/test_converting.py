@@ -57,6 +57,14 @@ def expected(checkpoint: Any, app: str) -> list[Emitted]:
     return reference_of(checkpoint, profile, shipped_clips(N_CLIPS))
 
 
+def timed(checkpoint: Any) -> list[dict[str, Any]]:
+    """What whisper.cpp returns for two clips."""
+    return [
+        {"text": e.text, "segments": [[s.start_s, s.end_s, s.text] for s in e.segments]}
+        for e in expected(checkpoint, "whisper.cpp")
+    ]
+
+
 @pytest.fixture(scope="module")
 def two_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two clips, which are decoded in half a second."""
@@ -183,19 +191,16 @@ def test_text_and_timestamps_are_compared_where_an_app_returns_no_ids(
     checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
 ) -> None:
     # given an app of one file that returns text and timestamps
-    timed = [
-        {"text": e.text, "segments": [[s.start_s, s.end_s, s.text] for s in e.segments]}
-        for e in expected(checkpoint, "whisper.cpp")
-    ]
-    client(timed)
+    answers = timed(checkpoint)
+    client(answers)
     out = tmp_path / "model.bin"
     # then the file is verified, and its record lies beside it
     assert convert(checkpoint, "whisper.cpp", out, with_clips)
     assert (tmp_path / "model.whisperport.json").is_file()
     assert verify_layout(out).is_verified
     # and a timestamp that is 60 ms late is a failure
-    start, end, text = timed[0]["segments"][0]
-    client([{**timed[0], "segments": [[start, end + 0.06, text]]}, *timed[1:]])
+    start, end, text = answers[0]["segments"][0]
+    client([{**answers[0], "segments": [[start, end + 0.06, text]]}, *answers[1:]])
     with pytest.raises(VerificationError) as caught, unchanged(tmp_path):
         convert(checkpoint, "whisper.cpp", out, with_clips)
     assert "a timestamp differs by 0.06 s" in caught.value.why
@@ -291,6 +296,24 @@ def test_a_client_does_not_see_folders_beside_its_script(client: Any, tmp_path: 
     app = layout_of("faster-whisper").apps["faster-whisper"]
     clip = Clip("a", "", np.zeros(1600, np.float32))
     # then the package is not that folder, but missing
-    with pytest.raises(VerificationError, match="did not transcribe") as caught:
+    with pytest.raises(VerificationError, match="failed with the files") as caught:
         run_client(app, tmp_path, [clip], precision="fp32", language="en")
     assert "No module named 'faster_whisper'" in caught.value.why
+
+
+def test_a_file_is_replaced_only_if_convert_wrote_it(
+    checkpoint: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given a file of whisperport, which may be written again
+    client(timed(checkpoint))
+    out = tmp_path / "model.bin"
+    convert(checkpoint, "whisper.cpp", out, with_clips)
+    convert(checkpoint, "whisper.cpp", out, with_clips)
+    # when it is the user's own, or its record is
+    (tmp_path / "mine.bin").write_bytes(b"mine")
+    (tmp_path / "notes.whisperport.json").write_text("mine")
+    # then nothing is replaced
+    for name in ("mine", "notes"):
+        with pytest.raises(UsageError, match="cannot write") as caught, unchanged(tmp_path):
+            convert(checkpoint, "whisper.cpp", tmp_path / f"{name}.bin", with_clips)
+        assert "`convert` did not write it" in caught.value.why

@@ -41,7 +41,7 @@ STALL_MIN = 30
     *("--out", "-o"),
     group="Output",
     required=True,
-    type=OutputPath("bundle"),
+    type=OutputPath(None),
     metavar="PATH",
     help="Folder or file to write, as the app loads it; an older one of whisperport is replaced",
 )

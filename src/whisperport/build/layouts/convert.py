@@ -130,7 +130,7 @@ def convert(
             why=f"its client needs {', '.join(chosen.packages)}",
             hint=f"whisperport apps --install {app}\nor write the files with --allow-unverified",
         )
-    check_out(layout, chosen, out, checkpoint)
+    check_out(layout, chosen, out, (checkpoint, options.verify_with))
     with writing(layout, out) as draft:
         begin_stage("reading the checkpoint")
         opened = _opened(checkpoint)

@@ -1,13 +1,13 @@
 """Move the files of an app to their place with their record: all of them, or none."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from whisperport.build.layouts.layout import App, Layout
-from whisperport.errors import UsageError
+from whisperport.build.layouts.record import read_record
+from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.bundle.ownership import RECORD
 from whisperport.program.bundle.replacing import put_in_place
@@ -17,16 +17,43 @@ from whisperport.program.bundle.writing import check_writable, flush_files
 from whisperport.system.outputs import Output, check_outputs
 
 
-def check_out(layout: Layout, app: App, out: Path, checkpoint: object) -> None:
-    """Check before the work that the output has the right form and replaces nothing of the user."""
-    if layout.suffix and out.suffix != layout.suffix:
+def check_out(layout: Layout, app: App, out: Path, inputs: Sequence[object]) -> None:
+    """Check before the work that the output has the right form and replaces nothing of the user.
+
+    Args:
+        out: folder or file to write.
+        inputs: what is read; those that are no existing paths are left out.
+
+    Raises:
+        UsageError: the name has another suffix, the output is an input, or a file is there that `convert`
+            did not write. Folders are checked again by `check_writable`.
+    """
+    read = [p for p in inputs if isinstance(p, str | os.PathLike) and os.path.exists(p)]
+    if not layout.suffix:
+        check_outputs([Output(out, "--out", "bundle")], read)
+        return
+    if out.suffix != layout.suffix:
         raise UsageError(
             f"{app.name} loads one file, and `{out}` does not end with {layout.suffix}",
             hint=f"--out {out.with_suffix(layout.suffix)}",
         )
-    kind: Any = "file" if layout.suffix else "bundle"
-    inputs = [checkpoint] if isinstance(checkpoint, str | os.PathLike) else []
-    check_outputs([Output(out, "--out", kind)], [path for path in inputs if os.path.exists(path)])
+    places = [out, draft_record(layout, out)]
+    check_outputs([Output(place, "--out", "file") for place in places], read)
+    there = [place for place in places if os.path.lexists(place)]
+    if there and not _is_own(out):
+        raise UsageError(
+            f"cannot write `--out {out}`",
+            why=f"{there[0]} is there, and `convert` did not write it",
+            hint="choose another path, or delete that file",
+        )
+
+
+def _is_own(out: Path) -> bool:
+    """Whether a file has a record beside it that names it."""
+    try:
+        return out.name in read_record(out).files
+    except BundleError:
+        return False
 
 
 @contextmanager
