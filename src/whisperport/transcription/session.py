@@ -163,9 +163,7 @@ class Session:
     def detect_language(self, decoder: Decoder) -> None:
         """Detect the language in the first window if it is not known: its code is empty."""
         if not self.state.language.code:
-            self.state.language = spoken_language(
-                decoder, self.options.decode.language, self.mel, 0
-            )
+            self.state.language = self._spoken_language(decoder)
 
     def next_window(self) -> SessionWindow | None:
         """Read the next window; None: the end of the audio. The window before it has been decoded."""
@@ -226,6 +224,10 @@ class Session:
             truncated=tuple(state.truncated),
             language_probability=state.language.probability,
         )
+
+    def _spoken_language(self, decoder: Decoder) -> Language:
+        """Return the language of the audio, detected in the first window."""
+        return spoken_language(decoder, self.options.decode.language, self.mel, 0)
 
     def _segments_of(
         self, decoded: Decoded, n_frames: int
