@@ -19,6 +19,7 @@ from whisperport.build.layouts.layout import App
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.system.progress import begin_stage
 
+COMPLETE = ".complete"  # file in an environment, made when everything is installed
 MAX_LINE = 300  # characters of an installer's message
 
 
@@ -48,13 +49,13 @@ def command_of(app: App) -> list[str] | None:
             hint=f"name a Python interpreter, or run `whisperport apps --install {app.name}`",
         )
     if app.installer == "npm":
-        folder = Path(given) if given else folder_of(app)
-        node = shutil.which("node")
-        return [node, os.fspath(folder)] if node and (folder / "node_modules").is_dir() else None
+        node, folder = shutil.which("node"), Path(given) if given else folder_of(app)
+        is_there = (folder / "node_modules").is_dir() if given else _is_complete(folder)
+        return [node, os.fspath(folder)] if node and is_there else None
     if given:
         return [given]
-    if (python := _python(folder_of(app))).is_file():
-        return [os.fspath(python)]
+    if _is_complete(folder_of(app)):
+        return [os.fspath(_python(folder_of(app)))]
     return [sys.executable] if _is_here(app.module) else None
 
 
@@ -65,23 +66,22 @@ def install(app: App) -> None:
         MissingPackageError: the installer is missing, or could not install a package.
     """
     folder = folder_of(app)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     begin_stage(f"installing {', '.join(app.packages)}")
     if app.installer == "npm":
         # Without its scripts: nothing that a package brings runs during the installation.
-        _run(app, ["npm", "install", "--ignore-scripts", "--no-fund", *app.packages], partial)
+        _run(app, ["npm", "install", "--ignore-scripts", "--no-fund", *app.packages], folder)
     else:
-        # Not moved afterwards: the scripts of an environment have its path.
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(partial, folder)
-        _run(app, [sys.executable, "-m", "venv", "--clear", "."], folder)
+        _run(app, [sys.executable, "-m", "venv", "."], folder)
         pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
         _run(app, [os.fspath(_python(folder)), *pip, *app.packages], folder)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    os.rename(partial, folder)
+    (folder / COMPLETE).touch()
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether an installation ended: one that was killed has an interpreter, too."""
+    return (folder / COMPLETE).is_file()
 
 
 def _is_here(module: str) -> bool:
