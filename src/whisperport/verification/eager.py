@@ -12,6 +12,7 @@ from whisperport.program.generation import Generation
 from whisperport.program.spec import UncachedForm
 from whisperport.runtime import start_tokens
 from whisperport.speech.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
+from whisperport.speech.audio.pcm import to_int16
 from whisperport.speech.text import language_code
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
@@ -109,8 +110,7 @@ def _run_clip(
     from whisperport.model.network.cached_decoder import CachedDecoder
 
     dims = model.dims
-    whole = np.clip(np.round(clip.samples * 32768), -32768, 32767).astype(np.int16)
-    samples = whole[: round(dims.window_s * SAMPLE_RATE)]
+    samples = to_int16(clip.samples)[: round(dims.window_s * SAMPLE_RATE)]
     mel = log_mel(samples.astype(np.float32) / 32768, dims.n_mels, n_frames=dims.n_frames)
     features = model.encode(torch.from_numpy(mel)[None])
     cross_kv = model.cross_kv(features)

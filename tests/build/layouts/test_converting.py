@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from whisperport.apps.cli.checks_table import print_in_app
 from whisperport.build.layouts import faster_whisper, layout_of, whisper_cpp
 from whisperport.build.layouts.client import run_client
 from whisperport.build.layouts.convert import ConvertOptions, convert
-from whisperport.build.layouts.environments import variable
+from whisperport.build.layouts.environments import COMPLETE, command_of, folder_of, variable
 from whisperport.build.layouts.layout import App, apps
 from whisperport.build.layouts.reference import Emitted, reference_of
 from whisperport.build.layouts.verifying import verify_layout
@@ -317,3 +318,39 @@ def test_a_file_is_replaced_only_if_convert_wrote_it(
         with pytest.raises(UsageError, match="cannot write") as caught, unchanged(tmp_path):
             convert(checkpoint, "whisper.cpp", tmp_path / f"{name}.bin", with_clips)
         assert "`convert` did not write it" in caught.value.why
+
+
+def test_an_installation_that_was_killed_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an environment with an interpreter, whose packages are not all there yet
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (app,) = layout_of("faster-whisper").apps.values()
+    monkeypatch.delenv(variable(app), raising=False)
+    python = folder_of(app) / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    # then it is not used, until it is complete
+    assert command_of(app) is None
+    (folder_of(app) / COMPLETE).touch()
+    assert command_of(app) == [str(python)]
+
+
+def test_a_command_shows_what_an_unverified_file_lost(
+    checkpoint: Any,
+    answers: Any,
+    client: Any,
+    two_clips: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # given a folder that was written although the app returned another token
+    client([{**answers[0], "tokens": [1]}, *answers[1:]])
+    options = ConvertOptions(verify_with=two_clips, allow_unverified=True)
+    converted = convert(checkpoint, "faster-whisper", tmp_path / "out", options)
+    # when it is printed
+    print_in_app(converted.path, converted.record.verification)
+    # then the clip and the reason are there
+    shown = capsys.readouterr().out
+    assert "FAIL: 01-espeak.wav: token 1 of 14 differs" in shown
+    assert "NOT VERIFIED with client 1.0" in shown

@@ -1,8 +1,10 @@
 """A table of comparisons, and the rules that they must meet."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from whisperport.apps.cli.console import print_lines, print_table
+from whisperport.build.layouts.record import Verification
 from whisperport.program.checks import Check
 
 
@@ -25,6 +27,17 @@ def print_failures(failures: Sequence[str]) -> None:
     for failure in failures:
         first, *rest = str(failure).split("\n")
         print_lines("", f"FAIL: {first}", *rest)
+
+
+def print_in_app(path: Path, verification: Verification | None) -> None:
+    """Print what an app returned with its files; None: it did not run."""
+    if verification is None:
+        print_lines(f"{path}: NOT VERIFIED")
+        return
+    print_checks(verification.checks)
+    print_failures(verification.failures())
+    packages = ", ".join(f"{name} {version}" for name, version in verification.versions.items())
+    print_lines("", f"{path}: {'verified' if verification else 'NOT VERIFIED'} with {packages}")
 
 
 # The most important numbers and their formats; `--json` has all of them.

@@ -5,10 +5,9 @@ from typing import Any
 
 import click
 
-from whisperport.apps.cli.checks_table import print_checks, print_failures
+from whisperport.apps.cli.checks_table import print_in_app
 from whisperport.apps.cli.console import (
     print_json,
-    print_lines,
     print_next,
     print_warning,
     stages,
@@ -19,7 +18,7 @@ from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.shared_options import as_json, stall_after
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.watchdog import run_watched
-from whisperport.build.layouts.convert import Converted, ConvertOptions
+from whisperport.build.layouts.convert import ConvertOptions
 from whisperport.build.layouts.convert import convert as run_convert
 
 STALL_MIN = 30
@@ -43,7 +42,7 @@ STALL_MIN = 30
     required=True,
     type=OutputPath(None),
     metavar="PATH",
-    help="Folder or file to write, as the app loads it; an older one of whisperport is replaced",
+    help="Folder or file to write, as the app loads it; one that `convert` wrote before is replaced",
 )
 @as_json
 @field_options(ConvertOptions, "verify_with", "language", "allow_unverified", group="Verification")
@@ -70,18 +69,7 @@ def convert(
     if as_json:
         print_json(converted.to_json())
     else:
-        _print(converted)
+        print_in_app(converted.path, converted.record.verification)
     for warning in converted.warnings:
         print_warning(warning)
     print_next("verify", out)
-
-
-def _print(converted: Converted) -> None:
-    verification = converted.record.verification
-    if verification:
-        print_checks(verification.checks)
-        print_failures(verification.failures())
-        with_versions = ", ".join(f"{n} {v}" for n, v in verification.versions.items())
-        print_lines("", f"{converted.path}: verified with {with_versions}")
-    else:
-        print_lines(f"{converted.path}: NOT VERIFIED")

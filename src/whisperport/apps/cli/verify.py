@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from whisperport.apps.cli.checks_table import print_checks, print_failures
+from whisperport.apps.cli.checks_table import print_checks, print_failures, print_in_app
 from whisperport.apps.cli.console import (
     Argument,
     command_line,
@@ -155,16 +155,11 @@ def _in_app(path: Path, *, as_json: bool) -> None:
     """Verify the files of an app in it; exit with status 1 if it returned something else."""
     with stages():
         record = verify_layout(path)
-    verification = record.verification
-    assert verification is not None
     if as_json:
         print_json(record.to_json())
     else:
-        print_checks(verification.checks)
-        print_failures(verification.failures())
-        packages = ", ".join(f"{name} {v}" for name, v in verification.versions.items())
-        print_lines("", f"{path}: {'verified' if verification else 'NOT VERIFIED'} with {packages}")
-    if not verification:
+        print_in_app(path, record.verification)
+    if not record.is_verified:
         sys.exit(1)
 
 

@@ -3,13 +3,12 @@
 import base64
 import io
 import math
-import wave
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from whisperport.apps.cli.checks_table import measured
 from whisperport.program.checks import Check
-from whisperport.speech.audio import SAMPLE_RATE
+from whisperport.speech.audio.pcm import write_wav
 from whisperport.speech.text import normalize
 from whisperport.system.page import bar, facts, html_page, prose, table, text, verdict, within
 from whisperport.verification.array_comparison import min_sqnr_of
@@ -263,11 +262,7 @@ def _audio(clip: ReferenceClip | None) -> str:
     if clip is None:
         return ""
     file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(SAMPLE_RATE)
-        out.writeframes(clip.samples.astype("<i2").tobytes())
+    write_wav(file, clip.samples)
     data = base64.b64encode(file.getvalue()).decode()
     return (
         f'<audio controls preload="metadata" aria-label="{text(clip.name)}" '

@@ -4,19 +4,17 @@ import json
 import os
 import subprocess
 import tempfile
-import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from whisperport.build.layouts.environments import command_of
 from whisperport.build.layouts.layout import App
 from whisperport.build.layouts.reference import Emitted, TimedText
 from whisperport.errors import MissingPackageError, VerificationError
-from whisperport.speech.audio import SAMPLE_RATE
+from whisperport.speech.audio.pcm import to_int16, write_wav
+from whisperport.system.child import exit_reason
 from whisperport.verification.clips import Clip
 
 RUN = Path(__file__).with_name("run_client.py")
@@ -76,7 +74,9 @@ def run_client(
     """
     with tempfile.TemporaryDirectory(prefix="whisperport-") as temporary:
         folder = Path(temporary)
-        names = [_write_wav(folder / f"{i}.wav", clip) for i, clip in enumerate(clips)]
+        names = [os.fspath(folder / f"{i}.wav") for i in range(len(clips))]
+        for name, clip in zip(names, clips, strict=True):
+            write_wav(name, to_int16(clip.samples))
         job = {
             "script": os.fspath(app.script),
             "app": app.name,
@@ -91,16 +91,6 @@ def run_client(
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         run_script(app, app.script if app.installer == "npm" else RUN, folder / "job.json")
         return _result(app, folder / "result.json", len(clips))
-
-
-def _write_wav(path: Path, clip: Clip) -> str:
-    whole = np.clip(np.round(clip.samples * 32768), -32768, 32767).astype("<i2")
-    with wave.open(os.fspath(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(whole.tobytes())
-    return os.fspath(path)
 
 
 def run_script(app: App, script: Path, argument: Path) -> None:
@@ -144,7 +134,7 @@ def run_script(app: App, script: Path, argument: Path) -> None:
         last = next((text for text in reversed(messages) if text.strip()), "it printed nothing")
         raise VerificationError(
             f"{app.name} failed with the files that were written",
-            why=f"its process ended with status {ended.returncode}: {last.strip()[:MAX_LINE]}",
+            why=f"{exit_reason(ended.returncode)}: {last.strip()[:MAX_LINE]}",
             hint=f"if the app is damaged, install it again: `whisperport apps --install {app.name}`",
         )
 

@@ -40,7 +40,7 @@ class ConvertOptions:
         Option(
             "Precision of the weights: fp32, fp16 or w8; `whisperport apps` lists those of each app",
             metavar="NAME",
-            default="the app's first",
+            default="the first one that `whisperport apps` lists for the app",
         ),
     ] = None
     verify_with: Annotated[

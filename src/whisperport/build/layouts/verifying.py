@@ -18,6 +18,7 @@ from whisperport.build.layouts.writing import hashes
 from whisperport.errors import AudioError, BundleError
 from whisperport.program.checks import Check
 from whisperport.speech.audio import SAMPLE_RATE, load_audio
+from whisperport.speech.audio.pcm import to_int16
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip, clips_in, shipped_clips
 from whisperport.verification.evidence import today
@@ -121,9 +122,9 @@ def verify_layout(path: str | os.PathLike[str]) -> LayoutRecord:
 
 
 def _first_window(clip: Clip, language: str, window_s: float) -> Clip:
-    samples = clip.samples[: round(window_s * SAMPLE_RATE)]
-    rounded = np.clip(np.round(samples * 32768), -32768, 32767) / np.float32(32768)
-    return replace(clip, samples=rounded.astype(np.float32), language=language)
+    samples = to_int16(clip.samples[: round(window_s * SAMPLE_RATE)])
+    rounded = samples.astype(np.float32) / np.float32(32768)
+    return replace(clip, samples=rounded, language=language)
 
 
 def _digest(clip: Clip) -> str:

@@ -1,7 +1,8 @@
 """Convert samples to the format used in this package: mono, 16 kHz, float32, within [-1, 1]."""
 
+import wave
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import av
 import numpy as np
@@ -20,6 +21,20 @@ MAX_FLOAT_PEAK = (
 )
 _BLOCK = 10 * SAMPLE_RATE  # samples that are converted in one call
 _FULL_SCALE = {"int16": 2.0**15, "int32": 2.0**31}
+
+
+def to_int16(samples: NDArray[np.float32]) -> NDArray[np.int16]:
+    """Round samples (n,) within [-1, 1] to 16 bits; what is beyond is clipped."""
+    return np.clip(np.round(samples * 32768), -32768, 32767).astype(np.int16)
+
+
+def write_wav(file: str | IO[bytes], samples: NDArray[np.int16]) -> None:
+    """Write samples (n,), mono, 16 kHz, as a WAV file."""
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(SAMPLE_RATE)
+        writer.writeframes(samples.astype("<i2").tobytes())
 
 
 def from_array(samples: NDArray[Any], sample_rate: int | None) -> NDArray[np.float32]:

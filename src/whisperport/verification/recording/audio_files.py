@@ -19,6 +19,7 @@ from whisperport.errors import AudioError
 from whisperport.program.runner import Array
 from whisperport.speech.audio import SAMPLE_RATE, audio_windows
 from whisperport.speech.audio.decode import AudioDecoder
+from whisperport.speech.audio.pcm import to_int16
 from whisperport.speech.audio.vad import speech_seconds
 
 Floats = NDArray[np.float32]
@@ -41,7 +42,7 @@ def fingerprint(samples: Array) -> str:
         samples: (n,) int16, or float32 within [-1, 1]; 16 kHz.
     """
     if samples.dtype != np.int16:
-        samples = np.clip(np.round(samples * 32768), -32768, 32767).astype(np.int16)
+        samples = to_int16(samples)
     not_zero = np.flatnonzero(samples)
     start = int(not_zero[0]) if not_zero.size else 0
     return hashlib.sha256(samples[start : start + SAMPLE_RATE].tobytes()).hexdigest()
