@@ -21,7 +21,7 @@ from whisperport.build.layouts.onnx_graph.session import open_session
 from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
 from whisperport.model.network.whisper import Whisper, build_model
 
-APPS = ("transformers.js", "sherpa-onnx")
+APPS = ("transformers.js", "sherpa-onnx", "onnxruntime-genai")
 TOKENS = (50, 51, 53, 57, 3, 7, 20, 58, 1)
 N_PROMPT = 4
 # Of the largest value. float32 with additions in another order: 4e-7 was seen.

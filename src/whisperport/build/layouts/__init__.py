@@ -8,7 +8,14 @@ from whisperport.errors import UsageError
 
 __all__ = ["App", "Layout", "all_layouts", "layout_of"]
 
-MODULES = ("faster_whisper", "openvino_genai", "sherpa_onnx", "transformers_js", "whisper_cpp")
+MODULES = (
+    "faster_whisper",
+    "onnxruntime_genai",
+    "openvino_genai",
+    "sherpa_onnx",
+    "transformers_js",
+    "whisper_cpp",
+)
 
 
 def all_layouts() -> tuple[Layout, ...]:
