@@ -319,17 +319,3 @@ def test_weights_of_a_lora_are_rejected_with_the_way_to_merge(altered_folder):
 
     assert "LoRA" in error.what
     assert "merge_and_unload" in error.hint
-
-
-def test_an_adapter_folder_is_rejected_by_name_with_the_way_to_merge(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(
-        '{"peft_type": "LORA", "base_model_name_or_path": "openai/whisper-small"}'
-    )
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-
-    error = rejected(tmp_path)
-
-    assert "PEFT adapter" in error.what
-    assert "'LORA'" in error.why
-    assert "'openai/whisper-small'" in error.why
-    assert "merge_and_unload" in error.hint

@@ -2,7 +2,8 @@
 
 load -> huggingface (config, weight_files, tokenizer_files, generation_settings)
      -> openai (pickled_file)
-     -> ctranslate2 (ctranslate2_file), ggml (ggml_blocks)
+     -> ctranslate2 (ctranslate2_file), ggml
+     -> adapter, merged with a base that is loaded as one of these
      -> tensor_check -> Checkpoint
 """
 

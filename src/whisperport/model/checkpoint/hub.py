@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, needs
+from whisperport.model.checkpoint.adapter import WEIGHTS, is_adapter
 from whisperport.model.checkpoint.sizes import shorten
 from whisperport.model.checkpoint.weight_files import find_weights
 
@@ -17,7 +18,7 @@ _SMALL_FILES = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "adapter_config.json",  # its presence shows that the repository is a PEFT adapter
+    "adapter_config.json",
 ]
 # File patterns of the weights, in order of preference; the first that matches is downloaded. The patterns
 # do not match gigabytes of copies in other precisions (`model.fp32-00001-of-00002.safetensors`).
@@ -57,7 +58,7 @@ def fetch(hub_id: str, revision: str | None, check: Callable[[Path], object]) ->
 
     folder = download(_SMALL_FILES)
     check(folder)
-    for weights in _WEIGHTS:
+    for weights in [[name] for name in WEIGHTS] if is_adapter(folder) else _WEIGHTS:
         folder = download([*_SMALL_FILES, *weights])
         if any(next(folder.glob(pattern), None) for pattern in weights):
             break

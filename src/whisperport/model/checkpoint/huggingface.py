@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
+from whisperport.model.checkpoint.adapter import is_adapter, read_adapter
 from whisperport.model.checkpoint.checkpoint import Checkpoint, Source, checkpoint_of_folder
 from whisperport.model.checkpoint.generation_settings import read_generation
 from whisperport.model.checkpoint.json_file import read_json_object
 from whisperport.model.checkpoint.names import (
+    EMBEDDING,
+    PROJECTION,
     from_huggingface,
     strip_wrapper_prefix,
     to_huggingface,
@@ -30,8 +33,6 @@ from whisperport.model.checkpoint.weight_files import read_weights
 from whisperport.program.dims import Dims
 
 _POSITIONS = "encoder.positional_embedding"
-_EMBEDDING = "decoder.token_embedding.weight"
-_PROJECTION = "proj_out.weight"
 
 
 def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
@@ -45,7 +46,6 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
     Raises:
         CheckpointError, TokenizerError: see `load_checkpoint`.
     """
-    _reject_adapter(folder)
     reject_other_forms(folder)
     config, dims = read_config(folder)
     stored = read_weights(folder)
@@ -67,21 +67,10 @@ def check_config_files(folder: Path) -> None:
     Raises:
         CheckpointError: they show that the checkpoint is not supported.
     """
-    _reject_adapter(folder)
-    read_config(folder)
-
-
-def _reject_adapter(folder: Path) -> None:
-    if not (folder / "adapter_config.json").is_file():
-        return
-    adapter = read_json_object(folder / "adapter_config.json")
-    raise CheckpointError(
-        f"`{folder}` holds a PEFT adapter, not a complete checkpoint",
-        why=f"its adapter_config.json is of type {quoted(adapter.get('peft_type'))}, for the base "
-        f"model {quoted(adapter.get('base_model_name_or_path'))}",
-        hint="merge it with the base model: `PeftModel.merge_and_unload()`, then `save_pretrained` to a "
-        "new folder",
-    )
+    if is_adapter(folder):
+        read_adapter(folder)
+    else:
+        read_config(folder)
 
 
 def _openai_named(
@@ -99,7 +88,7 @@ def _openai_named(
     unexpected: list[str] = []
     tensors = strip_wrapper_prefix(tensors, own="model.")
     for name, tensor in tensors.items():
-        if name == _PROJECTION:
+        if name == PROJECTION:
             continue
         openai_name = from_huggingface(name)
         # If a name occurs with and without `model.`, the second one is unexpected.
@@ -108,12 +97,12 @@ def _openai_named(
         else:
             weights[openai_name] = tensor
     reject_incomplete_model(weights, where=where)
-    if _EMBEDDING not in weights and _PROJECTION in tensors and is_tied(config):
-        weights[_EMBEDDING] = tensors[_PROJECTION]  # the file has only one of the two tied tensors
+    if EMBEDDING not in weights and PROJECTION in tensors and is_tied(config):
+        weights[EMBEDDING] = tensors[PROJECTION]  # the file has only one of the two tied tensors
     if _POSITIONS not in weights and dims.n_audio_state % 2 == 0 and dims.n_audio_state >= 4:
         weights[_POSITIONS] = sinusoids(dims.n_audio_ctx, dims.n_audio_state)
     check_tensors(weights, dims, where=where, unexpected=unexpected, original_name=to_huggingface)
-    _check_projection(tensors.get(_PROJECTION), weights[_EMBEDDING], is_tied(config), where)
+    _check_projection(tensors.get(PROJECTION), weights[EMBEDDING], is_tied(config), where)
     return weights
 
 
@@ -130,7 +119,7 @@ def _check_projection(projection: Tensor | None, embedding: Tensor, tied: bool, 
     why = "it is missing" if projection is None else "its values differ from the embedding's"
     raise CheckpointError(
         f"`{where}` has a separate output projection, which is not supported",
-        why=f"expected `{_PROJECTION}` to be equal to the token embedding; {why}"
+        why=f"expected `{PROJECTION}` to be equal to the token embedding; {why}"
         + ("" if tied else ", and `tie_word_embeddings` in config.json is false"),
         hint="tie the two tensors with `model.tie_weights()` before the last steps of training",
     )

@@ -5,7 +5,8 @@ import re
 import tempfile
 from pathlib import Path
 
-from whisperport.errors import CheckpointError, UsageError
+from whisperport.errors import CheckpointError, MissingPackageError, UsageError
+from whisperport.model.checkpoint.adapter import CONFIG, Adapter, is_adapter, merged, read_adapter
 from whisperport.model.checkpoint.by_name import locate
 from whisperport.model.checkpoint.checkpoint import Checkpoint
 from whisperport.model.checkpoint.ctranslate2 import is_ctranslate2, load_ctranslate2
@@ -27,11 +28,11 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
     """Load a Whisper checkpoint.
 
     Args:
-        source: the first of these that exists: a folder in transformers' or CTranslate2's format, a `.pt`
-            file of openai-whisper, a ggml file of whisper.cpp, `default` (the embedded model), a name such
-            as `tiny.en` or `turbo`, or a hub id such as `openai/whisper-tiny`. A name is OpenAI's file,
-            which is looked for in openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see
-            `fetch`.
+        source: the first of these that exists: a folder in transformers' or CTranslate2's format, a folder
+            with a LoRA adapter of PEFT, which is merged with its base, a `.pt` file of openai-whisper, a
+            ggml file of whisper.cpp, `default` (the embedded model), a name such as `tiny.en` or `turbo`,
+            or a hub id such as `openai/whisper-tiny`. A name is OpenAI's file, which is looked for in
+            openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see `fetch`.
         revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
 
     Raises:
@@ -42,20 +43,27 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
         UsageError: `revision` is given for a checkpoint that is not on the hub.
     """
     name = str(source)
+    if name == embedded_model.NAME and not _exists(Path(name)):
+        _reject_revision(revision, name)
+        return _load_embedded()
+    path, commit = _located(source, revision)
+    try:
+        return _load_path(path, name, commit)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read `{shorten(name)}`",
+            why=str(error),
+            hint="check the permissions, and that no file of it is removed or changed meanwhile",
+        ) from error
+
+
+def _located(source: str | Path, revision: str | None) -> tuple[Path, str]:
+    """Return the folder or file of a checkpoint, and its commit on the hub; empty: it is not from there."""
+    name = str(source)
     path = _expand_user(source)
     if _exists(path):
         _reject_revision(revision, name)
-        try:
-            return _load_path(path, name)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot read `{shorten(name)}`",
-                why=str(error),
-                hint="check the permissions, and that no file of it is removed or changed meanwhile",
-            ) from error
-    if name == embedded_model.NAME:
-        _reject_revision(revision, name)
-        return _load_embedded()
+        return path, ""
     hub_id = HUB_IDS.get(name, name)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(hub_id) or hub_id.endswith(".pt"):
         raise CheckpointError(
@@ -64,13 +72,10 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
             hint=_suggestion(name),
         )
     if name in HUB_IDS and revision is None:
-        folder = locate(name, check_config_files)
-        if folder.suffix == ".pt":
-            return load_pt(folder, name=name)
+        path = locate(name, check_config_files)
     else:
-        folder = fetch(hub_id, revision, check_config_files)
-    commit = folder.name if _COMMIT.fullmatch(folder.name) else revision or ""
-    return load_folder(folder, name=name, revision=commit)
+        path = fetch(hub_id, revision, check_config_files)
+    return path, path.name if _COMMIT.fullmatch(path.name) else revision or ""
 
 
 def _load_embedded() -> Checkpoint:
@@ -80,10 +85,14 @@ def _load_embedded() -> Checkpoint:
         return load_folder(Path(folder), name=embedded_model.NAME)
 
 
-def _load_path(path: Path, name: str) -> Checkpoint:
+def _load_path(path: Path, name: str, commit: str) -> Checkpoint:
+    if path.is_dir() and is_adapter(path):
+        adapter = read_adapter(path)
+        return merged(adapter, _load_base(adapter), name=name, revision=commit)
     if path.is_dir():
-        load = load_ctranslate2 if is_ctranslate2(path) else load_folder
-        return load(path, name=name)
+        if is_ctranslate2(path):
+            return load_ctranslate2(path, name=name)
+        return load_folder(path, name=name, revision=commit)
     if path.suffix in _PICKLED and path.is_file():
         return load_pt(path, name=name)
     if path.is_file() and is_ggml(path):
@@ -101,6 +110,29 @@ def _load_path(path: Path, name: str) -> Checkpoint:
         why=f"its name ends in {path.suffix or 'nothing'!r}; expected a folder, a .pt file or a ggml file",
         hint="give a folder, a .pt file, or a name such as `tiny`",
     )
+
+
+def _load_base(adapter: Adapter) -> Checkpoint:
+    """Load the base of an adapter: from the path that it states, in or beside its folder, or the hub."""
+    stated, folder = _expand_user(adapter.base), adapter.folder
+    places = (folder / stated, stated, folder / stated.name, folder.parent / stated.name)
+    place = next((path for path in places if _exists(path)), None)
+    try:
+        path, commit = (place, "") if place else _located(adapter.base, adapter.base_revision)
+    except (CheckpointError, MissingPackageError) as error:
+        raise type(error)(
+            f"the base of the adapter in `{folder}` was not found: `{shorten(adapter.base)}`",
+            why=f"{error.what}: {error.why}",
+            hint=f"copy the base into the folder of the adapter, as `{folder / stated.name}`, or "
+            f"write its path as `base_model_name_or_path` in {CONFIG}",
+        ) from error
+    if path.is_dir() and is_adapter(path):
+        raise CheckpointError(
+            f"the base of the adapter in `{folder}` is an adapter, too",
+            why=f"`{path}` has {CONFIG}",
+            hint="merge that one first: `PeftModel.merge_and_unload()`, then `save_pretrained`",
+        )
+    return _load_path(path, adapter.base, commit)
 
 
 def _expand_user(source: str | Path) -> Path:

@@ -37,6 +37,8 @@ _IN_LAYER = {
     "final_layer_norm": "mlp_ln",
 }
 
+EMBEDDING = "decoder.token_embedding.weight"  # openai-whisper's name of the token embedding
+PROJECTION = "proj_out.weight"  # Hugging Face's name of the output projection, which equals it
 _ALWAYS_PRESENT = "encoder.conv1.weight"  # every model has it; both libraries use this name
 _TOP_HUGGINGFACE = {openai: huggingface for huggingface, openai in _TOP.items()}
 _IN_LAYER_HUGGINGFACE = {openai: huggingface for huggingface, openai in _IN_LAYER.items()}

@@ -8,7 +8,7 @@ from whisperport.model.checkpoint.weight_files import find_weights
 
 # File in a folder without supported weights -> what the folder holds.
 _FOLDERS = (
-    ("adapter_model.*", "a PEFT adapter without its base model"),
+    ("adapter_model.*", "a PEFT adapter without its adapter_config.json"),
     ("weights.npz", "a conversion for MLX"),
     ("*.gguf", "a conversion for whisper.cpp"),
     ("openvino*.xml", "a conversion for OpenVINO"),

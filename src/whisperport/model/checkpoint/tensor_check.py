@@ -164,10 +164,10 @@ def check_tensors(
         else:
             well_formed.append(name)
     faults = [
-        _listing("missing", missing),
-        _listing("unexpected", unknown),
-        _listing("of another shape", misshaped),
-        _listing("not float32, float16 or bfloat16", mistyped),
+        listing("missing", missing),
+        listing("unexpected", unknown),
+        listing("of another shape", misshaped),
+        listing("not float32, float16 or bfloat16", mistyped),
     ]
     if any(faults):
         raise CheckpointError(
@@ -183,12 +183,13 @@ def check_tensors(
     if not_finite:
         raise CheckpointError(
             f"weights in `{where}` are not finite",
-            why=_listing("with NaN or infinity", not_finite),
+            why=listing("with NaN or infinity", not_finite),
             hint="use an earlier checkpoint of the training, or convert from float32 to bfloat16",
         )
 
 
-def _listing(kind: str, names: Sequence[str]) -> str:
+def listing(kind: str, names: Sequence[str]) -> str:
+    """Return the number of tensors of a kind and the first of their names; empty: there are none."""
     if not names:
         return ""
     listed = ", ".join(shorten(name) for name in names[:_LISTED])

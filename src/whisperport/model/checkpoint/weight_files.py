@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,7 @@ def read_weights(folder: Path) -> StoredWeights:
     files = _shards(path) if path.suffix == ".json" else [path]
     tensors: dict[str, Tensor] = {}
     for file in files:
-        read = _read_bin if file.suffix == ".bin" else read_safetensors
-        _add(tensors, file, read)
+        _add(tensors, file)
     return StoredWeights(tensors, {file.name: sha256_of(file) for file in files})
 
 
@@ -88,10 +87,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _add(
-    tensors: dict[str, Tensor], file: Path, read: Callable[[Path], Mapping[str, Tensor]]
-) -> None:
-    for name, tensor in read(file).items():
+def _add(tensors: dict[str, Tensor], file: Path) -> None:
+    for name, tensor in read_tensors(file).items():
         if name in tensors:
             raise CheckpointError(
                 f"cannot read the weights in `{file.parent}`",
@@ -101,7 +98,14 @@ def _add(
         tensors[name] = tensor
 
 
-def _read_bin(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a .safetensors or .bin file under its own names, memory-mapped if possible.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds more than tensors.
+    """
+    if path.suffix != ".bin":
+        return read_safetensors(path)
     state = read_pickled(path)
     if not isinstance(state, dict):
         raise CheckpointError(
