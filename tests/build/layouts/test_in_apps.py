@@ -4,6 +4,7 @@ Trained checkpoints are verified clip by clip. Random ones, of other shapes, are
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from whisperport.build.layouts.environments import command_of
 pytest.importorskip("torch")
 from tests.outlier_checkpoints import NAMES, outlier_checkpoint
 
+from whisperport.build.layouts.client import run_client
 from whisperport.build.layouts.verifying import verify_layout
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.verification.clips import shipped_clips
 
 ALL = os.environ.get("WHISPERPORT_TEST_APPS") == "1"
 CASES = [
@@ -47,6 +51,26 @@ def test_the_embedded_model_is_verified(app: str, precision: str, tmp_path: Path
     out = out_of(app, tmp_path)
     assert convert("default", app, out, ConvertOptions(precision=precision))
     assert verify_layout(out).is_verified
+
+
+def test_a_browser_returns_what_node_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a folder of transformers.js, and a browser
+    needs_app("transformers.js")
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not installed")
+    monkeypatch.setenv("WHISPERPORT_BROWSER", browser)
+    layout, clips = layout_of("transformers.js"), shipped_clips()
+    layout.write(load_checkpoint("default"), "fp32", tmp_path)
+    # when a page and Node run the app
+    job = (layout.apps["transformers.js"], tmp_path, clips, "fp32", "en")
+    page, node = (run_client(*job, device) for device in ("browser", "Node"))
+    # then the tokens are the same
+    assert all(result.tokens for result in page.results)
+    assert page.results == node.results
+    assert page.versions["browser"].startswith("Chromium")
 
 
 @pytest.mark.parametrize("name", NAMES)

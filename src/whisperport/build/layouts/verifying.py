@@ -65,15 +65,17 @@ def run_and_compare(
         MissingPackageError, VerificationError: see `run_client`.
     """
     checks: list[Check] = []
+    versions: dict[str, str] = {}
     for device in app.devices:
         on = f" on {device}" if device else ""
         begin_stage(f"running {app.name}{on} with {len(clips)} clips")
         how = (record.precision, record.language, device)
         run = run_client(app, path, clips, *how)
+        versions |= run.versions
         compared = (app, record.precision, clips, expected, run.results)
         checks += checks_of(*compared, exact=record.exact, device=device)
     verification = Verification(
-        versions=run.versions, machine=machine(), date=today(), checks=tuple(checks)
+        versions=versions, machine=machine(), date=today(), checks=tuple(checks)
     )
     return run, verification
 

@@ -1,5 +1,6 @@
 """The folder of ONNX files that transformers.js, onnx-asr and optimum load."""
 
+import os
 from pathlib import Path
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
@@ -7,6 +8,7 @@ from whisperport.build.layouts.transformers_js.folder import write
 from whisperport.build.layouts.transformers_js.logits import logits
 
 FOLDER = Path(__file__).parent
+DEVICES = ("browser", "Node") if os.environ.get("WHISPERPORT_BROWSER") else ("Node",)
 ONE_WINDOW = "audio after the first 30 s is not decoded unless the caller cuts it"
 
 LAYOUT = Layout(
@@ -19,6 +21,7 @@ LAYOUT = Layout(
             module="@huggingface/transformers",
             installer="npm",
             script=FOLDER / "client.mjs",
+            devices=DEVICES,
             profile_of=lambda _checkpoint: DecodingProfile(
                 padding="audio", timestamps=False, windows=False
             ),
@@ -27,6 +30,8 @@ LAYOUT = Layout(
                 "version 4.3 gives each word the time of the next token, whatever wrote the files",
                 ONE_WINDOW,
                 "fp16 is stored, and computed in float32",
+                "it runs in Node, and in the browser that WHISPERPORT_BROWSER names, such as "
+                "/usr/bin/chromium",
             ),
         ),
         App(
