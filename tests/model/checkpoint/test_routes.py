@@ -8,9 +8,11 @@ import torch
 import whisper
 from safetensors.torch import load_file, save_file
 
+from whisperport.errors import CheckpointError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.names import to_huggingface
 from whisperport.model.checkpoint.openai_releases import RELEASES, alignment_heads
+from whisperport.model.network.whisper import build_model
 from whisperport.program.json_records import to_json
 from whisperport.speech.text.vocabulary import openai_tokenizer
 
@@ -108,6 +110,87 @@ def test_the_prefix_of_a_training_wrapper_is_removed(wrapper, altered_folder, ti
     loaded = load_checkpoint(altered_folder(weights=wrap))
 
     assert loaded.weights.keys() == tiny_checkpoint.weights.keys()
+
+
+class LinearLowRank(torch.nn.Module):
+    """The layer of lite-whisper (efeslab/LiteASR@da5be85, src/lite_whisper/modeling_lite_whisper.py)."""
+
+    def __init__(self, linear, rank):
+        super().__init__()
+        for name, shape in (
+            ("weight1", (linear.in_features, rank)),
+            ("weight2", (rank, linear.out_features)),
+            ("bias", (linear.out_features,)),
+        ):
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(shape) / 8))
+
+    def forward(self, x):
+        return (x @ self.weight1) @ self.weight2 + self.bias
+
+
+@pytest.fixture
+def lite_whisper(random_hf_whisper, tmp_path):
+    """A model with factored linears in its encoder, as lite-whisper has it, and its folder."""
+    model = random_hf_whisper(max_source_positions=20)
+    for layer in model.model.encoder.layers:
+        for owner, names in (
+            (layer, ("fc1", "fc2")),
+            (layer.self_attn, ("q_proj", "k_proj", "out_proj")),
+        ):
+            for name in names:
+                setattr(owner, name, LinearLowRank(getattr(owner, name), 16))
+    save_file(
+        {n: t.contiguous() for n, t in model.state_dict().items() if n != "proj_out.weight"},
+        tmp_path / "model.safetensors",
+    )
+    config = {**model.config.to_dict(), "model_type": "lite-whisper"}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    return model, tmp_path
+
+
+def test_factored_linears_of_lite_whisper_are_multiplied(lite_whisper):
+    # given a model whose keys, too, have factors and thus a bias
+    model, folder = lite_whisper
+    mel = torch.randn(1, 80, 40)
+    # when its folder is loaded
+    checkpoint = load_checkpoint(folder)
+    # then the encoder computes the same, and a warning says that the weights grow
+    with torch.no_grad():
+        expected = model.model.encoder(mel).last_hidden_state
+        assert torch.allclose(build_model(checkpoint).encode(mel), expected, atol=1e-4)
+    assert any("10 weights are stored as two factors" in w for w in checkpoint.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight1": None}, "unexpected: model.encoder.layers.0.fc1.weight2"),
+        ({"weight2": None}, "unexpected: model.encoder.layers.0.fc1.weight1"),
+        ({"weight2": torch.zeros(9, 256)}, "(64, 16) and (9, 256)"),
+        ({"weight1": torch.zeros(16)}, "(16,) and (16, 256)"),
+        ({"weight1": torch.zeros(1 << 20, 1), "weight2": torch.zeros(1, 1 << 20)}, "(1048576, 1)"),
+        ({"weight": torch.zeros(256, 64)}, "2 unexpected"),
+    ],
+    ids=[
+        "no first",
+        "no second",
+        "ranks",
+        "a vector",
+        "a product of 4 TB",
+        "beside a dense weight",
+    ],
+)
+def test_factors_that_do_not_fit_are_rejected_by_name(change, message, lite_whisper):
+    _, folder = lite_whisper
+    tensors = load_file(folder / "model.safetensors")
+    tensors.update({f"model.encoder.layers.0.fc1.{part}": t for part, t in change.items()})
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors")
+
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder)
+
+    assert message in caught.value.why
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])

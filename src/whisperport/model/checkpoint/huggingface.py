@@ -16,6 +16,7 @@ from torch import Tensor
 from whisperport.errors import CheckpointError
 from whisperport.model.checkpoint.adapter import is_adapter, read_adapter
 from whisperport.model.checkpoint.checkpoint import Checkpoint, Source, checkpoint_of_folder
+from whisperport.model.checkpoint.factored_linears import multiplied
 from whisperport.model.checkpoint.generation_settings import read_generation
 from whisperport.model.checkpoint.json_file import read_json_object
 from whisperport.model.checkpoint.names import (
@@ -49,7 +50,9 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
     reject_other_forms(folder)
     config, dims = read_config(folder)
     stored = read_weights(folder)
-    weights = _openai_named(stored.tensors, config, dims, str(folder))
+    tensors = strip_wrapper_prefix(stored.tensors, own="model.")
+    tensors, growth = multiplied(tensors, dims, where=str(folder))
+    weights = _openai_named(tensors, config, dims, str(folder))
     tokenizer = read_tokenizer(folder, dims.n_vocab)
     generation, warnings = read_generation(folder, config, tokenizer.ids, dims)
     source = Source(
@@ -58,6 +61,7 @@ def load_folder(folder: Path, *, name: str, revision: str = "") -> Checkpoint:
         revision=revision,
         sha256=MappingProxyType(dict(stored.sha256)),
     )
+    warnings = (*growth, *warnings)
     return checkpoint_of_folder(folder, dims, weights, tokenizer, generation, source, warnings)
 
 
@@ -86,7 +90,6 @@ def _openai_named(
         )
     weights: dict[str, Tensor] = {}
     unexpected: list[str] = []
-    tensors = strip_wrapper_prefix(tensors, own="model.")
     for name, tensor in tensors.items():
         if name == PROJECTION:
             continue
@@ -201,7 +204,7 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def _reject_other_architectures(config: Mapping[str, Any], where: str) -> None:
-    if config.get("model_type") != "whisper":
+    if config.get("model_type") not in ("whisper", "lite-whisper"):
         raise CheckpointError(
             f"{where} does not describe a Whisper model",
             why=f"its `model_type` is {quoted(config.get('model_type'))}; expected 'whisper'",
