@@ -476,8 +476,8 @@ def fake_targets(
 ) -> dict[str, Any]:
     """Register `fake` and `other`, targets that compile nothing, for the micro checkpoint."""
     from whisperport import targets
-    from whisperport.build.export.drafting import with_alignment_heads
     from whisperport.model.trace.variants import BATCHES, PREFILLS
+    from whisperport.verification.alignment_heads import with_alignment_heads
 
     from .fake_target import fake
 
@@ -494,10 +494,10 @@ def micro_programs(micro_checkpoint: Any, micro: Any) -> Iterator[tuple[Any, ...
     """The micro checkpoint's programs, traced once, and converted to ONNX by torch once."""
     import onnx_ir as ir
 
-    from whisperport.build.export.drafting import with_alignment_heads
     from whisperport.model.trace import onnx
     from whisperport.model.trace.variants import whisper_programs
     from whisperport.model.trace.whisper import Parts
+    from whisperport.verification.alignment_heads import with_alignment_heads
 
     generation = with_alignment_heads(micro_checkpoint.generation, micro_checkpoint.dims)
     programs = tuple(whisper_programs(Parts(micro, generation.alignment_heads)))

@@ -1,6 +1,6 @@
-"""Alignment heads are found if a checkpoint lists none, and only if it has such heads."""
+"""Alignment heads are found if a checkpoint lists none, or wrong ones, and only if it has such heads."""
 
-import logging
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from whisperport.build.export.drafting import with_alignment_heads
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.verification import alignment_heads
-from whisperport.verification.alignment_heads import find_alignment_heads
+from whisperport.verification.alignment_heads import find_alignment_heads, with_alignment_heads
+from whisperport.verification.clips import shipped_audio
 
 from ..micro import DIMS, GENERATION, tokenizer_json
 
@@ -32,51 +32,68 @@ def two_audio_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alignment_heads, "N_FILES", 2)
 
 
-def search(checkpoint: Checkpoint, model: Whisper) -> tuple[tuple[int, int], ...]:
-    unnamed = replace(checkpoint.generation, alignment_heads=())
-    return find_alignment_heads(unnamed, checkpoint.tokenizer_json, model).alignment_heads
+def search(
+    checkpoint: Checkpoint, model: Whisper, *listed: tuple[int, int]
+) -> tuple[tuple[tuple[int, int], ...], str]:
+    generation = replace(checkpoint.generation, alignment_heads=listed)
+    changed, warning = find_alignment_heads(generation, checkpoint.tokenizer_json, model)
+    return changed.alignment_heads, warning
+
+
+def without_alignment(checkpoint: Checkpoint) -> Whisper:
+    """With random queries, no head attends to the words."""
+    model = build_model(checkpoint)
+    generator = torch.Generator().manual_seed(0)
+    for block in model.decoder.blocks:
+        weight = block.cross_attn.query.weight
+        block.cross_attn.query.weight = torch.nn.Parameter(
+            0.02 * torch.randn(weight.shape, generator=generator), requires_grad=False
+        )
+    return model
 
 
 def test_the_heads_that_were_taught_to_align_are_found_again(
     embedded: Checkpoint, model: Whisper
 ) -> None:
-    assert search(embedded, model) == tuple(sorted(embedded.generation.alignment_heads))
+    assert search(embedded, model) == (tuple(sorted(embedded.generation.alignment_heads)), "")
 
 
-def test_heads_that_are_named_are_not_looked_for(embedded: Checkpoint) -> None:
-    no_model: Any = None
-
-    found = find_alignment_heads(embedded.generation, embedded.tokenizer_json, no_model)
-
-    assert found == embedded.generation
-
-
-def test_heads_that_attend_elsewhere_are_not_used(
-    embedded: Checkpoint, model: Whisper, caplog: pytest.LogCaptureFixture
+def test_listed_heads_that_align_are_kept_after_one_audio_file(
+    embedded: Checkpoint, model: Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With random queries, no head attends to the words."""
-    spoiled = build_model(embedded)
-    generator = torch.Generator().manual_seed(0)
-    for block in spoiled.decoder.blocks:
-        weight = block.cross_attn.query.weight
-        block.cross_attn.query.weight = torch.nn.Parameter(
-            0.02 * torch.randn(weight.shape, generator=generator), requires_grad=False
-        )
-
-    with caplog.at_level(logging.WARNING):
-        found = search(embedded, spoiled)
-
-    assert found == ()
-    assert "word timestamps may have large" in caplog.text
+    # given a checkpoint that lists one of its two heads, and one audio file
+    monkeypatch.setattr(alignment_heads, "shipped_audio", lambda: shipped_audio()[:1])
+    # then it keeps it
+    assert search(embedded, model, (1, 0)) == (((1, 0),), "")
 
 
-def test_no_audio_file_fits_a_window_of_a_fifth_of_a_second(
-    micro: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = find_alignment_heads(GENERATION, tokenizer_json(), micro)
+def test_listed_heads_of_another_model_are_replaced(embedded: Checkpoint, model: Whisper) -> None:
+    # given heads that do not follow the audio, as those of the base are in a fine-tune that lists them
+    heads, warning = search(embedded, model, (0, 0), (1, 1))
+    # then the model's own are used, and the warning has the errors of both
+    assert heads == ((1, 0), (2, 0))
+    errors = [float(number) for number in re.findall(r"(\d\.\d\d) s", warning)]
+    assert errors == pytest.approx([0.33, 0.06], abs=0.02)
+    assert "0.0, 1.1 (layer.head) are replaced by 1.0, 2.0" in warning
 
-    assert found == GENERATION
-    assert with_alignment_heads(found, DIMS).alignment_heads == ((1, 0), (1, 1))
+
+def test_heads_that_attend_elsewhere_are_not_used(embedded: Checkpoint) -> None:
+    # given a model of which no head attends to the words
+    model = without_alignment(embedded)
+    # then none is found, and the upper half stands for them
+    heads, warning = search(embedded, model)
+    assert heads == ((1, 0), (1, 1), (2, 0), (2, 1))
+    assert "word timestamps may have large" in warning
+    # and those that it lists are kept
+    assert search(embedded, model, (0, 1)) == (((0, 1),), "")
+
+
+def test_no_audio_file_fits_a_window_of_a_fifth_of_a_second(micro: Any) -> None:
+    generation, warning = find_alignment_heads(GENERATION, tokenizer_json(), micro)
+
+    assert generation == with_alignment_heads(GENERATION, DIMS)
+    assert generation.alignment_heads == ((1, 0), (1, 1))
+    assert "none were found" in warning
 
 
 def test_attention_on_the_words_alone_counts() -> None:

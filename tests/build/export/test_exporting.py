@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from whisperport.build.export import drafting
-from whisperport.build.export.drafting import with_alignment_heads
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.placing import place_programs
@@ -21,6 +20,7 @@ from whisperport.runtime import load_engine
 from whisperport.system.progress import reporting
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.verification import LEVELS, Report
+from whisperport.verification.alignment_heads import with_alignment_heads
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
 

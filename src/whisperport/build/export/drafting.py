@@ -148,10 +148,10 @@ def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
 
     checkpoint = source.checkpoint
     model = build_model(checkpoint, source.window)
-    generation = with_alignment_heads(
-        find_alignment_heads(checkpoint.generation, checkpoint.tokenizer_json, model),
-        checkpoint.dims,
-    )
+    settings = checkpoint.generation, checkpoint.tokenizer_json
+    generation, warning = find_alignment_heads(*settings, model)
+    if warning:
+        log.warning("%s", warning)
     # Those of targets with a program below float32; a rejection names the target's other precisions too.
     lower = {
         placement.target
@@ -315,18 +315,6 @@ def build_packages(names: Iterable[str]) -> list[str]:
     ]
     runtimes = [spec.software.emulation_runtime or spec.software.runtime for spec in specs]
     return list(dict.fromkeys((*BUILD_PACKAGES, *packages, *filter(None, runtimes))))
-
-
-def with_alignment_heads(generation: Generation, dims: Dims) -> Generation:
-    """Return `generation` with alignment heads; if it has none, all heads of the upper half of the layers.
-
-    Source: the default of openai-whisper, whisper/model.py:262-269.
-    """
-    if generation.alignment_heads:
-        return generation
-    layers = range(dims.n_text_layer // 2, dims.n_text_layer)
-    heads = [(layer, head) for layer in layers for head in range(dims.n_text_head)]
-    return replace(generation, alignment_heads=tuple(heads))
 
 
 def _preflight(dims: Dims, targets: Sequence[Target], out: Path) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, SAMPLE_RATE
+from whisperport.verification.alignment_heads import with_alignment_heads
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -121,16 +122,8 @@ def generation_config(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def alignment_heads(checkpoint: "Checkpoint") -> list[tuple[int, int]]:
-    """Return (layer, head) of the heads that follow the audio.
-
-    Where a checkpoint names none, they are all heads of the last half of the layers, as in openai-whisper.
-    """
-    dims = checkpoint.dims
-    return list(checkpoint.generation.alignment_heads) or [
-        (layer, head)
-        for layer in range(dims.n_text_layer // 2, dims.n_text_layer)
-        for head in range(dims.n_text_head)
-    ]
+    """Return (layer, head) of the heads that follow the audio."""
+    return list(with_alignment_heads(checkpoint.generation, checkpoint.dims).alignment_heads)
 
 
 def _start(checkpoint: "Checkpoint") -> dict[str, Any]:
