@@ -336,6 +336,22 @@ def test_an_installation_that_was_killed_is_not_used(
     assert command_of(app) == [str(python)]
 
 
+def test_heads_that_do_not_follow_the_audio_are_not_written(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given a fine-tune that lists the heads of another model
+    client(answers)
+    generation = replace(checkpoint.generation, alignment_heads=((0, 0), (1, 1)))
+    # when it is written
+    copied = replace(checkpoint, generation=generation)
+    converted = convert(copied, "faster-whisper", tmp_path / "out", with_clips)
+    # then the files have the model's own, and a warning says how far off the others were
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["alignment_heads"] == [[1, 0], [2, 0]]
+    (warning,) = converted.warnings
+    assert "mean error of 0.45 s, and now of 0.06 s" in warning
+
+
 def test_a_command_shows_what_an_unverified_file_lost(
     checkpoint: Any,
     answers: Any,

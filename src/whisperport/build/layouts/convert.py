@@ -26,6 +26,7 @@ from whisperport.program.json_records import to_json
 from whisperport.speech.text import language_code
 from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
+from whisperport.verification.alignment_heads import find_alignment_heads
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -138,6 +139,7 @@ def convert(
             raise LoweringError(f"{app} cannot run this checkpoint in {precision}", why=why)
         language = _language(opened, options)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
+        opened = _with_heads(opened)
         begin_stage(f"writing the files of {app}")
         layout.write(opened, precision, draft)
         record = LayoutRecord(
@@ -177,6 +179,18 @@ def _opened(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Checkpoint":
     if isinstance(checkpoint, str | os.PathLike):
         return load_checkpoint(os.fspath(checkpoint))
     return checkpoint
+
+
+def _with_heads(checkpoint: "Checkpoint") -> "Checkpoint":
+    """Return a checkpoint with alignment heads that follow the audio: apps compute word times from them."""
+    from whisperport.model.network.whisper import build_model
+
+    model = build_model(checkpoint)
+    generation, warning = find_alignment_heads(
+        checkpoint.generation, checkpoint.tokenizer_json, model
+    )
+    warnings = (*checkpoint.warnings, *filter(None, (warning,)))
+    return replace(checkpoint, generation=generation, warnings=warnings)
 
 
 def _language(checkpoint: "Checkpoint", options: ConvertOptions) -> str:
