@@ -11,12 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from whisperport.apps.serving.keys import Keys
 from whisperport.errors import UsageError, WhisperportError
-from whisperport.system import outputs
+from whisperport.system import outputs, regular_file
 from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.system.npy_file import open_array
 from whisperport.system.outputs import Kind, Output, check_outputs, write_page
 from whisperport.system.page import html_page
+from whisperport.system.regular_file import read_short_text
 
 # A file is written completely or not at all.
 
@@ -343,3 +345,19 @@ def test_letter_case_is_compared_as_the_file_system_does(
     monkeypatch.setattr(outputs, "_ignores_case", lambda _: True)
 
     assert "is the same path" in rejected(lower, upper)
+
+
+def test_a_text_may_come_from_a_pipe() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, "Straße\n".encode())
+    os.close(writing)
+
+    assert read_short_text(f"/dev/fd/{reading}") == "Straße\n"
+
+
+def test_a_device_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_file, "MAX_TEXT_BYTES", 1000)
+
+    for read in (read_short_text, Keys.load):
+        with pytest.raises((OSError, UsageError), match="/dev/zero"):
+            read(Path("/dev/zero"))
