@@ -2,7 +2,10 @@
 
 import os
 import re
+import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,17 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, NumericalError
+from whisperport.program.bundle import Bundle
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.targets import RunOptions, get_target
 from whisperport.targets.vendors.mediatek import neuronrt
 from whisperport.targets.vendors.mediatek.chips import CHIPS
 from whisperport.targets.vendors.mediatek.device_io import DeviceIo, DeviceTensor
 from whisperport.targets.vendors.mediatek.neuronrt import DeviceOptions, NeuronrtRunner
 
+from ....extent import core_or_all
 from ....processes import has_ended
+from .test_programs import ALL, BOARD, PART
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
 
@@ -216,3 +223,48 @@ def test_temporary_files_are_in_memory_if_it_has_room(monkeypatch, tmp_path):
     assert neuronrt._parent(2**62) is None
     monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))
     assert neuronrt._parent(10) is None
+
+
+PROGRAMS = ("encoder", "cross_kv", "step")
+
+
+@pytest.fixture(scope="module")
+def bundle(exported: Callable[..., Bundle]) -> Bundle:
+    return exported(BOARD, core_or_all("one layer", "tiny"), placement=core_or_all(PART, ALL))
+
+
+def test_neuronrt_gives_every_program_what_the_emulation_gives(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    # given: a fake .dla beside each .tflite
+    shutil.copytree(bundle.folder / BOARD, tmp_path / BOARD)
+    command = tmp_path / "neuronrt"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+    command.chmod(0o755)
+    entries = []
+    for entry in bundle.manifest.programs:
+        if entry.spec.name in PROGRAMS:
+            (lowered,) = entry.files
+            compiled = lowered.replace(".tflite", ".dla")
+            content = b"FAKE DLA\n" + (tmp_path / lowered).read_bytes()
+            (tmp_path / compiled).write_bytes(content)
+            entries.append(replace(entry, files=(compiled, lowered)))
+    target = get_target(BOARD)
+    on_board = RunOptions(threads=1, options={f"{BOARD}.neuronrt": str(command)})
+    emulated = RunOptions(threads=1, options={f"{BOARD}.emulate": "on"})
+
+    runners = target.load(tmp_path, entries, on_board)
+    expected = target.load(tmp_path, entries, emulated)
+
+    random = np.random.default_rng(0)
+    assert sorted(runners) == sorted(PROGRAMS)
+    for name, runner in runners.items():
+        inputs = {
+            tensor.name: random.standard_normal(tensor.shape).astype(tensor.dtype)
+            for tensor in runner.spec.inputs
+        }
+        found, wanted = runner.run(inputs), expected[name].run(inputs)
+        for output, array in wanted.items():
+            scale = np.abs(array).max()
+            assert scale > 0
+            assert np.abs(found[output] - array).max() <= 1e-5 * scale, (name, output)
