@@ -38,8 +38,7 @@ from whisperport.verification.reference import Reference
 
 from ..docs.pages import ROOT
 from ..extent import core_or_all
-from ..test_imports import faults
-from ..test_vendor_names import naming
+from ..test_imports import faults, naming
 from ..wav import write_wav
 from .listed import HERE, WITH_DUMMY, interpreter
 
