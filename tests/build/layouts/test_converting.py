@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from whisperport.apps.cli.checks_table import print_in_app
-from whisperport.build.layouts import faster_whisper, layout_of, whisper_cpp
+from whisperport.apps.cli.verify import verify
+from whisperport.build.layouts import faster_whisper, layout_of, sherpa_onnx, whisper_cpp
 from whisperport.build.layouts.client import run_client
 from whisperport.build.layouts.convert import ConvertOptions, convert
 from whisperport.build.layouts.environments import COMPLETE, command_of, folder_of, variable
 from whisperport.build.layouts.layout import App, apps
+from whisperport.build.layouts.record import read_record
 from whisperport.build.layouts.reference import Emitted, reference_of
 from whisperport.build.layouts.verifying import verify_layout
 from whisperport.errors import (
@@ -365,8 +368,114 @@ def test_a_command_shows_what_an_unverified_file_lost(
     options = ConvertOptions(verify_with=two_clips, allow_unverified=True)
     converted = convert(checkpoint, "faster-whisper", tmp_path / "out", options)
     # when it is printed
-    print_in_app(converted.path, converted.record.verification)
+    print_in_app(converted.path, converted.record)
     # then the clip and the reason are there
     shown = capsys.readouterr().out
     assert "FAIL: 01-espeak.wav: token 1 of 14 differs" in shown
     assert "NOT VERIFIED with client 1.0" in shown
+
+
+def spoiled(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """Let a layout write the weights of a checkpoint of which one differs."""
+    write = module.LAYOUT.write
+
+    def write_spoiled(checkpoint: Any, precision: str, out: Path) -> None:
+        weights = {**checkpoint.weights, name: -checkpoint.weights[name]}
+        write(replace(checkpoint, weights=weights), precision, out)
+
+    monkeypatch.setattr(module, "LAYOUT", replace(module.LAYOUT, write=write_spoiled))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8"])
+def test_weights_that_are_not_the_checkpoints_are_named_before_the_app_runs(
+    checkpoint: Any,
+    answers: Any,
+    client: Any,
+    two_clips: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+) -> None:
+    # given an app that returns what the checkpoint emits, whatever the files are
+    client(answers)
+    name = "decoder.blocks.1.mlp.0.weight"
+    spoiled(monkeypatch, faster_whisper, name)
+    # when one tensor is written wrongly
+    options = ConvertOptions(verify_with=two_clips, precision=precision)
+    with pytest.raises(VerificationError, match="are not those of the checkpoint") as caught:
+        convert(checkpoint, "faster-whisper", tmp_path / "out", options)
+    # then the error names it
+    assert f"1 tensors differ, such as {name}" in caught.value.why
+
+
+def test_graphs_that_do_not_compute_the_checkpoints_tokens_are_not_written(
+    checkpoint: Any,
+    two_clips: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given an app that is not installed
+    (app,) = sherpa_onnx.LAYOUT.apps.values()
+    monkeypatch.delenv(variable(app), raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = ConvertOptions(verify_with=two_clips, allow_unverified=True)
+    # when its files are written, then their graphs have been run here
+    right = convert(checkpoint, "sherpa-onnx", tmp_path / "right", options).record
+    assert [check.passed for check in right.without_app] == [True]
+    assert right.logits is not None
+    assert right.logits.n_prompt < len(right.logits.tokens)
+    # and a graph with a wrong weight fails, also where 8 bits may change some tokens
+    spoiled(monkeypatch, sherpa_onnx, "decoder.blocks.1.mlp.0.weight")
+    options = replace(options, precision="w8")
+    wrong = convert(checkpoint, "sherpa-onnx", tmp_path / "wrong", options).record
+    assert [check.passed for check in wrong.without_app] == [False]
+    assert not right.is_verified
+
+
+def test_an_app_that_decodes_differently_is_told_from_wrong_files(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    client([{**answers[0], "tokens": [1]}, *answers[1:]])
+    with pytest.raises(VerificationError, match="does not return what") as caught:
+        convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    assert "decodes differently: written weights are the checkpoint's" in caught.value.why
+
+
+def test_without_the_runtime_of_graphs_the_record_says_that_they_were_not_run(
+    checkpoint: Any, two_clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given no ONNX Runtime, and no app
+    (app,) = sherpa_onnx.LAYOUT.apps.values()
+    monkeypatch.delenv(variable(app), raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    # when the files are written
+    options = ConvertOptions(verify_with=two_clips, allow_unverified=True)
+    record = convert(checkpoint, "sherpa-onnx", tmp_path / "out", options).record
+    # then the record says why nothing was compared
+    assert record.without_app == ()
+    assert "onnxruntime is not installed" in record.not_compared
+
+
+def test_a_new_verification_is_recorded_only_if_asked(
+    checkpoint: Any, answers: Any, client: Any, two_clips: Path, tmp_path: Path
+) -> None:
+    # given files that are not verified, because the app returned another token
+    client([{**answers[0], "tokens": [1]}, *answers[1:]])
+    out = tmp_path / "out"
+    options = ConvertOptions(verify_with=two_clips, allow_unverified=True)
+    convert(checkpoint, "faster-whisper", out, options)
+    # when the app returns what it must
+    client(answers)
+    with unchanged(out):
+        assert verify_layout(out).is_verified
+    assert not read_record(out).is_verified
+    # then `--record` keeps it
+    result = CliRunner().invoke(verify, [str(out), "--record"])
+    assert result.exit_code == 0, result.output
+    assert read_record(out).is_verified
+    # and an option that is of bundles only is refused
+    for arguments in (["--clip", "a"], ["--threads", "2"], ["--html", str(tmp_path / "page.html")]):
+        result = CliRunner().invoke(verify, [str(out), *arguments])
+        assert result.exit_code == 2
+        assert "only --record and --json" in result.output

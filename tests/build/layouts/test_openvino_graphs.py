@@ -1,6 +1,7 @@
 """The OpenVINO graphs compute what the model in torch computes, and have what an NPU's plug-in needs."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,32 +13,21 @@ import openvino
 import torch
 from tests.build.layouts.test_onnx_graphs import N_PROMPT, SHAPES, TOKENS, random_checkpoint
 
-from whisperport.build.layouts.openvino_genai.graphs import decoder_graph, encoder_graph
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.openvino_genai.graphs import decoder_graph, graphs
 from whisperport.model.network.whisper import build_model
 
 TOLERANCE = 5e-6  # of the largest value, as for the ONNX graphs
 W8_DB = 30  # the least signal beside the noise of 8 bits
-# Some processors would compute in bfloat16, and the CPU keeps keys and values in 8 bits.
-FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 
 
-def compiled(graph: Any) -> Any:
-    return openvino.Core().compile_model(graph, "CPU", FLOAT32)
-
-
-def written_logits(checkpoint: Any, precision: str, mel: Any) -> Any:
-    """Logits (S, V) of the graphs: a prompt, then one token after the other with the states."""
-    features = compiled(encoder_graph(checkpoint, precision))({"input_features": mel[None]})[0]
-    request = compiled(decoder_graph(checkpoint, precision)).create_infer_request()
-    rows = []
-    for piece in (TOKENS[:N_PROMPT], *([token] for token in TOKENS[N_PROMPT:])):
-        inputs = {
-            "input_ids": np.array([piece], np.int64),
-            "encoder_hidden_states": features,
-            "beam_idx": np.zeros(1, np.int32),
-        }
-        rows.append(request.infer(inputs)["logits"][0].copy())
-    return np.concatenate(rows)
+def written_logits(checkpoint: Any, precision: str, mel: Any, folder: Path) -> Any:
+    """Logits (S, V) of the files: a prompt, then one token after the other with the states."""
+    for name, graph in graphs(checkpoint, precision):
+        openvino.save_model(graph, folder / f"openvino_{name}_model.xml", compress_to_fp16=False)
+    compute = layout_of("openvino-genai").logits
+    assert compute is not None
+    return compute(folder, precision, mel, TOKENS, N_PROMPT)
 
 
 def expected_logits(checkpoint: Any, mel: Any) -> Any:
@@ -47,23 +37,23 @@ def expected_logits(checkpoint: Any, mel: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_are_the_models(shape: str) -> None:
+def test_logits_are_the_models(shape: str, tmp_path: Path) -> None:
     checkpoint = random_checkpoint(**SHAPES[shape])
     mel = np.random.default_rng(0).normal(size=(checkpoint.dims.n_mels, checkpoint.dims.n_frames))
     mel = mel.astype(np.float32)
     expected = expected_logits(checkpoint, mel)
 
-    error = np.abs(written_logits(checkpoint, "fp32", mel) - expected).max()
+    error = np.abs(written_logits(checkpoint, "fp32", mel, tmp_path) - expected).max()
 
     assert error <= TOLERANCE * np.abs(expected).max()
 
 
-def test_logits_of_8_bits_are_close() -> None:
+def test_logits_of_8_bits_are_close(tmp_path: Path) -> None:
     checkpoint = random_checkpoint(**SHAPES["tiny"])
     mel = np.random.default_rng(0).normal(size=(80, checkpoint.dims.n_frames)).astype(np.float32)
     expected = expected_logits(checkpoint, mel)
 
-    noise = written_logits(checkpoint, "w8", mel) - expected
+    noise = written_logits(checkpoint, "w8", mel, tmp_path) - expected
 
     assert noise.any()
     assert 10 * np.log10((expected**2).sum() / (noise**2).sum()) >= W8_DB

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from whisperport.apps.cli.console import print_lines, print_table
-from whisperport.build.layouts.record import Verification
+from whisperport.apps.cli.console import print_lines, print_note, print_table
+from whisperport.build.layouts.record import LayoutRecord
 from whisperport.program.checks import Check
 
 
@@ -29,15 +29,17 @@ def print_failures(failures: Sequence[str]) -> None:
         print_lines("", f"FAIL: {first}", *rest)
 
 
-def print_in_app(path: Path, verification: Verification | None) -> None:
-    """Print what an app returned with its files; None: it did not run."""
-    if verification is None:
-        print_lines(f"{path}: NOT VERIFIED")
-        return
-    print_checks(verification.checks)
-    print_failures(verification.failures())
-    packages = ", ".join(f"{name} {version}" for name, version in verification.versions.items())
-    print_lines("", f"{path}: {'verified' if verification else 'NOT VERIFIED'} with {packages}")
+def print_in_app(path: Path, record: LayoutRecord) -> None:
+    """Print what is known of the files of an app, and what the app returned if it ran."""
+    if record.checks:
+        print_checks(record.checks)
+    print_failures(record.failures())
+    if record.not_compared:
+        print_note(f"the files were not compared without the app: {record.not_compared}")
+    versions = {} if record.verification is None else record.verification.versions
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    result = "verified" if record.is_verified else "NOT VERIFIED"
+    print_lines("", f"{path}: {result} {f'with {packages}' if packages else f'in {record.app}'}")
 
 
 # The most important numbers and their formats; `--json` has all of them.
@@ -49,6 +51,7 @@ _SHOWN = {
     "part_of_bound": "{:.0%} of the bound",
     "hard_flips": "{:.0f} hard flips",
     "mean_kl": "mean KL {:.1e}",
+    "tensors": "{:.0f} tensors",
     "n_same": "{:.0f} equal tokens",
     "wer": "WER {:.2%}",
     "reference_wer": "reference's {:.2%}",

@@ -69,7 +69,10 @@ def convert(
     if as_json:
         print_json(converted.to_json())
     else:
-        print_in_app(converted.path, converted.record.verification)
+        print_in_app(converted.path, converted.record)
     for warning in converted.warnings:
         print_warning(warning)
-    print_next("verify", out)
+    if converted.run is None:
+        print_next("apps", "--install", app)
+    else:
+        print_next("verify", out)

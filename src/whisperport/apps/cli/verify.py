@@ -51,7 +51,8 @@ from whisperport.verification.reference import Reference
     "--record",
     group="Verification",
     is_flag=True,
-    help="Add the result to the bundle's manifest, as evidence that its files ran on this machine",
+    help="Add the result to the bundle's manifest, as evidence that its files ran on this machine; of the "
+    "files of an app, to their record",
 )
 @option(
     "--each-program",
@@ -106,7 +107,7 @@ def verify(
     options. The inputs are those of one clip. The exit status is 1 if no program can run there.
 
     The files of an app, which `whisperport convert` writes, are verified in that app: none has changed, and
-    it returns what the checkpoint emits. Only --json is an option for them.
+    it returns what the checkpoint emits. Only --record and --json are options for them.
 
     `whisperport diagnose` says why the output of a device is not that of the bundle.
 
@@ -117,7 +118,9 @@ def verify(
       $ whisperport verify build/tiny --each-program --run-option onnxruntime.provider=NAME
     """
     if is_layout(bundle):
-        _in_app(bundle, as_json=as_json)
+        if each_program or html is not None or clips or run_options or threads or trust:
+            raise click.UsageError("only --record and --json are options for the files of an app")
+        _in_app(bundle, record=record, as_json=as_json)
         return
     run = run_options_of(threads, run_options, trust=trust)
     if each_program:
@@ -151,15 +154,15 @@ def verify(
     print_next(*following)
 
 
-def _in_app(path: Path, *, as_json: bool) -> None:
+def _in_app(path: Path, *, record: bool, as_json: bool) -> None:
     """Verify the files of an app in it; exit with status 1 if it returned something else."""
     with stages():
-        record = verify_layout(path)
+        verified = verify_layout(path, record=record)
     if as_json:
-        print_json(record.to_json())
+        print_json(verified.to_json())
     else:
-        print_in_app(path, record.verification)
-    if not record.is_verified:
+        print_in_app(path, verified)
+    if not verified.is_verified:
         sys.exit(1)
 
 

@@ -1,7 +1,6 @@
 """Write a checkpoint as the files of another app, and verify them there before they are at their place."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +10,8 @@ from whisperport.build.layouts.arrays import is_half_precision
 from whisperport.build.layouts.client import ClientRun, is_installed
 from whisperport.build.layouts.layout import App, Layout
 from whisperport.build.layouts.record import LayoutRecord, write_record
-from whisperport.build.layouts.reference import reference_of
-from whisperport.build.layouts.verifying import ClipSet, run_and_compare
+from whisperport.build.layouts.reference import known_logits, reference_of
+from whisperport.build.layouts.verifying import ClipSet, compare_without_app, run_and_compare
 from whisperport.build.layouts.writing import check_out, draft_record, hashes, writing
 from whisperport.errors import (
     LoweringError,
@@ -21,7 +20,6 @@ from whisperport.errors import (
     VerificationError,
     needs,
 )
-from whisperport.program.checks import Check
 from whisperport.program.json_records import to_json
 from whisperport.speech.text import language_code
 from whisperport.system.option import Option
@@ -142,6 +140,8 @@ def convert(
         opened = _with_heads(opened)
         begin_stage(f"writing the files of {app}")
         layout.write(opened, precision, draft)
+        profile = chosen.profile_of(opened)
+        expected = reference_of(opened, profile, clips.clips) if is_installed(chosen) else []
         record = LayoutRecord(
             app=app,
             precision=precision,
@@ -150,14 +150,16 @@ def convert(
             window_s=opened.dims.window_s,
             source=to_json(opened.source),
             files=hashes(layout, draft),
+            clips=clips.known(expected),
+            logits=known_logits(opened, profile, clips.clips, expected) if layout.logits else None,
         )
+        record = compare_without_app(layout, draft, record, clips.clips, opened)
         run = None
-        if is_installed(chosen):
-            expected = reference_of(opened, chosen.profile_of(opened), clips.clips)
+        if is_installed(chosen) and (options.allow_unverified or not record.failures()):
             run, verification = run_and_compare(chosen, draft, record, clips.clips, expected)
-            record = replace(record, clips=clips.known(expected), verification=verification)
-            if not verification and not options.allow_unverified:
-                raise _not_verified(chosen, out, verification.checks)
+            record = replace(record, verification=verification)
+        if record.failures() and not options.allow_unverified:
+            raise _not_verified(chosen, out, record)
         write_record(draft_record(layout, draft), record)
     warnings = (*opened.warnings, *layout.warnings(opened))
     return Converted(path=out, record=record, run=run, warnings=warnings)
@@ -200,10 +202,16 @@ def _language(checkpoint: "Checkpoint", options: ConvertOptions) -> str:
     return language_code(options.language, generation.languages)
 
 
-def _not_verified(app: App, out: Path, checks: Sequence[Check]) -> VerificationError:
-    failed = [check for check in checks if not check.passed]
+def _not_verified(app: App, out: Path, record: LayoutRecord) -> VerificationError:
+    failures = record.failures()
+    what = f"{app.name} does not return what the checkpoint emits"
+    why = f"{len(failures)} of {len(record.checks)} comparisons failed; {failures[0]}"
+    if record.verification is None:
+        what = f"the files that were written for {app.name} are not those of the checkpoint"
+    elif record.without_app:
+        why += f". {app.name} decodes differently: {record.without_app[0].program} are the checkpoint's"
     return VerificationError(
-        f"{app.name} does not return what the checkpoint emits, so {out} was not written",
-        why=f"{len(failed)} of {len(checks)} comparisons failed; {failed[0].what}: {failed[0].reason}",
+        f"{what}, so {out} was not written",
+        why=why,
         hint="--allow-unverified writes it anyway, marked as unverified",
     )

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # it needs torch
+    from torch import Tensor
+
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 Floats = NDArray[np.float32]
@@ -29,6 +31,8 @@ class DecodingProfile:
         suppresses: whether the ids in `Generation.suppressed` are never emitted.
         suppresses_at_start: whether those in `Generation.suppressed_at_start` are not emitted first.
         windows: whether audio after the first window's last timestamp is decoded as well.
+        max_tokens: of a window, without the prompt; None: half of the decoder's positions, as in
+            openai-whisper.
     """
 
     padding: Padding
@@ -36,6 +40,7 @@ class DecodingProfile:
     suppresses: bool = True
     suppresses_at_start: bool = True
     windows: bool = True
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,9 @@ class Layout:
         unsupported: returns why a checkpoint cannot be written in a precision; empty if it can.
         logits: runs the written graphs here: takes the folder, the precision, a spectrogram (n_mels, 2T),
             S tokens, and how many of them the first run decodes; returns the logits (S, V) after each
-            token. None: only an app reads the format.
+            token. None: the files hold no graphs.
+        weights: reads the weights of files without graphs, under openai-whisper's names; None: they hold
+            graphs.
         warnings: yields what the apps will do with this checkpoint that its user would not expect.
     """
 
@@ -89,6 +96,7 @@ class Layout:
     write: "Callable[[Checkpoint, str, Path], None]"
     unsupported: "Callable[[Checkpoint, str], str]" = lambda _checkpoint, _precision: ""
     logits: "Callable[[Path, str, Floats, Sequence[int], int], Floats] | None" = None
+    weights: "Callable[[Path], Mapping[str, Tensor]] | None" = None
     warnings: "Callable[[Checkpoint], Iterator[str]]" = lambda _checkpoint: iter(())
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from whisperport.build.layouts.reference import Emitted
+from whisperport.build.layouts.reference import Emitted, KnownLogits
 from whisperport.errors import BundleError
 from whisperport.program.bundle.ownership import RECORD, RECORD_FORMAT
 from whisperport.program.checks import Check
@@ -61,10 +61,6 @@ class Verification:
         """Whether every comparison passed, and there is one."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
-    def failures(self) -> list[str]:
-        """Return a line for each comparison that failed."""
-        return [f"{check.what}: {check.reason}" for check in self.checks if not check.passed]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRecord:
@@ -78,7 +74,10 @@ class LayoutRecord:
         window_s: length of the checkpoint's window in seconds; a clip is its first window.
         source: the checkpoint's origin.
         files: relative path -> SHA-256.
-        clips: those of the verification.
+        clips: those of the verification; none: the app did not run.
+        logits: what the checkpoint computes for one of them; None: the files hold no graphs.
+        without_app: comparisons of the files themselves: graphs that were run here, weights that were read.
+        not_compared: why there are none; empty: there are.
         verification: None: the app did not run.
     """
 
@@ -90,12 +89,24 @@ class LayoutRecord:
     source: Annotated[Mapping[str, Any], Field.json_object]
     files: Mapping[str, Annotated[str, Field.sha256]]
     clips: tuple[KnownClip, ...] = ()
+    logits: KnownLogits | None = None
+    without_app: tuple[Check, ...] = ()
+    not_compared: str = ""
     verification: Verification | None = None
 
     @property
     def is_verified(self) -> bool:
-        """Whether the app returned what it must."""
-        return bool(self.verification)
+        """Whether the app returned what it must, and no other comparison failed."""
+        return bool(self.verification) and all(check.passed for check in self.without_app)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """All comparisons."""
+        return (*self.without_app, *(() if self.verification is None else self.verification.checks))
+
+    def failures(self) -> list[str]:
+        """Return a line for each comparison that failed."""
+        return [f"{check.what}: {check.reason}" for check in self.checks if not check.passed]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -1,15 +1,15 @@
 """What a checkpoint emits in eager torch, decoded as an app decodes, for a comparison with the app."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.build.layouts.layout import DecodingProfile
+from whisperport.build.layouts.layout import DecodingProfile, Padding
 from whisperport.program.dims import SECONDS_PER_POSITION
-from whisperport.runtime import DecodeOptions, Decoder, Engine, split_segments
+from whisperport.runtime import DecodeOptions, Decoder, Engine, split_segments, start_tokens
 from whisperport.runtime.decoding.decode import decode_window
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, log_mel
 from whisperport.speech.text import Tokenizer
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 Floats = NDArray[np.float32]
+MAX_TOKENS = 24  # with the prompt, whose logits are compared: enough for a cache that grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,29 @@ class Emitted:
         return tuple(token for token in self.tokens if token < self.timestamp_begin)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownLogits:
+    """What the checkpoint computes for one clip with given tokens, for a comparison without the app.
+
+    Attributes:
+        clip: its name.
+        padding: of its spectrogram; see `DecodingProfile`.
+        n_mels: rows of its spectrogram.
+        tokens: S tokens: the prompt, and the first of those that the checkpoint emits.
+        n_prompt: how many of them are the prompt.
+        best: after each token, the token with the highest logit, before any rule.
+        highest: that logit.
+    """
+
+    clip: str
+    padding: Padding
+    n_mels: int
+    tokens: tuple[int, ...]
+    n_prompt: int
+    best: tuple[int, ...]
+    highest: tuple[float, ...]
+
+
 def reference_of(
     checkpoint: "Checkpoint",
     profile: DecodingProfile,
@@ -77,6 +101,50 @@ def reference_of(
     return results
 
 
+def known_logits(
+    checkpoint: "Checkpoint",
+    profile: DecodingProfile,
+    clips: Sequence[Clip],
+    emitted: Sequence[Emitted],
+) -> KnownLogits:
+    """Return the logits of the clip with the most tokens, computed in eager torch without a cache.
+
+    Args:
+        checkpoint: computes them.
+        profile: pads the clip.
+        clips: at least one.
+        emitted: for each clip; empty: not known, and the first clip is decoded.
+    """
+    import torch
+
+    from whisperport.model.network.whisper import build_model
+
+    if not emitted:
+        clips = clips[:1]
+        brief = replace(profile, windows=False, max_tokens=MAX_TOKENS)
+        emitted = reference_of(checkpoint, brief, clips)
+    clip, longest = max(zip(clips, emitted, strict=True), key=lambda pair: len(pair[1].tokens))
+    dims = checkpoint.dims
+    prompt = start_tokens(
+        checkpoint.generation, clip.language, "transcribe", timestamps=profile.timestamps
+    )
+    tokens = (*prompt, *longest.tokens)[: min(MAX_TOKENS, dims.n_text_ctx)]
+    mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, profile.padding)
+    model = build_model(checkpoint)
+    with torch.no_grad():
+        features = model.encode(torch.from_numpy(mel[None, :, : dims.n_frames]))
+        logits = model.logits(torch.tensor(tokens), model.cross_kv(features)).numpy()
+    return KnownLogits(
+        clip=clip.name,
+        padding=profile.padding,
+        n_mels=dims.n_mels,
+        tokens=tokens,
+        n_prompt=len(prompt),
+        best=tuple(logits.argmax(axis=1).tolist()),
+        highest=tuple(logits.max(axis=1).tolist()),
+    )
+
+
 def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, clip: Clip) -> Emitted:
     """Decode window after window, as openai-whisper does, or the first window only."""
     options = DecodeOptions(
@@ -84,12 +152,13 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
         without_timestamps=not profile.timestamps,
         suppress_tokens=(-1,) if profile.suppresses else (),
         suppress_blank=profile.suppresses_at_start,
+        max_tokens=profile.max_tokens,
     )
     generation, decoder = engine.generation, Decoder(engine)
     tokens: list[int] = []
     segments: list[TimedText] = []
     n_frames, seek = len(clip.samples) // HOP_LENGTH, 0
-    mel = _spectrogram(clip.samples, engine, profile)
+    mel = spectrogram(clip.samples, engine.dims.n_mels, engine.dims.n_frames, profile.padding)
     while seek < n_frames:
         window = mel[:, seek : seek + engine.dims.n_frames]
         decoded = decode_window(decoder, engine.encode(window), options)
@@ -111,10 +180,17 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
     return Emitted(tuple(tokens), text, tuple(segments), begin)
 
 
-def _spectrogram(samples: Floats, engine: Engine, profile: DecodingProfile) -> Floats:
-    """Return the log-mel spectrogram (n_mels, n + 2T) of a clip of n frames and a window of padding."""
+def spectrogram(samples: Floats, n_mels: int, window: int, padding: Padding) -> Floats:
+    """Return the log-mel spectrogram (n_mels, n + 2T) of a clip of n frames and a window of padding.
+
+    Args:
+        samples: of the clip.
+        n_mels: rows.
+        window: 2T, frames of a window.
+        padding: what fills it after the clip; see `DecodingProfile`.
+    """
     n_frames = len(samples) // HOP_LENGTH
-    mel = log_mel(samples, engine.dims.n_mels, n_frames=n_frames + engine.dims.n_frames)
-    if profile.padding == "mel":
+    mel = log_mel(samples, n_mels, n_frames=n_frames + window)
+    if padding == "mel":
         mel[:, n_frames:] = 0
     return mel

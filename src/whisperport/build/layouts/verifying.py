@@ -5,17 +5,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.checks import checks_of
 from whisperport.build.layouts.client import ClientRun, run_client
-from whisperport.build.layouts.layout import App
-from whisperport.build.layouts.record import KnownClip, LayoutRecord, Verification, read_record
+from whisperport.build.layouts.exact import check_graphs, check_weights
+from whisperport.build.layouts.layout import App, Layout
+from whisperport.build.layouts.record import (
+    KnownClip,
+    LayoutRecord,
+    Verification,
+    read_record,
+    record_path,
+    write_record,
+)
 from whisperport.build.layouts.reference import Emitted
 from whisperport.build.layouts.writing import hashes
-from whisperport.errors import AudioError, BundleError
+from whisperport.errors import AudioError, BundleError, MissingPackageError
 from whisperport.program.checks import Check
 from whisperport.speech.audio import SAMPLE_RATE, load_audio
 from whisperport.speech.audio.pcm import to_int16
@@ -23,6 +32,9 @@ from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip, clips_in, shipped_clips
 from whisperport.verification.evidence import today
 from whisperport.verification.machine import machine
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +61,10 @@ class ClipSet:
         return cls(tuple(_first_window(clip, language, window_s) for clip in clips), tuple(paths))
 
     def known(self, expected: Sequence[Emitted]) -> tuple[KnownClip, ...]:
-        """Return what a record keeps of them."""
+        """Return what a record keeps of them; of results that are not known, nothing."""
         return tuple(
             KnownClip(clip.name, path, clip.text, _digest(clip), emitted)
-            for clip, path, emitted in zip(self.clips, self.paths, expected, strict=True)
+            for clip, path, emitted in zip(self.clips, self.paths, expected, strict=bool(expected))
         )
 
 
@@ -80,14 +92,48 @@ def run_and_compare(
     return run, verification
 
 
-def verify_layout(path: str | os.PathLike[str]) -> LayoutRecord:
+def compare_without_app(
+    layout: Layout,
+    path: Path,
+    record: LayoutRecord,
+    clips: Sequence[Clip],
+    checkpoint: "Checkpoint | None" = None,
+) -> LayoutRecord:
+    """Return a record with the comparisons of the files themselves.
+
+    Args:
+        layout: of the files.
+        path: of the files.
+        record: what is known of them.
+        clips: those of the record.
+        checkpoint: None: weights, which have not changed since, are not compared again.
+    """
+    begin_stage("comparing the files with the checkpoint")
+    exact = record.exact
+    if record.logits is not None:
+        known, window_s = record.logits, record.window_s
+        try:
+            check = check_graphs(
+                layout, path, record.precision, known, clips, window_s, exact=exact
+            )
+        except MissingPackageError as error:
+            return replace(record, without_app=(), not_compared=str(error.what))
+    elif checkpoint is not None:
+        check = check_weights(layout, path, checkpoint, exact=exact)
+    else:
+        return record
+    return replace(record, without_app=(check,), not_compared="")
+
+
+def verify_layout(path: str | os.PathLike[str], *, record: bool = False) -> LayoutRecord:
     """Verify files again: that none has changed, and that the app still returns what it must.
 
     Args:
         path: of a folder or file that `convert` wrote.
+        record: whether the result is written to the record of the files.
 
     Returns:
-        The record with a new verification; nothing is written.
+        The record with a new verification.
 
     Raises:
         BundleError: the record is missing or damaged, a file is missing or has changed, or a clip of the
@@ -96,9 +142,27 @@ def verify_layout(path: str | os.PathLike[str]) -> LayoutRecord:
         VerificationError: the app failed.
     """
     path = Path(path)
-    record = read_record(path)
-    layout = layout_of(record.app)
-    app = layout.apps[record.app]
+    known = read_record(path)
+    layout = layout_of(known.app)
+    _check_files(layout, path, known)
+    if not known.clips:
+        raise BundleError(
+            f"{path} cannot be verified",
+            why="it was written without its app, so there are no results to compare with",
+            hint=f"whisperport apps --install {known.app}\nand write the files again",
+        )
+    clips = [_clip_again(clip, known) for clip in known.clips]
+    verified = compare_without_app(layout, path, known, clips)
+    expected = [clip.expected for clip in known.clips]
+    _, verification = run_and_compare(layout.apps[known.app], path, verified, clips, expected)
+    verified = replace(verified, verification=verification)
+    if record:
+        write_record(record_path(path), verified)
+    return verified
+
+
+def _check_files(layout: Layout, path: Path, record: LayoutRecord) -> None:
+    """Check that no file is missing, has changed or was added."""
     actual = hashes(layout, path)
     changed = [name for name, digest in record.files.items() if actual.get(name) != digest]
     added = sorted(actual.keys() - record.files.keys())
@@ -111,16 +175,6 @@ def verify_layout(path: str | os.PathLike[str]) -> LayoutRecord:
             else f"{added[0]} was added",
             hint="write the files again with `whisperport convert`",
         )
-    if not record.clips:
-        raise BundleError(
-            f"{path} cannot be verified",
-            why="it was written without its app, so there are no results to compare with",
-            hint=f"whisperport apps --install {record.app}\nand write the files again",
-        )
-    clips = [_clip_again(known, record) for known in record.clips]
-    expected = [known.expected for known in record.clips]
-    _, verification = run_and_compare(app, path, record, clips, expected)
-    return replace(record, verification=verification)
 
 
 def _first_window(clip: Clip, language: str, window_s: float) -> Clip:

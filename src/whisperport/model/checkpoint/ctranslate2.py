@@ -85,11 +85,7 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
         variables = read_model_bin(path)
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=str(error), hint=HINT) from error
-    numbers = {
-        name: int(tensor)
-        for name, tensor in variables.tensors.items()
-        if tensor.dim() == 0 and not tensor.dtype.is_floating_point
-    }
+    numbers = _numbers(variables)
     _check_architecture(numbers, folder)
     tensors, quantized = _dequantized(variables, numbers, folder)
     weights, unexpected = _openai_named(tensors, folder)
@@ -109,6 +105,27 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
         quantized=quantized,
     )
     return checkpoint_of_folder(folder, dims, weights, tokenizer, generation, source, warnings)
+
+
+def read_weights(folder: Path) -> Mapping[str, Tensor]:
+    """Return the weights in a folder under openai-whisper's names, without a check of their sizes.
+
+    Raises:
+        CheckpointError: `model.bin` is damaged, or is not Whisper's.
+        OSError: it cannot be read.
+    """
+    variables = read_model_bin(folder / MODEL_BIN)
+    tensors, _ = _dequantized(variables, _numbers(variables), folder)
+    weights, _ = _openai_named(tensors, folder)
+    return weights
+
+
+def _numbers(variables: Variables) -> dict[str, int]:
+    return {
+        name: int(tensor)
+        for name, tensor in variables.tensors.items()
+        if tensor.dim() == 0 and not tensor.dtype.is_floating_point
+    }
 
 
 def _check_architecture(numbers: Mapping[str, int], folder: Path) -> None:

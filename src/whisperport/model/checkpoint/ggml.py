@@ -15,6 +15,7 @@ Source: ggml-org/whisper.cpp@233fe1f, ggml/src/ggml-common.h and ggml-quants.c, 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -69,7 +70,6 @@ def load_ggml(path: Path, *, name: str) -> Checkpoint:
     """
     try:
         with BinaryReader(path) as reader:
-            reader.take(len(_MAGIC), "the magic number")
             dims = _dims(reader, path)
             _check_filters(reader, dims)
             _check_tokens(reader, dims.n_vocab)
@@ -101,7 +101,24 @@ def load_ggml(path: Path, *, name: str) -> Checkpoint:
     )
 
 
+def read_weights(path: Path) -> Mapping[str, Tensor]:
+    """Return the weights in a file, without a check of its filters and tokens.
+
+    Raises:
+        CheckpointError: the file is damaged, or is not Whisper's.
+        OSError: it cannot be read.
+    """
+    with BinaryReader(path) as reader:
+        dims = _dims(reader, path)
+        reader.tensor(torch.float32, reader.numbers("2i", "the size of the mel filters"), "filters")
+        for _ in range(reader.number("i", "the number of tokens")):
+            _token(reader)
+        weights, _ = _tensors(reader, expected_shapes(dims))
+    return weights
+
+
 def _dims(reader: BinaryReader, path: Path) -> Dims:
+    reader.take(len(_MAGIC), "the magic number")
     numbers = reader.numbers("11i", "the sizes")
     sizes = dict(zip(_SIZES, numbers[:-1], strict=True))
     for side in ("audio", "text"):  # constant in whisper.cpp
@@ -139,7 +156,7 @@ def _check_tokens(reader: BinaryReader, n_vocab: int) -> None:
             f"it lists {count} tokens; OpenAI's vocabulary has {len(expected)} for text"
         )
     for number in range(count):
-        token = reader.take(reader.number("I", "the length of a token"), "a token")
+        token = _token(reader)
         # The texts of special tokens differ between converters.
         if number < len(expected) and token != expected[number]:
             raise TokenizerError(
@@ -148,6 +165,10 @@ def _check_tokens(reader: BinaryReader, n_vocab: int) -> None:
                 f"{quoted(expected[number])}. The file keeps no merges to make a tokenizer of",
                 hint="give the original checkpoint, with its tokenizer.json",
             )
+
+
+def _token(reader: BinaryReader) -> bytearray:
+    return reader.take(reader.number("I", "the length of a token"), "a token")
 
 
 def _tensors(reader: BinaryReader, shapes: dict[str, Shape]) -> tuple[dict[str, Tensor], str]:

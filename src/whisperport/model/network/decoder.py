@@ -59,13 +59,22 @@ class DecoderBlock(nn.Module):
         return x + cast(Tensor, self.mlp(self.mlp_ln(x))), new_k, new_v, scores
 
 
+class TokenEmbedding(nn.Embedding):
+    """An embedding that is not initialized on `meta`: torch 2.13 would import its compiler to do so."""
+
+    def reset_parameters(self) -> None:
+        """Initialize the weights, if they have memory."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Decoder(nn.Module):
     """Whisper's text decoder: the weights that the decoder programs share."""
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
         width = dims.n_text_state
-        self.token_embedding = nn.Embedding(dims.n_vocab, width)
+        self.token_embedding = TokenEmbedding(dims.n_vocab, width)
         self.positional_embedding = nn.Parameter(torch.empty(dims.n_text_ctx, width))
         self.blocks = nn.ModuleList(
             DecoderBlock(width, dims.n_text_head, dims.n_text_ffn) for _ in range(dims.n_text_layer)

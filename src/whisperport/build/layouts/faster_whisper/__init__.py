@@ -1,9 +1,21 @@
 """The folder of CTranslate2, which faster-whisper loads."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.faster_whisper.folder import write
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
+
+if TYPE_CHECKING:  # it needs torch
+    from torch import Tensor
+
+
+def _weights(path: Path) -> "Mapping[str, Tensor]":
+    from whisperport.model.checkpoint.ctranslate2 import read_weights
+
+    return read_weights(path)
+
 
 LAYOUT = Layout(
     title="folder of CTranslate2: model.bin, vocabulary and tokenizer",
@@ -22,4 +34,5 @@ LAYOUT = Layout(
         ),
     ),
     write=write,
+    weights=_weights,
 )

@@ -23,8 +23,8 @@ def logits(
         tokens: the prompt, and the text after it.
         n_prompt: how many the first run decodes; the others follow one by one, with the cache.
     """
-    encoder, decoder = open_session(folder / ENCODER), open_session(folder / DECODER)
-    cross = encoder.run(None, {"mel": mel[None]})
+    cross = open_session(folder / ENCODER).run(None, {"mel": mel[None]})
+    decoder = open_session(folder / DECODER)
     names = [value.name for value in decoder.get_inputs()]
     caches = [np.zeros(value.shape, np.float32) for value in decoder.get_inputs()[1:3]]
     rows: list[Floats] = []

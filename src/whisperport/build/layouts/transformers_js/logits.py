@@ -25,8 +25,9 @@ def logits(
         tokens: the prompt, and the text after it.
         n_prompt: how many the first run decodes; the others follow one by one, with the cache.
     """
-    encoder, decoder = map(open_session, graph_paths(folder, precision))
-    (features,) = encoder.run(None, {"input_features": mel[None]})
+    encoder_path, decoder_path = graph_paths(folder, precision)
+    (features,) = open_session(encoder_path).run(None, {"input_features": mel[None]})
+    decoder = open_session(decoder_path)
     names = [output.name for output in decoder.get_outputs()]
     # As the apps begin: of batch 0, and without a row.
     inputs: dict[str, Any] = {

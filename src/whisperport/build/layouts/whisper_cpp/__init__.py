@@ -1,6 +1,6 @@
 """The ggml file, which whisper.cpp loads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,8 @@ from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.whisper_cpp.file import unsupported, write
 
 if TYPE_CHECKING:  # it needs torch
+    from torch import Tensor
+
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
@@ -36,6 +38,12 @@ def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
         )
 
 
+def _weights(path: Path) -> "Mapping[str, Tensor]":
+    from whisperport.model.checkpoint.ggml import read_weights
+
+    return read_weights(path)
+
+
 LAYOUT = Layout(
     title="file of ggml",
     precisions=("fp16", "w8"),
@@ -56,6 +64,7 @@ LAYOUT = Layout(
         ),
     ),
     write=write,
+    weights=_weights,
     unsupported=unsupported,
     warnings=_warnings,
 )

@@ -1,0 +1,47 @@
+"""Run the written graphs on the CPU, on a spectrogram of this package: an exact check."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whisperport.build.layouts.arrays import Floats
+from whisperport.errors import needs
+
+# Some processors would compute in bfloat16, and the CPU keeps keys and values in 8 bits.
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+
+
+def logits(
+    folder: Path, _precision: str, mel: Floats, tokens: Sequence[int], n_prompt: int
+) -> Floats:
+    """Return the logits (S, V) after each of S tokens.
+
+    Args:
+        folder: of the layout.
+        mel: (n_mels, 2T).
+        tokens: the prompt, and the text after it.
+        n_prompt: how many the first run decodes; the others follow one by one, with the states.
+
+    Raises:
+        MissingPackageError: OpenVINO is not installed.
+    """
+    with needs("cannot run OpenVINO files: openvino is not installed", extra="openvino"):
+        import openvino
+
+    def opened(name: str) -> Any:
+        path = folder / f"openvino_{name}_model.xml"
+        return openvino.Core().compile_model(path, "CPU", FLOAT32)
+
+    features = opened("encoder")({"input_features": mel[None]})[0]
+    request = opened("decoder").create_infer_request()
+    rows = []
+    for piece in (tokens[:n_prompt], *([token] for token in tokens[n_prompt:])):
+        inputs = {
+            "input_ids": np.array([piece], np.int64),
+            "encoder_hidden_states": features,
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        rows.append(request.infer(inputs)["logits"][0].copy())
+    return np.concatenate(rows)
