@@ -1,9 +1,9 @@
 """Multiply the factored weights of lite-whisper.
 
 Its encoder computes a linear layer as (x @ weight1) @ weight2 + bias, with weight1 (in, r) and weight2
-(r, out). The product is a matrix as in every other checkpoint, so that all programs can be made from it. It
-is larger than the factors: the encoder has the size of that of the original model again. The layer of the
-keys has a bias as well, unlike Whisper's. It adds the same number to all scores of a query, which the
+(r, out). Multiplied, they are a matrix as in every other checkpoint, so that all programs can be made from
+it. It is larger than the factors: the encoder is as large as that of the original model again. The layer of
+the keys has a bias as well, unlike Whisper's. It adds the same number to all scores of a query, which the
 softmax cancels, and is left out.
 Source: efeslab/LiteASR@da5be85, src/lite_whisper/modeling_lite_whisper.py
 """
@@ -22,7 +22,7 @@ from whisperport.program.dims import Dims
 def multiplied(
     tensors: Mapping[str, Tensor], dims: Dims, *, where: str
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors with the product in place of each pair of factors, and a warning if there are any.
+    """Return the tensors with a matrix in place of each pair of factors, and a warning if there are any.
 
     Args:
         tensors: transformers' name -> tensor.
@@ -33,7 +33,7 @@ def multiplied(
         CheckpointError: two factors do not give a matrix of the size that the model has there.
     """
     shapes = expected_shapes(dims)
-    products = dict(tensors)
+    dense = dict(tensors)
     before = after = count = 0
     for name, first in tensors.items():
         module = name.removesuffix(".weight1")
@@ -44,23 +44,23 @@ def multiplied(
         if (*second.shape[1:], *first.shape[:1]) != shape or first.shape[1:] != second.shape[:1]:
             raise CheckpointError(
                 f"the factors of a weight in `{where}` do not fit",
-                why=f"those of {shorten(module)} are {tuple(first.shape)} and {tuple(second.shape)}; their "
-                f"product has the shape {shape}, turned",
+                why=f"those of {shorten(module)} are {tuple(first.shape)} and {tuple(second.shape)}; the "
+                f"weight has the shape {shape}",
                 hint="save the checkpoint again",
             )
-        product = (first.float() @ second.float()).T.contiguous().to(first.dtype)
-        products[f"{module}.weight"] = product
+        matrix = (first.float() @ second.float()).T.contiguous().to(first.dtype)
+        dense[f"{module}.weight"] = matrix
         for surplus in ("weight1", "weight2", *(["bias"] if module.endswith(".k_proj") else [])):
-            products.pop(f"{module}.{surplus}", None)
+            dense.pop(f"{module}.{surplus}", None)
         count, before, after = (
             count + 1,
             before + first.nbytes + second.nbytes,
-            after + product.nbytes,
+            after + matrix.nbytes,
         )
     if not count:
-        return products, ()
+        return dense, ()
     warning = (
         f"{count} weights are stored as two factors each; they are multiplied, and take {after >> 20} MiB "
         f"instead of {before >> 20} MiB"
     )
-    return products, (warning,)
+    return dense, (warning,)
