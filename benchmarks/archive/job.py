@@ -48,10 +48,10 @@ from whisperport import (
 from whisperport.apps.archive.identity import Identity
 from whisperport.apps.archive.job import Job, with_state
 from whisperport.apps.archive.rows import with_identity
-from whisperport.apps.archive.schema import schema
+from whisperport.apps.archive.store import schema
 from whisperport.apps.archive.worker import Worker
 from whisperport.build.export.model_bundle import bundle_of
-from whisperport.speech.audio.suffixes import AUDIO_SUFFIXES
+from whisperport.speech.audio.load import AUDIO_SUFFIXES
 from whisperport.verification import text_errors, versions
 
 from ..peers.contenders import Contender

@@ -24,8 +24,8 @@ from whisperport.errors import (
 )
 from whisperport.model.trace.program import Program, as_program, trace
 from whisperport.program.bundle import replacing_files
-from whisperport.program.bundle.renaming import rename_if_free
 from whisperport.program.runner import Runner
+from whisperport.system.atomic import rename_if_free
 from whisperport.system.locking import lock_path, locked
 from whisperport.system.progress import reporting
 from whisperport.targets import TARGETS, RunOptions, get_target, preflight

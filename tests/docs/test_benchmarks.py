@@ -75,8 +75,8 @@ def test_what_a_benchmark_imports_exists(module):
 
 
 def test_a_name_that_does_not_exist_is_found():
-    assert defines("whisperport.speech.audio.suffixes", "AUDIO_SUFFIXES")
-    assert not defines("whisperport.speech.audio.suffixes", "SUFFIXES")
+    assert defines("whisperport.speech.audio.load", "AUDIO_SUFFIXES")
+    assert not defines("whisperport.speech.audio.load", "SUFFIXES")
     assert not defines("whisperport.speech.audio.no_module", "SUFFIXES")
 
 

@@ -33,7 +33,7 @@ from whisperport.verification.clips import clips_in
 from whisperport.verification.error_rate import TextErrors, increase_bounds
 from whisperport.verification.loss import Loss, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip
-from whisperport.verification.rejection import rejection
+from whisperport.verification.report import rejection
 from whisperport.verification.tolerances import FLOOR_DB, limit_of
 from whisperport.verification.word_check import Transcribed, undecided, word_check
 

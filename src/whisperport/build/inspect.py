@@ -14,8 +14,7 @@ from whisperport.program.json_records import from_json
 from whisperport.program.strict_json import Field
 from whisperport.runtime.engine.trial import BASE_BYTES, BYTES_PER_S, MEMORY_FACTOR
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.system.option import Option
-from whisperport.system.ranges import MAX_REPEAT
+from whisperport.system.option import MAX_REPEAT, Option
 from whisperport.targets import PROFILERS, get_target
 
 if TYPE_CHECKING:  # needed for annotations only

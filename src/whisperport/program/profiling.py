@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from whisperport.program.runner import Array
-from whisperport.system.ranges import MAX_REPEAT, MAX_THREADS, check_range
+from whisperport.system.option import MAX_REPEAT, MAX_THREADS, check_range
 
 VOCABULARY = "vocabulary projection"  # the module of a node whose file does not name it
 

@@ -14,7 +14,7 @@ from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
 from whisperport.system.cores import usable_cores
-from whisperport.system.ranges import MAX_THREADS, check_range
+from whisperport.system.option import MAX_THREADS, check_range
 from whisperport.targets.target_options import NoOptions, own_options, parse_options, with_target
 
 if TYPE_CHECKING:  # boards have no torch, and do not compile

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import whisperport.apps.cli
-from whisperport.apps.cli import console, live_screen
+from whisperport.apps.cli import console, live
 from whisperport.apps.cli.console import AudioBar, Stages, print_error, print_next, print_table
 from whisperport.errors import WhisperportError
 from whisperport.speech.text import Segment, Word
@@ -208,10 +208,10 @@ def test_progress_is_shown_escaped(monkeypatch):
 
 def test_the_live_screen_shows_words_escaped(monkeypatch, capsys):
     terminal, shown = a_terminal()
-    monkeypatch.setattr(live_screen, "stderr", terminal)
+    monkeypatch.setattr(live, "stderr", terminal)
     word = Word(HOSTILE, 0.0, 1.0, 0.5)
 
-    screen = live_screen.Screen(text=True)
+    screen = live.Screen(text=True)
     screen.show(LiveUpdate((word,), (), (word,), HOSTILE, 1.0))
     screen.show(LiveUpdate((), (SEGMENT,), (), HOSTILE, 1.0))
 

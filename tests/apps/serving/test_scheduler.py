@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.apps.serving.json_text import MAX_STRUCTURE, parsed
+from whisperport.apps.serving.lanes import Urgency
 from whisperport.apps.serving.scheduler import Scheduler
 from whisperport.apps.serving.turns import LARGEST, SMALLEST, Connections, Pace, Turns
-from whisperport.apps.serving.urgency import Urgency
 from whisperport.errors import AudioError, LongAudioError, QueueFullError, UsageError
 from whisperport.runtime import DecodeOptions, Decoder, Steps
 from whisperport.runtime.engine.stepping import Step

@@ -16,7 +16,6 @@ from whisperport.program.bundle import (
     Bundle,
     Manifest,
     ProgramEntry,
-    renaming,
     writing_bundle,
 )
 from whisperport.program.bundle.program_entry import ProgramFacts
@@ -25,6 +24,7 @@ from whisperport.program.evidence import Evidence
 from whisperport.program.generation import Generation
 from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.system import atomic
 
 from ...published_dims import whisper_dims
 
@@ -50,7 +50,7 @@ def program_of(folder: Path) -> bytes:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Exchange folders in one step, as on Linux, or in two steps, as on other systems."""
     if request.param == "two steps":
-        monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
+        monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
     return str(request.param)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import Bundle, renaming, writing_bundle
+from whisperport.program.bundle import Bundle, writing_bundle
+from whisperport.system import atomic
 
 STEPS: tuple[tuple[Any, str], ...] = (
     (os, "mkdir"),
@@ -24,7 +25,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (os, "rename"),
     (os, "unlink"),
     (os, "rmdir"),
-    (renaming, "_renameat2"),
+    (atomic, "_renameat2"),
 )
 NEW = b"new"
 
@@ -53,7 +54,7 @@ def _killed(out: Path, owner: Any, name: str, number: int, after: bool, in_one_s
         return os.WIFSIGNALED(os.waitpid(child, 0)[1])
     os.fsync = lambda _: None  # slow, and nothing is unplugged here
     if not in_one_step:
-        renaming._renameat2 = lambda *_: False
+        atomic._renameat2 = lambda *_: False
     real, calls = getattr(owner, name), 0
 
     def call(*args: Any, **kwargs: Any) -> Any:

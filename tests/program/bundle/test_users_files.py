@@ -9,8 +9,9 @@ import pytest
 
 from whisperport.build.export.export import export
 from whisperport.errors import BundleError
-from whisperport.program.bundle import Bundle, check_writable, renaming, replacing, writing_bundle
+from whisperport.program.bundle import Bundle, check_writable, replacing, writing_bundle
 from whisperport.program.bundle.ownership import delete_listed
+from whisperport.system import atomic
 
 from .conftest import program_of
 
@@ -187,7 +188,7 @@ def test_a_folder_that_appears_between_the_two_renames_stays_and_so_do_both_bund
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "nano", b"old")
-    monkeypatch.setattr(renaming, "_renameat2", lambda *_: False)
+    monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
 
     def appears() -> None:
         (tmp_path / "nano").mkdir()

@@ -17,10 +17,10 @@ from whisperport.program.bundle import (
     TOKENIZER,
     Bundle,
     check_writable,
-    renaming,
     replacing,
     writing_bundle,
 )
+from whisperport.system import atomic
 
 from .conftest import program_of
 
@@ -143,7 +143,7 @@ INTERRUPTIBLE = [
     (os, "listdir"),
     (os, "scandir"),
     (fcntl, "flock"),
-    (renaming, "_renameat2"),
+    (atomic, "_renameat2"),
     (shutil, "rmtree"),
     (np, "save"),
 ]
@@ -286,14 +286,14 @@ def test_if_the_folder_cannot_be_renamed_both_bundles_are_kept(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "nano", b"old")
-    real = renaming._renameat2
+    real = atomic._renameat2
 
     def renameat2(source: Path, destination: Path, flags: int) -> bool:
-        if flags == renaming.RENAME_EXCHANGE:
+        if flags == atomic.RENAME_EXCHANGE:
             raise OSError(errno.EXDEV, "Invalid cross-device link")
         return real(source, destination, flags)
 
-    monkeypatch.setattr(renaming, "_renameat2", renameat2)
+    monkeypatch.setattr(atomic, "_renameat2", renameat2)
     with pytest.raises(BundleError, match="was not moved to") as caught:
         write(tmp_path / "nano", b"new")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.apps.cli.diagnosis_words import print_diagnosis
+from whisperport.apps.cli.diagnose import print_diagnosis
 from whisperport.errors import UsageError
 from whisperport.speech.audio import log_mel
 from whisperport.verification.diagnosis.causes import CauseCode

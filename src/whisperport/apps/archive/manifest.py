@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO
 from whisperport.apps.archive.job import Job, stored, with_state
 from whisperport.apps.archive.parquet_manifest import COLUMNS, read_parquet
 from whisperport.errors import UsageError
-from whisperport.speech.audio.suffixes import AUDIO_SUFFIXES
+from whisperport.speech.audio.load import AUDIO_SUFFIXES
 from whisperport.system.regular_file import other_kind
 
 ArchiveSource = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

@@ -20,7 +20,7 @@ from whisperport.speech.text import Segment
 from whisperport.transcription import Transcript
 
 Row = dict[str, Any]
-"""A row by column name; `schema.py` has the types. A worker returns values that JSON can hold."""
+"""A row by column name; `store.py` has the types. A worker returns values that JSON can hold."""
 
 
 def row_of(

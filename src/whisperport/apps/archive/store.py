@@ -9,6 +9,13 @@ merged rows are first written to `parts/.merging`, which readers of Parquet skip
 that it replaces. Whoever finds it deletes these parts, and then gives it the name of a part.
 """
 
+from typing import TYPE_CHECKING
+
+from whisperport.errors import needs
+
+if TYPE_CHECKING:
+    import pyarrow
+
 import json
 import os
 import secrets
@@ -21,13 +28,61 @@ from typing import TYPE_CHECKING, Any
 from whisperport.apps.archive.identity import Identity
 from whisperport.apps.archive.output_folder import PARTS, record
 from whisperport.apps.archive.rows import Row
-from whisperport.apps.archive.schema import schema
 from whisperport.errors import WhisperportError
 from whisperport.system.atomic import clear_temporaries, flush_folder, write_atomic
 from whisperport.system.regular_file import other_kind
 
 if TYPE_CHECKING:
     import pyarrow
+
+
+VERSION = b"2"  # of the schema, in its metadata
+
+
+def schema() -> "pyarrow.Schema":
+    """Return the schema of a part.
+
+    Raises:
+        MissingPackageError: pyarrow is not installed.
+    """
+    with needs("cannot write Parquet: pyarrow is not installed", extra="archive"):
+        import pyarrow as pa
+    text, number, texts = pa.string(), pa.float64(), pa.list_(pa.string())
+    word = pa.struct({"word": text, "start": number, "end": number, "probability": number})
+    times = {"start": number, "end": number}
+    scores = ("avg_logprob", "no_speech_prob", "temperature", "compression_ratio")
+    segment = pa.struct(
+        times
+        | {"text": text, "tokens": pa.list_(pa.int32())}
+        | dict.fromkeys(scores, number)
+        | {"seek": pa.int64(), "words": pa.list_(word), "logprobs": pa.list_(number)}
+    )
+    error = pa.struct({"code": text, "what": text, "why": text, "hint": text})
+    columns = {
+        "id": text,
+        "path": text,
+        "size": pa.int64(),
+        "modified_ns": pa.int64(),
+        "duration": number,
+        "text": text,
+        "segments": pa.list_(segment),
+        "language": text,
+        "language_probability": number,
+        "avg_logprob": number,
+        "confidence": number,
+        "marks": texts,
+        "warnings": texts,
+        "seconds": number,
+        "error": error,
+        "audio_sha256": text,
+        "transcribed_at": pa.timestamp("ms", "UTC"),
+        "model": text,
+        "bundle_sha256": text,
+        "options_sha256": text,
+        "versions": pa.map_(text, text),
+    }
+    return pa.schema(list(columns.items()), metadata={"whisperport.apps.archive": VERSION})
+
 
 PART_ROWS = 2000  # of a part when it is written, at most
 MERGED_BYTES = 16 * 2**20  # of a merged part, about; in memory it is several times as large

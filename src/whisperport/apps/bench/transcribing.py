@@ -21,9 +21,8 @@ from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
 from whisperport.program.program_kind import UNCACHED_DECODER
 from whisperport.runtime import Engine
-from whisperport.system.option import Option, check_ranges
+from whisperport.system.option import MAX_REPEAT, Option, check_ranges
 from whisperport.system.progress import Counted, begin_stage
-from whisperport.system.ranges import MAX_REPEAT
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import (

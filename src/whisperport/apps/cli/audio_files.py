@@ -6,7 +6,7 @@ from pathlib import Path
 from whisperport.apps.cli.console import print_note
 from whisperport.errors import UsageError
 from whisperport.speech.audio.decode import AudioDecoder, open_source
-from whisperport.speech.audio.suffixes import AUDIO_SUFFIXES
+from whisperport.speech.audio.load import AUDIO_SUFFIXES
 from whisperport.system.regular_file import other_kind
 
 MANY = 100  # audio files in a folder for which another command is better

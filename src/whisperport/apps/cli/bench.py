@@ -18,11 +18,11 @@ from whisperport.apps.bench.transcribing import (
     run_bench,
 )
 from whisperport.apps.cli.audio_files import check_audio
-from whisperport.apps.cli.bench_page import bench_page
-from whisperport.apps.cli.bench_words import (
+from whisperport.apps.cli.bench_page import (
     NORMALIZED,
     UNKNOWN,
     acceptance_value,
+    bench_page,
     memory,
     rate,
     rate_in_full,

@@ -1,18 +1,47 @@
-"""An HTML page of a measurement: speed, errors, where the time goes, and how far it is from its limits."""
+"""The words and the HTML page of a measurement: speed, errors, where the time goes, and its limits."""
 
 from collections.abc import Sequence
 
 from whisperport.apps.bench.roofline import Limit, Rates
 from whisperport.apps.bench.transcribing import BenchResult
-from whisperport.apps.cli.bench_words import (
-    NORMALIZED,
-    UNKNOWN,
-    acceptance_value,
-    memory,
-    rate_in_full,
-    rate_name,
-)
 from whisperport.system.page import Part, bar, facts, html_page, prose, strip, table, text, verdict
+from whisperport.verification import TextErrors
+
+UNKNOWN = "not measured"
+NORMALIZED = " (Whisper normalizer)"
+
+
+def acceptance_value(value: float | None, unit: str) -> str:
+    """Return a value of the acceptance table with its unit."""
+    if value is None:
+        return UNKNOWN
+    return {"ms": f"{value:.2f} ms", "clips": f"{value:.0f}", "share": f"{value:.2%}"}[unit]
+
+
+def rate_name(result: BenchResult) -> str:
+    """Name of the error rate; bundles that are compared share it, since they share the audio."""
+    unit = "words" if result.errors is None else result.errors.unit
+    return f"{unit.removesuffix('s')} error rate"
+
+
+def rate(errors: TextErrors | None) -> str:
+    """Return an error rate."""
+    return UNKNOWN if errors is None else f"{errors.rate:.1%}"
+
+
+def rate_in_full(errors: TextErrors | None) -> str:
+    """Return an error rate with what was counted."""
+    if errors is None:
+        return f"{UNKNOWN}: the correct transcript is not known; give it with --transcript"
+    return f"{rate(errors)} ({errors.errors} errors in {errors.length} {errors.unit})"
+
+
+def memory(result: BenchResult) -> str:
+    """Return the peak memory."""
+    if result.peak_memory_mib is None:
+        return UNKNOWN
+    return f"{result.peak_memory_mib:.0f} MiB, in a separate process that only transcribes"
+
 
 _LOADED = "the machine was loaded with other work while the limit was measured"
 _CACHED = "or the CPU's caches hold what is read"

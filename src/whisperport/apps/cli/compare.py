@@ -8,8 +8,12 @@ from typing import Any
 
 import click
 
-from whisperport.apps.cli.compare_page import compare_page
-from whisperport.apps.cli.compare_words import decibels, divergence_sentences, operators
+from whisperport.apps.cli.compare_page import (
+    compare_page,
+    decibels,
+    divergence_sentences,
+    operators,
+)
 from whisperport.apps.cli.console import (
     WIDTH,
     Argument,

@@ -1,13 +1,68 @@
-"""An HTML page of `compare`: the error from layer to layer, and the first layer that diverges."""
+"""The words and the HTML page of `compare`: errors from layer to layer, the first layer that diverges."""
 
 import math
 from collections.abc import Sequence
 
-from whisperport.apps.cli.compare_words import decibels, divergence_sentences, error_text, operators
 from whisperport.apps.cli.log_plot import PLOT_STYLE, Line, Tag, log_plot
 from whisperport.system.page import bar, facts, html_page, table, text, verdict
 from whisperport.verification.array_comparison import min_sqnr_of
 from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
+
+
+def divergence_sentences(comparison: ComparedPrograms) -> list[str]:
+    """Say where the programs diverge, and what to do next."""
+    last = comparison.values[-1]
+    if comparison.first is None:
+        largest = max(value.error for value in comparison.values)
+        if largest == 0:
+            return ["The programs are equal: every matched value is identical."]
+        grown = f"The largest error of a value is {largest:.1e}"
+        return [f"No layer diverges: the errors are those of rounding. {grown}."]
+    first = comparison.values[comparison.first]
+    place = f" ({first.line})" if first.line else ""
+    texts = [
+        f"The programs diverge first at {first.fault}{place}: the error of `{first.name}` is "
+        f"{error_text(first)}, that of what it is computed from at most {first.before:.1e}. "
+        f"At the last matched value, `{last.name}`, it is {error_text(last)}."
+    ]
+    if joined_modules := [module for module in first.modules if module != first.fault]:
+        texts.append(
+            f"One of the programs joins it with {', '.join(joined_modules)}, where the fault may be too."
+        )
+    if first.between:
+        extra = ", ".join(f"{operator} in {side}" for side, operator, _ in first.between[:6])
+        texts.append(f"Before it, only one of the programs computes: {extra}.")
+    if comparison.worst is not None and comparison.worst != comparison.first:
+        worst = comparison.values[comparison.worst]
+        texts.append(
+            f"The error grows most at {worst.fault}: from {worst.before:.1e} to {error_text(worst)}."
+        )
+    operators = dict.fromkeys(filter(None, (first.operator, first.other_operator)))
+    texts.append(
+        f"Compare the weights and the arguments of this layer ({', '.join(operators)}) in both programs. "
+        "If it is quantized, give it more bits, or leave it in float."
+    )
+    return texts
+
+
+def error_text(value: ComparedValue) -> str:
+    """Return the error of a value, also in dB."""
+    return f"{value.error:.1e} ({decibels(value.sqnr_db)})"
+
+
+def decibels(number: float) -> str:
+    """Return an SQNR in words."""
+    if number == math.inf:
+        return "equal"
+    return f"{number:.0f} dB" if math.isfinite(number) else "NaN"
+
+
+def operators(value: ComparedValue) -> str:
+    """Return the operators that compute a value, of both programs if they differ."""
+    if value.other_operator in ("", value.operator):
+        return value.operator
+    return f"{value.operator}/{value.other_operator}"
+
 
 SHOWN_BEFORE, SHOWN_AFTER = 5, 25  # layers around the first that diverges
 MAX_ROWS = 3000  # of the table of all values

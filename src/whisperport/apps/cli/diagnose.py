@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
-from whisperport.apps.cli.console import print_json, print_lines, print_next, stages
-from whisperport.apps.cli.diagnosis_words import (
-    next_of_diagnosis,
-    print_device_inputs,
-    print_diagnosis,
+from whisperport.apps.cli.console import (
+    Argument,
+    print_json,
+    print_lines,
+    print_next,
+    print_note,
+    stages,
 )
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given, InputPath
@@ -21,6 +23,7 @@ from whisperport.apps.cli.shared_options import (
     as_json,
     html_option,
     run_option,
+    run_option_arguments,
     run_options_of,
     threads,
     trust,
@@ -29,13 +32,17 @@ from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.verify_page import layers_page
 from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.json_records import to_json
+from whisperport.program.program_kind import ENCODER
 from whisperport.system.outputs import write_page
-from whisperport.targets import RunOptions
-from whisperport.verification.diagnosis.device_inputs import write_device_inputs
+from whisperport.targets import RunOptions, get_target
+from whisperport.verification.array_comparison import Comparison
+from whisperport.verification.diagnosis.causes import CauseCode
+from whisperport.verification.diagnosis.device_inputs import DeviceInputs, write_device_inputs
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.verification.diagnosis.diagnosing import diagnose as run_diagnose
 from whisperport.verification.diagnosis.layers import compare_layers, layer_sentences
 from whisperport.verification.diagnosis.raw_files import read_quantization
+from whisperport.verification.diagnosis.result import Diagnosis, OutputDiagnosis
 
 DEVICE = "Device"
 
@@ -194,3 +201,96 @@ def _diagnose_layers(reference: Path, device: Path, html: Path | None, *, as_jso
         print_json(to_json(layers))
     else:
         print_lines(*layer_sentences(layers))
+
+
+def print_device_inputs(written: DeviceInputs, bundle: Path) -> None:
+    """Print which files were written."""
+    for clip in written.manifest["clips"]:
+        for entry in clip["inputs"]:
+            shape = " x ".join(map(str, entry["shape"]))
+            print_lines(
+                f"{written.folder / entry['file']}: {entry['dtype']}, {shape}, {entry['bytes']:,} bytes"
+            )
+    print_note(f"{written.folder / 'manifest.json'} lists the files and the expected outputs")
+    program = () if written.program == "encoder" else ("--program", written.program)
+    print_next("diagnose", bundle, "OUTPUT.bin", *program)
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print the diagnosis of every output, and whether all of them passed."""
+    print_lines(
+        f"program {diagnosis.program}, clip {diagnosis.clip}",
+        f"expected outputs: {diagnosis.expected_from or 'given'}",
+    )
+    for output in diagnosis.outputs:
+        _print_output(output)
+    if diagnosis.missing:
+        print_lines("", f"no file was given for {', '.join(diagnosis.missing)}")
+    if diagnosis.verdict:
+        print_lines("", f"verdict: {diagnosis.verdict}")
+    failed = ", ".join(output.output for output in diagnosis.outputs if not output.passed)
+    result = f"FAIL: {failed}" if failed else "pass"
+    print_lines("", f"{diagnosis.program}, clip {diagnosis.clip}: {result}")
+
+
+def next_of_diagnosis(
+    diagnosis: Diagnosis, bundle: Bundle, files: tuple[str, ...], options: DiagnoseOptions
+) -> tuple[Argument, ...]:
+    """Return the command that uses the output, or that finds out more about what is wrong with it."""
+    program = () if diagnosis.program == ENCODER else ("--program", diagnosis.program)
+    clip = ("--clip", options.clip) if options.clip else ()
+    if all(output.passed or (output.fix and output.after) for output in diagnosis.outputs):
+        if program or len(files) > 1:
+            return ()
+        path = files[0].removeprefix(f"{diagnosis.outputs[0].output}=")
+        like = () if diagnosis.passed else ("--features-like", path)
+        of_clip = ("--features-clip", options.clip) if options.clip and like else ()
+        run = options.run.with_emulation(get_target(e.target) for e in bundle.manifest.programs)
+        chosen = run_option_arguments(tuple(f"{k}={v}" for k, v in run.options.items()))
+        features = ("--features", path, *like, *of_clip)
+        return "transcribe", "--bundle", bundle.folder, *chosen, *features
+    if diagnosis.causes and set(diagnosis.causes) <= {CauseCode.QUANTIZATION_ERROR}:
+        if options.simulated is not None:
+            return "sensitivity", "CHECKPOINT"
+        return "diagnose", bundle.folder, *files, *program, *clip, "--simulated", "SIMULATED.npy"
+    return "diagnose", bundle.folder, *program, *clip, "--write-inputs", "NEW_DIR"
+
+
+def _print_output(output: OutputDiagnosis) -> None:
+    before, after = _measured(output.before), _measured(output.after)
+    reason = output.before.reason
+    result = "pass" if output.passed else "FAIL" if reason == before else f"FAIL: {reason}"
+    print_lines("", f"{output.output}: {output.source}", f"  as it is: {before}")
+    print_lines(f"  limit: {output.limit}", f"  {result}")
+    if output.passed:
+        return
+    for finding in output.findings:
+        print_lines("", f"  {finding.cause}", f"    {finding.sentence}")
+        if finding.advice:
+            print_lines(f"    {finding.advice}")
+    if not output.findings:
+        print_lines("", "  no cause explains this file; excluded:")
+        print_lines(*(f"    {sentence}" for sentence in output.excluded))
+    elif output.fix:
+        still = "" if output.after else f"; it still fails: {output.after.reason}"
+        what = "the file" if output.after else "how the file is stored"
+        print_lines("", f"  corrected: {after}{still}")
+        print_lines("", f"  these lines correct {what}:", "")
+        print_lines(*(f"    {line}" for line in output.fix.split("\n")))
+    else:
+        if after != before:
+            print_lines("", f"  apart from that: {after}")
+        print_lines(
+            "", "  nothing corrects this file: its values are wrong, not how they are stored"
+        )
+
+
+def _measured(comparison: Comparison) -> str:
+    numbers = comparison.numbers()
+    if numbers["sqnr_db"] != numbers["sqnr_db"]:
+        return comparison.reason
+    largest = numbers["max_relative"]
+    return (
+        f"SQNR {numbers['sqnr_db']:.1f} dB, cosine {numbers['cosine']:.5f}, largest error {largest:.1e} of "
+        "the largest value"
+    )

@@ -18,7 +18,7 @@ from whisperport.build.layouts.record import is_layout
 from whisperport.errors import UsageError
 from whisperport.program.bundle import MANIFEST
 from whisperport.program.dims import PUBLISHED, published_dims
-from whisperport.speech.audio.suffixes import AUDIO_SUFFIXES
+from whisperport.speech.audio.load import AUDIO_SUFFIXES
 from whisperport.speech.data import embedded_model
 
 Kind = Literal["audio", "bundle", "layout", "checkpoint", "program", "collection"]

@@ -1,6 +1,8 @@
 """`whisperport live`"""
 
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,12 +12,21 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
 
 from whisperport.apps.cli.audio_files import check_audio
-from whisperport.apps.cli.console import print_next, print_note, print_warning
+from whisperport.apps.cli.console import (
+    print_next,
+    print_note,
+    print_warning,
+    shows_progress,
+    stderr,
+    write,
+)
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.live_screen import Screen
 from whisperport.apps.cli.model_option import chosen_bundle, model_arguments, model_options
 from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
@@ -37,10 +48,67 @@ from whisperport.apps.cli.verb import IntRange, Verb, option
 from whisperport.errors import Interrupted
 from whisperport.program.bundle import Bundle
 from whisperport.speech.audio import ReadAhead, live_audio, microphone_audio
-from whisperport.speech.text import SubtitleOptions
+from whisperport.speech.text import SubtitleOptions, Word
+from whisperport.system.printable import one_line
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.transcription.live.live import live as transcribe_live
 from whisperport.transcription.live.live_options import LiveOptions
+from whisperport.transcription.live.transcriber import LiveUpdate
+
+TRAILING_MARKS = (
+    ".,!?:;…。，！？：；"  # not printed after the last final word: they may still change
+)
+
+
+class Screen:
+    """Writes final words to stdout, one line per segment, and tentative words to one line on stderr.
+
+    Args:
+        text: whether words go to stdout as they are decoded; if not, the caller prints the result.
+    """
+
+    def __init__(self, *, text: bool) -> None:
+        self._text = text
+        self._shown = 0  # characters of the open segment that are on stdout
+        # Where both streams share a terminal, only complete lines go to stdout: the rewritten line on
+        # stderr would overwrite an incomplete one.
+        self._complete_lines = sys.stdout.isatty() and shows_progress()
+
+    def show(self, update: LiveUpdate) -> None:
+        """Print the words that became final since the last update, and rewrite the line on stderr."""
+        self.clear()
+        if self._text:
+            for segment in update.closed:
+                self._print(one_line(segment.text.strip()))
+                write("\n")
+                sys.stdout.flush()
+                self._shown = 0
+            if not self._complete_lines:
+                self._print(_text(update.open).rstrip(TRAILING_MARKS))
+        self._rewrite(_text(update.open) if self._complete_lines or not self._text else "", update)
+
+    def clear(self) -> None:
+        """Erase the line on stderr."""
+        if shows_progress():
+            erase = (ControlType.ERASE_IN_LINE, 2)
+            stderr.control(Control(ControlType.CARRIAGE_RETURN, erase))
+
+    def _print(self, text: str) -> None:
+        write(text[self._shown :])
+        sys.stdout.flush()
+        self._shown = max(self._shown, len(text))
+
+    def _rewrite(self, final: str, update: LiveUpdate) -> None:
+        if not shows_progress():
+            return
+        line = Text(final).append(one_line(update.tentative), style="dim")
+        room = shutil.get_terminal_size().columns - 1
+        stderr.print(line[max(0, len(line) - room) :], end="", soft_wrap=True, highlight=False)
+
+
+def _text(words: tuple[Word, ...]) -> str:
+    return one_line("".join(word.word for word in words).lstrip())
+
 
 BEHIND_S = 10.0  # seconds of audio that wait to be transcribed before a warning is printed
 SOURCE = "Audio"

@@ -9,8 +9,8 @@ from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.verb import Decorator, FloatRange, IntRange, option
 from whisperport.apps.cli.watchdog import MAX_STALL_S, STALL_S
 from whisperport.program.spec import TargetSpec
+from whisperport.system.option import MAX_THREADS
 from whisperport.system.outputs import Kind
-from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets import TARGETS, RunOptions
 
 as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")

@@ -27,7 +27,7 @@ from whisperport.system.child import (
     result_of,
     unpickled,
 )
-from whisperport.system.ranges import check_range
+from whisperport.system.option import check_range
 
 STARTING = "starting"  # the stage before the first one that the job reports
 STALL_S = 30 * 60.0  # the longest measured stage, of whisper-base for xnnpack, took 1.5 minutes

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from whisperport.apps.serving.cancelling import settle
-from whisperport.apps.serving.lanes import Lanes
-from whisperport.apps.serving.urgency import Urgency
+from whisperport.apps.serving.lanes import Lanes, Urgency, settle
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.audio import FRAMES_PER_SECOND, AudioSource, MelWindows
 from whisperport.transcription import TranscribeOptions, Transcript

@@ -1,14 +1,13 @@
-"""The threads of a server on which its jobs run: to open files, to read windows, to decode in a batch."""
+"""The threads of a server on which its jobs run: to open files, to read windows, to decode by urgency."""
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from enum import Enum
 from functools import partial
 from typing import TypeVar
 
 from whisperport.apps.serving.admission import Admission
-from whisperport.apps.serving.cancelling import cancellable, settle
-from whisperport.apps.serving.urgency import Urgency
 from whisperport.runtime import BatchExecutor, Decoder, Steps
 from whisperport.transcription import Transcriber
 
@@ -19,6 +18,62 @@ OPENERS = (
     16  # threads that read files for the first time: a long file must not keep a short one waiting
 )
 SPARE = 1  # decoders beside the batch, for live decodings while all rows are in use
+
+
+class Urgency(Enum):
+    """The class of a decoding; its value is how many seconds it may wait longer than a live one.
+
+    A decoding is due when it was submitted, plus these seconds. So live decodings come before those of
+    short files, and these before those of long files, but no class waits permanently. The windows of a
+    file are submitted one by one, so that files of one class take turns.
+    """
+
+    LIVE = 0.0
+    SHORT = 5.0  # a file that fits into one window
+    FILE = 60.0
+
+    def due(self) -> float:
+        """Return when a decoding that is submitted now is due, in seconds of the monotonic clock."""
+        return time.monotonic() + self.value
+
+
+def cancellable(
+    start: Callable[[Decoder], Steps[T]], is_cancelled: Callable[[], bool], decoder: Decoder
+) -> Steps[T]:
+    """Run a decoding as `start(decoder)` does, to its next step after it is cancelled.
+
+    Raises:
+        CancelledError: it was cancelled. The decoding is closed, so that what it uses is free.
+    """
+    if is_cancelled():
+        raise CancelledError
+    decoding = start(decoder)
+    try:
+        requested = next(decoding)
+        while True:
+            if is_cancelled():
+                raise CancelledError
+            try:
+                scored = yield requested
+            except BaseException as error:
+                requested = decoding.throw(error)
+            else:
+                requested = decoding.send(scored)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        decoding.close()
+
+
+def settle(future: Future[T], result: T | None, error: BaseException | None) -> None:
+    """Set the outcome of a future that counts as waiting until now; nothing, if it was cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]  # a result, since there is no error
 
 
 class Lanes:

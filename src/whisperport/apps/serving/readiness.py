@@ -5,8 +5,8 @@ from threading import Lock
 
 import numpy as np
 
+from whisperport.apps.serving.lanes import Urgency
 from whisperport.apps.serving.scheduler import Scheduler
-from whisperport.apps.serving.urgency import Urgency
 from whisperport.runtime import DecodeOptions
 from whisperport.speech.audio.pcm import SAMPLE_RATE
 from whisperport.transcription import TranscribeOptions

@@ -12,9 +12,8 @@ from threading import Lock
 
 from whisperport.apps.serving.admission import CLOSED_RETRY_S, Admission
 from whisperport.apps.serving.job import Job, OnWindow, Transcription
-from whisperport.apps.serving.lanes import Lanes
+from whisperport.apps.serving.lanes import Lanes, Urgency
 from whisperport.apps.serving.speech_job import SpeechJob
-from whisperport.apps.serving.urgency import Urgency
 from whisperport.apps.serving.window_job import WindowJob
 from whisperport.errors import QueueFullError
 from whisperport.speech.audio import AudioSource

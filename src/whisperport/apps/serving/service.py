@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
+from whisperport.apps.serving.keys import ClientSecrets
 from whisperport.apps.serving.metrics import Metrics
 from whisperport.apps.serving.readiness import Readiness
-from whisperport.apps.serving.realtime.client_secrets import ClientSecrets
 from whisperport.apps.serving.realtime.settings import Settings
 from whisperport.apps.serving.scheduler import Scheduler
 from whisperport.apps.serving.serve_options import ServeOptions

@@ -45,7 +45,7 @@ from whisperport.verification.bundle_check import check_decoded_features, refere
 from whisperport.verification.precision import precisions
 from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference
-from whisperport.verification.rejection import rejection
+from whisperport.verification.report import rejection
 from whisperport.verification.tolerances import limit_of
 
 CLIPS = (

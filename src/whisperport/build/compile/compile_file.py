@@ -40,7 +40,6 @@ from whisperport.build.export.placing import PlacementRequest, place
 from whisperport.errors import AudioError, UsageError, WhisperportError
 from whisperport.program.bundle import ProgramEntry, check_writable
 from whisperport.program.bundle.folder import file_sha256
-from whisperport.program.bundle.renaming import rename_if_free
 from whisperport.program.bundle.staging import staging
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
@@ -49,6 +48,7 @@ from whisperport.program.host_part import HostPart
 from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
+from whisperport.system.atomic import rename_if_free
 from whisperport.system.progress import begin_stage
 from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.compiler import CalibrationNeed, EmulationNeed

@@ -13,7 +13,7 @@ from whisperport.verification import Report
 from whisperport.verification.bundle_check import check_words
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference
-from whisperport.verification.rejection import rejection
+from whisperport.verification.report import rejection
 from whisperport.verification.tolerances import BY_WORDS
 
 log = logging.getLogger(__name__)

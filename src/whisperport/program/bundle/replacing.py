@@ -9,9 +9,8 @@ import os
 
 from whisperport.errors import BundleError
 from whisperport.program.bundle.ownership import check_replaceable
-from whisperport.program.bundle.renaming import exchange, rename_if_free
 from whisperport.program.bundle.staging import Staging, keep_visible
-from whisperport.system.atomic import flush_folder
+from whisperport.system.atomic import exchange, flush_folder, rename_if_free
 
 log = logging.getLogger(__name__)
 

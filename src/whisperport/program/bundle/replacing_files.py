@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whisperport.errors import WhisperportError
-from whisperport.program.bundle.renaming import rename_if_free
-from whisperport.system.atomic import flush_folder, write_atomic
+from whisperport.system.atomic import flush_folder, rename_if_free, write_atomic
 from whisperport.system.regular_file import other_kind
 
 NAMES = "names.json"

@@ -26,9 +26,8 @@ from pathlib import Path
 
 from whisperport.errors import BundleError, WhisperportError
 from whisperport.program.bundle.ownership import delete_listed
-from whisperport.program.bundle.renaming import rename_if_free
 from whisperport.program.bundle.replacing_files import restore_files
-from whisperport.system.atomic import repeat_if_interrupted
+from whisperport.system.atomic import rename_if_free, repeat_if_interrupted
 from whisperport.system.locking import is_locked, lock_path, locked
 
 log = logging.getLogger(__name__)

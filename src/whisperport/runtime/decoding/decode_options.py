@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
-from whisperport.system.option import Option, check_ranges
-from whisperport.system.ranges import check_range
+from whisperport.system.option import Option, check_range, check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,13 @@
 
 from whisperport.speech.audio.cut_speech import cut_chunks, fill_windows
 from whisperport.speech.audio.decode import ClippedAudioWarning, DamagedAudioWarning
-from whisperport.speech.audio.live_pieces import live_audio
+from whisperport.speech.audio.live_pieces import ReadAhead, live_audio
 from whisperport.speech.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
 from whisperport.speech.audio.mel import FRAMES_PER_SECOND, HOP_LENGTH, log_mel, mel_filters
 from whisperport.speech.audio.mel_windows import MelWindows
 from whisperport.speech.audio.microphone import AudioGapWarning, microphone_audio
 from whisperport.speech.audio.pcm import SAMPLE_RATE
 from whisperport.speech.audio.pcm_stream import PcmStream
-from whisperport.speech.audio.read_ahead import ReadAhead
 from whisperport.speech.audio.stream import AudioSource, AudioStream
 from whisperport.speech.audio.vad import Span, SpeechTurn, SpeechTurns, VadOptions, speech_spans
 

@@ -1,4 +1,4 @@
-"""Load audio as one array, as blocks, or as windows."""
+"""Load audio as one array, as blocks, or as windows; the suffixes by which it is found in a folder."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +8,15 @@ from numpy.typing import NDArray
 
 from whisperport.speech.audio.pcm import SAMPLE_RATE
 from whisperport.speech.audio.stream import AudioSource, AudioStream
+
+# FFmpeg reads more formats; a file of any other suffix is transcribed if it is named.
+AUDIO_SUFFIXES = frozenset(
+    (
+        *(".3gp", ".aac", ".ac3", ".aif", ".aiff", ".amr", ".au", ".avi", ".caf", ".flac", ".flv"),
+        *(".m4a", ".m4b", ".m4v", ".mka", ".mkv", ".mov", ".mp2", ".mp3", ".mp4", ".mpeg", ".mpg"),
+        *(".oga", ".ogg", ".opus", ".ts", ".w64", ".wav", ".webm", ".wma", ".wmv"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

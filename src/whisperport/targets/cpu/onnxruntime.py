@@ -22,8 +22,8 @@ from whisperport.program.spec import (
     Support,
     TargetSpec,
 )
+from whisperport.system.option import MAX_THREADS
 from whisperport.system.progress import begin_stage
-from whisperport.system.ranges import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.any_tokens import Lowered, same_but_for_tokens

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisperport.apps.serving.realtime.client_secrets import ClientSecrets
+from whisperport.apps.serving.keys import ClientSecrets
 from whisperport.apps.serving.realtime.item import AppendOnlyText
 from whisperport.program.generation import Generation
 from whisperport.speech.audio import load_audio

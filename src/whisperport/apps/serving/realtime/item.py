@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from whisperport.apps.serving.admission import CLOSED_RETRY_S
-from whisperport.apps.serving.lanes import Lanes
+from whisperport.apps.serving.lanes import Lanes, Urgency
 from whisperport.apps.serving.realtime.ear import Samples
 from whisperport.apps.serving.realtime.settings import Settings
-from whisperport.apps.serving.urgency import Urgency
 from whisperport.errors import QueueFullError
 from whisperport.runtime import Decoder, Steps
 from whisperport.speech.audio import SAMPLE_RATE

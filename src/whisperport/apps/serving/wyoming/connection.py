@@ -20,8 +20,8 @@ from wyoming.event import Event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 from wyoming.ping import Ping, Pong
 
+from whisperport.apps.serving.lanes import Urgency
 from whisperport.apps.serving.service import Service
-from whisperport.apps.serving.urgency import Urgency
 from whisperport.apps.serving.wyoming.asking import options_of
 from whisperport.apps.serving.wyoming.reader import FaultError, read_event
 from whisperport.apps.serving.wyoming.utterance import AudioForm, Utterance, new_stream

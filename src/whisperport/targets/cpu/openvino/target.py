@@ -12,7 +12,7 @@ from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
-from whisperport.system.ranges import MAX_THREADS
+from whisperport.system.option import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.cpu.openvino.profiler import OpenVinoProfiler
 from whisperport.targets.cpu.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
