@@ -93,6 +93,7 @@ def answers(checkpoint: Any) -> list[dict[str, Any]]:
             "tokens": list(emitted.tokens),
             "text": emitted.text,
             "segments": [[s.start_s, s.end_s, s.text] for s in emitted.segments],
+            "words": [[w.start_s, w.end_s, w.text] for w in emitted.words],
         }
         for emitted in results
     ]
@@ -135,7 +136,8 @@ def test_a_folder_is_written_and_verified_and_verified_again(
     assert converted
     assert converted.record.verification is not None
     assert converted.record.verification.versions == {"client": "1.0"}
-    assert [check.level for check in converted.record.verification.checks] == ["tokens"] * 2
+    levels = [check.level for check in converted.record.verification.checks]
+    assert levels == ["tokens", "tokens", "words"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("model.bin", "config.json", "vocabulary.json", "tokenizer.json"),
         *("preprocessor_config.json", "whisperport.json"),
@@ -145,7 +147,7 @@ def test_a_folder_is_written_and_verified_and_verified_again(
     client([{**answers[0], "tokens": [1]}, *answers[1:]])
     again = verify_layout(tmp_path / "out").verification
     assert again is not None
-    assert [check.passed for check in again.checks] == [False, True]
+    assert [check.passed for check in again.checks] == [False, True, True]
 
 
 def test_nothing_is_written_if_the_app_returns_another_token(
@@ -218,13 +220,47 @@ def test_fewer_bits_are_judged_by_words(
     options = replace(with_clips, precision="w8")
     converted = convert(checkpoint, "faster-whisper", tmp_path / "out", options)
     assert converted.record.verification is not None
-    (check,) = converted.record.verification.checks
-    assert check.level == "words"
+    levels = [check.level for check in converted.record.verification.checks]
+    assert levels == ["words", "words"]
     # when it loses two words of one clip
     client([{**answers[0], "text": "The code is nine"}, *answers[1:]])
     with pytest.raises(VerificationError) as caught:
         convert(checkpoint, "faster-whisper", tmp_path / "out", options)
     assert "above the checkpoint's in 17 words" in caught.value.why
+
+
+def shifted(answers: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """The answers with every word later."""
+    return [
+        {**answer, "words": [[a + seconds, b + seconds, text] for a, b, text in answer["words"]]}
+        for answer in answers
+    ]
+
+
+def test_word_timestamps_are_compared(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given an app whose words are 40 ms late
+    client(shifted(answers, 0.04))
+    # then they are within the limit
+    converted = convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    assert converted.record.verification is not None
+    check = converted.record.verification.checks[-1]
+    assert check.value == pytest.approx(
+        {"words": 17, "part_of_words": 1, "median_s": 0.04, "largest_s": 0.04}
+    )
+    # and words that are 60 ms late, have no times, or are other ones are not
+    otherwise = [{**answer, "words": [[0, 1, "other"]]} for answer in answers]
+    for wrong, why in (
+        (shifted(answers, 0.06), "17 of 17 words do not"),
+        ([{**answer, "words": []} for answer in answers], "returned no word"),
+        (otherwise, "returned no word"),
+    ):
+        client(wrong)
+        verification = verify_layout(tmp_path / "out").verification
+        assert verification is not None
+        assert [check.passed for check in verification.checks] == [True, True, False]
+        assert why in verification.checks[-1].reason
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.bin"])

@@ -57,6 +57,7 @@ _SHOWN = {
     "reference_wer": "reference's {:.2%}",
     "cer": "CER {:.2%}",
     "reference_cer": "reference's {:.2%}",
+    "part_of_words": "{:.0%} of the words",
     "avg_logprob_change": "log-probability changed by {:g}",
 }
 

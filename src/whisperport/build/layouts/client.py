@@ -29,7 +29,6 @@ class ClientRun:
     Attributes:
         versions: package -> version.
         results: of each clip; `tokens` is empty if the app returns no ids.
-        words: of each clip, with start and end; empty if the app returned none.
         load_s: seconds from the start of the client to the loaded model.
         seconds: of each clip, on one thread.
         peak_mib: the client's peak memory in MiB.
@@ -37,7 +36,6 @@ class ClientRun:
 
     versions: Mapping[str, str]
     results: tuple[Emitted, ...]
-    words: tuple[tuple[TimedText, ...], ...]
     load_s: float
     seconds: tuple[float, ...]
     peak_mib: float
@@ -146,7 +144,6 @@ def _result(app: App, path: Path, n_clips: int) -> ClientRun:
         run = ClientRun(
             versions={str(name): str(version) for name, version in data["versions"].items()},
             results=tuple(map(_emitted, clips)),
-            words=tuple(tuple(_timed(word) for word in clip.get("words", ())) for clip in clips),
             load_s=float(data["load_s"]),
             seconds=tuple(float(seconds) for seconds in data["seconds"]),
             peak_mib=float(data["peak_mib"]),
@@ -164,7 +161,8 @@ def _result(app: App, path: Path, n_clips: int) -> ClientRun:
 
 def _emitted(clip: dict[str, Any]) -> Emitted:
     tokens = tuple(int(token) for token in clip.get("tokens") or ())
-    return Emitted(tokens, str(clip["text"]), tuple(map(_timed, clip.get("segments") or ())))
+    segments, words = (tuple(map(_timed, clip.get(name) or ())) for name in ("segments", "words"))
+    return Emitted(tokens, str(clip["text"]), segments, words=words)
 
 
 def _timed(entry: Sequence[Any]) -> TimedText:

@@ -33,6 +33,7 @@ class DecodingProfile:
         windows: whether audio after the first window's last timestamp is decoded as well.
         max_tokens: of a window, without the prompt; None: half of the decoder's positions, as in
             openai-whisper.
+        words: whether word timestamps are compared; `App.drops` says why those of some apps are not.
     """
 
     padding: Padding
@@ -41,6 +42,7 @@ class DecodingProfile:
     suppresses_at_start: bool = True
     windows: bool = True
     max_tokens: int | None = None
+    words: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 from whisperport.build.layouts.layout import DecodingProfile, Padding
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.runtime import DecodeOptions, Decoder, Engine, split_segments, start_tokens
+from whisperport.runtime.decoding.alignment import align_words
 from whisperport.runtime.decoding.decode import decode_window
+from whisperport.runtime.decoding.segments import SegmentedWindow
+from whisperport.runtime.decoding.words import add_words
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, log_mel
-from whisperport.speech.text import Tokenizer
+from whisperport.speech.text import Segment, Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
 from whisperport.verification.eager_engine import eager_engine
@@ -26,7 +29,7 @@ MAX_TOKENS = 24  # with the prompt, whose logits are compared: enough for a cach
 
 @dataclass(frozen=True, slots=True)
 class TimedText:
-    """A segment: its start and end in seconds, and its text."""
+    """A segment or a word: its start and end in seconds, and its text."""
 
     start_s: float
     end_s: float
@@ -43,12 +46,14 @@ class Emitted:
         text: without timestamps.
         segments: with their start and end.
         timestamp_begin: id of <|0.00|>; 0: not known.
+        words: with their start and end; empty: they were not computed.
     """
 
     tokens: tuple[int, ...]
     text: str
     segments: tuple[TimedText, ...]
     timestamp_begin: int = 0
+    words: tuple[TimedText, ...] = ()
 
     @property
     def text_tokens(self) -> tuple[int, ...]:
@@ -157,6 +162,7 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
     generation, decoder = engine.generation, Decoder(engine)
     tokens: list[int] = []
     segments: list[TimedText] = []
+    words: list[TimedText] = []
     n_frames, seek = len(clip.samples) // HOP_LENGTH, 0
     mel = spectrogram(clip.samples, engine.dims.n_mels, engine.dims.n_frames, profile.padding)
     while seek < n_frames:
@@ -173,11 +179,47 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
             first = max(0, segment.tokens[0] - generation.timestamp_begin) * SECONDS_PER_POSITION
             times = window_s + first, window_s + segment.end_s
             segments.append(TimedText(*times, tokenizer.decode(segment.tokens)))
+        if profile.words:
+            last_speech_s = words[-1].end_s if words else 0.0
+            words += _words(decoder, tokenizer, clip.language, split, seek, size, last_speech_s)
         if not profile.windows:
             break
         seek += split.advance
     text, begin = tokenizer.decode(tokens), generation.timestamp_begin
-    return Emitted(tuple(tokens), text, tuple(segments), begin)
+    return Emitted(tuple(tokens), text, tuple(segments), begin, tuple(words))
+
+
+def _words(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    language: str,
+    window: SegmentedWindow,
+    seek: int,
+    n_frames: int,
+    last_speech_s: float,
+) -> list[TimedText]:
+    """Return the words of a window, with the times that openai-whisper computes.
+
+    Args:
+        decoder: has decoded the window.
+        tokenizer: of the checkpoint.
+        language: of the audio, a code.
+        window: its segments.
+        seek: first mel frame of the window in the audio.
+        n_frames: mel frames of audio in the window.
+        last_speech_s: end of the last word before it, in seconds.
+    """
+    begin_s, end = seek / FRAMES_PER_SECOND, decoder.engine.generation.end_of_text
+    segments = [
+        Segment(begin_s + s.start_s, begin_s + s.end_s, "", s.tokens, seek=seek)
+        for s in window.segments
+    ]
+    text = [token for segment in segments for token in segment.tokens if token < end]
+    timings = align_words(
+        decoder, tokenizer, text, language=language, task="transcribe", n_frames=n_frames
+    )
+    timed = add_words(segments, timings, end_of_text=end, last_speech=last_speech_s)
+    return [TimedText(w.start, w.end, w.word) for segment in timed for w in segment.words or ()]
 
 
 def spectrogram(samples: Floats, n_mels: int, window: int, padding: Padding) -> Floats:

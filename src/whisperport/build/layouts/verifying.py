@@ -82,7 +82,7 @@ def run_and_compare(
         on = f" on {device}" if device else ""
         begin_stage(f"running {app.name}{on} with {len(clips)} clips")
         how = (record.precision, record.language, device)
-        run = run_client(app, path, clips, *how)
+        run = run_client(app, path, clips, *how, words=any(emitted.words for emitted in expected))
         versions |= run.versions
         compared = (app, record.precision, clips, expected, run.results)
         checks += checks_of(*compared, exact=record.exact, device=device)

@@ -26,7 +26,7 @@ LAYOUT = Layout(
             packages=("faster-whisper>=1.2",),
             module="faster_whisper",
             script=Path(__file__).with_name("client.py"),
-            profile_of=lambda _checkpoint: DecodingProfile(padding="mel"),
+            profile_of=lambda _checkpoint: DecodingProfile(padding="mel", words=True),
             drops=(
                 "the ids of languages and tasks are looked up by name in tokenizer.json",
                 "fp16 is computed in float32 on a CPU",

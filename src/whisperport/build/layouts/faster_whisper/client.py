@@ -15,7 +15,7 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     compute_type = "int8_float32" if job["precision"] == "w8" else "float32"
     model = WhisperModel(job["model"], device="cpu", compute_type=compute_type, cpu_threads=1)
 
-    def transcribe(samples: Any) -> dict[str, Any]:
+    def segments_of(samples: Any, *, words: bool) -> list[Any]:
         segments, _ = model.transcribe(
             samples,
             language=job["language"] if model.model.is_multilingual else "en",
@@ -26,16 +26,19 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
             no_speech_threshold=None,
             log_prob_threshold=None,
             compression_ratio_threshold=None,
-            word_timestamps=job["words"],
+            word_timestamps=words,
         )
-        segments = list(segments)
+        return list(segments)
+
+    def transcribe(samples: Any) -> dict[str, Any]:
+        # Word timestamps change the times of the segments, and where the next window begins.
+        segments = segments_of(samples, words=False)
+        with_words = segments_of(samples, words=True) if job["words"] else []
         return {
             "tokens": [token for segment in segments for token in segment.tokens],
             "text": "".join(segment.text for segment in segments),
             "segments": [[segment.start, segment.end, segment.text] for segment in segments],
-            "words": [
-                [word.start, word.end, word.word] for s in segments for word in s.words or ()
-            ],
+            "words": [[w.start, w.end, w.word] for s in with_words for w in s.words],
         }
 
     return transcribe

@@ -21,6 +21,7 @@ LAYOUT = Layout(
                 suppresses=False,
                 suppresses_at_start=False,
                 windows=False,
+                words=True,
             ),
             compared="words",
             drops=(

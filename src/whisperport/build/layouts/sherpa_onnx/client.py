@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from importlib.metadata import version
+from string import punctuation
 from typing import Any
 
 import sherpa_onnx
 
 SAMPLE_RATE = 16_000
+MARKS = "\"'.。,，!！?？:：”)]}、"  # joined to the word before them
 
 
 def versions() -> dict[str, str]:
@@ -40,10 +42,16 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
 
 
 def _words(tokens: Any) -> list[list[Any]]:
-    """Join tokens (text, start, duration) to words [start, end, text]; each begins with a space."""
+    """Join tokens (text, start, duration) to words [start, end, text].
+
+    A word begins with a space or a mark. A mark after a word belongs to it, but its time does not, as in
+    openai-whisper.
+    """
     words: list[list[Any]] = []
     for text, start, duration in tokens:
-        if words and not text.startswith(" "):
+        if words and text in MARKS:
+            words[-1][2] += text
+        elif words and not text.startswith(" ") and text not in punctuation:
             words[-1][1:] = [start + duration, words[-1][2] + text]
         else:
             words.append([start, start + duration, text])
