@@ -96,8 +96,9 @@ def _same_words(
     a: Sequence[TimedText], b: Sequence[TimedText]
 ) -> Iterator[tuple[TimedText, TimedText]]:
     """Yield the words that two texts have in common, in order."""
-    texts = ([word.text.strip() for word in words] for words in (a, b))
-    for block in SequenceMatcher(None, *texts, autojunk=False).get_matching_blocks():
+    texts, other_texts = ([word.text.strip() for word in words] for words in (a, b))
+    matcher = SequenceMatcher(None, texts, other_texts, autojunk=False)
+    for block in matcher.get_matching_blocks():
         yield from zip(a[block.a :][: block.size], b[block.b :], strict=False)
 
 
