@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("openvino")
-import openvino
 import torch
 from tests.build.layouts.test_onnx_graphs import N_PROMPT, SHAPES, TOKENS, random_checkpoint
 
 from whisperport.build.layouts import layout_of
-from whisperport.build.layouts.openvino_genai.graphs import decoder_graph, graphs
+from whisperport.build.layouts.openvino_genai.folder import write_graphs
+from whisperport.build.layouts.openvino_genai.graphs import decoder_graph
 from whisperport.model.network.whisper import build_model
 
 TOLERANCE = 5e-6  # of the largest value, as for the ONNX graphs
@@ -23,8 +23,7 @@ W8_DB = 30  # the least signal beside the noise of 8 bits
 
 def written_logits(checkpoint: Any, precision: str, mel: Any, folder: Path) -> Any:
     """Logits (S, V) of the files: a prompt, then one token after the other with the states."""
-    for name, graph in graphs(checkpoint, precision):
-        openvino.save_model(graph, folder / f"openvino_{name}_model.xml", compress_to_fp16=False)
+    write_graphs(checkpoint, precision, folder)
     compute = layout_of("openvino-genai").logits
     assert compute is not None
     return compute(folder, precision, mel, TOKENS, N_PROMPT)
@@ -36,14 +35,17 @@ def expected_logits(checkpoint: Any, mel: Any) -> Any:
     return model.logits(torch.tensor(TOKENS), cross_kv).numpy()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_logits_are_the_models(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "precision"), [*((shape, "fp32") for shape in SHAPES), ("turbo", "fp16")]
+)
+def test_logits_are_the_models(shape: str, precision: str, tmp_path: Path) -> None:
+    # given weights that float16 holds exactly
     checkpoint = random_checkpoint(**SHAPES[shape])
     mel = np.random.default_rng(0).normal(size=(checkpoint.dims.n_mels, checkpoint.dims.n_frames))
     mel = mel.astype(np.float32)
     expected = expected_logits(checkpoint, mel)
 
-    error = np.abs(written_logits(checkpoint, "fp32", mel, tmp_path) - expected).max()
+    error = np.abs(written_logits(checkpoint, precision, mel, tmp_path) - expected).max()
 
     assert error <= TOLERANCE * np.abs(expected).max()
 

@@ -17,6 +17,12 @@ def weight(checkpoint: "Checkpoint", name: str) -> Floats:
     return array
 
 
+def half(checkpoint: "Checkpoint", name: str) -> NDArray[np.float16]:
+    """Return a weight by openai-whisper's name, float16; it may be the checkpoint's own memory."""
+    array: NDArray[np.float16] = checkpoint.weights[name].detach().half().contiguous().numpy()
+    return array
+
+
 def is_half_precision(checkpoint: "Checkpoint") -> bool:
     """Return whether float16 holds every weight exactly, as where a checkpoint was published in it."""
     import torch

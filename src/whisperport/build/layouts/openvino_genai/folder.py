@@ -19,7 +19,7 @@ from whisperport.build.layouts.huggingface_files import (
     vocab,
     write_json,
 )
-from whisperport.build.layouts.openvino_genai.graphs import graphs
+from whisperport.build.layouts.openvino_genai.graphs import decoder_graph, encoder_graph
 from whisperport.errors import needs
 
 if TYPE_CHECKING:  # it needs torch
@@ -28,22 +28,27 @@ if TYPE_CHECKING:  # it needs torch
 APP = "openvino-genai"
 
 
+def write_graphs(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
+    """Write the graphs, one after the other, so that the weights of one at a time are in memory."""
+    with needs("cannot write OpenVINO files: openvino is not installed", extra="openvino-export"):
+        from openvino import save_model
+    for name, graph in (("encoder", encoder_graph), ("decoder", decoder_graph)):
+        path = folder / f"openvino_{name}_model.xml"
+        save_model(graph(checkpoint, precision), path, compress_to_fp16=False)
+
+
 def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     """Write the graphs, the tokenizer and the settings.
 
     Args:
-        checkpoint: its weights are copied once, to the graph that is written.
+        checkpoint: its weights are copied only where they are stored in another precision.
         precision: fp32; fp16: stored in float16; w8: matrices of 8 bits.
         folder: an empty folder.
 
     Raises:
         MissingPackageError: OpenVINO, or the app, is not installed.
     """
-    with needs("cannot write OpenVINO files: openvino is not installed", extra="openvino-export"):
-        from openvino import save_model
-    for name, graph in graphs(checkpoint, precision):
-        path = folder / f"openvino_{name}_model.xml"
-        save_model(graph, path, compress_to_fp16=precision == "fp16")
+    write_graphs(checkpoint, precision, folder)
     write_json(folder / "config.json", config(checkpoint))
     write_json(folder / "generation_config.json", generation_config(checkpoint))
     write_json(folder / "preprocessor_config.json", preprocessor_config(checkpoint.dims))

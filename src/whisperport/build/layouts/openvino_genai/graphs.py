@@ -15,12 +15,12 @@ Source: openvinotoolkit/openvino@064c576, src/plugins/intel_npu/src/plugin/npuw/
 openvinotoolkit/openvino.genai@da1db86, src/cpp/src/whisper.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whisperport.build.layouts.arrays import quantized_rows, weight
+from whisperport.build.layouts.arrays import half, quantized_rows, weight
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -36,7 +36,8 @@ class Nodes:
 
     Args:
         checkpoint: its weights are read when a node needs them.
-        precision: w8 stores matrices as rows of 8 bits and a factor for each row.
+        precision: fp16 stores weights in float16, and a Convert to float32 follows, which a runtime
+            computes or keeps; w8 stores matrices as rows of 8 bits and a factor for each row.
     """
 
     def __init__(self, checkpoint: "Checkpoint", precision: str) -> None:
@@ -59,16 +60,21 @@ class Nodes:
         node.output(0).set_names({name})
         return node
 
-    def vector(self, name: str, shape: tuple[int, ...] = (1, 1, -1)) -> Node:
-        """Return a weight in a shape that broadcasts."""
-        return self.op.constant(weight(self.checkpoint, name).reshape(shape))
+    def tensor(self, name: str, *shape: int) -> Node:
+        """Return a weight in float32; in a shape that broadcasts, if one is given.
+
+        The graph reads the checkpoint's own memory where it has the precision that is stored.
+        """
+        is_half = self.precision == "fp16"
+        array: Any = half(self.checkpoint, name) if is_half else weight(self.checkpoint, name)
+        stored = self.op.constant(array.reshape(shape or array.shape), shared_memory=True)
+        return self.op.convert(stored, "f32") if is_half else stored
 
     def matrix(self, name: str) -> Node:
         """Return a weight (n, k)."""
-        array = weight(self.checkpoint, name)
         if self.precision != "w8":
-            return self.op.constant(array)
-        rows, factor = quantized_rows(array)
+            return self.tensor(name)
+        rows, factor = quantized_rows(weight(self.checkpoint, name))
         step = self.op.constant((1 / factor)[:, None].astype(np.float32))
         return self.op.multiply(self.op.convert(self.op.constant(rows), "f32"), step)
 
@@ -77,13 +83,13 @@ class Nodes:
         product = self.op.matmul(x, self.matrix(f"{name}.weight"), False, True)
         if f"{name}.bias" not in self.checkpoint.weights:
             return product
-        return self.op.add(product, self.vector(f"{name}.bias"))
+        return self.op.add(product, self.tensor(f"{name}.bias", 1, 1, -1))
 
     def norm(self, x: Node, name: str) -> Node:
         """Return the layer normalization of x (B, n, d)."""
         centred = self.op.mvn(x, self.integers(-1), True, EPSILON, "inside_sqrt")
-        scaled = self.op.multiply(centred, self.vector(f"{name}.weight"))
-        return self.op.add(scaled, self.vector(f"{name}.bias"))
+        scaled = self.op.multiply(centred, self.tensor(f"{name}.weight", 1, 1, -1))
+        return self.op.add(scaled, self.tensor(f"{name}.bias", 1, 1, -1))
 
     def feed_forward(self, x: Node, block: str) -> Node:
         """Return x (B, n, d) plus the output of a feed-forward block."""
@@ -120,11 +126,11 @@ def encoder_graph(checkpoint: "Checkpoint", precision: str) -> Any:
     mel = nodes.parameter("input_features", [-1, dims.n_mels, dims.n_frames], np.float32)
     x = mel
     for name, stride in (("conv1", 1), ("conv2", 2)):
-        kernel = op.constant(weight(checkpoint, f"encoder.{name}.weight"))
+        kernel = nodes.tensor(f"encoder.{name}.weight")
         x = op.convolution(x, kernel, [stride], [1], [1], [1])
-        x = op.gelu(op.add(x, nodes.vector(f"encoder.{name}.bias", (1, -1, 1))), "erf")
-    positions = weight(checkpoint, "encoder.positional_embedding")
-    x = op.add(op.transpose(x, nodes.integers(0, 2, 1)), op.constant(positions[None]))
+        x = op.gelu(op.add(x, nodes.tensor(f"encoder.{name}.bias", 1, -1, 1)), "erf")
+    positions = nodes.tensor("encoder.positional_embedding", 1, -1, dims.n_audio_state)
+    x = op.add(op.transpose(x, nodes.integers(0, 2, 1)), positions)
     for layer in range(dims.n_audio_layer):
         block = f"encoder.blocks.{layer}"
         rows = nodes.norm(x, f"{block}.attn_ln")
@@ -167,9 +173,9 @@ class _Decoder:
         end = op.add(start, nodes.size(self.ids, 1))
         mask = self._mask(start, end)
         table = nodes.matrix("decoder.token_embedding.weight")
-        rows = weight(nodes.checkpoint, "decoder.positional_embedding")
+        rows = nodes.tensor("decoder.positional_embedding")
         x = op.gather(table, self.ids, nodes.integer(0))
-        places = op.gather(op.constant(rows), self._positions(start, end), nodes.integer(0))
+        places = op.gather(rows, self._positions(start, end), nodes.integer(0))
         x = op.add(x, places)
         for layer in range(dims.n_text_layer):
             x = self._self_attention(x, layer, past[layer], mask)
@@ -275,9 +281,3 @@ class _Decoder:
 def decoder_graph(checkpoint: "Checkpoint", precision: str) -> Any:
     """Return `input_ids` (B, n), `encoder_hidden_states` and `beam_idx` (B,) to `logits` (B, n, V)."""
     return _Decoder(checkpoint, precision).model()
-
-
-def graphs(checkpoint: "Checkpoint", precision: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each graph, and the graph, one after the other."""
-    yield "encoder", encoder_graph(checkpoint, precision)
-    yield "decoder", decoder_graph(checkpoint, precision)
