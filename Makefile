@@ -56,7 +56,7 @@ test-versions: $(VERSIONS)/uv/bin/uv
 
 # `whisperport apps --install APP` installs an app.
 test-apps: $(VENV)/.installed-dev
-	@WHISPERPORT_TEST_APPS=1 $(BIN)/python -m pytest tests/build/layouts/test_in_apps.py -rs
+	@WHISPERPORT_TEST_APPS=1 $(BIN)/python -m pytest tests/build/layouts/test_in_apps.py tests/docs/test_followed.py -k "app" -rs
 
 # OpenAI's own weights, from openai-whisper's cache, the hub's cache or the network. Without them, every test is
 # skipped and says so. AUDIO is a folder of recordings; NAME.txt beside NAME.wav is its transcript.

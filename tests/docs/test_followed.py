@@ -2,6 +2,8 @@
 
 The blocks of a page run in order, in a new folder that has the package's `src` in it as a copy of the
 repository has. A block runs unless it needs a network, a device or a file of the reader's own.
+
+`make test-apps` follows the page of apps: a block runs in the environment of the app that it imports.
 """
 
 import math
@@ -10,9 +12,16 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from whisperport.build.layouts import all_layouts
+from whisperport.build.layouts.environments import command_of
+from whisperport.verification.clips import shipped_clips
 
 from ..embedded import default_bundle
 from ..extent import core_or_all
@@ -49,7 +58,7 @@ NOT_RUN = re.compile(
 )
 # Python that shows a part: its names are defined elsewhere.
 PARTS = re.compile(r"module\.eval\(\)|^torch\.save|greeting\.wav|trace\(\"decoder\", Logits")
-BLOCK = re.compile(r"^( *)```(sh|python|text)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^( *)```(sh|python|js|text)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 MEASURED = ("whisperport inspect", "whisperport bench")
 NUMBER = re.compile(
     r"[≈<]?\d+\.\d[\d.e+-]*( ?%)?( ?(ms|s|MB|MiB|GB|dB|GFLOP|times as fast)\b)?"
@@ -212,3 +221,105 @@ def test_a_page_that_shows_something_else_is_found(shown, printed):
 def test_a_page_of_measurements_shows_the_lines_that_are_printed():
     assert differences("node  ms\nx  1", "nodes  time\nx  1", "whisperport inspect x")
     assert differences("node  ms\nx  1", "node  ms\nx  7", "whisperport inspect x") == []
+
+
+APPS_PAGE = f"{HOW_TO}convert-for-an-app.md"
+APPS = {app.module: app for layout in all_layouts() for app in layout.apps.values()}
+IMPORTS = re.compile(rf"\b(?:import|from) \"?({'|'.join(map(re.escape, APPS))})\b")
+READ_SAMPLES = next(code for language, code in blocks(APPS_PAGE) if language == "python")
+BROWSER = shutil.which("chromium")
+# The package and its WebAssembly from this machine, and what the lines showed, sent back.
+WEB_PAGE = """<body></body>
+<script type="importmap">{"imports": {"@huggingface/transformers":
+  "./node_modules/@huggingface/transformers/dist/transformers.min.js"}}</script>
+<script type="module">
+  import { env } from "@huggingface/transformers";
+  env.backends.onnx.wasm.wasmPaths = "/node_modules/onnxruntime-web/dist/";
+  const send = (text) => fetch("/", { method: "POST", body: text });
+  addEventListener("error", (event) => send(event.message));
+  new MutationObserver(() => send(document.body.textContent)).observe(document.body, { childList: true });
+</script>
+<script type="module">CODE</script>"""
+
+
+@pytest.fixture(scope="module")
+def apps_folder(tmp_path_factory):
+    """The reader's folder: an audio file, and what the page converts, made when a block first needs it."""
+    folder = tmp_path_factory.mktemp("apps")
+    (folder / "build").mkdir()
+    shutil.copy(ROOT / "src/whisperport/speech/data/speech/01-espeak.wav", folder / "talk.wav")
+    return folder
+
+
+def printed_by_app(app, code, folder):
+    """What a block prints in the environment of its app, or shows on a page of a browser."""
+    command = command_of(app)
+    if app.installer == "pip":
+        (folder / "block.py").write_text(f"{READ_SAMPLES}\n{code}")
+        line = [*command, "-I", "block.py"]
+        ended = subprocess.run(line, cwd=folder, capture_output=True, text=True)
+        return ended.stdout + ended.stderr
+    if BROWSER is None:
+        pytest.skip("chromium is not installed")
+    (folder / "node_modules").symlink_to(Path(command[-1], "node_modules"))
+    (folder / "index.html").write_text(WEB_PAGE.replace("CODE", code))
+    return shown_by_browser(folder)
+
+
+def shown_by_browser(folder):
+    """What the page in a folder sends."""
+    shown, is_there = [], threading.Event()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_POST(self):
+            shown.append(self.rfile.read(int(self.headers["content-length"])).decode())
+            is_there.set()
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = [
+            "--headless=new",
+            "--disable-gpu",
+            "--no-sandbox",
+            f"--user-data-dir={folder}/user",
+        ]
+        page = f"http://127.0.0.1:{server.server_port}/"
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([BROWSER, *options, page], **quiet) as browser:
+            is_there.wait(120)
+            browser.terminate()
+        server.shutdown()
+    return "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [(match[1], code) for _, code in blocks(APPS_PAGE) if (match := IMPORTS.search(code))],
+    ids=lambda text: APPS[text].name if text in APPS else "",
+)
+def test_an_apps_lines_print_what_was_said(module, code, apps_folder):
+    # given an app, and the folder that the page's command writes for it
+    app = APPS[module]
+    if os.environ.get("WHISPERPORT_TEST_APPS") != "1":
+        pytest.skip("make test-apps runs it")
+    if command_of(app) is None:
+        pytest.skip(f"{app.name} is not installed: whisperport apps --install {app.name}")
+    for language, lines in blocks(APPS_PAGE):
+        for line in lines.splitlines() if language == "sh" else ():
+            out = line.partition("--out build/")[2]
+            is_read = out and re.search(rf"[\"/]{re.escape(out)}[\"/]", code)
+            if is_read and not (apps_folder / "build" / out).exists():
+                run(
+                    "sh",
+                    f"{line.replace('my-finetune', 'default')} --allow-unverified",
+                    apps_folder,
+                )
+    # when the page's lines run
+    printed = printed_by_app(app, code, apps_folder)
+    # then they print the text of the audio
+    assert shipped_clips()[0].text.rstrip(".") in printed
