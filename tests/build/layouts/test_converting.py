@@ -1,7 +1,9 @@
 """`convert`: files are at their place only after the app returned what the checkpoint emits."""
 
 import json
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,13 @@ from whisperport.apps.cli.verify import verify
 from whisperport.build.layouts import faster_whisper, layout_of, sherpa_onnx, whisper_cpp
 from whisperport.build.layouts.client import run_client
 from whisperport.build.layouts.convert import ConvertOptions, convert
-from whisperport.build.layouts.environments import COMPLETE, command_of, folder_of, variable
+from whisperport.build.layouts.environments import (
+    COMPLETE,
+    command_of,
+    folder_of,
+    install,
+    variable,
+)
 from whisperport.build.layouts.layout import App, apps
 from whisperport.build.layouts.record import read_record
 from whisperport.build.layouts.reference import Emitted, reference_of
@@ -389,6 +397,31 @@ def test_heads_that_do_not_follow_the_audio_are_not_written(
     assert settings["alignment_heads"] == [[1, 0], [2, 0]]
     (warning,) = converted.warnings
     assert "mean error of 0.45 s, and now of 0.06 s" in warning
+
+
+def test_an_app_in_torch_gets_the_projects_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given the version of torch that the project installs
+    lock = Path(__file__).parents[3].joinpath("environments/lock.txt").read_text(encoding="utf-8")
+    torch = re.findall(r"^torch==[^ ]+", lock, re.MULTILINE)
+    # when optimum is installed
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    app = layout_of("optimum").apps["optimum"]
+    install(app)
+    # then pip is given that version beside the app, in one command that resolves both
+    environment, packages = commands
+    assert environment[1:3] == ["-m", "venv"]
+    assert packages[0] == str(folder_of(app) / "bin" / "python")
+    assert packages[-len(app.packages) :] == list(app.packages)
+    assert torch == [app.packages[0]]
 
 
 def test_a_command_shows_what_an_unverified_file_lost(

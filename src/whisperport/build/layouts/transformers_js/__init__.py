@@ -55,7 +55,8 @@ LAYOUT = Layout(
         ),
         App(
             name="optimum",
-            packages=("optimum-onnx[onnxruntime]>=0.1",),
+            # This package's torch: where pip is set up to find a build for the CPU, it is used here too.
+            packages=("torch==2.13.0", "optimum-onnx[onnxruntime]>=0.1"),
             module="optimum",
             script=FOLDER / "optimum_client.py",
             profile_of=lambda _checkpoint: DecodingProfile(
