@@ -1,7 +1,7 @@
 """The encoder, which computes the keys and values of the cross-attention too, and the decoder.
 
-Source of names: microsoft/onnxruntime-genai@a0c04eb, src/models/whisper.cpp and kv_cache.cpp. The caches of
-the decoder's layers are counted; its own converter takes the number of the encoder's layers.
+Source of names: microsoft/onnxruntime-genai@a0c04eb, src/models/whisper.cpp and kv_cache.cpp. There is a
+cache for each layer of the decoder; its own converter counts the encoder's layers instead.
 """
 
 from pathlib import Path
