@@ -1,6 +1,7 @@
 """`convert`: files are at their place only after the app returned what the checkpoint emits."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from whisperport.build.layouts.environments import (
     variable,
 )
 from whisperport.build.layouts.layout import App, apps
-from whisperport.build.layouts.record import read_record
+from whisperport.build.layouts.record import read_record, record_path
 from whisperport.build.layouts.reference import Emitted, reference_of
 from whisperport.build.layouts.verifying import verify_layout
 from whisperport.errors import (
@@ -57,6 +58,8 @@ def load(job):
         raise SystemExit("no model")
     return lambda samples: next(answers)
 """
+
+NAN = CLIENT.replace("next(answers)", '{"text": "", "segments": [[0, float("nan"), ""]]}')
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +184,16 @@ def test_nothing_is_written_if_the_app_returns_another_token(
     [
         ("def load(job):\n    raise SystemExit('no such layer')\n", "no such layer"),
         ("import os\nos._exit(3)\n", "status 3"),
-        (CLIENT.replace("next(answers)", "{}"), "'text'"),
+        ("import os\nos._exit(0)\n", "ended without a result"),
+        (CLIENT.replace("next(answers)", "{}"), "no 'text'"),
         (CLIENT.replace("next(answers)", '{"text": "", "segments": [[1]]}'), "unpack"),
+        (CLIENT.replace("next(answers)", '{"text": "", "tokens": [10**400]}'), "64 bits"),
+        (CLIENT.replace("next(answers)", '{"text": "\\ud800"}'), "surrogate"),
+        (NAN, "NaN"),
+        (
+            CLIENT.replace("if not Path", "Path(job['model'], 'a').touch()\n    if not Path"),
+            "a was added",
+        ),
     ],
 )
 def test_a_client_that_fails_leaves_nothing(
@@ -199,6 +210,39 @@ def test_a_client_that_fails_leaves_nothing(
         convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
     assert why in f"{caught.value.why} {caught.value.what}"
     assert [path.name for path in tmp_path.iterdir()] == ["client"]
+
+
+def test_a_client_cannot_hold_up_the_command(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = layout_of("faster-whisper").apps["faster-whisper"]
+    clip = Clip("a", "", np.zeros(1600, np.float32))
+    # given a client that starts a process, which has its standard output and does not end
+    waiting = "import subprocess\nsubprocess.Popen(['sleep', '60'])\n"
+    client([{"text": "hello"}], waiting + CLIENT)
+    app = layout_of("faster-whisper").apps["faster-whisper"]
+    # then its result is read
+    monkeypatch.setattr("whisperport.build.layouts.client.TIMEOUT_S", 5)
+    run = run_client(app, tmp_path, [clip], precision="fp32", language="en")
+    assert run.results[0].text == "hello"
+    # given a client that does not end
+    client([], "import time\ntime.sleep(100)\n")
+    app = layout_of("faster-whisper").apps["faster-whisper"]
+    monkeypatch.setattr("whisperport.build.layouts.client.TIMEOUT_S", 0.5)
+    with pytest.raises(VerificationError, match="did not end"):
+        run_client(app, tmp_path, [clip], precision="fp32", language="en")
+
+
+def test_a_client_that_cannot_be_started_is_named(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a variable that names the folder of an environment in place of its interpreter
+    (app,) = layout_of("faster-whisper").apps.values()
+    monkeypatch.setenv(variable(app), str(tmp_path))
+    clip = Clip("a", "", np.zeros(1600, np.float32))
+    with pytest.raises(MissingPackageError, match="cannot be started") as caught:
+        run_client(app, tmp_path, [clip], precision="fp32", language="en")
+    assert variable(app) in caught.value.hint
 
 
 def test_text_and_timestamps_are_compared_where_an_app_returns_no_ids(
@@ -299,9 +343,14 @@ def test_files_of_the_user_are_not_replaced(
     (tmp_path / "out" / "notes.txt").write_text("mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.bin").write_text("mine")
-    # then neither is replaced
-    for name in ("out", "other"):
-        with unchanged(tmp_path / name), pytest.raises(BundleError):
+    # and a bundle
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "manifest.json").write_text(
+        '{"format": "whisperport bundle", "files": {}}'
+    )
+    # then none is replaced
+    for name in ("out", "other", "bundle"):
+        with unchanged(tmp_path / name), pytest.raises((BundleError, UsageError)):
             convert(checkpoint, "faster-whisper", tmp_path / name, with_clips)
 
 
@@ -365,6 +414,45 @@ def test_a_file_is_replaced_only_if_convert_wrote_it(
         with pytest.raises(UsageError, match="cannot write") as caught, unchanged(tmp_path):
             convert(checkpoint, "whisper.cpp", tmp_path / f"{name}.bin", with_clips)
         assert "`convert` did not write it" in caught.value.why
+    # and without the file, its record is no obstacle; beside another file of this name it is
+    out.unlink()
+    convert(checkpoint, "whisper.cpp", out, with_clips)
+    out.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="cannot write"), unchanged(tmp_path):
+        convert(checkpoint, "whisper.cpp", out, with_clips)
+
+
+def test_a_file_that_appears_during_the_work_is_kept(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given an app that runs while the user writes the output
+    out = tmp_path / "model.bin"
+    client(
+        timed(checkpoint), CLIENT.replace("answers =", f"Path({str(out)!r}).touch()\n    answers =")
+    )
+    # then the user's file is there, and no other
+    with pytest.raises(UsageError, match="cannot write"):
+        convert(checkpoint, "whisper.cpp", out, with_clips)
+    assert out.read_bytes() == b""
+    assert {path.name for path in tmp_path.iterdir()} == {"client", "model.bin"}
+
+
+def test_a_name_that_no_record_can_hold_is_refused(
+    checkpoint: Any, client: Any, two_clips: Path, tmp_path: Path
+) -> None:
+    # given names that are not UTF-8: of the output, and of a clip
+    client([])
+    name = os.fsdecode(b"\xff")
+    shutil.copytree(two_clips, tmp_path / "clips")
+    next((tmp_path / "clips").glob("*.wav")).rename(tmp_path / "clips" / f"{name}.wav")
+    with pytest.raises(UsageError, match="cannot be used"):
+        convert(checkpoint, "whisper.cpp", tmp_path / f"{name}.bin")
+    options = ConvertOptions(verify_with=tmp_path / "clips")
+    with pytest.raises(UsageError, match="cannot be used"):
+        convert(checkpoint, "faster-whisper", tmp_path / "out", options)
+    with pytest.raises(UsageError, match="does not end with") as caught:
+        convert(checkpoint, "whisper.cpp", "")
+    assert caught.value.hint == "--out model.bin"
 
 
 def test_an_installation_that_was_killed_is_not_used(
@@ -538,11 +626,11 @@ def test_a_new_verification_is_recorded_only_if_asked(
     client(answers)
     with unchanged(out):
         assert verify_layout(out).is_verified
-    assert not read_record(out).is_verified
+    assert not read_record(record_path(out)).is_verified
     # then `--record` keeps it
     result = CliRunner().invoke(verify, [str(out), "--record"])
     assert result.exit_code == 0, result.output
-    assert read_record(out).is_verified
+    assert read_record(record_path(out)).is_verified
     # and an option that is of bundles only is refused
     for arguments in (["--clip", "a"], ["--threads", "2"], ["--html", str(tmp_path / "page.html")]):
         result = CliRunner().invoke(verify, [str(out), *arguments])

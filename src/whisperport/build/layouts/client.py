@@ -7,19 +7,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from whisperport.build.layouts.environments import command_of
+from whisperport.build.layouts.environments import command_of, variable
 from whisperport.build.layouts.layout import App
 from whisperport.build.layouts.reference import Emitted, TimedText
-from whisperport.errors import MissingPackageError, VerificationError
+from whisperport.errors import BundleError, MissingPackageError, VerificationError
+from whisperport.program.strict_json import Field, parse
 from whisperport.speech.audio.pcm import to_int16, write_wav
-from whisperport.system.child import exit_reason
+from whisperport.system.child import Child, exit_reason
 from whisperport.verification.clips import Clip
 
 RUN = Path(__file__).with_name("run_client.py")
 TIMEOUT_S = 1800  # for all clips: a large model takes minutes for each on a slow CPU
 MAX_LINE = 300  # characters of a client's message
+MAX_PRINTED = 1 << 16  # bytes at the end of what a client printed, in which its message is
+MAX_RESULT = 64 << 20  # bytes of a client's result: a clip has a few kB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,59 +114,88 @@ def run_script(app: App, script: Path, argument: Path) -> None:
         line = [*command, "-I", os.fspath(script), os.fspath(argument)]
     # Some libraries choose their threads by it; the results of one thread are the same on every machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    printed = argument.with_name("printed.log")  # a pipe would be held open by what the app starts
     try:
-        ended = subprocess.run(
-            line,
-            cwd=argument.parent,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        with printed.open("wb") as log:
+            child = Child(line, cwd=argument.parent, env=environment, stdout=log, stderr=log)
+    except OSError as error:
+        raise MissingPackageError(
+            f"{app.name} cannot be started",
+            why=f"{line[0]}: {error.strerror}",
+            hint=f"install it: `whisperport apps --install {app.name}`; "
+            f"or {variable(app)} can name its interpreter",
+        ) from error
+    try:
+        code = child.process.wait(TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise VerificationError(
             f"{app.name} did not end within {TIMEOUT_S} s",
             hint="verify with fewer or shorter clips",
         ) from error
-    if ended.returncode:
-        messages = (ended.stderr + ended.stdout).decode(errors="replace").strip().split("\n")
-        last = next((text for text in reversed(messages) if text.strip()), "it printed nothing")
+    finally:
+        child.end()
+    if code:
         raise VerificationError(
             f"{app.name} failed with the files that were written",
-            why=f"{exit_reason(ended.returncode)}: {last.strip()[:MAX_LINE]}",
+            why=f"{exit_reason(code)}: {_last_line(printed)}",
             hint=f"if the app is damaged, install it again: `whisperport apps --install {app.name}`",
         )
 
 
+def _last_line(printed: Path) -> str:
+    """Return the last line that is not empty, cut to its first characters."""
+    with printed.open("rb") as file:
+        file.seek(max(0, printed.stat().st_size - MAX_PRINTED))
+        lines = file.read().decode(errors="replace").split("\n")
+    texts = (line.strip()[:MAX_LINE] for line in reversed(lines))
+    return next((text for text in texts if text), "it printed nothing")
+
+
 def _result(app: App, path: Path, n_clips: int) -> ClientRun:
     try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
-        clips = data["clips"]
+        result = _read(path).mapping()
+        clips = [clip.mapping() for clip in result["clips"].elements()]
         run = ClientRun(
-            versions={str(name): str(version) for name, version in data["versions"].items()},
+            versions={name: field.text() for name, field in result["versions"].mapping().items()},
             results=tuple(map(_emitted, clips)),
-            load_s=float(data["load_s"]),
-            seconds=tuple(float(seconds) for seconds in data["seconds"]),
-            peak_mib=float(data["peak_mib"]),
+            load_s=result["load_s"].number(),
+            seconds=tuple(seconds.number() for seconds in result["seconds"].elements()),
+            peak_mib=result["peak_mib"].number(),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise VerificationError(
-            f"the client of {app.name} returned something else than results", why=str(error)
-        ) from error
+    except KeyError as error:
+        raise _no_results(app, f"there is no {error}") from error
+    except BundleError as error:
+        raise _no_results(app, f"{error.what} {error.why}".strip()) from error
+    except (OSError, ValueError) as error:
+        raise _no_results(app, str(error)) from error
     if len(run.results) != n_clips:
-        raise VerificationError(
-            f"the client of {app.name} returned {len(run.results)} results for {n_clips} clips"
-        )
+        raise _no_results(app, f"it has {len(run.results)} clips; expected {n_clips}")
     return run
 
 
-def _emitted(clip: dict[str, Any]) -> Emitted:
-    tokens = tuple(int(token) for token in clip.get("tokens") or ())
-    segments, words = (tuple(map(_timed, clip.get(name) or ())) for name in ("segments", "words"))
-    return Emitted(tokens, str(clip["text"]), segments, words=words)
+def _no_results(app: App, why: str) -> VerificationError:
+    return VerificationError(
+        f"the client of {app.name} returned something else than results", why=why
+    )
 
 
-def _timed(entry: Sequence[Any]) -> TimedText:
-    start_s, end_s, text = entry
-    return TimedText(float(start_s), float(end_s), str(text))
+def _read(path: Path) -> Field:
+    if not path.is_file():  # a pipe could block, and a device has no end
+        raise ValueError("it ended without a result")
+    with path.open("rb") as file:
+        raw = file.read(MAX_RESULT + 1)
+    if len(raw) > MAX_RESULT:
+        raise ValueError(f"it has more than {MAX_RESULT >> 20} MiB")
+    return parse(raw, "the result")
+
+
+def _emitted(clip: Mapping[str, Field]) -> Emitted:
+    tokens = clip.get("tokens")
+    ids = () if tokens is None else tuple(token.integer() for token in tokens.elements())
+    segments, words = (_timed(clip.get(name)) for name in ("segments", "words"))
+    return Emitted(ids, clip["text"].text(), segments, words=words)
+
+
+def _timed(entries: Field | None) -> tuple[TimedText, ...]:
+    rows = () if entries is None else (entry.elements() for entry in entries.elements())
+    return tuple(TimedText(start.number(), end.number(), text.text()) for start, end, text in rows)

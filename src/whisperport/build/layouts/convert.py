@@ -9,10 +9,10 @@ from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.arrays import is_half_precision
 from whisperport.build.layouts.client import ClientRun, is_installed
 from whisperport.build.layouts.layout import App, Layout
-from whisperport.build.layouts.record import LayoutRecord, write_record
+from whisperport.build.layouts.record import LayoutRecord, hashes, write_record
 from whisperport.build.layouts.reference import known_logits, reference_of
 from whisperport.build.layouts.verifying import ClipSet, compare_without_app, run_and_compare
-from whisperport.build.layouts.writing import check_out, draft_record, hashes, writing
+from whisperport.build.layouts.writing import check_out, draft_record, writing
 from whisperport.errors import (
     LoweringError,
     MissingPackageError,
@@ -149,7 +149,7 @@ def convert(
             language=language,
             window_s=opened.dims.window_s,
             source=to_json(opened.source),
-            files=hashes(layout, draft),
+            files=hashes(draft),
             clips=clips.known(expected),
             logits=known_logits(opened, profile, clips.clips, expected) if layout.logits else None,
         )

@@ -5,13 +5,16 @@ app reads it.
 """
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from whisperport.build.layouts.reference import Emitted, KnownLogits
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, UsageError
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.bundle.ownership import RECORD, RECORD_FORMAT
 from whisperport.program.checks import Check
 from whisperport.program.json_records import from_json, members
@@ -94,6 +97,10 @@ class LayoutRecord:
     not_compared: str = ""
     verification: Verification | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.window_s < math.inf:
+            raise ValueError(f"`window_s` is {self.window_s}; expected seconds")
+
     @property
     def is_verified(self) -> bool:
         """Whether the app returned what it must, and no other comparison failed."""
@@ -108,9 +115,45 @@ class LayoutRecord:
         """Return a line for each comparison that failed."""
         return [f"{check.what}: {check.reason}" for check in self.checks if not check.passed]
 
+    def difference(self, path: Path) -> str:
+        """Return what differs between the files at a path and those that were written; empty: nothing."""
+        actual = hashes(path)
+        for name, digest in self.files.items():
+            if actual.get(name) != digest:
+                return f"{name} {'has changed' if name in actual else 'is missing'}"
+        return "".join(
+            f"{name} was added" for name in sorted(actual.keys() - self.files.keys())[:1]
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return {"format": RECORD_FORMAT, "version": VERSION, **members(self)}
+
+
+def hashes(path: Path) -> dict[str, str]:
+    """Return relative path -> SHA-256 of a file, or of every file in a folder but for the record."""
+    if path.is_file():
+        return {path.name: file_sha256(path)}
+    files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*"))}
+    return {
+        name: file_sha256(file) for name, file in files.items() if file.is_file() and name != RECORD
+    }
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Check that a record can hold a path.
+
+    Raises:
+        UsageError: it has bytes that are not UTF-8, which JSON cannot hold.
+    """
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"`{os.fspath(path)}` cannot be used here",
+            why="its name is not UTF-8, and it is recorded in a file of JSON",
+            hint="rename it",
+        ) from error
 
 
 def record_path(path: Path) -> Path:
@@ -123,13 +166,12 @@ def is_layout(path: Path) -> bool:
     return record_path(path).is_file()
 
 
-def read_record(path: Path) -> LayoutRecord:
-    """Read the record of a layout's folder or file.
+def read_record(file: Path) -> LayoutRecord:
+    """Read a record; `record_path` has its path.
 
     Raises:
         BundleError: it is missing or damaged.
     """
-    file = record_path(path)
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)

@@ -13,6 +13,7 @@ The client's file defines
                                   returns them, `tokens` and `words` ([start, end, text], ...)
 
 The result has `versions`, `clips` (those objects), `load_s`, `seconds` of each clip, and `peak_mib`.
+Standard input stays open until the result is read: at its end, the process that asks has ended.
 """
 
 import importlib.util
@@ -20,6 +21,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 import wave
 from typing import Any
@@ -28,6 +30,7 @@ import numpy as np
 
 
 def main(path: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with open(path, encoding="utf-8") as file:
         job = json.load(file)
     client = _module(job["script"])
@@ -44,6 +47,12 @@ def main(path: str) -> None:
     with open(job["result"] + ".part", "w", encoding="utf-8") as file:
         json.dump(result, file)
     os.replace(job["result"] + ".part", job["result"])
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 def _module(path: str) -> Any:

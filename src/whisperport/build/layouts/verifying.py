@@ -18,13 +18,13 @@ from whisperport.build.layouts.record import (
     KnownClip,
     LayoutRecord,
     Verification,
+    check_name,
     read_record,
     record_path,
     write_record,
 )
 from whisperport.build.layouts.reference import Emitted
-from whisperport.build.layouts.writing import hashes
-from whisperport.errors import AudioError, BundleError, MissingPackageError
+from whisperport.errors import AudioError, BundleError, MissingPackageError, VerificationError
 from whisperport.program.checks import Check
 from whisperport.speech.audio import SAMPLE_RATE, load_audio
 from whisperport.speech.audio.pcm import to_int16
@@ -55,9 +55,12 @@ class ClipSet:
 
         Raises:
             AudioError: a file cannot be read, or there is none.
+            UsageError: a file's name is not UTF-8.
         """
         clips = shipped_clips() if folder is None else clips_in(folder, language)
         paths = ["" if folder is None else os.path.abspath(folder / clip.name) for clip in clips]
+        for path in paths:
+            check_name(path)
         return cls(tuple(_first_window(clip, language, window_s) for clip in clips), tuple(paths))
 
     def known(self, expected: Sequence[Emitted]) -> tuple[KnownClip, ...]:
@@ -86,6 +89,8 @@ def run_and_compare(
         versions |= run.versions
         compared = (app, record.precision, clips, expected, run.results)
         checks += checks_of(*compared, exact=record.exact, device=device)
+        if why := record.difference(path):
+            raise VerificationError(f"{app.name} changed the files when it ran", why=why)
     verification = Verification(
         versions=versions, machine=machine(), date=today(), checks=tuple(checks)
     )
@@ -142,9 +147,14 @@ def verify_layout(path: str | os.PathLike[str], *, record: bool = False) -> Layo
         VerificationError: the app failed.
     """
     path = Path(path)
-    known = read_record(path)
+    known = read_record(record_path(path))
     layout = layout_of(known.app)
-    _check_files(layout, path, known)
+    if why := known.difference(path):
+        raise BundleError(
+            f"{path} is not what whisperport wrote",
+            why=why,
+            hint="write the files again with `whisperport convert`",
+        )
     if not known.clips:
         raise BundleError(
             f"{path} cannot be verified",
@@ -159,22 +169,6 @@ def verify_layout(path: str | os.PathLike[str], *, record: bool = False) -> Layo
     if record:
         write_record(record_path(path), verified)
     return verified
-
-
-def _check_files(layout: Layout, path: Path, record: LayoutRecord) -> None:
-    """Check that no file is missing, has changed or was added."""
-    actual = hashes(layout, path)
-    changed = [name for name, digest in record.files.items() if actual.get(name) != digest]
-    added = sorted(actual.keys() - record.files.keys())
-    if changed or added:
-        missing = changed and changed[0] not in actual
-        raise BundleError(
-            f"{path} is not what whisperport wrote",
-            why=f"{changed[0]} {'is missing' if missing else 'has changed'}"
-            if changed
-            else f"{added[0]} was added",
-            hint="write the files again with `whisperport convert`",
-        )
 
 
 def _first_window(clip: Clip, language: str, window_s: float) -> Clip:

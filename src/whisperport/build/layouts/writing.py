@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from whisperport.build.layouts.layout import App, Layout
-from whisperport.build.layouts.record import read_record
+from whisperport.build.layouts.record import check_name, read_record
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle.folder import file_sha256
+from whisperport.program.bundle.manifest import MANIFEST
 from whisperport.program.bundle.ownership import RECORD
 from whisperport.program.bundle.replacing import put_in_place
 from whisperport.program.bundle.replacing_files import put_files_in_place
@@ -31,29 +32,44 @@ def check_out(layout: Layout, app: App, out: Path, inputs: Sequence[object]) -> 
     read = [p for p in inputs if isinstance(p, str | os.PathLike) and os.path.exists(p)]
     if not layout.suffix:
         check_outputs([Output(out, "--out", "bundle")], read)
+        if (out / MANIFEST).is_file():
+            raise _not_own(out, out / MANIFEST)
         return
+    check_name(out.name)
     if out.suffix != layout.suffix:
         raise UsageError(
             f"{app.name} loads one file, and `{out}` does not end with {layout.suffix}",
-            hint=f"--out {out.with_suffix(layout.suffix)}",
+            hint=f"--out {out.parent / (out.stem or 'model')}{layout.suffix}",
         )
-    places = [out, draft_record(layout, out)]
-    check_outputs([Output(place, "--out", "file") for place in places], read)
-    there = [place for place in places if os.path.lexists(place)]
-    if there and not _is_own(out):
-        raise UsageError(
-            f"cannot write `--out {out}`",
-            why=f"{there[0]} is there, and `convert` did not write it",
-            hint="choose another path, or delete that file",
-        )
+    record = draft_record(layout, out)
+    check_outputs([Output(place, "--out", "file") for place in (out, record)], read)
+    _check_own(out, record)
 
 
-def _is_own(out: Path) -> bool:
-    """Whether a file has a record beside it that names it."""
+def _check_own(out: Path, record: Path) -> None:
+    """Check that a file and its record are missing, or as `convert` wrote them.
+
+    Raises:
+        UsageError: one of them is something else, which would be lost.
+    """
+    there = [place for place in (out, record) if os.path.lexists(place)]
+    if not there:
+        return
     try:
-        return out.name in read_record(out).files
-    except BundleError:
-        return False
+        digest = read_record(record).files.get(out.name)
+        is_own = (digest is not None and out not in there) or digest == file_sha256(out)
+    except (BundleError, OSError):
+        is_own = False
+    if not is_own or any(place.is_symlink() for place in there):
+        raise _not_own(out, there[0])
+
+
+def _not_own(out: Path, place: Path) -> UsageError:
+    return UsageError(
+        f"cannot write `--out {out}`",
+        why=f"{place} is there, and `convert` did not write it",
+        hint="choose another path, or delete that file",
+    )
 
 
 @contextmanager
@@ -63,6 +79,7 @@ def writing(layout: Layout, out: Path) -> Iterator[Path]:
         with staged_beside(out) as staged:
             draft = staged.partial / out.name
             yield draft
+            _check_own(out, draft_record(layout, out))  # again: the user may have put a file there
             names = (draft_record(layout, draft).name, out.name)
             put_files_in_place(staged.partial, staged.files, out, names)
         return
@@ -78,11 +95,3 @@ def writing(layout: Layout, out: Path) -> Iterator[Path]:
 def draft_record(layout: Layout, draft: Path) -> Path:
     """Return the path of the record of files that are not at their place yet."""
     return draft.with_name(f"{draft.stem}.{RECORD}") if layout.suffix else draft / RECORD
-
-
-def hashes(layout: Layout, path: Path) -> dict[str, str]:
-    """Return relative path -> SHA-256 of every file, without the record."""
-    files = [path] if layout.suffix else sorted(file for file in path.rglob("*") if file.is_file())
-    parent = path.parent if layout.suffix else path
-    relative = {file.relative_to(parent).as_posix(): file for file in files}
-    return {name: file_sha256(file) for name, file in relative.items() if name != RECORD}

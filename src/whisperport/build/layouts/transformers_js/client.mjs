@@ -14,6 +14,9 @@ process.on("uncaughtException", (error) => {
   process.exit(1);
 });
 
+// At the end of standard input, the process that asks has ended.
+process.stdin.on("end", () => process.exit(1)).resume().unref();
+
 function recognizeInNode(job, folder, packages) {
   const transformers = createRequire(packages + "/")("@huggingface/transformers");
   transformers.env.allowRemoteModels = false;
