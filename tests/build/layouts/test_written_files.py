@@ -1,18 +1,28 @@
 """The files of an app hold the weights and settings of the checkpoint that they were written from."""
 
 import json
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.extent import EVERYTHING
+from tests.published_dims import TURBO
 
 from whisperport.build.layouts import layout_of
 
 pytest.importorskip("torch")
 from whisperport.build.layouts.arrays import quantized_rows
 from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.huggingface import CONFIG_KEYS
+from whisperport.model.checkpoint.names import to_huggingface
+from whisperport.model.checkpoint.tensor_check import expected_shapes
 from whisperport.model.network.whisper import build_model
 from whisperport.runtime import Decoder
 from whisperport.verification.eager_engine import eager_engine
@@ -118,3 +128,75 @@ def test_an_eager_engine_computes_the_models_logits(micro_checkpoint: Any) -> No
     cross_kv = model.cross_kv(model.encode(torch.from_numpy(mel)[None]))
     expected = model.logits(torch.tensor([50, 51, 53]), cross_kv, first=2)[0].numpy()
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+LARGE = replace(TURBO, n_text_layer=32)  # large-v3
+MEASURED = """
+import sys
+from pathlib import Path
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.openvino_genai.folder import write_graphs
+from whisperport.model.checkpoint import load_checkpoint
+import onnx, openvino
+
+def kib(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+app, precision, source, out = sys.argv[1:]
+before = kib("VmRSS")
+# GenAI's tokenizer is converted by the app, which needs no weights.
+write = write_graphs if app == "openvino-genai" else layout_of(app).write
+write(load_checkpoint(source), precision, Path(out))
+print((kib("VmHWM") - before) * 1024)
+"""
+
+
+@pytest.fixture(scope="module")
+def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with large-v3's sizes and random weights in float16: 3.1 GB."""
+    folder = tmp_path_factory.mktemp("large")
+    shapes = {to_huggingface(name): shape for name, shape in expected_shapes(LARGE).items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}
+    described = json.dumps(header).encode()
+    random = np.random.default_rng(0)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(described)) + described)
+        for shape in shapes.values():
+            file.write(random.standard_normal(shape, np.float32).astype(np.float16).data)
+    config = {
+        "model_type": "whisper",
+        **{key: getattr(LARGE, field) for field, key in CONFIG_KEYS.items()},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="writes up to 9 GB; run make test-all")
+@pytest.mark.parametrize(
+    ("app", "precision"),
+    [
+        ("transformers.js", "fp32"),
+        ("faster-whisper", "fp16"),
+        ("whisper.cpp", "fp16"),
+        ("openvino-genai", "fp16"),
+    ],
+)
+def test_a_large_checkpoint_is_written_piece_by_piece(
+    app: str, precision: str, large_folder: Path, tmp_path: Path
+) -> None:
+    # given a checkpoint of 3.1 GB, and a process of its own
+    out = tmp_path / f"out{layout_of(app).suffix}"
+    if not layout_of(app).suffix:
+        out.mkdir()
+    # when it is read and written; pages of the file that are in memory count as well
+    command = [sys.executable, "-c", MEASURED, app, precision, large_folder, out]
+    child = subprocess.run(command, check=True, capture_output=True, text=True)
+    # then the memory that was used at most is little more than the weights
+    weights = (large_folder / "model.safetensors").stat().st_size
+    assert int(child.stdout) < 1.3 * weights
+    (shutil.rmtree if out.is_dir() else Path.unlink)(out)

@@ -146,7 +146,8 @@ def sinusoids(length: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-_CONFIG_KEYS = {
+# Field of `Dims` -> key of config.json.
+CONFIG_KEYS = {
     "n_mels": "num_mel_bins",
     "n_audio_ctx": "max_source_positions",
     "n_audio_state": "d_model",
@@ -185,7 +186,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], Dims]:
     where = f"`config.json` in `{folder}`"
     _reject_other_architectures(config, where)
     config = _DEFAULT_SIZES | config
-    missing = sorted({word for word in _CONFIG_KEYS.values() if word not in config})
+    missing = sorted({word for word in CONFIG_KEYS.values() if word not in config})
     if missing:
         raise CheckpointError(
             f"{where} does not state every size",
@@ -194,8 +195,8 @@ def read_config(folder: Path) -> tuple[dict[str, Any], Dims]:
             if "n_audio_state" in config
             else "save the checkpoint again with transformers' `save_pretrained`",
         )
-    sizes = {field: config[word] for field, word in _CONFIG_KEYS.items()}
-    return config, checked_dims(sizes, what=f"{where} states impossible sizes", keys=_CONFIG_KEYS)
+    sizes = {field: config[word] for field, word in CONFIG_KEYS.items()}
+    return config, checked_dims(sizes, what=f"{where} states impossible sizes", keys=CONFIG_KEYS)
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
