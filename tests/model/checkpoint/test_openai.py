@@ -158,6 +158,17 @@ def test_impossible_sizes_are_rejected(size, value, message, random_openai_whisp
     assert message in error.why
 
 
+@pytest.mark.parametrize("name", ["alignment_heads", "module.alignment_heads"])
+def test_saved_alignment_heads_are_ignored(name, random_openai_whisper, tmp_path):
+    # given a state with openai-whisper's buffer of heads, which are those of its base
+    model = random_openai_whisper()
+    state = {name.replace("alignment_heads", n): tensor for n, tensor in model.state_dict().items()}
+    state[name] = model.alignment_heads
+    torch.save({"dims": vars(model.dims), "model_state_dict": state}, tmp_path / "heads.pt")
+    # then the rest is read
+    assert load_checkpoint(tmp_path / "heads.pt").weights.keys() == model.state_dict().keys()
+
+
 def test_a_saved_causal_mask_is_ignored(random_openai_whisper, tmp_path):
     model = random_openai_whisper()
     state = {**model.state_dict(), "decoder.mask": model.decoder.mask}

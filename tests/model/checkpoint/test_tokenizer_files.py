@@ -64,6 +64,19 @@ def test_openais_tokenizer_in_parts_is_put_together_again(tmp_path):
     assert built.get_vocab() == openai_tokenizer(51865).get_vocab()
 
 
+def test_parts_without_special_tokens_get_openais(tmp_path):
+    # given OpenAI's vocab.json and merges.txt, without the files that name the special tokens
+    whole = json.loads(openai_tokenizer(51865).to_str())["model"]
+    merges = "\n".join(" ".join(pair) for pair in whole["merges"])
+    vocab = {text: i for text, i in whole["vocab"].items() if not text.startswith("<|")}
+    write_parts(tmp_path, vocab=vocab, merges=merges, added=None)
+    # when they are read
+    tokenizer = read_tokenizer(tmp_path, 51865)
+    # then it is OpenAI's tokenizer, with a warning
+    assert tokenizer.ids == openai_tokenizer(51865).get_vocab(with_added_tokens=True)
+    assert "no special tokens" in tokenizer.warnings[0]
+
+
 @pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json"])
 def test_special_tokens_are_found_in_either_file(place, tmp_path):
     write_parts(tmp_path, added=ADDED if place == "added_tokens.json" else None)

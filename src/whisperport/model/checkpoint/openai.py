@@ -47,7 +47,8 @@ _STATES = (
     "state_dict",
     "model",
 )  # keys of openai-whisper, Lightning, others
-_CAUSAL_MASK = "decoder.mask"  # a constant that some fine-tuned checkpoints contain
+# Buffers that some fine-tuned checkpoints contain: a constant, and the alignment heads of their base.
+_BUFFERS = ("decoder.mask", "alignment_heads")
 
 
 def load_pt(path: Path, *, name: str) -> Checkpoint:
@@ -99,9 +100,8 @@ def _weights(data: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
             why=f"its `{key}` is {quoted(type(state).__name__)}, not a mapping",
             hint=_HOW_TO_SAVE,
         )
-    weights = strip_wrapper_prefix(plain_tensors(state, where=str(path)))
-    weights.pop(_CAUSAL_MASK, None)
-    return weights
+    state = {k: v for k, v in state.items() if not (isinstance(k, str) and k.endswith(_BUFFERS))}
+    return strip_wrapper_prefix(plain_tensors(state, where=str(path)))
 
 
 def _dims_from_file(stated: Any, path: Path) -> Dims:

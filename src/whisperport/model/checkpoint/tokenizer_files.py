@@ -51,12 +51,30 @@ def read_tokenizer(folder: Path, n_vocab: int) -> StoredTokenizer:
         tokenizer = _from_vocab_and_merges(folder)
         data = tokenizer.to_str().encode()
         ids = tokenizer.get_vocab(with_added_tokens=True)
+        if _is_openais_text(ids, n_vocab):
+            return default_tokenizer(n_vocab, where=str(folder), without="special tokens")
         return _checked(ids, data, where=str(folder / "vocab.json"), n_vocab=n_vocab)
     return default_tokenizer(n_vocab, where=str(folder))
 
 
-def default_tokenizer(n_vocab: int, *, where: str) -> StoredTokenizer:
-    """Return OpenAI's tokenizer for a vocabulary size; `where` names the checkpoint in errors.
+def _is_openais_text(ids: Mapping[str, int], n_vocab: int) -> bool:
+    """Return whether tokens are those of OpenAI's tokenizer of this size, without special ones."""
+    if n_vocab not in KNOWN_VOCABULARIES or "<|startoftranscript|>" in ids:
+        return False
+    openai = openai_tokenizer(n_vocab).get_vocab(with_added_tokens=True)
+    absent = openai.keys() - ids.keys()
+    return ids.items() <= openai.items() and all(text.startswith("<|") for text in absent)
+
+
+def default_tokenizer(
+    n_vocab: int, *, where: str, without: str = "tokenizer files"
+) -> StoredTokenizer:
+    """Return OpenAI's tokenizer for a vocabulary size.
+
+    Args:
+        n_vocab: number of tokens.
+        where: the checkpoint, for errors.
+        without: what it lacks, for the warning.
 
     Raises:
         TokenizerError: OpenAI has no tokenizer of this size.
@@ -68,7 +86,7 @@ def default_tokenizer(n_vocab: int, *, where: str) -> StoredTokenizer:
             why=f"its vocabulary has {n_vocab} tokens; OpenAI's tokenizers have {sizes}",
             hint=_HINT,
         )
-    warning = f"there are no tokenizer files: OpenAI's tokenizer of {n_vocab} tokens is assumed"
+    warning = f"there are no {without}: OpenAI's tokenizer of {n_vocab} tokens is assumed"
     tokenizer = openai_tokenizer(n_vocab)
     data = tokenizer.to_str().encode()
     ids = tokenizer.get_vocab(with_added_tokens=True)
