@@ -17,12 +17,13 @@ from whisperport.runtime.decoding.fallback import (
     is_silence,
 )
 from whisperport.runtime.decoding.search import TokenSampler
-from whisperport.runtime.decoding.segments import SegmentedWindow, WindowSegment, split_segments
-from whisperport.runtime.engine.batch import Batch, BatchDecoder
-from whisperport.runtime.engine.cache import Cache, Floats
-from whisperport.runtime.engine.decoder import Decoder
 from whisperport.runtime.engine.engine import Engine, RunnerWrapper, load_engine
-from whisperport.runtime.engine.stepping import Step, Steps, complete
+from whisperport.runtime.engine.scores import Floats
+from whisperport.runtime.kv_cache.batch import Batch, BatchDecoder
+from whisperport.runtime.kv_cache.cache import Cache
+from whisperport.runtime.kv_cache.decoder import Decoder
+from whisperport.runtime.kv_cache.stepping import Step, Steps, complete
+from whisperport.runtime.segments.segments import SegmentedWindow, WindowSegment, split_segments
 
 __all__ = [
     "TEMPERATURES",

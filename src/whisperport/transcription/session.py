@@ -25,15 +25,15 @@ from whisperport.runtime import (
     is_silence,
     split_segments,
 )
-from whisperport.runtime.decoding.alignment import align_words
 from whisperport.runtime.decoding.decode import own_language, prefix_room, prompt_room
-from whisperport.runtime.decoding.hallucinations import (
+from whisperport.runtime.segments.alignment import align_words
+from whisperport.runtime.segments.hallucinations import (
     KeptSegments,
     WindowPosition,
     skip_hallucinations,
 )
-from whisperport.runtime.decoding.segments import drop_unreliable_end
-from whisperport.runtime.decoding.words import add_words
+from whisperport.runtime.segments.segments import drop_unreliable_end
+from whisperport.runtime.segments.words import add_words
 from whisperport.speech.audio import FRAMES_PER_SECOND
 from whisperport.speech.text import Segment, Tokenizer, language_code
 from whisperport.system.progress import ProgressCallback

@@ -7,7 +7,7 @@ from typing import Annotated
 from whisperport.errors import UsageError
 from whisperport.program.window import Window
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
-from whisperport.runtime.decoding.words import APPENDED, PREPENDED
+from whisperport.runtime.segments.words import APPENDED, PREPENDED
 from whisperport.speech.audio import VadOptions
 from whisperport.system.option import Option, check_ranges
 from whisperport.targets import RunOptions

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.generation import Generation
 from whisperport.runtime import Floats, start_tokens
-from whisperport.runtime.decoding.alignment import boundaries
+from whisperport.runtime.segments.alignment import boundaries
 from whisperport.speech.audio import load_audio, log_mel
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import begin_stage

@@ -23,7 +23,7 @@ from whisperport.apps.serving.scheduler import Scheduler
 from whisperport.apps.serving.turns import LARGEST, SMALLEST, Connections, Pace, Turns
 from whisperport.errors import AudioError, LongAudioError, QueueFullError, UsageError
 from whisperport.runtime import DecodeOptions, Decoder, Steps
-from whisperport.runtime.engine.stepping import Step
+from whisperport.runtime.kv_cache.stepping import Step
 from whisperport.speech.audio import VadOptions, load_audio
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio

@@ -19,7 +19,7 @@ from whisperport.errors import AudioError
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.runtime import BatchExecutor, Decoder, Steps
 from whisperport.runtime.decoding.decode import check_language
-from whisperport.runtime.engine.stepping import Step
+from whisperport.runtime.kv_cache.stepping import Step
 from whisperport.speech.audio.decode import open_source
 from whisperport.system.regular_file import other_kind
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript

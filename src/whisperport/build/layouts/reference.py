@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from whisperport.build.layouts.layout import DecodingProfile, Padding
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.runtime import DecodeOptions, Decoder, Engine, split_segments, start_tokens
-from whisperport.runtime.decoding.alignment import align_words
 from whisperport.runtime.decoding.decode import decode_window
-from whisperport.runtime.decoding.segments import SegmentedWindow
-from whisperport.runtime.decoding.words import add_words
+from whisperport.runtime.segments.alignment import align_words
+from whisperport.runtime.segments.segments import SegmentedWindow
+from whisperport.runtime.segments.words import add_words
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, log_mel
 from whisperport.speech.text import Segment, Tokenizer
 from whisperport.system.progress import Counted, begin_stage

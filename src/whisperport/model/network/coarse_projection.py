@@ -2,7 +2,7 @@
 
 A step on a CPU takes as long as reading its weights, most of which are the token embedding. With 8 bits
 there are a quarter of the bytes. The bound tells which tokens can win, and only these are computed in
-float32; see `runtime/coarse.py`.
+float32; see `runtime/engine/coarse.py`.
 """
 
 import math

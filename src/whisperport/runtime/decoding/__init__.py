@@ -1,1 +1,1 @@
-"""Decode windows: search, rules, fallback, segments and word timestamps."""
+"""Decode windows: search, rules, and fallback to higher temperatures."""

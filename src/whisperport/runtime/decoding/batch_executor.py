@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from whisperport.errors import NumericalError
 from whisperport.runtime.decoding.decode import Decoded, decoding
 from whisperport.runtime.decoding.decode_options import DecodeOptions
-from whisperport.runtime.engine.batch import Batch, single_step
-from whisperport.runtime.engine.cache import Floats
-from whisperport.runtime.engine.decoder import Decoder
 from whisperport.runtime.engine.engine import Engine
-from whisperport.runtime.engine.stepping import Scored, Step, Steps
+from whisperport.runtime.engine.scores import Floats
+from whisperport.runtime.kv_cache.batch import Batch, single_step
+from whisperport.runtime.kv_cache.decoder import Decoder
+from whisperport.runtime.kv_cache.stepping import Scored, Step, Steps
 
 T = TypeVar("T")
 

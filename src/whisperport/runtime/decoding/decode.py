@@ -23,12 +23,12 @@ from whisperport.runtime.decoding.search import (
     best_candidate,
     numpy_sampler,
 )
-from whisperport.runtime.engine.cache import Cache, Floats
 from whisperport.runtime.engine.coarse import CoarseLogits
-from whisperport.runtime.engine.decoder import Decoder
 from whisperport.runtime.engine.engine import Engine
-from whisperport.runtime.engine.scores import Scores, log_sum_exp
-from whisperport.runtime.engine.stepping import Scored, Step, Steps, complete
+from whisperport.runtime.engine.scores import Floats, Scores, log_sum_exp
+from whisperport.runtime.kv_cache.cache import Cache
+from whisperport.runtime.kv_cache.decoder import Decoder
+from whisperport.runtime.kv_cache.stepping import Scored, Step, Steps, complete
 from whisperport.speech.text import language_code
 
 

@@ -11,9 +11,9 @@ from typing import Annotated
 from whisperport.runtime.decoding.decode import Decoded, decoding
 from whisperport.runtime.decoding.decode_options import DecodeOptions
 from whisperport.runtime.decoding.search import TokenSampler
-from whisperport.runtime.engine.cache import Floats
-from whisperport.runtime.engine.decoder import Decoder
-from whisperport.runtime.engine.stepping import Steps
+from whisperport.runtime.engine.scores import Floats
+from whisperport.runtime.kv_cache.decoder import Decoder
+from whisperport.runtime.kv_cache.stepping import Steps
 from whisperport.system.option import Option, check_ranges
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from whisperport.program.generation import Generation
-from whisperport.runtime.engine.cache import Floats
-from whisperport.runtime.engine.scores import Scores
+from whisperport.runtime.engine.scores import Floats, Scores
 
 
 class Rules:

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.runtime.engine.cache import Floats
-from whisperport.runtime.engine.scores import LogSum, Scores
+from whisperport.runtime.engine.scores import Floats, LogSum, Scores
 
 BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
 

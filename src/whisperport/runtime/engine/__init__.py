@@ -1,1 +1,1 @@
-"""Run the programs of a bundle: caches, batches and the state of one call."""
+"""Run the programs of a bundle, which holds no state, and read the logits."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.program.runner import Array, Runner
-from whisperport.runtime.engine.cache import Floats
 from whisperport.runtime.engine.finite import check_outputs
+from whisperport.runtime.engine.scores import Floats
 
 BLOCKS, WINNERS = 512, 64  # blocks of tokens, and how many blocks have a token in float32
 MOST = 4096  # tokens in float32; if more may win, all are computed

@@ -22,14 +22,12 @@ from whisperport.program.program_kind import (
     VOCAB_PROJECTION,
 )
 from whisperport.program.runner import Array, Binding, Part, Runner
-from whisperport.program.signatures import LOGSUMEXP, CacheForm, form_of, standard_form
+from whisperport.program.signatures import CacheForm, form_of, standard_form
 from whisperport.program.window import Window
-from whisperport.runtime.engine.cache import Floats
 from whisperport.runtime.engine.coarse import CoarseProjection
 from whisperport.runtime.engine.finite import check_outputs
 from whisperport.runtime.engine.loading import load_runners
-from whisperport.runtime.engine.scores import Scores
-from whisperport.runtime.engine.stepping import Scored, Step
+from whisperport.runtime.engine.scores import Floats
 from whisperport.runtime.engine.trial import ensure_tried
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions, get_target
@@ -178,27 +176,6 @@ class Engine:
         """
         logits: Floats | None = outputs.get("logits")
         return self.project(outputs["hidden"][0]) if logits is None else logits
-
-    def score_from(self, outputs: Mapping[str, Array], row: int, step: Step) -> Scored:
-        """Return the logits of one row of the outputs of `step` or `step_B`.
-
-        Args:
-            outputs: of the program.
-            row: its index.
-            step: which logits are needed.
-
-        Raises:
-            NumericalError: the hidden states or their logits contain a NaN or an infinity.
-        """
-        if not step.scored:
-            return Scores(np.empty(0, np.float32))
-        logits, sums = outputs.get("logits"), outputs.get(LOGSUMEXP)
-        if logits is not None:
-            return Scores(logits[row], None if sums is None else sums.item(row))
-        hidden: Floats = outputs["hidden"][0, row]
-        if step.exact or not self.coarse:
-            return Scores(self.project(hidden[None])[0])
-        return self.coarse(hidden)
 
     def project(self, hidden: Floats) -> Floats:
         """Run the program `vocab_projection` on each of the hidden states (R, d): logits (R, V).

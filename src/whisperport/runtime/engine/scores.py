@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.runtime.engine.cache import Floats
 from whisperport.runtime.engine.finite import check_output
+
+Floats = NDArray[np.float32]
 
 # The sum of 100,000 exponentials of at most this number is finite in float32, and that of one number of at
 # least minus this number is far above the smallest float32.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from whisperport.program.runner import Array, Binding, Runner
-from whisperport.runtime.engine.cache import Floats
+from whisperport.runtime.engine.scores import Floats
 
 PADDING = 0  # token id that fills up the sequence; published graphs are calibrated and run with it
 

@@ -14,8 +14,8 @@ from whisperport.runtime import (
     is_silence,
     split_segments,
 )
-from whisperport.runtime.decoding.alignment import align_words
-from whisperport.runtime.decoding.words import add_words
+from whisperport.runtime.segments.alignment import align_words
+from whisperport.runtime.segments.words import add_words
 from whisperport.speech.audio import FRAMES_PER_SECOND
 from whisperport.speech.text import Segment, Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber

@@ -10,11 +10,11 @@ from whisperport.errors import NumericalError
 from whisperport.program.runner import Array, Part
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.program.spec import TensorSpec
-from whisperport.runtime.engine.cache import Cache, room_for
-from whisperport.runtime.engine.decoder import Decoder
 from whisperport.runtime.engine.engine import Engine
 from whisperport.runtime.engine.finite import check_logits
-from whisperport.runtime.engine.stepping import Scored, Step
+from whisperport.runtime.kv_cache.cache import Cache, room_for
+from whisperport.runtime.kv_cache.decoder import Decoder
+from whisperport.runtime.kv_cache.stepping import Scored, Step, score_from
 
 # Tokens of a prompt: in a full batch of 8 of the embedded model, its share of so many runs of `step_8` is
 # 2.3 ms, and a run of `prefill_4` takes 4.1 ms.
@@ -157,7 +157,7 @@ class Batch:
         sums = outputs.get(LOGSUMEXP)
         for row, step in rows:
             try:
-                own = self.engine.score_from(outputs, row.index, step)
+                own = score_from(self.engine, outputs, row.index, step)
                 if step.scored:
                     check_logits(self._name, own.logits, None if sums is None else sums[row.index])
             except NumericalError as error:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.runtime.decoding.decode import start_tokens
-from whisperport.runtime.engine.cache import Floats
-from whisperport.runtime.engine.decoder import Decoder
 from whisperport.runtime.engine.engine import Engine
+from whisperport.runtime.engine.scores import Floats
+from whisperport.runtime.kv_cache.decoder import Decoder
 from whisperport.speech.text import Tokenizer
 
 MEDIAN_WIDTH = 7  # positions of 20 ms

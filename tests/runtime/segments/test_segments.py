@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions, decode_window
-from whisperport.runtime.decoding.alignment import align_words
 from whisperport.runtime.decoding.rules import Rules
-from whisperport.runtime.decoding.segments import MIN_ADVANCE, drop_unreliable_end, split_segments
 from whisperport.runtime.engine.scores import Scores
+from whisperport.runtime.segments.alignment import align_words
+from whisperport.runtime.segments.segments import MIN_ADVANCE, drop_unreliable_end, split_segments
 from whisperport.speech.text import Tokenizer
 
 from ...micro import DIMS, GENERATION, tokenizer_json

@@ -1,11 +1,16 @@
 """Decoding as a generator that asks for steps: whoever runs it may join the steps of several decodings."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from whisperport.runtime.engine.cache import Cache
+import numpy as np
+
+from whisperport.program.runner import Array
+from whisperport.program.signatures import LOGSUMEXP
 from whisperport.runtime.engine.coarse import CoarseLogits
-from whisperport.runtime.engine.scores import Scores
+from whisperport.runtime.engine.engine import Engine
+from whisperport.runtime.engine.scores import Floats, Scores
+from whisperport.runtime.kv_cache.cache import Cache
 
 T = TypeVar("T")
 
@@ -27,6 +32,29 @@ Those of a step that is not `exact` may be coarse; a step that is not `scored` h
 
 Steps = Generator[Sequence[Step], Sequence[Scored], T]
 """A decoding. It yields the steps that it needs next, and is sent the logits after each of them."""
+
+
+def score_from(engine: Engine, outputs: Mapping[str, Array], row: int, step: Step) -> Scored:
+    """Return the logits of one row of the outputs of `step` or `step_B`.
+
+    Args:
+        engine: that ran the program.
+        outputs: of the program.
+        row: its index.
+        step: which logits are needed.
+
+    Raises:
+        NumericalError: the hidden states or their logits contain a NaN or an infinity.
+    """
+    if not step.scored:
+        return Scores(np.empty(0, np.float32))
+    logits, sums = outputs.get("logits"), outputs.get(LOGSUMEXP)
+    if logits is not None:
+        return Scores(logits[row], None if sums is None else sums.item(row))
+    hidden: Floats = outputs["hidden"][0, row]
+    if step.exact or not engine.coarse:
+        return Scores(engine.project(hidden[None])[0])
+    return engine.coarse(hidden)
 
 
 class Stepper(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from whisperport.runtime.decoding.alignment import Timing
+from whisperport.runtime.segments.alignment import Timing
 from whisperport.speech.text import Segment, Word
 
 PREPENDED = "\"'“¿([{-"  # marks joined to the next word

@@ -7,7 +7,6 @@ import numpy as np
 
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.signatures import LOGSUMEXP
-from whisperport.runtime.engine.cache import Cache, Floats
 from whisperport.runtime.engine.engine import Engine
 from whisperport.runtime.engine.finite import (
     check_embedded,
@@ -15,7 +14,9 @@ from whisperport.runtime.engine.finite import (
     check_output,
     check_outputs,
 )
-from whisperport.runtime.engine.stepping import Scored, Step
+from whisperport.runtime.engine.scores import Floats
+from whisperport.runtime.kv_cache.cache import Cache
+from whisperport.runtime.kv_cache.stepping import Scored, Step, score_from
 from whisperport.system.memory import Memory, room
 
 
@@ -135,7 +136,7 @@ class Decoder:
             ValueError, NumericalError: as for `step`.
         """
         outputs = self._step(step.token, step.cache)
-        return self.engine.score_from(outputs, 0, step)
+        return score_from(self.engine, outputs, 0, step)
 
     def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
         """Decode one token after those in each of several caches, as `score` does."""

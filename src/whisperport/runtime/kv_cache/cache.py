@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whisperport.program.dims import Dims
 from whisperport.program.masks import MASKED
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.signatures import CacheForm, KvLayout
-
-Floats = NDArray[np.float32]
 
 FEWEST_ROWS = 64  # room of the shortest cache; a program with fewer rows is hardly faster
 

@@ -12,9 +12,9 @@ from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts
 from whisperport.runtime import Batch, Decoder, Engine, Step
-from whisperport.runtime.engine import cache
-from whisperport.runtime.engine.cache import room_for
 from whisperport.runtime.engine.scores import Scores
+from whisperport.runtime.kv_cache import cache
+from whisperport.runtime.kv_cache.cache import room_for
 from whisperport.targets import RunOptions, get_target
 
 from ...extent import core_or_all

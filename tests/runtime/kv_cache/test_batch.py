@@ -31,7 +31,7 @@ from whisperport.runtime import (
     decoding,
     decoding_with_fallback,
 )
-from whisperport.runtime.engine.stepping import Step
+from whisperport.runtime.kv_cache.stepping import Step
 
 from ...extent import core_or_all
 from ...micro import DIMS, GENERATION
