@@ -1,10 +1,26 @@
 """The ONNX files that sherpa-onnx loads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.sherpa_onnx.folder import unsupported, write
 from whisperport.build.layouts.sherpa_onnx.logits import logits
+
+FOLDER = Path(__file__).parent
+PROFILE = DecodingProfile(
+    padding="mel",
+    timestamps=False,
+    suppresses=False,
+    suppresses_at_start=False,
+    windows=False,
+)
+DROPS = (
+    "its own log-mel spectrogram, with 10 s of padding, differs a little from Whisper's",
+    "no token is suppressed",
+    "audio after the first 29.5 s is not decoded, nor more than 6 tokens per second",
+    "fp16 is stored, and computed in float32",
+)
 
 LAYOUT = Layout(
     title="folder of encoder.onnx, decoder.onnx and tokens.txt",
@@ -14,21 +30,22 @@ LAYOUT = Layout(
             name="sherpa-onnx",
             packages=("sherpa-onnx>=2", "numpy"),
             module="sherpa_onnx",
-            script=Path(__file__).with_name("client.py"),
-            profile_of=lambda _checkpoint: DecodingProfile(
-                padding="mel",
-                timestamps=False,
-                suppresses=False,
-                suppresses_at_start=False,
-                windows=False,
-                words=True,
-            ),
+            script=FOLDER / "client.py",
+            profile_of=lambda _checkpoint: replace(PROFILE, words=True),
+            compared="words",
+            drops=DROPS,
+        ),
+        App(
+            name="sherpa-onnx-node",
+            packages=("sherpa-onnx-node@1",),
+            module="sherpa-onnx-node",
+            installer="npm",
+            script=FOLDER / "client.mjs",
+            profile_of=lambda _checkpoint: PROFILE,
             compared="words",
             drops=(
-                "its own log-mel spectrogram, with 10 s of padding, differs a little from Whisper's",
-                "no token is suppressed",
-                "audio after the first 29.5 s is not decoded, nor more than 6 tokens per second",
-                "fp16 is stored, and computed in float32",
+                *DROPS,
+                "it returns the times of tokens, not of words: they are compared in sherpa-onnx",
             ),
         ),
     ),
