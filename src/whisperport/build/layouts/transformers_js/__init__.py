@@ -27,8 +27,8 @@ LAYOUT = Layout(
             ),
             drops=(
                 "the language is not detected: it is English unless the caller names another",
-                "version 4.3 gives each word the time of the next token, whatever wrote the files: word timestamps "
-                "are not compared",
+                "version 4.3 gives each word the time of the next token, whatever wrote the files: word "
+                "timestamps are not compared",
                 ONE_WINDOW,
                 "fp16 is stored, and computed in float32",
                 "it runs in Node, and in the browser that WHISPERPORT_BROWSER names, such as "
