@@ -126,8 +126,8 @@ def logits(
         tokens: the prompt, and the text after it.
         n_prompt: how many the first run decodes; the others follow one by one, with the cache.
     """
-    encoder, decoder = open_session(folder / ENCODER), open_session(folder / DECODER)
-    _, *cross = encoder.run(None, {"audio_features": mel[None]})
+    _, *cross = open_session(folder / ENCODER).run(None, {"audio_features": mel[None]})
+    decoder = open_session(folder / DECODER)
     names = [value.name for value in decoder.get_inputs()]
     _, n_heads, _, width = decoder.get_inputs()[1].shape
     caches = [np.zeros((1, n_heads, 0, width), np.float32)] * len(cross)
