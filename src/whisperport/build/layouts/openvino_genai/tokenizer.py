@@ -17,7 +17,7 @@ def main(folder: Path) -> None:
 
     stored = json.loads((folder / "tokenizer.json").read_bytes())
     special = [token["content"] for token in stored["added_tokens"] if token["special"]]
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"),
         clean_up_tokenization_spaces=False,
         bos_token=END_OF_TEXT,
