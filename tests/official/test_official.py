@@ -69,18 +69,28 @@ def _transcriber(bundle: Bundle, target: str) -> Transcriber:
     return Transcriber(bundle, RunOptions(threads=1, options=emulation))
 
 
+@pytest.fixture(scope="session")
+def originals(candidate: Candidate) -> list[dict[str, Any]]:
+    """What openai-whisper says of each clip."""
+    original = openai_original(candidate.checkpoint)
+    return [
+        whisper.transcribe(original, clip.samples, language="en", temperature=0.0, fp16=False)
+        for clip in candidate.clips
+    ]
+
+
 @pytest.mark.parametrize("target", _all(RUNTIMES[:1], RUNTIMES))
 def test_tokens_and_text_are_those_of_openai_whisper(
-    target: str, candidate: Candidate, bundles: Any, record: dict[str, Any]
+    target: str,
+    candidate: Candidate,
+    originals: list[dict[str, Any]],
+    bundles: Any,
+    record: dict[str, Any],
 ) -> None:
-    original = openai_original(candidate.checkpoint)
     transcriber = _transcriber(bundles(target), target)
 
     equal = []
-    for clip in candidate.clips:
-        theirs = whisper.transcribe(
-            original, clip.samples, language="en", temperature=0.0, fp16=False
-        )
+    for clip, theirs in zip(candidate.clips, originals, strict=True):
         ours = transcriber.transcribe(clip.samples, GREEDY)
         equal.append(
             [token for segment in ours.segments for token in segment.tokens]
@@ -93,20 +103,21 @@ def test_tokens_and_text_are_those_of_openai_whisper(
 
 
 def test_the_word_error_rate_is_that_of_openai_whisper(
-    candidate: Candidate, bundles: Any, record: dict[str, Any]
+    candidate: Candidate,
+    originals: list[dict[str, Any]],
+    bundles: Any,
+    record: dict[str, Any],
 ) -> None:
-    clips = [clip for clip in candidate.clips if clip.text]
-    if not clips:
+    both = zip(candidate.clips, originals, strict=True)
+    pairs = [(clip, theirs) for clip, theirs in both if clip.text]
+    if not pairs:
         pytest.skip("no clip has a transcript")
-    original = openai_original(candidate.checkpoint)
     transcriber = _transcriber(bundles("onnxruntime"), "onnxruntime")
 
-    theirs = [
-        whisper.transcribe(original, clip.samples, language="en", temperature=0.0, fp16=False)
-        for clip in clips
+    of_ours = [
+        text_errors(transcriber.transcribe(clip.samples, GREEDY).text, clip.text)
+        for clip, _ in pairs
     ]
-    pairs = list(zip(clips, theirs, strict=True))
-    of_ours = [text_errors(transcriber.transcribe(c.samples, GREEDY).text, c.text) for c in clips]
     of_theirs = [text_errors(result["text"], clip.text) for clip, result in pairs]
 
     rate = sum(of_ours[1:], of_ours[0]).rate
