@@ -165,6 +165,13 @@ def test_a_tensor_in_two_shards_is_rejected(altered_folder):
         load_checkpoint(folder)
 
 
+def test_shards_without_their_index_are_rejected_with_the_file_to_copy(altered_folder):
+    folder = altered_folder(without=("model.safetensors",))
+    (folder / "model-00001-of-00002.safetensors").touch()
+
+    assert "model.safetensors.index.json" in rejected(folder).hint
+
+
 def test_a_folder_without_weights_is_rejected_with_what_was_looked_for(altered_folder):
     folder = altered_folder(without=("model.safetensors",))
     save_file(TENSORS, folder / "weights.safetensors")

@@ -134,7 +134,11 @@ def convert(
         begin_stage("reading the checkpoint")
         opened = _opened(checkpoint)
         if why := layout.unsupported(opened, precision):
-            raise LoweringError(f"{app} cannot run this checkpoint in {precision}", why=why)
+            raise LoweringError(
+                f"{app} cannot run this checkpoint in {precision}",
+                why=why,
+                hint="`whisperport apps` lists other apps and precisions",
+            )
         language = _language(opened, options)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
         opened = _with_heads(opened)

@@ -77,7 +77,9 @@ def _no_weights(folder: Path) -> CheckpointError:
         what,
         why=f"it has none of {', '.join(_FILES)}"
         + (f"; it has {', '.join(names[:6])}" if names else ""),
-        hint="save the checkpoint with transformers' `save_pretrained`",
+        hint="copy model.safetensors.index.json, which lists them, into the folder"
+        if any("-of-" in name for name in names)
+        else "save the checkpoint with transformers' `save_pretrained`",
     )
 
 
