@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from whisperport.apps.bench.measure import measure
 from whisperport.apps.bench.roofline import Rates, measure_rates, work_of
+from whisperport.apps.bench.timed import measure
 from whisperport.model.network.decoder import Decode
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.rewrites import run_rewrites

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whisperport.apps.bench.measure import measure
+from whisperport.apps.bench.timed import measure
 from whisperport.build.fix import fix
 from whisperport.model.inspection.gain import compute_and_bytes
 from whisperport.model.inspection.read_exported import read_exported

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.apps.bench.acceptance import equal_clips
-from whisperport.apps.bench.measure import measure
+from whisperport.apps.bench.timed import measure
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import CheckpointError, MissingPackageError

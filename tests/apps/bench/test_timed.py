@@ -19,8 +19,7 @@ from whisperport.apps.bench.acceptance import (
     equal_clips,
     how_programs_run,
 )
-from whisperport.apps.bench.measure import measure
-from whisperport.apps.bench.timed import MEL, Clock, TimedMel
+from whisperport.apps.bench.timed import MEL, Clock, TimedMel, measure
 from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.program.placement import Placement

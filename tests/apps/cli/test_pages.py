@@ -15,10 +15,9 @@ from whisperport.apps.cli.graph_page import MAX_GRAPH, Drawn, graph, run_strip
 from whisperport.apps.cli.inspect_page import inspect_page
 from whisperport.apps.cli.verify_page import MAX_AUDIO, layers_page, verify_page
 from whisperport.build.check import Checked
-from whisperport.model.inspection.graph import Graph, Node, Value
+from whisperport.model.inspection.graph import Graph, Node, SourceLine, Value
 from whisperport.model.inspection.lowered import Inspected, Plan
 from whisperport.model.inspection.rejections import check_graph
-from whisperport.model.inspection.source_line import SourceLine
 from whisperport.program.bundle import Bundle
 from whisperport.program.checks import LEVELS, Check
 from whisperport.program.profiling import NodeProfile, Profile, by_time

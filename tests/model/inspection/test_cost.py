@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from whisperport.model.inspection.cost import Cost, cost_of
 from whisperport.model.inspection.gain import compute_and_bytes, rates
-from whisperport.model.inspection.graph import Graph, Node, Value
+from whisperport.model.inspection.graph import Graph, Node, SourceLine, Value, innermost_line
 from whisperport.model.inspection.read import read_graphs
 from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.inspection.read_onnx import read_onnx
 from whisperport.model.inspection.read_pt2 import read_pt2
 from whisperport.model.inspection.rejections import check_graph
-from whisperport.model.inspection.source_line import SourceLine, innermost_line
 from whisperport.targets import get_target
 
 from ...drawn_writes import Calls, Step, drawn_writes, function_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whisperport.apps.bench.acceptance import How
-from whisperport.apps.bench.measure import measure
+from whisperport.apps.bench.timed import measure
 from whisperport.program.bundle import Manifest
 from whisperport.program.dims import Dims
 from whisperport.program.program_kind import (

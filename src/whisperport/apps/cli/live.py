@@ -42,8 +42,7 @@ from whisperport.apps.cli.transcribe_options import (
     punctuation_options,
     transcribe_options,
 )
-from whisperport.apps.cli.transcript_files import FORMATS
-from whisperport.apps.cli.transcript_output import print_transcript_of, transcript_json
+from whisperport.apps.cli.transcript_output import FORMATS, print_transcript_of, transcript_json
 from whisperport.apps.cli.verb import IntRange, Verb, option
 from whisperport.errors import Interrupted
 from whisperport.program.bundle import Bundle

@@ -20,7 +20,7 @@ from whisperport.apps.cli.console import (
     stderr,
     write,
 )
-from whisperport.apps.cli.transcript_files import TranscriptFiles
+from whisperport.apps.cli.transcript_output import TranscriptFiles
 from whisperport.errors import WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.speech.text import SubtitleOptions, write_as

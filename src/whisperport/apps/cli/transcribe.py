@@ -34,13 +34,14 @@ from whisperport.apps.cli.transcribe_options import (
     with_speech_chunks,
     word_options,
 )
-from whisperport.apps.cli.transcript_files import (
+from whisperport.apps.cli.transcript_output import (
     FORMATS,
     TranscriptFiles,
     chosen_format,
     output_options,
+    print_transcript_of,
+    transcript_json,
 )
-from whisperport.apps.cli.transcript_output import print_transcript_of, transcript_json
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.program.bundle import Bundle
 from whisperport.system.cores import usable_cores

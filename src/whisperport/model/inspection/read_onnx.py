@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import ProgramError, needs
-from whisperport.model.inspection.graph import Graph, Node, Shape, Value, build, without_arguments
+from whisperport.model.inspection.graph import (
+    Graph,
+    Node,
+    Shape,
+    Value,
+    build,
+    innermost_line,
+    without_arguments,
+)
 from whisperport.model.inspection.protobuf_skeleton import Walk, skeleton
-from whisperport.model.inspection.source_line import innermost_line
 from whisperport.model.inspection.vocabulary import ONNX
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from whisperport.model.inspection.cost import Cost, NodeCost, cost_of
-from whisperport.model.inspection.graph import Graph
+from whisperport.model.inspection.graph import Graph, SourceLine
 from whisperport.model.inspection.partitions import Partitions, Parts, partitions_of
 from whisperport.model.inspection.rules import RULES, Finding
-from whisperport.model.inspection.source_line import SourceLine
 from whisperport.program.spec import FindingKind, Limit, Rejection, TargetSpec
 
 FOLD_CONSTANTS = "fold-constants"  # the rewrite that removes nodes that depend on no input

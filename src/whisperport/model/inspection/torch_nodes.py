@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from whisperport.model.inspection.graph import Node, Value
-from whisperport.model.inspection.source_line import innermost_line
+from whisperport.model.inspection.graph import Node, Value, innermost_line
 from whisperport.model.inspection.vocabulary import TORCH
 
 Argument = tuple[str, Any]

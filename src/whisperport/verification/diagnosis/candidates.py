@@ -10,9 +10,13 @@ from whisperport.verification.diagnosis.causes import CauseCode, Finding
 from whisperport.verification.diagnosis.expected import ExpectedTensor
 from whisperport.verification.diagnosis.layouts import Layout, common_layouts, layouts_of
 from whisperport.verification.diagnosis.raw_files import RawOutput
-from whisperport.verification.diagnosis.readings import FORMATS, Reading, readings
+from whisperport.verification.diagnosis.readings import (
+    FORMATS,
+    Reading,
+    readings,
+    with_other_signedness,
+)
 from whisperport.verification.diagnosis.reference_outputs import ReferenceOutput
-from whisperport.verification.diagnosis.signedness import with_other_signedness
 
 Doubles = NDArray[np.float64]
 
