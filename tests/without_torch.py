@@ -20,7 +20,7 @@ OPTIONAL = {
     *("torch", "onnx", "onnx_ir", "onnxscript", "transformers", "whisper", "safetensors", "tflite"),
     *("executorch", "openvino", "ai_edge_litert", "litert_torch", "ai_edge_quantizer", "requests"),
     *("google", "sounddevice", "onnxruntime_qnn", "onnxslim", "filelock", "pyarrow"),
-    *("starlette", "sympy"),
+    *("starlette", "sympy", "uvicorn", "wyoming"),
 }
 
 ignored: list[str] = []
