@@ -11,7 +11,6 @@ import pytest
 from whisperport import targets
 from whisperport.errors import LoweringError
 
-from ...build.compile.third_party_onnx import decoder_file, write_calls
 from ...dummy_vendor.listed import WITH_DUMMY, interpreter
 from ...targets.vendors.hailo.fake_sdk import InstalledSdk
 from ...targets.vendors.hailo.hef_file import encoder_hef
@@ -122,6 +121,8 @@ def with_dummy(monkeypatch):
 
 @pytest.mark.usefixtures("with_dummy")
 def test_compile_says_what_was_compiled_and_how_near_its_outputs_are(run, tmp_path):
+    from ...build.compile.third_party_onnx import decoder_file, write_calls  # needs onnx
+
     decoder, out = decoder_file(tmp_path / "decoder.onnx"), tmp_path / "made"
     calls = write_calls(tmp_path / "calls")
     arguments = ["compile", decoder, "-t", "dummy1", "--inputs", calls, "-o"]
@@ -143,6 +144,8 @@ def test_compile_says_what_was_compiled_and_how_near_its_outputs_are(run, tmp_pa
 
 @pytest.mark.usefixtures("with_dummy")
 def test_compile_without_inputs_says_which_are_needed(run, tmp_path):
+    from ...build.compile.third_party_onnx import decoder_file  # needs onnx
+
     decoder = decoder_file(tmp_path / "decoder.onnx")
 
     ran = run("compile", decoder, "-t", "dummy1")
