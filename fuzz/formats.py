@@ -527,6 +527,45 @@ def _load_audio(folder: Path) -> None:
         raise ArithmeticError("samples beyond 1, or no numbers")
 
 
+# Records of files of another app.
+
+
+def _make_record(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    layout = folder / "layout"
+    shutil.copytree(seeds / "layout", layout)
+    path = layout / "whisperport.json"
+    if random.random() < 0.1:
+        names = [
+            file.relative_to(layout).as_posix() for file in layout.rglob("*") if file.is_file()
+        ]
+        folders.mutate(layout, sorted(names), random, outside, without=folders.LINKS)
+    elif random.random() < 0.1:
+        path.write_bytes(raw.mutated(path.read_bytes(), random))
+    else:
+        path.write_bytes(json_values.mutated(path.read_bytes(), random, outside))
+
+
+def _verify_layout(folder: Path) -> None:
+    """Do what `verify` does before the app runs, print the record, and look whether it may be replaced."""
+    from fuzz.command_line import check_printed
+    from whisperport.build.layouts import layout_of
+    from whisperport.build.layouts.record import read_record, record_path
+    from whisperport.build.layouts.verifying import _clip_again
+    from whisperport.errors import BundleError
+    from whisperport.program.bundle.ownership import check_replaceable
+
+    layout = folder / "layout"
+    record = read_record(record_path(layout))
+    if why := record.difference(layout):
+        raise BundleError(why)
+    for clip in record.clips:
+        if not clip.path:  # any file of the user may be one
+            _clip_again(clip, record)
+    json.dumps(record.to_json())
+    check_replaceable(layout)
+    check_printed("".join(layout_of(record.app).apps))
+
+
 # Outputs of a device.
 
 DEVICE_OUTPUTS = {"features": (1, 40, 16), "keys": (2, 8, 40)}
@@ -631,6 +670,7 @@ FORMATS = (
     Format(".pte, run", "inspect", ("pte",), _make_pte, _inspect, 100),
     Format(".xml, run", "inspect", ("openvino",), _make_xml, _inspect, 150),
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
+    Format("whisperport.json", "verify", ("layout",), _make_record, _verify_layout, 1000),
     Format("device outputs", "diagnose", (), _make_device_outputs, _diagnose, 1000),
     Format("audio", "load_audio", ("audio",), _make_audio, _load_audio, 1000),
 )

@@ -380,6 +380,57 @@ def _hef(folder: Path) -> None:
     (folder / "description").write_bytes(described(1, *shapes))
 
 
+def _layout(folder: Path) -> None:
+    """Make a folder as of an app, with the record of a verification that failed for one of two clips."""
+    from hashlib import sha256
+
+    from whisperport.build.layouts.record import (
+        KnownClip,
+        LayoutRecord,
+        Verification,
+        hashes,
+        record_path,
+        write_record,
+    )
+    from whisperport.build.layouts.reference import Emitted, TimedText
+    from whisperport.program.checks import Check
+    from whisperport.verification.clips import shipped_clips
+
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(bytes(1000))
+    (folder / "config.json").write_text("{}")
+    emitted = Emitted((1, 2, 3), " hello", (TimedText(0.0, 1.5, " hello"),), 50)
+    clips = shipped_clips(2)
+    digests = [sha256(clip.samples.tobytes()).hexdigest() for clip in clips]
+    known = zip(clips, digests, strict=True)
+    checks = [
+        Check(
+            level="tokens",
+            program="app",
+            what=clip.name,
+            value={"tokens": 3},
+            rule="the same tokens",
+            passed=passed,
+            reason="" if passed else "another token",
+        )
+        for clip, passed in zip(clips, (True, False), strict=True)
+    ]
+    record = LayoutRecord(
+        app="faster-whisper",
+        precision="fp32",
+        exact=True,
+        language="en",
+        window_s=30.0,
+        source={"kind": "openai", "sha256": {}},
+        files=hashes(folder),
+        clips=tuple(KnownClip(clip.name, "", clip.text, hash, emitted) for clip, hash in known),
+        verification=Verification(
+            versions={"app": "1"}, machine={"cpu": "x"}, date="2026-01-01", checks=tuple(checks)
+        ),
+    )
+    write_record(record_path(folder), record)
+
+
 def _tables(folder: Path) -> None:
     import numpy as np
 
@@ -439,6 +490,7 @@ GROUPS: dict[str, Callable[[Path], None]] = {
     "tflite": _tflite,
     "openvino": _openvino,
     "hef": _hef,
+    "layout": _layout,
     "tables": _tables,
     "audio": _audio,
 }

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from fuzz import seeds
 from whisperport.apps.cli.checks_table import print_in_app
 from whisperport.apps.cli.verify import verify
 from whisperport.build.layouts import faster_whisper, layout_of, sherpa_onnx, whisper_cpp
@@ -636,3 +637,21 @@ def test_a_new_verification_is_recorded_only_if_asked(
         result = CliRunner().invoke(verify, [str(out), *arguments])
         assert result.exit_code == 2
         assert "only --record and --json" in result.output
+
+
+def test_a_record_of_something_else_is_an_error(tmp_path: Path) -> None:
+    # given a pipe, which could block, and a record whose window has no length
+    os.mkfifo(tmp_path / "pipe.json")
+    folder = seeds.folder_of("layout", tmp_path)
+    record = json.loads((folder / "whisperport.json").read_text())
+    for name, value in (("nan", "nan"), ("inf", "inf"), ("none", 0)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**record, "window_s": value}))
+    # then each is an error of its own
+    for name, why in (
+        ("pipe", "cannot be read"),
+        *((n, "window_s") for n in ("nan", "inf", "none")),
+    ):
+        with pytest.raises(BundleError, match=why):
+            read_record(tmp_path / f"{name}.json")
+    # and the record as it was written is none
+    assert read_record(record_path(folder)).difference(folder) == ""

@@ -20,6 +20,7 @@ from whisperport.program.checks import Check
 from whisperport.program.json_records import from_json, members
 from whisperport.program.strict_json import Field, parse
 from whisperport.system.atomic import write_atomic
+from whisperport.system.regular_file import other_kind
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -172,6 +173,8 @@ def read_record(file: Path) -> LayoutRecord:
     Raises:
         BundleError: it is missing or damaged.
     """
+    if kind := other_kind(file):  # a pipe could block
+        raise BundleError(f"{file} cannot be read", why=f"it is {kind}, and no file")
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
