@@ -188,7 +188,7 @@ def _opened(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Checkpoint":
 
 
 def _with_heads(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Return a checkpoint with alignment heads that follow the audio: apps compute word times from them."""
+    """Return a checkpoint with alignment heads that follow the audio, for the apps' word timestamps."""
     from whisperport.model.network.whisper import build_model
 
     model = build_model(checkpoint)
