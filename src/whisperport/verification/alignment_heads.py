@@ -34,8 +34,8 @@ PART_OF_BEST = 0.7
 # Largest mean error of word starts, in seconds. The embedded model's two heads have 0.06; its others, alone
 # or in pairs, 0.34 or more.
 MAX_ERROR_S = 0.2
-# Listed heads are replaced if the error of those that were found is at most this part of theirs: the search
-# used the same audio.
+# The heads that were found replace listed ones if their error is at most this part: they were chosen on the
+# audio by which both are measured.
 PART_OF_ERROR = 0.5
 
 Head = tuple[int, int]  # decoder layer, head in the layer
