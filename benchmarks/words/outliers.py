@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.outlier_checkpoints import outlier_checkpoint
 from tests.transcription.live.conftest import Spoken, listen
-from tests.transcription.live.test_transcriber import delays, equal_share
+from tests.transcription.live.test_live import delays, equal_share
 from tests.verification.diagnosis_cases.cases import one
 from tests.verification.diagnosis_cases.evaluation import Score, evaluate
 from tests.verification.diagnosis_cases.package import answer
