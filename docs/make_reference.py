@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from whisperport.build.layouts import all_rules
+from whisperport.build.layouts.rules import rule_section as section_of_app
 from whisperport.model.inspection.rules import RULES
 from whisperport.model.inspection.rules.page import limit_text, rule_index, rule_section
 from whisperport.model.rewrites import HOST_REWRITES, REWRITES
@@ -45,7 +47,8 @@ the section of one rule. The meaning of a code never changes.
 
 WP1 is about operators; WP2 about ranks, dtypes and sizes; WP3 about forms of an operator that is otherwise
 supported; WP4 about the file of the program. WP5 warns of nodes that are computed in another way than the
-program states, WP6 of work that a decoder repeats for every token.
+program states, WP6 of work that a decoder repeats for every token. WP7 is about the files of apps, which
+`whisperport judge` checks.
 
 Below each rule are the targets that it applies to: what they support, and the source. *Second-hand* marks
 a source that is not the vendor's, *inferred* a value that no document states for this chip.
@@ -78,7 +81,9 @@ def targets_by_page() -> dict[str, list[Target]]:
 def rules_page() -> str:
     """Generate the page of rules, with what `whisperport explain` prints of each."""
     specs = [target.spec for target in TARGETS]
-    return "\n".join([RULES_HEAD, *(rule_section(RULES[code], specs) for code, _ in rule_index())])
+    sections = [rule_section(RULES[code], specs) for code, _ in rule_index()]
+    sections += [section_of_app(*rule) for rule in all_rules().values()]
+    return "\n".join([RULES_HEAD, *sections])
 
 
 def rewrites_page() -> str:

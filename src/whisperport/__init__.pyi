@@ -23,6 +23,7 @@ from whisperport.build.fix import Fixed as Fixed
 from whisperport.build.fix import fix as fix
 from whisperport.build.inspect import InspectOptions as InspectOptions
 from whisperport.build.inspect import inspect as inspect
+from whisperport.build.judge.judge import judge as judge
 from whisperport.build.layouts.convert import ConvertOptions as ConvertOptions
 from whisperport.build.layouts.convert import convert as convert
 from whisperport.build.lower import Lowered as Lowered
@@ -61,7 +62,6 @@ from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions as Dia
 from whisperport.verification.diagnosis.diagnosing import diagnose as diagnose
 from whisperport.verification.diagnosis.expected_outputs import expected_outputs as expected_outputs
 from whisperport.verification.diagnosis.result import Diagnosis as Diagnosis
-from whisperport.verification.providers import ProviderReport as ProviderReport
 from whisperport.verification.providers import verify_each_program as verify_each_program
 
 __version__: str

@@ -120,7 +120,8 @@ def test_the_first_pages_are_short(page):
 def test_the_pages_grow_no_further():
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.md"))
 
-    assert words <= 68_450  # 68,050 before a page told how to load a checkpoint in other apps
+    # 68,050 before the pages on other apps: how to convert and judge, and the rules WP7.
+    assert words <= 72_000
 
 
 def test_every_page_is_linked_from_the_index():

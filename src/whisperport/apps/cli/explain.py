@@ -10,12 +10,13 @@ from whisperport.targets import TARGETS
 
 
 @click.command(
-    cls=Verb, short_help="Explain a rule that `whisperport check` reports, such as WP301."
+    cls=Verb,
+    short_help="Explain a rule that `whisperport check` or `judge` reports, such as WP301.",
 )
 @click.argument("code", required=False)
 @as_json
 def explain(code: str | None, as_json: bool) -> None:
-    """Explain a rule that `whisperport check` reports: what it means, what to do, and its targets.
+    """Explain a rule that `whisperport check` or `whisperport judge` reports: meaning, and what to do.
 
     CODE is a rule's code, such as WP301. Without CODE, all rules are listed.
 
@@ -24,22 +25,30 @@ def explain(code: str | None, as_json: bool) -> None:
       $ whisperport explain
       $ whisperport explain WP301
     """
-    from whisperport.model.inspection.rules import RULES
-    from whisperport.model.inspection.rules.page import rule_index, rule_section
+    from whisperport.build.layouts import LayoutRule, all_rules
+    from whisperport.build.layouts.rules import rule_section as section_of_app
+    from whisperport.model.inspection.rules import RULES, Rule
+    from whisperport.model.inspection.rules.page import rule_section
 
+    of_apps = all_rules()
+    every: dict[str, Rule | LayoutRule] = {
+        **RULES,
+        **{name: rule for name, (rule, _) in of_apps.items()},
+    }
     if code is None:
+        titles = [(name, every[name].title) for name in sorted(every)]
         if as_json:
-            print_json([{"rule": name, "title": title} for name, title in rule_index()])
+            print_json([{"rule": name, "title": title} for name, title in titles])
         else:
-            print_table(("rule", "title"), rule_index())
+            print_table(("rule", "title"), titles)
         print_next("explain", "WP301")
         return
-    rule = RULES.get(code.upper())
+    rule = every.get(code.upper())
     if rule is None:
         words = code.lower()
         about = [
             f"{candidate.code} ({candidate.title})"
-            for candidate in RULES.values()
+            for candidate in every.values()
             if words in " ".join(f"{candidate.title} {candidate.text}".lower().split())
         ]
         raise UsageError(
@@ -49,6 +58,12 @@ def explain(code: str | None, as_json: bool) -> None:
         )
     if as_json:
         print_json({"rule": rule.code, "title": rule.title, "text": rule.text})
+    elif rule.code in of_apps:
+        print_lines(*section_of_app(*of_apps[rule.code]).rstrip().split("\n"))
     else:
-        print_lines(*rule_section(rule, [target.spec for target in TARGETS]).rstrip().split("\n"))
-    print_next("check", "PROGRAM", "--target", "TARGET")
+        specs = [target.spec for target in TARGETS]
+        print_lines(*rule_section(RULES[rule.code], specs).rstrip().split("\n"))
+    if rule.code in of_apps:
+        print_next("judge", "PATH")
+    else:
+        print_next("check", "PROGRAM", "--target", "TARGET")

@@ -36,7 +36,7 @@ TRACEBACK = "WHISPERPORT_TRACEBACK"  # environment variable: if not empty, defec
 
 _VERBS = (
     *("fetch", "export", "convert", "compile", "import"),
-    *("check", "explain", "fix", "lower", "inspect", "compare", "sensitivity"),
+    *("check", "explain", "fix", "lower", "inspect", "compare", "sensitivity", "judge"),
     *("verify", "diagnose", "transcribe", "live", "serve", "archive", "bench"),
     *("plan", "targets", "apps", "doctor", "demo"),
 )

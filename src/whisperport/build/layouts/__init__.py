@@ -4,9 +4,10 @@ import difflib
 from importlib import import_module
 
 from whisperport.build.layouts.layout import App, Layout
+from whisperport.build.layouts.rules import LayoutRule
 from whisperport.errors import UsageError
 
-__all__ = ["App", "Layout", "all_layouts", "layout_of"]
+__all__ = ["App", "Layout", "LayoutRule", "all_layouts", "all_rules", "layout_of"]
 
 MODULES = (
     "faster_whisper",
@@ -21,6 +22,16 @@ MODULES = (
 def all_layouts() -> tuple[Layout, ...]:
     """Return every layout."""
     return tuple(import_module(f"{__name__}.{module}").LAYOUT for module in MODULES)
+
+
+def all_rules() -> dict[str, tuple[LayoutRule, tuple[str, ...]]]:
+    """Return code -> each rule of any layout, and the apps that it is about, sorted by code."""
+    rules: dict[str, tuple[LayoutRule, tuple[str, ...]]] = {}
+    for layout in all_layouts():
+        for rule in layout.rules:
+            _, apps = rules.get(rule.code, (rule, ()))
+            rules[rule.code] = rule, (*apps, *layout.apps)
+    return dict(sorted(rules.items()))
 
 
 def layout_of(app: str) -> Layout:

@@ -76,7 +76,7 @@ def check_graphs(
         program="written graphs",
         what=f"logits of {clip.name}",
         value={"n_same": n_same, "positions": len(best), "max_relative": difference},
-        rule=f"the same token has the highest logit in eager torch, at most {LIMIT:g} of the largest apart"
+        rule=f"the same token has the highest logit in eager torch; logits within {LIMIT:g} of it"
         if exact
         else f"after at least {LEAST_SAME:.0%} of the tokens, the same one has the highest logit in eager "
         "torch; the words decide",

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.build.layouts.reading import Reader
+from whisperport.build.layouts.rules import LayoutRule
+
 if TYPE_CHECKING:  # it needs torch
     from torch import Tensor
 
@@ -88,6 +91,8 @@ class Layout:
             token. None: the files hold no graphs.
         weights: reads the weights of files without graphs, under openai-whisper's names; None: they hold
             graphs.
+        reader: recognizes such files, whoever wrote them, and reads their arrays.
+        rules: what the apps demand of the files.
         warnings: yields what the apps will do with this checkpoint that its user would not expect.
     """
 
@@ -96,6 +101,8 @@ class Layout:
     suffix: str = ""
     apps: Mapping[str, App]
     write: "Callable[[Checkpoint, str, Path], None]"
+    reader: Reader
+    rules: tuple[LayoutRule, ...] = ()
     unsupported: "Callable[[Checkpoint, str], str]" = lambda _checkpoint, _precision: ""
     logits: "Callable[[Path, str, Floats, Sequence[int], int], Floats] | None" = None
     weights: "Callable[[Path], Mapping[str, Tensor]] | None" = None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.faster_whisper.folder import write
+from whisperport.build.layouts.faster_whisper.rules import READER, RULES
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 
 if TYPE_CHECKING:  # it needs torch
@@ -35,4 +36,6 @@ LAYOUT = Layout(
     ),
     write=write,
     weights=_weights,
+    reader=READER,
+    rules=RULES,
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.openvino_genai.folder import write
 from whisperport.build.layouts.openvino_genai.logits import logits
+from whisperport.build.layouts.openvino_genai.rules import READER, RULES
 
 FOLDER = Path(__file__).parent
 PACKAGES = ("openvino-genai>=2026.4", "openvino-tokenizers>=2026.4", "transformers>=4.57")
@@ -31,4 +32,6 @@ LAYOUT = Layout(
     ),
     write=write,
     logits=logits,
+    reader=READER,
+    rules=RULES,
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.sherpa_onnx.folder import unsupported, write
 from whisperport.build.layouts.sherpa_onnx.logits import logits
+from whisperport.build.layouts.sherpa_onnx.rules import READER, RULES
 
 FOLDER = Path(__file__).parent
 PROFILE = DecodingProfile(
@@ -50,6 +51,8 @@ LAYOUT = Layout(
         ),
     ),
     write=write,
+    reader=READER,
+    rules=RULES,
     logits=logits,
     unsupported=unsupported,
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.transformers_js.folder import write
 from whisperport.build.layouts.transformers_js.logits import logits
+from whisperport.build.layouts.transformers_js.rules import READER, RULES
 
 FOLDER = Path(__file__).parent
 DEVICES = ("browser", "Node") if os.environ.get("WHISPERPORT_BROWSER") else ("Node",)
@@ -67,5 +68,7 @@ LAYOUT = Layout(
         ),
     ),
     write=write,
+    reader=READER,
+    rules=RULES,
     logits=logits,
 )

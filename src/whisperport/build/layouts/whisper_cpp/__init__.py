@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.whisper_cpp.file import unsupported, write
+from whisperport.build.layouts.whisper_cpp.rules import READER, RULES
 
 if TYPE_CHECKING:  # it needs torch
     from torch import Tensor
@@ -65,6 +66,8 @@ LAYOUT = Layout(
     ),
     write=write,
     weights=_weights,
+    reader=READER,
+    rules=RULES,
     unsupported=unsupported,
     warnings=_warnings,
 )

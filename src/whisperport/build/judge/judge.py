@@ -1,0 +1,227 @@
+"""Judge files that an app loads, whoever wrote them: what they are, and what is wrong with them.
+
+Nothing of the files is executed here; an app that is run loads them in a process of its own.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whisperport.build.judge.identity import Identity, identify
+from whisperport.build.layouts import all_layouts, layout_of
+from whisperport.build.layouts.client import is_installed
+from whisperport.build.layouts.layout import App, DecodingProfile, Layout
+from whisperport.build.layouts.reading import Files, StoredArray
+from whisperport.build.layouts.record import LayoutRecord
+from whisperport.build.layouts.reference import Emitted, reference_of
+from whisperport.build.layouts.rules import Problem
+from whisperport.build.layouts.verifying import ClipSet, run_and_compare
+from whisperport.errors import UsageError, VerificationError, needs
+from whisperport.program.checks import Check
+from whisperport.speech.text import language_code
+from whisperport.system.progress import begin_stage
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppRun:
+    """What an app returned, compared with the checkpoint.
+
+    Attributes:
+        app: its name.
+        checks: the comparisons; empty: it did not run.
+        reason: why it did not run, or failed; empty: it ran.
+        failed: whether it began to run, and failed.
+    """
+
+    app: str
+    checks: tuple[Check, ...] = ()
+    reason: str = ""
+    failed: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether nothing that was compared differs."""
+        return not self.failed and all(check.passed for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "app": self.app,
+            "reason": self.reason or None,
+            "failed": self.failed,
+            "checks": [
+                {"what": c.what, "passed": c.passed, "reason": c.reason or None}
+                for c in self.checks
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What files are, and what is wrong with them.
+
+    Attributes:
+        path: of their folder, or of the only file.
+        layout: what they are.
+        precision: of their weights.
+        problems: what breaks a rule.
+        checkpoint: name of the checkpoint that they were compared with; empty: with none.
+        identity: how its weights were found; None: there was no checkpoint.
+        runs: what each app of the layout returned.
+    """
+
+    path: Path
+    layout: Layout
+    precision: str
+    problems: tuple[Problem, ...]
+    checkpoint: str = ""
+    identity: Identity | None = None
+    runs: tuple[AppRun, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether nothing wrong was found."""
+        same = self.identity is None or bool(self.identity)
+        return not self.problems and same and all(self.runs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "path": os.fspath(self.path),
+            "passed": bool(self),
+            "layout": self.layout.title,
+            "apps": list(self.layout.apps),
+            "precision": self.precision,
+            "problems": [
+                {"rule": p.code, "file": p.file, "reason": p.reason} for p in self.problems
+            ],
+            "checkpoint": self.checkpoint or None,
+            "weights": self.identity.to_json() if self.identity is not None else None,
+            "runs": [run.to_json() for run in self.runs],
+        }
+
+
+def judge(
+    path: str | os.PathLike[str],
+    checkpoint: "Checkpoint | str | os.PathLike[str] | None" = None,
+    *,
+    app: str | None = None,
+    verify_with: str | os.PathLike[str] | None = None,
+    language: str | None = None,
+) -> Judgement:
+    """Judge a folder or file that an app loads.
+
+    Args:
+        path: of the folder, or of the only file.
+        checkpoint: a checkpoint, or what `load_checkpoint` accepts. Its weights are looked for in the
+            files, and the apps that are installed must return what it emits. Default: None, neither.
+        app: the only app that is run. Default: None, every app of the layout.
+        verify_with: folder of audio files, of which the first 30 s are transcribed. Default: None, six
+            clips that come with whisperport.
+        language: spoken in them, as a code or a name. Default: None, "en", or a language of the checkpoint.
+
+    Raises:
+        UsageError: no layout has such files, or there is no such app.
+        ProgramError: a file is damaged.
+        CheckpointError, TokenizerError, AudioError: the checkpoint or the audio cannot be read.
+        MissingPackageError: torch, or the reader of a format, is not installed.
+    """
+    files = Files(Path(path))
+    with needs("cannot judge files: torch is not installed", extra="export"):
+        from whisperport.model.checkpoint import load_checkpoint
+    begin_stage(f"reading {files.path.name}")
+    layout = _layout_of(files)
+    if app is not None and layout_of(app) is not layout:
+        raise UsageError(f"{files.path} has no files of {app}", why=f"it is a {layout.title}")
+    precision = next(iter(layout.reader.precisions(files)), layout.precisions[0])
+    problems = tuple(problem for rule in layout.rules for problem in rule.problems(files))
+    judgement = Judgement(path=files.path, layout=layout, precision=precision, problems=problems)
+    if checkpoint is None:
+        return judgement
+    name = os.fspath(checkpoint) if isinstance(checkpoint, str | os.PathLike) else "the checkpoint"
+    if isinstance(checkpoint, str | os.PathLike):
+        begin_stage("reading the checkpoint")
+        checkpoint = load_checkpoint(os.fspath(checkpoint))
+    begin_stage("comparing weights")
+    identity = identify(checkpoint, stored_arrays(layout, files, precision))
+    generation = checkpoint.generation
+    spoken = (
+        generation.any_language
+        if language is None
+        else language_code(language, generation.languages)
+    )
+    folder = None if verify_with is None else Path(verify_with)
+    clips = ClipSet.of(folder, spoken, checkpoint.dims.window_s)
+    record = LayoutRecord(
+        app=app or "",
+        precision=precision,
+        exact=bool(identity) and not identity.half and not identity.eight_bits,
+        language=spoken,
+        window_s=checkpoint.dims.window_s,
+        source={},
+        files={},
+    )
+    runs = tuple(_runs(files.path, layout, record, checkpoint, clips))
+    return replace(judgement, checkpoint=name, identity=identity, runs=runs)
+
+
+def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[StoredArray]:
+    """Yield the arrays in files of a layout."""
+    if layout.reader.arrays is not None:
+        yield from layout.reader.arrays(files, precision)
+    elif layout.weights is not None:
+        for name, weight in layout.weights(files.path).items():
+            is_float16 = str(weight.dtype) == "torch.float16"
+            yield StoredArray(
+                files.path.name, name, (weight if is_float16 else weight.float()).numpy()
+            )
+
+
+def _layout_of(files: Files) -> Layout:
+    """Return the layout of files.
+
+    Raises:
+        UsageError: none has such files.
+    """
+    if not files.path.exists():
+        raise UsageError(f"there is no file or folder {files.path}")
+    for layout in all_layouts():
+        if layout.reader.recognize(files):
+            return layout
+    known = "\n".join(f"{', '.join(layout.apps)}: {layout.title}" for layout in all_layouts())
+    raise UsageError(
+        f"{files.path} has the files of no app that is known here",
+        hint=f"give the folder, or the only file, that one of these apps loads:\n{known}",
+    )
+
+
+def _runs(
+    path: Path, layout: Layout, record: LayoutRecord, checkpoint: "Checkpoint", clips: ClipSet
+) -> Iterator[AppRun]:
+    """Run each app of a layout, or the one that the record names, on each of its devices."""
+    emitted: dict[DecodingProfile, list[Emitted]] = {}
+    for app in layout.apps.values():
+        if record.app not in ("", app.name):
+            continue
+        if not is_installed(app):
+            yield AppRun(app=app.name, reason="not installed, so it did not run")
+            continue
+        profile = app.profile_of(checkpoint)
+        if profile not in emitted:
+            emitted[profile] = reference_of(checkpoint, profile, clips.clips)
+        for device in app.devices:
+            yield _run(replace(app, devices=(device,)), path, record, clips, emitted[profile])
+
+
+def _run(
+    app: App, path: Path, record: LayoutRecord, clips: ClipSet, expected: list[Emitted]
+) -> AppRun:
+    name = ", ".join(filter(None, (app.name, *app.devices)))
+    try:
+        _, verification = run_and_compare(app, path, record, clips.clips, expected)
+    except VerificationError as error:
+        return AppRun(app=name, reason=f"{error.what}: {error.why}".rstrip(": "), failed=True)
+    return AppRun(app=name, checks=verification.checks)

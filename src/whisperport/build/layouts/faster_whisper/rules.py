@@ -1,0 +1,127 @@
+"""What faster-whisper demands of a folder of CTranslate2.
+
+Source: faster-whisper 1.2.1, faster_whisper/transcribe.py, and runs with folders that lack one thing.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from whisperport.build.layouts.huggingface_rules import (
+    CONFIG,
+    PREPROCESSOR,
+    TOKENIZER,
+    merges,
+)
+from whisperport.build.layouts.reading import (
+    MAX_JSON_BYTES,
+    Files,
+    Reader,
+)
+from whisperport.build.layouts.rules import layout_rule
+from whisperport.errors import ProgramError
+
+MODEL, VOCABULARY = "model.bin", "vocabulary.json"
+DEFAULT_BANDS = 80
+
+
+@layout_rule("WP741", "There is no tokenizer")
+def tokenizer(files: Files) -> Iterator[tuple[str, str]]:
+    """Without `tokenizer.json`, faster-whisper downloads that of OpenAI's tiny. The text of a fine-tune
+    with other tokens is then wrong, and without a network loading fails.
+
+    What to do: copy tokenizer.json from the checkpoint, or `whisperport convert CHECKPOINT --for
+    faster-whisper`.
+    """
+    if not files.has(TOKENIZER):
+        yield TOKENIZER, "the file is missing"
+
+
+@layout_rule("WP742", "The vocabulary has another number of tokens than the model")
+def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
+    """`vocabulary.json` lists the token of each id. CTranslate2 appends timestamps that are missing at its
+    end. With more tokens than the model has, or another model's, loading fails or the text is nonsense.
+
+    What to do: take both files from the same checkpoint.
+    """
+    size = _vocabulary_size(files)
+    if size is None:
+        return
+    tokens = files.read(VOCABULARY, _tokens) if files.has(VOCABULARY) else None
+    if tokens is not None and len(tokens) > size:
+        yield VOCABULARY, f"{len(tokens)} tokens; the model has {size}"
+
+
+@layout_rule("WP743", "The settings state other mel bands than the encoder takes")
+def bands(files: Files) -> Iterator[tuple[str, str]]:
+    """faster-whisper computes `feature_size` bands (`preprocessor_config.json`), or 80 if the file is
+    missing. A model that takes 128, such as large-v3 and turbo, then fails with "Invalid input features
+    shape".
+
+    What to do: copy preprocessor_config.json from the checkpoint.
+    """
+    taken = _sizes(files).get("encoder/conv1/weight")
+    stated = files.json(PREPROCESSOR).get("feature_size", DEFAULT_BANDS)
+    if taken and len(taken) == 3 and stated != taken[1]:
+        source = PREPROCESSOR if files.has(PREPROCESSOR) else f"without {PREPROCESSOR}"
+        yield PREPROCESSOR, f"{source}: {stated} bands; the encoder takes {taken[1]}"
+
+
+@layout_rule("WP744", "An alignment head of CTranslate2's settings is in no layer")
+def heads(files: Files) -> Iterator[tuple[str, str]]:
+    """`alignment_heads` in `config.json` are pairs of layer and head, of which word timestamps are
+    computed. Those of a distilled model are often copied from the model that it was made of, which has
+    more layers.
+
+    What to do: `whisperport convert CHECKPOINT --for faster-whisper` finds the heads of its own layers.
+    """
+    layers = {
+        int(name.split("/")[1].removeprefix("layer_"))
+        for name in _sizes(files)
+        if name.startswith("decoder/layer_") and name.split("/")[1][6:].isdecimal()
+    }
+    pairs = files.json(CONFIG).get("alignment_heads")
+    for pair in pairs if isinstance(pairs, list) and layers else ():
+        if not (isinstance(pair, list) and len(pair) == 2 and pair[0] in layers):
+            yield CONFIG, f"{str(pair)[:80]}; the decoder has layers 0 to {max(layers)}"
+            return
+
+
+RULES = (merges, tokenizer, vocabulary, bands, heads)
+
+
+def _sizes(files: Files) -> dict[str, tuple[int, ...]]:
+    from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
+
+    tensors = files.read(MODEL, read_model_bin).tensors
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _vocabulary_size(files: Files) -> int | None:
+    table = _sizes(files).get("decoder/embeddings/weight")
+    return table[0] if table else None
+
+
+def _tokens(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is too large")
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ProgramError(f"cannot read {path}", why=str(error)[:200]) from error
+    return [token for token in value if isinstance(token, str)] if isinstance(value, list) else []
+
+
+def _precisions(files: Files) -> list[str]:
+    from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
+
+    kinds = {str(t.dtype) for t in files.read(MODEL, read_model_bin).tensors.values() if t.ndim > 1}
+    if kinds & {"torch.int8", "torch.int16"}:
+        return ["w8"]
+    return ["fp16" if kinds & {"torch.float16", "torch.bfloat16"} else "fp32"]
+
+
+READER = Reader(
+    lambda files: files.has(MODEL) and not files.has("model.safetensors"),
+    _precisions,
+)

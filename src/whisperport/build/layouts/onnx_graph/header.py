@@ -1,0 +1,54 @@
+"""Read what an ONNX file says of itself: its inputs, outputs and metadata, without weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whisperport.errors import ProgramError, needs
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxHeader:
+    """Inputs and outputs by name, in the file's order, each with its sizes; a text is a symbol."""
+
+    inputs: Mapping[str, list[int | str]]
+    outputs: Mapping[str, list[int | str]]
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path) -> OnnxHeader:
+    """Read the header of an ONNX file.
+
+    Raises:
+        ProgramError: the file cannot be read, or is no ONNX model.
+        MissingPackageError: onnx is not installed.
+    """
+    with needs("cannot read an ONNX file: the package onnx is not installed", extra="export"):
+        import onnx
+        from google.protobuf.message import DecodeError
+
+        from whisperport.model.inspection.protobuf_skeleton import skeleton
+        from whisperport.model.inspection.read_onnx import MODEL
+    try:
+        with path.open("rb") as file:
+            model = onnx.load_model_from_string(skeleton(file, path.stat().st_size, MODEL))
+    except OSError as error:
+        raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
+    except (ValueError, DecodeError) as error:
+        raise ProgramError(
+            f"{path.name} is damaged, or is not an ONNX model",
+            why=f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:200],
+            hint="export the model again",
+        ) from error
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return OnnxHeader(
+        {value.name: _sizes(value) for value in model.graph.input if value.name not in stored},
+        {value.name: _sizes(value) for value in model.graph.output},
+        {entry.key: entry.value for entry in model.metadata_props},
+    )
+
+
+def _sizes(value: Any) -> list[int | str]:
+    axes = value.type.tensor_type.shape.dim
+    return [axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in axes]

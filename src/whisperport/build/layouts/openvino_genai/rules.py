@@ -1,0 +1,189 @@
+"""What OpenVINO GenAI's pipelines demand of a folder, on a CPU and on an NPU.
+
+For an NPU, its plug-in (NPUW) rewrites the decoder, or GenAI itself does in its static pipeline. Both look
+for patterns of nodes. On a CPU, a decoder without them returns the right text.
+
+Source: openvinotoolkit/openvino@064c576, src/plugins/intel_npu/src/plugin/npuw/whisper, and
+openvinotoolkit/openvino.genai@da1db86, src/cpp/src/whisper; each message from a run of a graph in which
+this pattern alone was broken.
+"""
+
+import re
+from collections.abc import Iterator
+
+from whisperport.build.layouts.huggingface_rules import GENERATION
+from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
+from whisperport.build.layouts.openvino_genai.ir import IrGraph, constants, read_ir
+from whisperport.build.layouts.reading import Files, Reader, StoredArray
+from whisperport.build.layouts.rules import layout_rule
+
+ENCODER, DECODER = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
+STATE = re.compile(r"past_key_values\.(\d+)\.decoder\.(key|value)present\.\1\.decoder\.\2")
+ATTENTION, READ = "ScaledDotProductAttention", "ReadValue"
+NEEDED = (GENERATION, "openvino_detokenizer.xml")
+
+
+@layout_rule("WP731", "The name of a node before a cross-attention state lacks its layer")
+def layer_names(files: Files) -> Iterator[tuple[str, str]]:
+    """For an NPU, the keys and values of the audio become outputs of a graph of their own. Which layer they
+    belong to is read from the first number in the name of the node that computes a state's first value,
+    such as `decoder.layers.3.encoder_attn.key`. Without it, loading fails with "Input string does not match
+    the expected pattern".
+
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes such names.
+    """
+    graph = files.read(DECODER, read_ir)
+    layers: dict[str, int] = {}
+    for index, _ in _audio_states(graph):
+        before = graph.source(index, 0)
+        name = before.name if before else ""
+        number = re.search(r"\d+", name)
+        if number is None:
+            yield DECODER, f"`{name}` has no number; an NPU reads the layer from it"
+            return
+        layers[number.group()] = layers.get(number.group(), 0) + 1
+    if uneven := [layer for layer, count in layers.items() if count != 2]:
+        yield DECODER, f"{layers[uneven[0]]} states are named after layer {uneven[0]}; expected 2"
+
+
+@layout_rule("WP732", "The mask of self-attention does not come from a Select or a Slice")
+def mask(files: Files) -> Iterator[tuple[str, str]]:
+    """For an NPU, the mask of the decoder's self-attention becomes an input. It is found where it enters
+    `ScaledDotProductAttention` directly from a Select or a Slice. If any node is between them, loading
+    fails with "!self_attn_nodes.empty()".
+
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes this form.
+    """
+    graph = files.read(DECODER, read_ir)
+    audio = {index for index, _ in _audio_states(graph)}
+    for index, node in graph.of_type(ATTENTION):
+        if audio & {source for source, _ in node.inputs}:
+            continue  # cross-attention
+        before = graph.source(index, 3)
+        if before is None or before.type not in ("Select", "Slice"):
+            form = before.type if before else "nothing"
+            yield DECODER, f"the mask of `{node.name}` comes from {form}"
+            return
+
+
+@layout_rule(
+    "WP733", "The positions of tokens are computed in a form that an NPU's pipeline does not find"
+)
+def positions(files: Files) -> Iterator[tuple[str, str]]:
+    """For an NPU, the positions of new tokens become the input `cache_position`. They are found as
+    Range, from a Gather to an Add, followed by Unsqueeze and Tile, as transformers before version 5 writes
+    them. NPUW also finds Range, Add, Unsqueeze and Tile, as version 5.4 writes them; the static pipeline
+    does not. Without the pattern, the first decoding fails: NPUW with "unordered_map::at" (older versions:
+    "invalid unordered_map key"), the static pipeline with "Port for tensor name cache_position was not
+    found".
+
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes the form that every pipeline
+    finds.
+    """
+    graph = files.read(DECODER, read_ir)
+    forms = set()
+    for index, _ in graph.of_type("Tile"):
+        forms |= {form for form in ("early", "late") if _is_positions(graph, index, form)}
+    if "early" not in forms:
+        fails = "the static pipeline does not find" if forms else "no pipeline of an NPU finds"
+        yield DECODER, f"{fails} the positions of the tokens"
+
+
+@layout_rule("WP734", "A self-attention state has another name than an NPU's pipeline expects")
+def states(files: Files) -> Iterator[tuple[str, str]]:
+    """For an NPU, the keys and values of earlier tokens become inputs and outputs, which are paired by the
+    name of their state: `past_key_values.I.decoder.keypresent.I.decoder.key`, and the same for values. With
+    other names, loading fails: NPUW with a shape mismatch in an Add, the static pipeline with "cst_node".
+
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes these names.
+    """
+    graph = files.read(DECODER, read_ir)
+    audio = {index for index, _ in _audio_states(graph)}
+    for index, node in graph.of_type(READ):
+        name = node.attributes.get("variable_id", "")
+        if index not in audio and not STATE.fullmatch(name):
+            yield DECODER, f"the state `{name[:80]}`"
+            return
+
+
+@layout_rule("WP735", "The decoder has no states")
+def stateful(files: Files) -> Iterator[tuple[str, str]]:
+    """The pipeline loads a decoder that keeps keys and values itself, as states. It does not load one whose
+    caches are inputs and outputs, which optimum-intel writes with `--disable-stateful`.
+
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai`.
+    """
+    if not any(files.read(DECODER, read_ir).of_type(READ)):
+        yield DECODER, "no node reads a state"
+
+
+@layout_rule("WP736", "The encoder's number of frames is not fixed")
+def frames(files: Files) -> Iterator[tuple[str, str]]:
+    """An NPU compiles static shapes only. GenAI gives the encoder 3000 frames in any case.
+
+    What to do: fix the last axis of `input_features`, or
+    `whisperport convert CHECKPOINT --for openvino-genai`.
+    """
+    for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
+        sizes = node.sizes[0] if node.sizes else []
+        if "input_features" in node.names and (len(sizes) != 3 or sizes[2] < 1):
+            yield ENCODER, f"input_features has the sizes {sizes}"
+
+
+@layout_rule("WP737", "A file that the pipeline needs is missing")
+def needed(files: Files) -> Iterator[tuple[str, str]]:
+    """Without `openvino_detokenizer.xml`, the first transcription fails: "Detokenizer model has not been
+    provided". Without `generation_config.json`, the pipeline does not load.
+
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes both.
+    """
+    for name in NEEDED:
+        if not files.has(name):
+            yield name, "the file is missing"
+
+
+RULES = (*SETTINGS, layer_names, mask, positions, states, stateful, frames, needed)
+
+
+def _audio_states(graph: IrGraph) -> Iterator[tuple[int, str]]:
+    """Yield each state of cross-attention: its first value is computed from the encoder's output."""
+    features = {
+        i for i, node in graph.of_type("Parameter") if "encoder_hidden_states" in node.names
+    }
+    for index, node in graph.of_type(READ):
+        # A self-attention state begins empty, with the batch size of the encoder's output.
+        if features & graph.before(index, frozenset({"ShapeOf"})):
+            yield index, node.name
+
+
+def _is_positions(graph: IrGraph, tile: int, form: str) -> bool:
+    """Return whether a Tile repeats positions: Range, from Gather to Add, or in the late form then Add."""
+    types = ["Unsqueeze", "Range"] if form == "early" else ["Unsqueeze", "Add", "Range"]
+    index = tile
+    for expected in types:
+        index = graph.nodes[index].inputs[0][0]
+        if graph.nodes[index].type != expected:
+            return False
+    if form == "late":
+        return True
+    return [graph.nodes[i].type for i, _ in graph.nodes[index].inputs[:2]] == ["Gather", "Add"]
+
+
+def _precisions(files: Files) -> list[str]:
+    kinds = [
+        node.attributes.get("element_type", "")
+        for _, node in files.read(DECODER, read_ir).of_type("Const")
+        if len(node.sizes[0] if node.sizes else ()) == 2
+    ]
+    if {"i8", "u8"} & set(kinds):
+        return ["w8"]
+    return ["fp16" if kinds.count("f16") > kinds.count("f32") else "fp32"]
+
+
+def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
+    for name in (ENCODER, DECODER):
+        for node, values in constants(files.path / name):
+            yield StoredArray(name, node, values)
+
+
+READER = Reader(lambda files: files.has(ENCODER) and files.has(DECODER), _precisions, _arrays)

@@ -1,0 +1,197 @@
+"""What transformers.js, onnx-asr and optimum demand of a folder of ONNX files.
+
+Source: huggingface/transformers.js@0cd32e5, onnx-asr 0.12.0, huggingface/optimum-onnx@1939f27, and runs of
+each with folders that lack one thing.
+"""
+
+import re
+from collections.abc import Iterator
+
+from whisperport.build.layouts.huggingface_rules import CONFIG
+from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
+from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays
+from whisperport.build.layouts.reading import Files, Reader, StoredArray
+from whisperport.build.layouts.rules import layout_rule
+
+MERGED, ENCODER = "decoder_model_merged", "encoder_model"
+SUFFIXES = {"fp32": "", "fp16": "_fp16", "w8": "_quantized"}
+"""Precision -> end of the files' names; converters write more, which are left out."""
+PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
+
+
+@layout_rule("WP711", "The merged decoder is missing")
+def merged(files: Files) -> Iterator[tuple[str, str]]:
+    """transformers.js and onnx-asr load one decoder that serves the first tokens and all others,
+    `onnx/decoder_model_merged.onnx`. optimum also writes two decoders, `decoder_model.onnx` and
+    `decoder_with_past_model.onnx`, which they do not load: "Could not locate file:
+    onnx/decoder_model_merged.onnx".
+
+    What to do: `whisperport convert CHECKPOINT --for transformers.js` writes it.
+    """
+    if not any(_graphs(files, MERGED)):
+        yield f"onnx/{MERGED}.onnx", "the file is missing"
+
+
+@layout_rule("WP712", "The merged decoder lacks an input")
+def branch(files: Files) -> Iterator[tuple[str, str]]:
+    """A merged decoder has an input `use_cache_branch`, which tells the first tokens from all others, and
+    the cached keys and values of each layer. Apps give all of them.
+
+    What to do: `whisperport convert CHECKPOINT --for transformers.js`.
+    """
+    for name, header in _merged(files):
+        layers = files.json(CONFIG).get("decoder_layers")
+        names = ["input_ids", "encoder_hidden_states", "use_cache_branch"]
+        if isinstance(layers, int):
+            names += [
+                f"past_key_values.{i}.{side}.{part}"
+                for i in range(min(layers, 1000))
+                for side in ("decoder", "encoder")
+                for part in ("key", "value")
+            ]
+        missing = [input_ for input_ in names if input_ not in header.inputs]
+        if missing:
+            yield name, f"no input {missing[0]}"
+
+
+@layout_rule("WP713", "The order of the caches is not the one that optimum expects")
+def order(files: Files) -> Iterator[tuple[str, str]]:
+    """optimum pairs the caches that it gives and receives by their place, not by name: for each layer the
+    decoder's key and value, then the encoder's key and value. In another order, the text is nonsense.
+
+    What to do: `whisperport convert CHECKPOINT --for optimum`.
+    """
+    for name, header in _merged(files):
+        for values, prefix in ((header.inputs, "past_key_values"), (header.outputs, "present")):
+            caches = [value for value in values if value.startswith(f"{prefix}.")]
+            layers = range(len(caches) // 4)
+            expected = [
+                f"{prefix}.{i}.{side}.{part}"
+                for i in layers
+                for side in ("decoder", "encoder")
+                for part in ("key", "value")
+            ]
+            if caches != expected and sorted(caches) == sorted(expected):
+                place = next(i for i, cache in enumerate(caches) if cache != expected[i])
+                yield name, f"{caches[place]} is where {expected[place]} is expected"
+                break
+
+
+@layout_rule("WP714", "The length of the first cache is a number")
+def first_cache(files: Files) -> Iterator[tuple[str, str]]:
+    """transformers.js makes the first, empty caches from the sizes that the file states: a symbol becomes
+    0, a number stays. With 448 in place of a symbol, the first cache has 448 rows of zeros, and the text is
+    wrong from the first token.
+
+    What to do: `whisperport convert CHECKPOINT --for transformers.js`.
+    """
+    for name, header in _merged(files):
+        for input_, sizes in header.inputs.items():
+            if PAST.fullmatch(input_) and len(sizes) == 4 and isinstance(sizes[2], int):
+                yield name, f"{input_} has {sizes[2]} rows"
+                break
+
+
+@layout_rule("WP715", "The decoder does not return its cross-attention")
+def cross_attentions(files: Files) -> Iterator[tuple[str, str]]:
+    """transformers.js computes word timestamps from outputs `cross_attentions.I` of all decoder layers. A
+    folder that was exported without them transcribes, but fails when words are asked for: "Model outputs
+    must contain cross attentions to extract timestamps".
+
+    What to do: `whisperport convert CHECKPOINT --for transformers.js` always writes them.
+    """
+    for name, header in _merged(files):
+        layers = {match[1] for match in map(PAST.fullmatch, header.inputs) if match}
+        missing = [i for i in sorted(layers) if f"cross_attentions.{i}" not in header.outputs]
+        if missing:
+            yield name, f"no output cross_attentions.{missing[0]}"
+
+
+@layout_rule("WP716", "A file that onnx-asr reads is missing")
+def onnx_asr_files(files: Files) -> Iterator[tuple[str, str]]:
+    """onnx-asr reads `vocab.json` and `added_tokens.json`, and not `tokenizer.json`. Folders that current
+    versions of transformers save lack both.
+
+    What to do: `whisperport convert CHECKPOINT --for onnx-asr`, or save the tokenizer with transformers 4.
+    """
+    missing = [name for name in ("vocab.json", "added_tokens.json") if not files.has(name)]
+    if missing:
+        yield missing[0], "the file is missing"
+
+
+@layout_rule("WP717", "The encoder takes another number of mel bands than the settings say")
+def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
+    """The graph's input `input_features` (B, n_mels, frames) has the bands that the model was trained with:
+    128 for large-v3 and turbo, 80 for all models before. Apps compute as many as the settings say.
+
+    What to do: take graph and settings from the same checkpoint.
+    """
+    stated = files.json(CONFIG).get("num_mel_bins")
+    for name in _graphs(files, ENCODER):
+        sizes = files.read(name, read_header).inputs.get("input_features", [])
+        if len(sizes) == 3 and isinstance(sizes[1], int) and stated and sizes[1] != stated:
+            yield name, f"{sizes[1]} bands; {CONFIG} has num_mel_bins {stated}"
+
+
+@layout_rule("WP718", "The ONNX files are not in the folder `onnx`")
+def folder(files: Files) -> Iterator[tuple[str, str]]:
+    """transformers.js looks for the graphs in a folder `onnx` beside the settings, where optimum does not
+    write them: "Could not locate file: onnx/encoder_model.onnx".
+
+    What to do: move the .onnx files to a folder `onnx`; onnx-asr and optimum find them there, too.
+    """
+    names = list(_graphs(files, ENCODER))
+    if names and not any(name.startswith("onnx/") for name in names):
+        yield names[0], "it is not in the folder `onnx`"
+
+
+RULES = (
+    *SETTINGS,
+    merged,
+    branch,
+    order,
+    first_cache,
+    cross_attentions,
+    onnx_asr_files,
+    encoder_bands,
+    folder,
+)
+
+
+def _graphs(files: Files, part: str) -> Iterator[str]:
+    """Yield the names of the ONNX files of a part, in `onnx/` or beside the settings."""
+    for folder in ("onnx", "."):
+        if (files.path / folder).is_dir():
+            for path in sorted((files.path / folder).glob(f"{part}*.onnx")):
+                yield path.relative_to(files.path).as_posix()
+
+
+def _merged(files: Files) -> Iterator[tuple[str, OnnxHeader]]:
+    for name in _graphs(files, MERGED):
+        yield name, files.read(name, read_header)
+
+
+def _recognize(files: Files) -> bool:
+    return any(_graphs(files, ENCODER))
+
+
+def _precisions(files: Files) -> list[str]:
+    encoders = set(_graphs(files, ENCODER))
+    return [
+        precision
+        for precision, end in SUFFIXES.items()
+        if encoders & {f"onnx/{ENCODER}{end}.onnx", f"{ENCODER}{end}.onnx"}
+    ]
+
+
+def _arrays(files: Files, precision: str) -> Iterator[StoredArray]:
+    end = f"{SUFFIXES[precision]}.onnx"
+    parts = (ENCODER, MERGED, "decoder_model", "decoder_with_past_model")
+    for name in (name for part in parts for name in _graphs(files, part)):
+        if name.rpartition("/")[2] in {f"{part}{end}" for part in parts}:
+            for array, values in stored_arrays(files.path / name):
+                yield StoredArray(name, array, values)
+
+
+READER = Reader(_recognize, _precisions, _arrays)

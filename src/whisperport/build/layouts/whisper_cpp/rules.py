@@ -1,0 +1,95 @@
+"""What whisper.cpp demands of a ggml file.
+
+Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp, and runs of files that have one fault.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from whisperport.build.layouts.reading import Files, Reader
+from whisperport.build.layouts.rules import layout_rule
+from whisperport.errors import ProgramError
+from whisperport.program.dims import KNOWN_VOCABULARIES
+
+MAGIC = struct.pack("<I", 0x67676D6C)
+NUMBERS = (
+    *("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer"),
+    *("n_text_ctx", "n_text_state", "n_text_head", "n_text_layer", "n_mels", "ftype"),
+)
+CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
+DISTILLED_LAYERS = 2
+
+
+@layout_rule("WP751", "All weights are of float32")
+def full_precision(files: Files) -> Iterator[tuple[str, str]]:
+    """whisper.cpp computes the convolutions from weights of float16. A file whose type is 0 (all weights in
+    float32) loads, and the process ends at the first window: "GGML_ASSERT(src0->type == GGML_TYPE_F16)".
+
+    What to do: `whisperport convert CHECKPOINT --for whisper.cpp` writes float16, or 8 bits with
+    `--precision w8`.
+    """
+    if _header(files)["ftype"] == 0:
+        yield files.path.name, "its type is 0"
+
+
+@layout_rule("WP752", "The app takes the model for one of the first distilled ones")
+def distilled(files: Files) -> Iterator[tuple[str, str]]:
+    """whisper.cpp decodes every model of two decoder layers without timestamps, unless its vocabulary is
+    that of large-v3: "first release distilled models - forcing no_timestamps". Each window becomes one
+    segment, and a fine-tune that was trained with timestamps may lose words.
+
+    What to do: use another app, such as faster-whisper, if the timestamps matter.
+    """
+    header = _header(files)
+    if header["n_text_layer"] == DISTILLED_LAYERS and header["n_vocab"] != CANTONESE:
+        yield files.path.name, f"{DISTILLED_LAYERS} decoder layers, {header['n_vocab']} tokens"
+
+
+@layout_rule("WP753", "The app does not know a vocabulary of this size")
+def known_vocabulary(files: Files) -> Iterator[tuple[str, str]]:
+    """whisper.cpp computes the ids of special tokens from the number of tokens. A fine-tune with added
+    tokens shifts them, so that the text is nonsense.
+
+    What to do: use an app that reads the ids from the files, such as faster-whisper.
+    """
+    size = _header(files)["n_vocab"]
+    if size not in KNOWN_VOCABULARIES:
+        known = ", ".join(map(str, KNOWN_VOCABULARIES))
+        yield files.path.name, f"{size} tokens; known are {known}"
+
+
+RULES = (full_precision, distilled, known_vocabulary)
+
+
+def _header(files: Files) -> Mapping[str, int]:
+    return files.read("", _numbers)
+
+
+def _numbers(path: Path) -> Mapping[str, int]:
+    form = f"<{len(NUMBERS)}i"
+    try:
+        with path.open("rb") as file:
+            file.seek(len(MAGIC))
+            return dict(
+                zip(NUMBERS, struct.unpack(form, file.read(struct.calcsize(form))), strict=True)
+            )
+    except OSError as error:
+        raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
+    except struct.error as error:
+        raise ProgramError(f"{path.name} is truncated", why=str(error)) from error
+
+
+def _recognize(files: Files) -> bool:
+    if not files.path.is_file():
+        return False
+    with files.path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _precisions(files: Files) -> list[str]:
+    kind = _header(files)["ftype"]
+    return [{0: "fp32", 1: "fp16"}.get(kind, "w8")]
+
+
+READER = Reader(_recognize, _precisions)

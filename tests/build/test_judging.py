@@ -1,0 +1,372 @@
+"""`judge` names what is wrong with an app's files: each case plants one fault in right files."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("onnx")
+import onnx
+
+from whisperport import judge
+from whisperport.build.judge.identity import identify
+from whisperport.build.judge.judge import stored_arrays
+from whisperport.build.layouts import all_rules, layout_of
+from whisperport.build.layouts.reading import Files, StoredArray
+from whisperport.errors import ProgramError, UsageError
+from whisperport.model.checkpoint import load_checkpoint
+
+APPS = ("faster-whisper", "openvino-genai", "sherpa-onnx", "transformers.js", "whisper.cpp")
+DECODER = "openvino_decoder_model.xml"
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Any:
+    return load_checkpoint("default")
+
+
+@pytest.fixture(scope="module")
+def right_files(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """App -> files of the embedded model that have no fault."""
+    paths = {}
+    for app in APPS:
+        layout = layout_of(app)
+        path = tmp_path_factory.mktemp("right") / f"model{layout.suffix}"
+        if not layout.suffix:
+            path.mkdir()
+        if app == "openvino-genai":
+            write_openvino(checkpoint, path)
+        else:
+            layout.write(checkpoint, "fp16" if layout.suffix else "fp32", path)
+        paths[app] = path
+    return paths
+
+
+def write_openvino(checkpoint: Any, folder: Path) -> None:
+    """Write what `judge` reads of the folder; the app itself would make the graphs of the tokenizer."""
+    pytest.importorskip("openvino")
+    from whisperport.build.layouts import huggingface_files as files
+    from whisperport.build.layouts.openvino_genai.folder import write_graphs
+
+    write_graphs(checkpoint, "fp32", folder)
+    (folder / "openvino_detokenizer.xml").touch()
+    files.write_json(folder / "config.json", files.config(checkpoint))
+    files.write_json(folder / "generation_config.json", files.generation_config(checkpoint))
+    files.write_json(
+        folder / "preprocessor_config.json", files.preprocessor_config(checkpoint.dims)
+    )
+    files.write_json(folder / "tokenizer.json", files.tokenizer_json(checkpoint))
+
+
+def edit_json(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        change(content)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+    return edit
+
+
+def edit_text(name: str, pattern: str, text: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        old = (folder / name).read_text(encoding="utf-8")
+        new = re.sub(pattern, text, old)
+        assert new != old
+        (folder / name).write_text(new, encoding="utf-8")
+
+    return edit
+
+
+def edit_onnx(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        model = onnx.load(folder / name)
+        change(model)
+        onnx.save(model, folder / name)
+
+    return edit
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def pairs(content: dict[str, Any]) -> None:
+    content["model"]["merges"] = [m.split(" ") for m in content["model"]["merges"]]
+
+
+def without_metadata(model: Any) -> None:
+    kept = [entry for entry in model.metadata_props if entry.key != "blank_id"]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+
+
+def other_metadata(model: Any) -> None:
+    next(entry for entry in model.metadata_props if entry.key == "n_mels").value = "128"
+
+
+def swap_inputs(model: Any) -> None:
+    values = list(model.graph.input)
+    keys = [i for i, value in enumerate(values) if value.name.endswith("decoder.key")]
+    values[keys[0]], values[keys[0] + 1] = values[keys[0] + 1], values[keys[0]]
+    del model.graph.input[:]
+    model.graph.input.extend(values)
+
+
+def without_attention(model: Any) -> None:
+    values = [v for v in model.graph.output if not v.name.startswith("cross_attentions.1")]
+    del model.graph.output[:]
+    model.graph.output.extend(values)
+
+
+def numbered_past(model: Any) -> None:
+    model.graph.input[2].type.tensor_type.shape.dim[2].dim_value = 448
+
+
+def set_type_0(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[44:48] = bytes(4)
+    path.write_bytes(raw)
+
+
+def set_vocabulary(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[4:8] = (51870).to_bytes(4, "little")
+    path.write_bytes(raw)
+
+
+GENERATION, ONNX_DECODER = "generation_config.json", "onnx/decoder_model_merged.onnx"
+FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
+    ("transformers.js", "WP701", edit_json("tokenizer.json", pairs)),
+    (
+        "transformers.js",
+        "WP702",
+        edit_json(GENERATION, lambda c: c.update(no_timestamps_token_id=50364)),
+    ),
+    ("openvino-genai", "WP702", edit_json(GENERATION, lambda c: c.update(eos_token_id=50256))),
+    ("transformers.js", "WP703", edit_json(GENERATION, lambda c: c.pop("lang_to_id"))),
+    (
+        "openvino-genai",
+        "WP704",
+        edit_json("preprocessor_config.json", lambda c: c.update(feature_size=128)),
+    ),
+    ("transformers.js", "WP705", edit_json(GENERATION, lambda c: c.pop("alignment_heads"))),
+    (
+        "transformers.js",
+        "WP706",
+        edit_json(GENERATION, lambda c: c.update(alignment_heads=[[6, 0]])),
+    ),
+    ("openvino-genai", "WP707", edit_json("config.json", lambda c: c.update(vocab_size=51864))),
+    ("transformers.js", "WP711", remove(ONNX_DECODER)),
+    ("transformers.js", "WP712", edit_json("config.json", lambda c: c.update(decoder_layers=4))),
+    ("optimum", "WP713", edit_onnx(ONNX_DECODER, swap_inputs)),
+    ("transformers.js", "WP714", edit_onnx(ONNX_DECODER, numbered_past)),
+    ("transformers.js", "WP715", edit_onnx(ONNX_DECODER, without_attention)),
+    ("onnx-asr", "WP716", remove("added_tokens.json")),
+    (
+        "transformers.js",
+        "WP717",
+        edit_json("config.json", lambda c: c.update(num_mel_bins=128)),
+    ),
+    ("sherpa-onnx", "WP721", edit_onnx("encoder.onnx", without_metadata)),
+    ("sherpa-onnx", "WP722", edit_onnx("encoder.onnx", other_metadata)),
+    (
+        "sherpa-onnx",
+        "WP723",
+        edit_onnx(
+            "encoder.onnx",
+            lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[2], "dim_value", 3000),
+        ),
+    ),
+    ("sherpa-onnx", "WP724", edit_text("tokens.txt", r"\n[^\n]+ 50000\n", "\n")),
+    (
+        "openvino-genai",
+        "WP731",
+        edit_text(DECODER, r"decoder\.layers\.\d\.encoder_attn\.(key|value)", r"attention.\1"),
+    ),
+    (
+        "openvino-genai",
+        "WP732",
+        edit_text(DECODER, r'type="Select"', 'type="SelectLike"'),
+    ),
+    ("openvino-genai", "WP733", edit_text(DECODER, r'type="Tile"', 'type="Broadcast"')),
+    ("openvino-genai", "WP734", edit_text(DECODER, r"keypresent\.", "key_present.")),
+    ("openvino-genai", "WP735", edit_text(DECODER, r'type="ReadValue"', 'type="Identity"')),
+    ("openvino-genai", "WP737", remove("openvino_detokenizer.xml")),
+    ("faster-whisper", "WP741", remove("tokenizer.json")),
+    (
+        "faster-whisper",
+        "WP742",
+        lambda folder: (folder / "vocabulary.json").write_text(json.dumps(["a"] * 51866)),
+    ),
+    (
+        "faster-whisper",
+        "WP743",
+        edit_json("preprocessor_config.json", lambda c: c.update(feature_size=128)),
+    ),
+    (
+        "faster-whisper",
+        "WP744",
+        edit_json("config.json", lambda c: c.update(alignment_heads=[[7, 1]])),
+    ),
+    ("whisper.cpp", "WP751", set_type_0),
+    ("whisper.cpp", "WP753", set_vocabulary),
+]
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_right_files_break_no_rule(app: str, right_files: dict[str, Path]) -> None:
+    judgement = judge(right_files[app])
+    assert judgement
+    assert app in judgement.layout.apps
+    assert judgement.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("app", "code", "plant"), FAULTS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_planted_fault_is_named(
+    app: str,
+    code: str,
+    plant: Callable[[Path], None],
+    right_files: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    # given right files, in which one thing is changed
+    layout = layout_of(app)
+    source = right_files[next(name for name in layout.apps if name in right_files)]
+    path = tmp_path / source.name
+    if source.is_dir():
+        shutil.copytree(source, path)
+    else:
+        shutil.copy(source, path)
+    plant(path)
+    # when they are judged
+    judgement = judge(path)
+    # then its rule is named, and what the user can do about it
+    assert not judgement
+    assert code in [problem.code for problem in judgement.problems]
+    rule, apps = all_rules()[code]
+    assert app in apps
+    assert rule.what_to_do
+
+
+def test_every_rule_has_a_planted_fault() -> None:
+    untested = {"WP718", "WP736", "WP752"}  # below
+    assert {code for _, code, _ in FAULTS} == set(all_rules()) - untested
+
+
+def test_a_graph_beside_the_settings_is_named(right_files: dict[str, Path], tmp_path: Path) -> None:
+    # given a folder as optimum writes it
+    shutil.copytree(right_files["transformers.js"] / "onnx", tmp_path, dirs_exist_ok=True)
+    for path in right_files["transformers.js"].glob("*.json"):
+        shutil.copy(path, tmp_path)
+    assert [problem.code for problem in judge(tmp_path).problems] == ["WP718"]
+
+
+def test_weights_are_found_under_any_name(checkpoint: Any, right_files: dict[str, Path]) -> None:
+    # given the files of each layout; ggml's and CTranslate2's are read as checkpoints
+    for app in APPS:
+        layout, files = layout_of(app), Files(right_files[app])
+        precision = layout.reader.precisions(files)[0]
+        # when the checkpoint's weights are looked for
+        identity = identify(checkpoint, stored_arrays(layout, files, precision))
+        # then each is there, to the bit: the checkpoint's weights are of float16
+        assert identity, app
+        assert len(identity.equal) == len(checkpoint.weights)
+
+
+@pytest.mark.parametrize("app", ["faster-whisper", "whisper.cpp"])
+def test_weights_of_8_bits_are_found(checkpoint: Any, app: str, tmp_path: Path) -> None:
+    # given files of 8 bits, whose reader multiplies the integers by their steps
+    layout = layout_of(app)
+    path = tmp_path / f"model{layout.suffix}"
+    if not layout.suffix:
+        path.mkdir()
+    layout.write(checkpoint, "w8", path)
+    # when they are compared with the checkpoint
+    identity = identify(checkpoint, stored_arrays(layout, Files(path), "w8"))
+    # then each weight is there, and the matrices are within half a step
+    assert identity, identity.changed[:3]
+    assert len(identity.eight_bits) > 50
+
+
+@pytest.mark.parametrize("form", ["swapped", "float16", "8 bits", "scaled"])
+def test_a_rounded_or_swapped_weight_is_found(form: str, micro_checkpoint: Any) -> None:
+    # given every weight as a converter may store it
+    def stored(name: str, array: Any) -> Any:
+        if form == "scaled" and ".query." in name:
+            return array * np.float32(micro_checkpoint.dims.text_head_width**-0.5)
+        if form == "float16":
+            return array.astype(np.float16)
+        if form == "8 bits" and array.ndim == 2:
+            return np.rint(array / np.abs(array).max(1, keepdims=True) * 127).astype(np.int8)
+        return array.T if form == "swapped" and array.ndim == 2 else array
+
+    arrays = [
+        StoredArray("file", str(i), stored(name, weight.float().numpy()))
+        for i, (name, weight) in enumerate(micro_checkpoint.weights.items())
+    ]
+    # when they are looked for
+    identity = identify(micro_checkpoint, arrays)
+    # then each is found, and what it was rounded to is known
+    assert identity, identity.changed
+    assert bool(identity.half) == (form == "float16")
+    assert bool(identity.eight_bits) == (form == "8 bits")
+
+
+def test_one_changed_value_is_named(micro_checkpoint: Any) -> None:
+    # given all weights, in one of which a single value differs
+    name = "decoder.blocks.0.mlp.0.weight"
+    arrays = []
+    for key, weight in micro_checkpoint.weights.items():
+        array = weight.float().numpy().copy()
+        if key == name:
+            array[0, 0] += 0.01
+        arrays.append(StoredArray("decoder.onnx", f"onnx::{key}", array))
+    # when they are looked for
+    (changed,) = identify(micro_checkpoint, arrays).changed
+    # then that weight is named, with how many values differ
+    assert changed.name == name
+    assert changed.n_changed == 1
+    assert changed.stored == f"decoder.onnx: onnx::{name}"
+
+
+def test_a_permuted_weight_is_not_found(micro_checkpoint: Any) -> None:
+    # given a matrix whose rows are in another order
+    name = "decoder.blocks.0.attn.out.weight"
+    arrays = [
+        StoredArray("file", key, weight.float().numpy()[:: -1 if key == name else 1])
+        for key, weight in micro_checkpoint.weights.items()
+    ]
+    assert [changed.name for changed in identify(micro_checkpoint, arrays).changed] == [name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<net/>",
+        "<net><layers><layer id='0'",
+        "<!DOCTYPE net [<!ENTITY a 'b'>]><net/>",
+        "<net><layers><layer id='0' name='a' type='b'/></layers><edges><edge from-layer='0' "
+        "from-port='0' to-layer='0' to-port='0'/></edges></net>",
+    ],
+)
+def test_a_damaged_openvino_file_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "openvino_encoder_model.xml").write_text(text)
+    (tmp_path / DECODER).write_text(text)
+    with pytest.raises(ProgramError, match="damaged"):
+        judge(tmp_path)
+
+
+def test_files_of_no_app_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no app that is known"):
+        judge(tmp_path)
+    with pytest.raises(UsageError, match="there is no file"):
+        judge(tmp_path / "missing")
