@@ -21,7 +21,7 @@ ENGLISH = "/v1/audio/translations"
 
 @pytest.fixture(scope="module")
 def transcriber(exported: Callable[..., Any]) -> Transcriber:
-    return Transcriber(exported("onnxruntime", "micro"), RunOptions(threads=1))
+    return Transcriber(exported("onnxruntime", "micro", batch=2), RunOptions(threads=1))
 
 
 @pytest.mark.parametrize(
