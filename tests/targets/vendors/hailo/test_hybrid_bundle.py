@@ -27,6 +27,7 @@ from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.reference import Reference
 
 from ....embedded import default_bundle
+from ....extent import core_or_all
 from ....published_dims import whisper_dims
 
 EMULATED = RunOptions(threads=1, options={"hailo8.emulate": "on"})
@@ -102,12 +103,16 @@ def test_without_a_hef_and_without_the_option_it_says_how_to_compile(hybrid: Bun
 
 
 def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: Bundle) -> None:
-    """The word error rates differ by at most one percentage point on all shipped audio files."""
+    """The word error rates differ by at most one percentage point on all shipped audio files.
+
+    `make test` has every second one, with noise, no speech and the long one among them.
+    """
+    files = core_or_all(shipped_audio()[::2], shipped_audio())
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
     chip = Transcriber(hybrid, EMULATED)
     whole = Transcriber(default_bundle(), RunOptions(threads=1))
     hybrid_errors, cpu_errors = TextErrors(), TextErrors()
-    for clip in clips_of(shipped_audio()):
+    for clip in clips_of(files):
         heard = chip.transcribe(clip.samples, replace(options, run=EMULATED))
         hybrid_errors += text_errors(heard.text, clip.text)
         cpu_errors += text_errors(whole.transcribe(clip.samples, options).text, clip.text)
@@ -115,7 +120,7 @@ def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: 
         assert not heard.truncated, clip.name
         assert re.search(r"\b((?:\S+ ){3}\S+)( \1){2}", heard.text) is None, clip.name
         assert all(compression_ratio(s.text) <= 2.4 for s in heard.segments), clip.name
-    assert hybrid_errors.length > 300
+    assert hybrid_errors.length > core_or_all(200, 300)
     assert hybrid_errors.rate <= cpu_errors.rate + 0.01
 
 
