@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from fuzz import seeds
 from whisperport.apps.cli.checks_table import print_in_app
 from whisperport.apps.cli.verify import verify
+from whisperport.build.layouts import convert as converting
 from whisperport.build.layouts import faster_whisper, layout_of, sherpa_onnx, whisper_cpp
 from whisperport.build.layouts.client import run_client
 from whisperport.build.layouts.convert import ConvertOptions, convert
@@ -66,6 +67,28 @@ NAN = CLIENT.replace("next(answers)", '{"text": "", "segments": [[0, float("nan"
 @pytest.fixture(scope="module")
 def checkpoint() -> Any:
     return load_checkpoint("default")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decoded_once(checkpoint: Any) -> Iterator[None]:
+    """The checkpoint is decoded once per profile and clips: these tests differ in what apps return."""
+    results: dict[str, Any] = {}
+
+    def once(function: Callable[..., Any]) -> Callable[..., Any]:
+        def result(of: Any, *arguments: Any) -> Any:
+            if of.weights is not checkpoint.weights:
+                return function(of, *arguments)
+            key = repr((function.__name__, of.generation, arguments))
+            if key not in results:
+                results[key] = function(of, *arguments)
+            return results[key]
+
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("reference_of", "_with_heads"):
+            patch.setattr(converting, name, once(getattr(converting, name)))
+        yield
 
 
 def expected(checkpoint: Any, app: str) -> list[Emitted]:

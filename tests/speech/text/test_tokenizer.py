@@ -479,6 +479,7 @@ def test_size_and_special_tokens_are_openais(n_vocab: int, theirs: OpenAITokeniz
     assert all(entry.special for entry in added.values())
 
 
+@pytest.mark.parametrize("n_vocab", core_or_all((51866,), (51864, 51865, 51866)))
 def test_the_file_it_makes_is_the_same_each_time(n_vocab: int) -> None:
     first = openai_tokenizer(n_vocab).to_str()
     openai_tokenizer.cache_clear()
