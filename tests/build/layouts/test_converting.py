@@ -596,7 +596,7 @@ def test_graphs_that_do_not_compute_the_checkpoints_tokens_are_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # given an app that is not installed
-    (app,) = sherpa_onnx.LAYOUT.apps.values()
+    app = sherpa_onnx.LAYOUT.apps["sherpa-onnx"]
     monkeypatch.delenv(variable(app), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = ConvertOptions(verify_with=two_clips, allow_unverified=True)
@@ -626,7 +626,7 @@ def test_without_the_runtime_of_graphs_the_record_says_that_they_were_not_run(
     checkpoint: Any, two_clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given no ONNX Runtime, and no app
-    (app,) = sherpa_onnx.LAYOUT.apps.values()
+    app = sherpa_onnx.LAYOUT.apps["sherpa-onnx"]
     monkeypatch.delenv(variable(app), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
