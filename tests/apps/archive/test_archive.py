@@ -23,6 +23,7 @@ from whisperport import (
 from whisperport.apps.archive import ArchiveProgress
 from whisperport.apps.archive.archive import default_workers
 from whisperport.apps.archive.output_folder import RECORD
+from whisperport.apps.archive.store import Store
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.system.locking import lock_path, locked
 from whisperport.verification.clips import shipped_audio
@@ -209,6 +210,20 @@ def test_failed_files_are_transcribed_again_only_if_asked(
     assert archive(ran["source"], out).run_files == 0
     assert archive(ran["source"], out, replace(ONE, retry_failed=True)).run_files == 5
     assert len(rows(out)) == 10
+
+
+def test_a_file_that_the_user_puts_there_during_the_run_is_kept(
+    ran: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an archive, and a user who writes into it at the end of the next run
+    out = tmp_path / "out"
+    shutil.copytree(ran["out"], out)
+    report = out / "report.html"
+    monkeypatch.setattr(Store, "merge", lambda _: report.write_text("mine"))
+    # then the file is named, and not replaced
+    with pytest.raises(UsageError, match=r"report\.html` is in the way"):
+        archive(ran["source"], out)
+    assert report.read_text() == "mine"
 
 
 def test_an_interrupt_saves_finished_rows_and_ends_the_workers(tmp_path: Path) -> None:

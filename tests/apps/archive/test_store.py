@@ -19,7 +19,7 @@ import whisperport.apps.archive.store
 from whisperport.apps.archive.identity import Identity
 from whisperport.apps.archive.job import Job
 from whisperport.apps.archive.rows import CODES, Row, row_of, with_identity
-from whisperport.apps.archive.store import Store
+from whisperport.apps.archive.store import MERGING, REPLACES, Store
 from whisperport.errors import (
     AudioError,
     IncompleteError,
@@ -127,7 +127,20 @@ def test_rows_of_another_bundle_or_other_options_are_never_mixed(
         Store(tmp_path, replace(IDENTITY, **{field: "c" * 64}), 1)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other schema", "link", "pipe", "record"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "cut",
+        "other schema",
+        "link",
+        "pipe",
+        "record",
+        "copy",
+        "[",
+        "null",
+        pytest.param("[" * 5000, id="deep"),
+    ],
+)
 def test_damage_is_an_error_that_names_the_file(damage: str, tmp_path: Path) -> None:
     before = store(tmp_path, 0)
     before.add(row("one"))
@@ -140,6 +153,12 @@ def test_damage_is_an_error_that_names_the_file(damage: str, tmp_path: Path) -> 
     elif damage == "pipe":  # opening one waits without an end
         part.unlink()
         os.mkfifo(part)
+    elif damage == "copy":  # every row of it is there twice
+        part = part.with_name("z.parquet")
+        part.write_bytes(next((tmp_path / "parts").iterdir()).read_bytes())
+    elif damage.startswith(("[", "null")):  # what a merged part replaces
+        table = parquet.read_table(part).replace_schema_metadata({REPLACES: damage.encode()})
+        parquet.write_table(table, part.with_name(MERGING))
     elif damage == "other schema":
         parquet.write_table(pa.table({"id": ["one"]}), part)
     else:

@@ -152,6 +152,7 @@ def transcribe_archive(
         _transcribe(waiting, store, opened.folder, options, transcribe, identity, progress)
         seconds = time.monotonic() - started
         store.merge()
+        check_folder(folder)  # again: the user may have put a file there
         summary = summarize(store.rows(_SUMMARIZED), identity, waiting, seconds)
         if options.subtitles:
             kept = write_subtitles(store.rows(("id", "segments")), folder, options.subtitles)

@@ -140,21 +140,23 @@ class Store:
         """Return what is known about each row, by id.
 
         Raises:
-            WhisperportError: a part is damaged or no part.
+            WhisperportError: a part is damaged or no part, or two have a row of one file.
         """
-        return {
-            row["id"]: Finished(
-                part,
-                row["path"],
-                row["size"],
-                row["modified_ns"],
-                row["error"] is not None,
-                row["audio_sha256"],
-                row["options_sha256"],
-            )
-            for part in self._part_files()
-            for row in self._read(part, _STATE).to_pylist()
-        }
+        rows = dict[str, Finished]()
+        for part in self._part_files():
+            for row in self._read(part, _STATE).to_pylist():
+                if earlier := rows.get(row["id"]):
+                    raise _damaged(part, f"it has a row of `{row['id']}`, as `{earlier.part}` has")
+                rows[row["id"]] = Finished(
+                    part,
+                    row["path"],
+                    row["size"],
+                    row["modified_ns"],
+                    row["error"] is not None,
+                    row["audio_sha256"],
+                    row["options_sha256"],
+                )
+        return rows
 
     def change(self, old: Mapping[str, Finished], values: Mapping[str, Mapping[str, Any]]) -> None:
         """Delete rows, so that their files have none, and change values of others.
@@ -220,7 +222,7 @@ class Store:
         """Delete the parts that a merged one replaces, and then give it the name of a part."""
         if not os.path.lexists(merged := self._parts / MERGING):
             return
-        names = json.loads((self._read(merged, ()).schema.metadata or {}).get(REPLACES, b"[]"))
+        names = _replaced(merged, self._read(merged, ()).schema.metadata or {})
         for part in self._part_files():
             if part.name in names:
                 part.unlink()
@@ -276,8 +278,23 @@ class Store:
                     return file.read(None if columns is None else list(columns))
         except (OSError, ValueError) as error:
             why = str(error)
-        raise WhisperportError(
-            f"`{part}` is damaged, or was written by another program",
-            why=why,
-            hint="move it away; its files are transcribed again by the next run",
-        )
+        raise _damaged(part, why)
+
+
+def _replaced(merged: Path, metadata: Mapping[bytes, bytes]) -> list[str]:
+    """Return the names of the parts that a merged one replaces."""
+    try:
+        names = json.loads(metadata.get(REPLACES, b"[]"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(merged, str(error)) from error
+    if not isinstance(names, list):
+        raise _damaged(merged, f"it replaces {names!r:.50}; expected names of parts")
+    return names
+
+
+def _damaged(part: Path, why: str) -> WhisperportError:
+    return WhisperportError(
+        f"`{part}` is damaged, or was written by another program",
+        why=why,
+        hint="move it away; its files are transcribed again by the next run",
+    )
