@@ -314,6 +314,8 @@ NOT_VENDORS = {"xnnpack", "litert", "onnx", "tflite"}
 # Vendor -> files that may contain its name.
 EXCEPTIONS = {
     "openvino": [
+        # It names what has changed in a file of any format.
+        "build/layouts/parts.py",
         # It recognizes checkpoints on model hubs that another tool converted, by their file names.
         "model/checkpoint/other_forms.py",
     ]

@@ -339,9 +339,21 @@ def test_word_timestamps_are_compared(
         assert why in verification.checks[-1].reason
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.bin"])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("config.json", "it can no longer be read"),
+        ("model.bin", "tensor decoder/embeddings/weight has changed"),
+    ],
+)
 def test_a_changed_file_is_named(
-    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path, name: str
+    checkpoint: Any,
+    answers: Any,
+    client: Any,
+    with_clips: Any,
+    tmp_path: Path,
+    name: str,
+    part: str,
 ) -> None:
     client(answers)
     out = tmp_path / "out"
@@ -351,7 +363,7 @@ def test_a_changed_file_is_named(
     (out / name).write_bytes(data)
     with pytest.raises(BundleError) as caught:
         verify_layout(out)
-    assert caught.value.why == f"{name} has changed"
+    assert caught.value.why == f"{name} has changed: {part}"
     (out / name).unlink()
     with pytest.raises(BundleError, match="not what whisperport wrote") as caught:
         verify_layout(out)

@@ -9,7 +9,8 @@ from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.arrays import is_half_precision
 from whisperport.build.layouts.client import ClientRun, is_installed
 from whisperport.build.layouts.layout import App, Layout
-from whisperport.build.layouts.record import LayoutRecord, hashes, write_record
+from whisperport.build.layouts.parts import parts_of
+from whisperport.build.layouts.record import LayoutRecord, file_of, hashes, write_record
 from whisperport.build.layouts.reference import known_logits, reference_of
 from whisperport.build.layouts.verifying import ClipSet, compare_without_app, run_and_compare
 from whisperport.build.layouts.writing import check_out, draft_record, writing
@@ -144,6 +145,7 @@ def convert(
         opened = _with_heads(opened)
         begin_stage(f"writing the files of {app}")
         layout.write(opened, precision, draft)
+        files = hashes(draft)
         profile = chosen.profile_of(opened)
         expected = reference_of(opened, profile, clips.clips) if is_installed(chosen) else []
         record = LayoutRecord(
@@ -153,7 +155,8 @@ def convert(
             language=language,
             window_s=opened.dims.window_s,
             source=to_json(opened.source),
-            files=hashes(draft),
+            files=files,
+            parts={name: p for name in files if (p := parts_of(file_of(draft, name)))},
             clips=clips.known(expected),
             logits=known_logits(opened, profile, clips.clips, expected) if layout.logits else None,
         )

@@ -36,6 +36,7 @@ class DecodingProfile:
         windows: whether audio after the first window's last timestamp is decoded as well.
         max_tokens: of a window, without the prompt; None: half of the decoder's positions, as in
             openai-whisper.
+        tokens_per_s: at most this many per second of the clip; None: no limit.
         words: whether word timestamps are compared; `App.drops` says why those of some apps are not.
     """
 
@@ -45,6 +46,7 @@ class DecodingProfile:
     suppresses_at_start: bool = True
     windows: bool = True
     max_tokens: int | None = None
+    tokens_per_s: float | None = None
     words: bool = False
 
 

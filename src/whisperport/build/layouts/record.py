@@ -8,10 +8,11 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from whisperport.build.layouts.parts import FileParts, changed_part
 from whisperport.build.layouts.reference import Emitted, KnownLogits
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle.folder import file_sha256
@@ -78,6 +79,7 @@ class LayoutRecord:
         window_s: length of the checkpoint's window in seconds; a clip is its first window.
         source: the checkpoint's origin.
         files: relative path -> SHA-256.
+        parts: relative path -> what the file consists of.
         clips: those of the verification; none: the app did not run.
         logits: what the checkpoint computes for one of them; None: the files hold no graphs.
         without_app: comparisons of the files themselves: graphs that were run here, weights that were read.
@@ -92,6 +94,7 @@ class LayoutRecord:
     window_s: float
     source: Annotated[Mapping[str, Any], Field.json_object]
     files: Mapping[str, Annotated[str, Field.sha256]]
+    parts: Mapping[str, FileParts] = field(default_factory=dict)
     clips: tuple[KnownClip, ...] = ()
     logits: KnownLogits | None = None
     without_app: tuple[Check, ...] = ()
@@ -117,11 +120,18 @@ class LayoutRecord:
         return [f"{check.what}: {check.reason}" for check in self.checks if not check.passed]
 
     def difference(self, path: Path) -> str:
-        """Return what differs between the files at a path and those that were written; empty: nothing."""
+        """Return what differs between the files at a path and those that were written; empty: nothing.
+
+        It names the file, and the part of it that has changed.
+        """
         actual = hashes(path)
         for name, digest in self.files.items():
-            if actual.get(name) != digest:
-                return f"{name} {'has changed' if name in actual else 'is missing'}"
+            if name not in actual:
+                return f"{name} is missing"
+            if actual[name] != digest:
+                parts = self.parts.get(name)
+                part = changed_part(file_of(path, name), parts) if parts else ""
+                return f"{name} has changed{f': {part}' if part else ''}"
         return "".join(
             f"{name} was added" for name in sorted(actual.keys() - self.files.keys())[:1]
         )
@@ -129,6 +139,11 @@ class LayoutRecord:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return {"format": RECORD_FORMAT, "version": VERSION, **members(self)}
+
+
+def file_of(path: Path, name: str) -> Path:
+    """Return the path of one of the files of a layout, which is a file or a folder."""
+    return path if path.is_file() else path / name
 
 
 def hashes(path: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from whisperport.runtime.decoding.decode import decode_window
 from whisperport.runtime.segments.alignment import align_words
 from whisperport.runtime.segments.segments import SegmentedWindow
 from whisperport.runtime.segments.words import add_words
-from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, log_mel
+from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, SAMPLE_RATE, log_mel
 from whisperport.speech.text import Segment, Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
@@ -152,12 +152,15 @@ def known_logits(
 
 def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, clip: Clip) -> Emitted:
     """Decode window after window, as openai-whisper does, or the first window only."""
+    limit = profile.max_tokens or engine.dims.n_text_ctx // 2
+    if profile.tokens_per_s is not None:
+        limit = min(limit, int(profile.tokens_per_s * len(clip.samples) / SAMPLE_RATE))
     options = DecodeOptions(
         language=clip.language,
         without_timestamps=not profile.timestamps,
         suppress_tokens=(-1,) if profile.suppresses else (),
         suppress_blank=profile.suppresses_at_start,
-        max_tokens=profile.max_tokens,
+        max_tokens=max(1, limit),
     )
     generation, decoder = engine.generation, Decoder(engine)
     tokens: list[int] = []

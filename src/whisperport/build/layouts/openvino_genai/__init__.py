@@ -1,14 +1,24 @@
 """The folder of OpenVINO files that OpenVINO GenAI's WhisperPipeline loads, on a CPU or an NPU."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.openvino_genai.folder import write
 from whisperport.build.layouts.openvino_genai.logits import logits
 from whisperport.build.layouts.openvino_genai.rules import READER, RULES
 
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
 FOLDER = Path(__file__).parent
 PACKAGES = ("openvino-genai>=2026.4", "openvino-tokenizers>=2026.4", "transformers>=4.57")
+
+
+def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
+    n_prompt = 3 if checkpoint.generation.is_multilingual else 1
+    return DecodingProfile(padding="audio", max_tokens=checkpoint.dims.n_text_ctx - n_prompt)
+
 
 LAYOUT = Layout(
     title="folder of OpenVINO files: encoder, stateful decoder, tokenizer",
@@ -22,7 +32,7 @@ LAYOUT = Layout(
             # As in the client. The NPU's plug-in rewrites the graphs as for an NPU, which is not needed.
             devices=("CPU", "NPUW on the CPU", "NPUW on the CPU, static pipeline"),
             compared="text and timestamps",
-            profile_of=lambda _checkpoint: DecodingProfile(padding="audio"),
+            profile_of=_profile,
             drops=(
                 "an NPU decodes 448 tokens, with a prompt of 4",
                 "word timestamps on an NPU differ from those on a CPU",

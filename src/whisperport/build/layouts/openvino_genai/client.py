@@ -11,9 +11,6 @@ from typing import Any
 
 import openvino_genai
 
-MAX_TOKENS = (
-    224  # of a window, as in openai-whisper; an NPU's cache has room for 448 with the prompt
-)
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}  # some processors would compute in bfloat16
 # The NPU's plug-in rewrites the graphs and runs their parts on the CPU: no NPU and no driver is needed.
 NPUW = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
@@ -34,7 +31,6 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     settings = json.loads((Path(job["model"]) / "generation_config.json").read_bytes())
     config = pipeline.get_generation_config()
     config.return_timestamps = True
-    config.max_new_tokens = MAX_TOKENS
     if settings["is_multilingual"]:
         config.language, config.task = f"<|{job['language']}|>", "transcribe"
 

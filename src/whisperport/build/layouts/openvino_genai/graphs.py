@@ -60,23 +60,27 @@ class Nodes:
         node.output(0).set_names({name})
         return node
 
-    def tensor(self, name: str, *shape: int) -> Node:
+    def tensor(self, name: str, *shape: int, label: str = "") -> Node:
         """Return a weight in float32; in a shape that broadcasts, if one is given.
 
-        The graph reads the checkpoint's own memory where it has the precision that is stored.
+        Its node has the weight's name; a second one of the same weight, a label of its own. The graph reads
+        the checkpoint's own memory where it has the precision that is stored.
         """
         is_half = self.precision == "fp16"
         array: Any = half(self.checkpoint, name) if is_half else weight(self.checkpoint, name)
-        stored = self.op.constant(array.reshape(shape or array.shape), shared_memory=True)
+        array = array.reshape(shape or array.shape)
+        stored = self.op.constant(array, shared_memory=True, name=label or name)
         return self.op.convert(stored, "f32") if is_half else stored
 
-    def matrix(self, name: str) -> Node:
+    def matrix(self, name: str, label: str = "") -> Node:
         """Return a weight (n, k)."""
         if self.precision != "w8":
-            return self.tensor(name)
+            return self.tensor(name, label=label)
         rows, factor = quantized_rows(weight(self.checkpoint, name))
         step = self.op.constant((1 / factor)[:, None].astype(np.float32))
-        return self.op.multiply(self.op.convert(self.op.constant(rows), "f32"), step)
+        return self.op.multiply(
+            self.op.convert(self.op.constant(rows, name=label or name), "f32"), step
+        )
 
     def linear(self, x: Node, name: str) -> Node:
         """Return x (B, n, k) times a weight; with its bias if it has one."""
@@ -182,7 +186,8 @@ class _Decoder:
             x = self._cross_attention(x, layer)
             x = nodes.feed_forward(x, f"decoder.blocks.{layer}")
         x = nodes.norm(x, "decoder.ln")
-        logits = op.matmul(x, nodes.matrix("decoder.token_embedding.weight"), False, True)
+        projection = nodes.matrix("decoder.token_embedding.weight", "decoder.projection.weight")
+        logits = op.matmul(x, projection, False, True)
         logits.output(0).set_names({"logits"})
         inputs = [self.ids, self.features, self.beams]
         return Model([op.result(logits)], self.assignments, inputs, "decoder")

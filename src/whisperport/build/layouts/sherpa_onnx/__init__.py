@@ -15,6 +15,7 @@ PROFILE = DecodingProfile(
     suppresses=False,
     suppresses_at_start=False,
     windows=False,
+    tokens_per_s=6,
 )
 DROPS = (
     "its own log-mel spectrogram, with 10 s of padding, differs a little from Whisper's",

@@ -2,15 +2,25 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.transformers_js.folder import write
 from whisperport.build.layouts.transformers_js.logits import logits
 from whisperport.build.layouts.transformers_js.rules import READER, RULES
 
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
 FOLDER = Path(__file__).parent
 DEVICES = ("browser", "Node") if os.environ.get("WHISPERPORT_BROWSER") else ("Node",)
 ONE_WINDOW = "audio after the first 30 s is not decoded unless the caller cuts it"
+
+
+def _room(checkpoint: "Checkpoint") -> int:
+    """Return how many positions follow the prompt: all can be used, where openai-whisper uses half."""
+    return checkpoint.dims.n_text_ctx - (4 if checkpoint.generation.is_multilingual else 2)
+
 
 LAYOUT = Layout(
     title="folder of ONNX files: encoder, merged decoder, settings and tokenizer",
@@ -23,8 +33,8 @@ LAYOUT = Layout(
             installer="npm",
             script=FOLDER / "client.mjs",
             devices=DEVICES,
-            profile_of=lambda _checkpoint: DecodingProfile(
-                padding="audio", timestamps=False, windows=False
+            profile_of=lambda checkpoint: DecodingProfile(
+                padding="audio", timestamps=False, windows=False, max_tokens=_room(checkpoint)
             ),
             drops=(
                 "the language is not detected: it is English unless the caller names another",
@@ -41,12 +51,13 @@ LAYOUT = Layout(
             packages=("onnx-asr>=0.12", "onnxruntime>=1.20"),
             module="onnx_asr",
             script=FOLDER / "onnx_asr_client.py",
-            profile_of=lambda _checkpoint: DecodingProfile(
+            profile_of=lambda checkpoint: DecodingProfile(
                 padding="audio",
                 timestamps=False,
                 suppresses=False,
                 suppresses_at_start=False,
                 windows=False,
+                max_tokens=checkpoint.dims.n_text_ctx - 4,
             ),
             drops=(
                 "no token is suppressed",
@@ -61,8 +72,8 @@ LAYOUT = Layout(
             packages=("torch==2.13.0", "optimum-onnx[onnxruntime]>=0.1"),
             module="optimum",
             script=FOLDER / "optimum_client.py",
-            profile_of=lambda _checkpoint: DecodingProfile(
-                padding="audio", timestamps=False, windows=False
+            profile_of=lambda checkpoint: DecodingProfile(
+                padding="audio", timestamps=False, windows=False, max_tokens=_room(checkpoint)
             ),
             drops=("fp16 is stored, and computed in float32", ONE_WINDOW),
         ),

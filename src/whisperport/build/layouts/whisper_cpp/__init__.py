@@ -28,7 +28,10 @@ def is_taken_for_distilled(checkpoint: "Checkpoint") -> bool:
 
 def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
     timestamps = not is_taken_for_distilled(checkpoint)
-    return DecodingProfile(padding="audio", timestamps=timestamps, suppresses=False)
+    limit = checkpoint.dims.n_text_ctx // 2 - 4
+    return DecodingProfile(
+        padding="audio", timestamps=timestamps, suppresses=False, max_tokens=limit
+    )
 
 
 def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
