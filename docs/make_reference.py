@@ -1,4 +1,4 @@
-"""Generate reference pages from the code: rewrites, rules, targets, and the example of a target.
+"""Generate pages from the code and from measurements: rewrites, rules, targets, an example, and apps.
 
     python docs/make_reference.py
 
@@ -7,12 +7,13 @@ A test compares the pages with the output of this script.
 
 import importlib
 import inspect
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whisperport.build.layouts import all_rules
+from whisperport.build.layouts import all_layouts, all_rules
 from whisperport.build.layouts.rules import rule_section as section_of_app
 from whisperport.model.inspection.rules import RULES
 from whisperport.model.inspection.rules.page import limit_text, rule_index, rule_section
@@ -25,6 +26,21 @@ from whisperport.verification.project_evidence import evidence_rows, status_word
 REFERENCE = Path(__file__).parent / "reference"
 ADD_A_TARGET = Path(__file__).parent / "how-to" / "add-a-target.md"
 EXAMPLE = Path(__file__).parents[1] / "tests" / "dummy_vendor"
+APPS = Path(__file__).parent / "how-to" / "convert-for-an-app.md"
+MEASURED = Path(__file__).parents[1] / "benchmarks" / "results" / "apps.json"
+
+COLUMNS = (
+    "App",
+    "Weights",
+    "Equal",
+    "WER",
+    "MB",
+    "usual",
+    "CPU s",
+    "memory",
+    "tiny: s",
+    "memory",
+)
 
 Row = tuple[str, ...]
 ALL = "all"
@@ -60,7 +76,8 @@ def pages() -> dict[Path, str]:
     made = {REFERENCE / "rewrites.md": rewrites_page(), REFERENCE / "rules.md": rules_page()}
     for name, targets in targets_by_page().items():
         page = REFERENCE / "targets" / f"{name}.md"
-        made[page] = target_page(page.read_text(encoding="utf-8"), targets)
+        made[page] = target_page(page, targets)
+    made[APPS] = with_parts(APPS, {"measured": _measured()})
     made[ADD_A_TARGET] = page_with_files(ADD_A_TARGET.read_text(encoding="utf-8"), EXAMPLE)
     return made
 
@@ -106,7 +123,7 @@ def _rewrite(name: str, note: str, module: str) -> str:
     return "\n\n".join(filter(None, paragraphs))
 
 
-def target_page(text: str, targets: Sequence[Target]) -> str:
+def target_page(page: Path, targets: Sequence[Target]) -> str:
     """Return the page of targets with its marked parts generated from their specs and options."""
     specs = [target.spec for target in targets]
     parts = {
@@ -115,11 +132,17 @@ def target_page(text: str, targets: Sequence[Target]) -> str:
         "options": _options(targets),
         "rewrites": _rewrites(specs),
     }
+    return with_parts(page, parts)
+
+
+def with_parts(page: Path, parts: Mapping[str, str]) -> str:
+    """Return a page with its marked parts replaced: name of a mark -> text."""
+    text = page.read_text(encoding="utf-8")
     for name, part in parts.items():
         pattern = rf"(?<=<!-- generated: {name} -->\n).*?(?=<!-- end -->)"
         text, count = re.subn(pattern, part.replace("\\", r"\\"), text, flags=re.DOTALL)
         if count != 1:
-            raise SystemExit(f"the page of {specs[0].name} has {count} marks for its {name}")
+            raise SystemExit(f"{page.name} has {count} marks for its {name}")
     return text
 
 
@@ -243,6 +266,40 @@ def _list_of_rewrites(spec: TargetSpec) -> str:
     if spec.lowering.host_rewrites:
         text += f" Then, by `fix` and `lower` only: {links(spec.lowering.host_rewrites)}."
     return text
+
+
+def _measured() -> str:
+    """Generate the table of what each app returned, and of what its files cost."""
+    results = json.loads(MEASURED.read_text(encoding="utf-8"))
+    rows = {(row["app"], row["precision"]): row for row in results["layouts"]["rows"]}
+    usual = results["usual"]["apps"]
+    lines = [f"|{'|'.join(COLUMNS)}|\n", "|---" * len(COLUMNS) + "|\n"]
+    for layout in all_layouts():
+        sizes = next((usual[app]["bytes"] for app in layout.apps if app in usual), {})
+        lines += [
+            _measured_row(rows[app, precision], sizes.get(precision))
+            for app in layout.apps
+            for precision in layout.precisions
+            if (app, precision) in rows
+        ]
+    return "".join(lines)
+
+
+def _measured_row(row: Mapping[str, Any], usual: int | None) -> str:
+    def megabytes(n_bytes: int | None, digits: int = 0) -> str:
+        return f"{n_bytes / 1e6:.{digits}f}" if n_bytes else "-"
+
+    cells = [
+        row["app"],
+        row["precision"],
+        f"{row['equal']} of {row['clips']}" + ("" if row["verified"] else ", not verified"),
+        f"{row['wer']:.1%} ({row['reference_wer']:.1%})",
+        megabytes(row["bytes"], 1),
+        megabytes(usual, 1),
+    ]
+    for cost in (row, row["tiny"]):
+        cells += [f"{cost['cpu_s']:.1f}", megabytes(cost["peak_bytes"])]
+    return f"|{'|'.join(cells)}|\n"
 
 
 if __name__ == "__main__":
