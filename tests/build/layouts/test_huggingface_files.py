@@ -1,6 +1,8 @@
 """The JSON files of transformers have the checkpoint's own sizes, ids and settings."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from whisperport.build.layouts.huggingface_files import (
     config,
     generation_config,
     vocab,
+    write_json,
 )
 
 
@@ -45,3 +48,13 @@ def test_without_alignment_heads_the_last_half_of_the_layers_stands_for_them(
 ) -> None:
     checkpoint = replace(micro_checkpoint, generation=replace(GENERATION, alignment_heads=()))
     assert generation_config(checkpoint)["alignment_heads"] == [(1, 0), (1, 1)]
+
+
+def test_settings_have_lines_and_tables_of_tokens_no_spaces(tmp_path: Path) -> None:
+    settings, tokens = {"d_model": 128, "begin": [1, 2]}, {f"token{i}": i for i in range(1000)}
+    write_json(tmp_path / "settings.json", settings)
+    write_json(tmp_path / "tokens.json", tokens)
+    texts = [(tmp_path / name).read_text() for name in ("settings.json", "tokens.json")]
+    assert list(map(json.loads, texts)) == [settings, tokens]
+    assert '\n "d_model": 128,\n' in texts[0]
+    assert not set(" \n") & set(texts[1])

@@ -13,11 +13,18 @@ if TYPE_CHECKING:  # it needs torch
 
 END_OF_TEXT = "<|endoftext|>"
 N_FFT = 400  # samples of 25 ms
+LONGEST_SETTINGS = 8192  # characters
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON; characters of other scripts stay as they are."""
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
+    """Write a value as JSON; characters of other scripts stay as they are.
+
+    Settings have a line for each entry. Tables of tokens have no spaces: they would be a sixth longer.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if len(text) <= LONGEST_SETTINGS:
+        text = json.dumps(value, ensure_ascii=False, indent=1)
+    path.write_text(text, encoding="utf-8")
 
 
 def ids_by_token(checkpoint: "Checkpoint") -> dict[str, int]:
