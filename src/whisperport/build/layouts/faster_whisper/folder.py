@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.build.layouts.arrays import quantized_rows, weight
+from whisperport.build.layouts.arrays import is_half_precision, quantized_rows, weight
 from whisperport.build.layouts.huggingface_files import (
     alignment_heads,
     preprocessor_config,
@@ -51,7 +51,8 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
 
     Args:
         checkpoint: its weights are read one at a time.
-        precision: fp32, fp16 or w8: rows of 8 bits, which CTranslate2's own converter calls int8.
+        precision: fp32, fp16 or w8: rows of 8 bits, which CTranslate2's own converter calls int8. As there,
+            what has no rows is stored in float16 if the checkpoint is.
         folder: an empty folder.
     """
     with (folder / "model.bin").open("wb") as file:
@@ -77,6 +78,7 @@ def _write_model(checkpoint: "Checkpoint", precision: str, file: BinaryIO) -> No
 
     sources = dict(_sources(checkpoint))
     is_8_bit = {name for name in sources if precision == "w8" and name.endswith("/weight")}
+    is_half = precision == "fp16" or (precision == "w8" and is_half_precision(checkpoint))
     count = len(sources) + len(is_8_bit) + len(SWITCHES) + 2
     file.write(struct.pack("<I", VERSION) + _text(SPECIFICATION))
     file.write(struct.pack("<II", REVISION, count))
@@ -92,7 +94,7 @@ def _write_model(checkpoint: "Checkpoint", precision: str, file: BinaryIO) -> No
         if name in is_8_bit:
             array, scale = quantized_rows(array)
             _write_variable(file, f"{name}_scale", scale)
-        elif precision == "fp16":
+        elif is_half:
             array = array.astype(np.float16)
         _write_variable(file, name, array)
     aliases = {PROJECTION: EMBEDDING}
