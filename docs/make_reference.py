@@ -10,7 +10,9 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from whisperport.build.layouts import all_layouts, all_rules
@@ -23,11 +25,12 @@ from whisperport.targets import TARGETS, Target
 from whisperport.targets.target_options import NoOptions, describe
 from whisperport.verification.project_evidence import evidence_rows, status_words
 
+ROOT = Path(__file__).parents[1]
 REFERENCE = Path(__file__).parent / "reference"
 ADD_A_TARGET = Path(__file__).parent / "how-to" / "add-a-target.md"
-EXAMPLE = Path(__file__).parents[1] / "tests" / "dummy_vendor"
+EXAMPLE = ROOT / "tests" / "dummy_vendor"
 APPS = Path(__file__).parent / "how-to" / "convert-for-an-app.md"
-MEASURED = Path(__file__).parents[1] / "benchmarks" / "results" / "apps.json"
+MEASURED = ROOT / "benchmarks" / "results" / "apps.json"
 
 COLUMNS = (
     "App",
@@ -35,7 +38,7 @@ COLUMNS = (
     "Equal",
     "WER",
     "MB",
-    "usual",
+    "usual MB",
     "CPU s",
     "memory",
     "tiny: s",
@@ -271,18 +274,27 @@ def _list_of_rewrites(spec: TargetSpec) -> str:
 def _measured() -> str:
     """Generate the table of what each app returned, and of what its files cost."""
     results = json.loads(MEASURED.read_text(encoding="utf-8"))
-    rows = {(row["app"], row["precision"]): row for row in results["layouts"]["rows"]}
-    usual = results["usual"]["apps"]
-    lines = [f"|{'|'.join(COLUMNS)}|\n", "|---" * len(COLUMNS) + "|\n"]
+    ours, usual = results["layouts"], results["usual"]["apps"]
+    rows = {(row["app"], row["precision"]): row for row in ours["rows"]}
+    lines, words, versions = [], [], dict[str, str]()
     for layout in all_layouts():
         sizes = next((usual[app]["bytes"] for app in layout.apps if app in usual), {})
-        lines += [
-            _measured_row(rows[app, precision], sizes.get(precision))
-            for app in layout.apps
-            for precision in layout.precisions
-            if (app, precision) in rows
-        ]
-    return "".join(lines)
+        for app, precision in product(layout.apps.values(), layout.precisions):
+            if row := rows.get((app.name, precision)):
+                lines.append(_measured_row(row, sizes.get(precision)))
+                versions |= row["versions"]
+                if app.compared == "words":
+                    equal = f"{1 - row['differ'] / row['emitted']:.1%} of {row['emitted']}"
+                    words.append(f"{equal} by {app.name} in {precision}")
+    tools = ", ".join(f"{name} {version}" for name, version in versions.items())
+    notes = (
+        f"Words of the checkpoint that are returned: {'; '.join(words)}.",
+        f"{ours['machine']['cpu']}, {ours['measured_on']}, `{ours['command']}`; {tools} "
+        f"([results](../../{MEASURED.relative_to(ROOT).as_posix()})).",
+    )
+    wrapped = (fill(note, 130, break_long_words=False, break_on_hyphens=False) for note in notes)
+    table = f"|{'|'.join(COLUMNS)}|\n{'|---' * len(COLUMNS)}|\n{''.join(lines)}\n"
+    return table + "\n\n".join(wrapped) + "\n\n"
 
 
 def _measured_row(row: Mapping[str, Any], usual: int | None) -> str:
@@ -292,7 +304,7 @@ def _measured_row(row: Mapping[str, Any], usual: int | None) -> str:
     cells = [
         row["app"],
         row["precision"],
-        f"{row['equal']} of {row['clips']}" + ("" if row["verified"] else ", not verified"),
+        f"{row['equal']} of {row['clips']}{'' if row['verified'] else ', not verified'}",
         f"{row['wer']:.1%} ({row['reference_wer']:.1%})",
         megabytes(row["bytes"], 1),
         megabytes(usual, 1),

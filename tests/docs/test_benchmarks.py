@@ -107,3 +107,30 @@ def test_a_result_has_one_line_per_record_and_its_circumstances(tmp_path):
     assert recorded("speed", "chunks", tmp_path)["wer"] == 0.012346
     assert {"measured_on", "command", "machine"} <= set(recorded("speed", "batch", tmp_path))
     assert recorded("words", "batch", tmp_path) == {}
+
+
+def test_the_measured_files_of_apps_are_within_their_limits():
+    from benchmarks.models import TINY
+    from benchmarks.record import recorded
+
+    from whisperport.build.layouts import layout_of
+    from whisperport.targets.preflight import weight_bytes
+
+    # given: what was measured in the precisions of the apps
+    rows, usual = recorded("apps", "layouts")["rows"], recorded("apps", "usual")["apps"]
+    for row in rows:
+        layout, precision = layout_of(row["app"]), row["precision"]
+        sizes = next((usual[app]["bytes"] for app in layout.apps if app in usual), {})
+
+        # then: every clip is equal, or 95 % of 400 words
+        assert row["verified"]
+        if layout.apps[row["app"]].compared == "words":
+            assert row["emitted"] >= 400
+            assert row["differ"] <= 0.05 * row["emitted"]
+        elif precision != "w8":
+            assert row["equal"] == row["clips"]
+
+        # and: the files are as small as the usual ones, and cheap to write
+        assert row["bytes"] <= sizes.get(precision, row["bytes"]), (row["app"], precision)
+        assert row["tiny"]["cpu_s"] <= 10
+        assert row["tiny"]["peak_bytes"] <= 2 * weight_bytes(TINY) + 600e6
