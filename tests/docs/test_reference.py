@@ -121,7 +121,7 @@ def test_the_pages_grow_no_further():
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.md"))
 
     # 68,050 before the pages on other apps: how to convert and judge, and the rules WP7.
-    assert words <= 72_220
+    assert words <= 72_000
 
 
 def test_every_page_is_linked_from_the_index():
