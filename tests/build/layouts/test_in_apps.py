@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from whisperport import judge
 from whisperport.build.layouts import all_layouts, layout_of
 from whisperport.build.layouts.convert import ConvertOptions, convert
 from whisperport.build.layouts.environments import command_of
@@ -62,6 +63,7 @@ def test_the_embedded_model_is_verified(app: str, precision: str, tmp_path: Path
     out = out_of(app, tmp_path)
     assert convert("default", app, out, ConvertOptions(precision=precision))
     assert verify_layout(out).is_verified
+    assert judge(out, "default", app=app)
 
 
 def test_a_browser_returns_what_node_returns(

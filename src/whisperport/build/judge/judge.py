@@ -14,7 +14,7 @@ from whisperport.build.layouts import all_layouts, layout_of
 from whisperport.build.layouts.client import is_installed
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout
 from whisperport.build.layouts.reading import Files, StoredArray
-from whisperport.build.layouts.record import LayoutRecord
+from whisperport.build.layouts.record import LayoutRecord, hashes
 from whisperport.build.layouts.reference import Emitted, reference_of
 from whisperport.build.layouts.rules import Problem
 from whisperport.build.layouts.verifying import ClipSet, run_and_compare
@@ -162,7 +162,7 @@ def judge(
         language=spoken,
         window_s=checkpoint.dims.window_s,
         source={},
-        files={},
+        files=hashes(files.path),
     )
     runs = tuple(_runs(files.path, layout, record, checkpoint, clips))
     return replace(judgement, checkpoint=name, identity=identity, runs=runs)
