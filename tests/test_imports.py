@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import whisperport
+from whisperport.build.layouts import all_layouts
 from whisperport.program.bundle import Bundle
 from whisperport.targets import MODULES
 
@@ -366,6 +367,34 @@ def test_only_a_vendors_own_folder_and_the_list_of_targets_name_it(vendor):
 
     assert outside == EXCEPTIONS.get(vendor, [])
     assert allowed[1] in found
+
+
+# Help texts have examples; a format is described by the app that defines it.
+NAMING_APPS = {
+    "apps/cli/apps.py",
+    "apps/cli/convert.py",
+    "apps/cli/export.py",
+    "build/layouts/__init__.py",
+    "model/checkpoint/ctranslate2.py",
+    "model/checkpoint/ggml.py",
+    "model/checkpoint/load.py",
+    "model/checkpoint/other_forms.py",
+}
+
+
+def test_only_an_apps_own_folder_names_it():
+    names = {name for layout in all_layouts() for name in layout.apps}
+    names |= {layout.write.__module__.split(".")[3] for layout in all_layouts()}
+    assert {"faster-whisper", "faster_whisper"} <= names
+
+    outside = {
+        path
+        for name in names - VENDORS.keys()
+        for path in naming(name, (), ROOT)
+        if not re.match(r"build/layouts/\w+/", path)
+    }
+
+    assert outside == NAMING_APPS
 
 
 @pytest.mark.parametrize(

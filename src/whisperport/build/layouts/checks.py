@@ -17,7 +17,7 @@ from whisperport.verification.error_rate import (
 )
 from whisperport.verification.word_check import max_change
 
-# Of an app that computes its own features: sherpa-onnx's differ in about a clip of thirty by a word.
+# Of an app that computes its own features: the worst that was seen differs by a word in thirty clips.
 MAX_DIFFERENCE = 0.05
 TIMESTAMP_S = 0.021  # one timestamp of 20 ms, and what binary fractions add
 # Two positions of the encoder, by which rounding moves a word. Around a pause it may be more.

@@ -108,7 +108,7 @@ def convert(
 
     Args:
         checkpoint: a checkpoint, or what `load_checkpoint` accepts.
-        app: name of the app, such as "faster-whisper".
+        app: name of the app, as `whisperport apps` lists it.
         out: folder or file to write; an older one that `convert` wrote is replaced.
         options: what is written. Default: None, all defaults.
 

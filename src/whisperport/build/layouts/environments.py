@@ -2,7 +2,7 @@
 
     $XDG_CACHE_HOME/whisperport/apps/APP        default: ~/.cache/whisperport/apps/APP
 
-An environment variable, such as WHISPERPORT_APP_FASTER_WHISPER, names another one: a Python interpreter, or
+An environment variable, WHISPERPORT_APP_NAME in capitals, names another one: a Python interpreter, or
 the folder of `node_modules`. Nothing is installed unless `install` is called.
 """
 

@@ -55,7 +55,7 @@ class App:
     """An app that loads a layout, and the client by which it is run here.
 
     Attributes:
-        name: as the user names it, such as "faster-whisper".
+        name: as the user names it.
         packages: what its client needs, as pip or npm takes it.
         module: what its client imports first; a Python package of this name is the client, too.
         installer: the program that installs them.
