@@ -679,7 +679,7 @@ def test_a_record_of_something_else_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     folder = seeds.folder_of("layout", tmp_path)
     record = json.loads((folder / "whisperport.json").read_text())
-    for name, value in (("nan", "nan"), ("inf", "inf"), ("none", 0)):
+    for name, value in (("nan", "nan"), ("inf", "inf"), ("none", 0), ("big", 1e308)):
         (tmp_path / f"{name}.json").write_text(json.dumps({**record, "window_s": value}))
     # then each is an error of its own
     for name, why in (

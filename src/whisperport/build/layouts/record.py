@@ -5,7 +5,6 @@ app reads it.
 """
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from whisperport.system.regular_file import other_kind
 
 VERSION = 1
 MAX_BYTES = 64 << 20
+MAX_WINDOW_S = 3600.0  # Whisper has 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class LayoutRecord:
     verification: Verification | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.window_s < math.inf:
+        if not 0 < self.window_s <= MAX_WINDOW_S:
             raise ValueError(f"`window_s` is {self.window_s}; expected seconds")
 
     @property

@@ -29,7 +29,7 @@ from whisperport.program.checks import Check
 from whisperport.speech.audio import SAMPLE_RATE, load_audio
 from whisperport.speech.audio.pcm import to_int16
 from whisperport.system.progress import begin_stage
-from whisperport.verification.clips import Clip, clips_in, shipped_clips
+from whisperport.verification.clips import Clip, clips_in, shipped_audio, shipped_clips
 from whisperport.verification.evidence import today
 from whisperport.verification.machine import machine
 
@@ -188,10 +188,8 @@ def _clip_again(known: KnownClip, record: LayoutRecord) -> Clip:
         BundleError: its file is missing, or its audio has changed.
     """
     try:
-        if known.path:
-            samples = load_audio(known.path)
-        else:
-            samples = next(clip.samples for clip in shipped_clips(None) if clip.name == known.name)
+        shipped = (file.path for file in shipped_audio() if file.path.name == known.name)
+        samples = load_audio(known.path or next(shipped))
     except (AudioError, StopIteration) as error:
         raise _lost(known, str(error) or "whisperport no longer has this clip") from error
     clip = _first_window(Clip(known.name, known.text, samples), record.language, record.window_s)
