@@ -124,7 +124,10 @@ class LayoutRecord:
 
         It names the file, and the part of it that has changed.
         """
-        actual = hashes(path)
+        try:
+            actual = hashes(path)
+        except OSError as error:
+            return str(error)
         for name, digest in self.files.items():
             if name not in actual:
                 return f"{name} is missing"
