@@ -365,6 +365,15 @@ def test_a_damaged_openvino_file_is_an_error(text: str, tmp_path: Path) -> None:
         judge(tmp_path)
 
 
+def test_a_part_of_the_files_is_an_error_that_names_their_folder(
+    right_files: dict[str, Path],
+) -> None:
+    folder = right_files["openvino-genai"]
+    with pytest.raises(UsageError, match="part of what an app loads") as caught:
+        judge(folder / DECODER)
+    assert str(folder) in caught.value.hint
+
+
 def test_files_of_no_app_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no app that is known"):
         judge(tmp_path)

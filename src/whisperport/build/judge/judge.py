@@ -188,14 +188,23 @@ def _layout_of(files: Files) -> Layout:
     """
     if not files.path.exists():
         raise UsageError(f"there is no file or folder {files.path}")
-    for layout in all_layouts():
-        if layout.reader.recognize(files):
-            return layout
+    if layout := _recognized(files):
+        return layout
+    if files.path.is_file() and _recognized(Files(files.path.absolute().parent)):
+        raise UsageError(
+            f"{files.path} is a part of what an app loads",
+            hint=f"give its folder: whisperport judge {files.path.absolute().parent}",
+        )
     known = "\n".join(f"{', '.join(layout.apps)}: {layout.title}" for layout in all_layouts())
     raise UsageError(
         f"{files.path} has the files of no app that is known here",
-        hint=f"give the folder, or the only file, that one of these apps loads:\n{known}",
+        hint=f"give the folder, or the only file, that one of these apps loads:\n{known}\n"
+        "`whisperport convert` makes such files of a checkpoint",
     )
+
+
+def _recognized(files: Files) -> Layout | None:
+    return next((layout for layout in all_layouts() if layout.reader.recognize(files)), None)
 
 
 def _runs(
