@@ -82,8 +82,10 @@ def _print(judgement: Judgement) -> None:
     if judgement.problems:
         rows = [(p.code, p.file, p.reason) for p in judgement.problems]
         print_table(("rule", "file", "problem"), rows)
-    else:
+    elif judgement.layout.rules:
         print_lines(f"rules: none of {len(judgement.layout.rules)} is broken")
+    else:
+        print_lines("rules: there are none for such files")
     _print_weights(judgement)
     checks = [check for run in judgement.runs for check in run.checks]
     if checks:

@@ -136,7 +136,7 @@ def run_script(app: App, script: Path, argument: Path) -> None:
         child.end()
     if code:
         raise VerificationError(
-            f"{app.name} failed with the files that were written",
+            f"{app.name} failed with these files",
             why=f"{exit_reason(code)}: {_last_line(printed)}",
             hint=f"if the app is damaged, install it again: `whisperport apps --install {app.name}`",
         )
