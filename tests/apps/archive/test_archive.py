@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +21,11 @@ from whisperport import (
     Transcriber,
 )
 from whisperport.apps.archive import ArchiveProgress
+from whisperport.apps.archive import archive as archive_module
 from whisperport.apps.archive.archive import default_workers
 from whisperport.apps.archive.output_folder import RECORD
 from whisperport.apps.archive.store import Store
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import MissingPackageError, UsageError, WhisperportError
 from whisperport.system.locking import lock_path, locked
 from whisperport.verification.clips import shipped_audio
 
@@ -212,18 +213,70 @@ def test_failed_files_are_transcribed_again_only_if_asked(
     assert len(rows(out)) == 10
 
 
+@pytest.mark.parametrize("step", ["Store.merge", "summarize", "write_subtitles", "_warn_of_kept"])
 def test_a_file_that_the_user_puts_there_during_the_run_is_kept(
-    ran: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, ran: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given an archive, and a user who writes into it at the end of the next run
     out = tmp_path / "out"
     shutil.copytree(ran["out"], out)
     report = out / "report.html"
-    monkeypatch.setattr(Store, "merge", lambda _: report.write_text("mine"))
+    before_step(step, lambda: report.write_text("mine"), monkeypatch)
     # then the file is named, and not replaced
     with pytest.raises(UsageError, match=r"report\.html` is in the way"):
-        archive(ran["source"], out)
+        archive(ran["source"], out, replace(ONE, subtitles="srt"))
     assert report.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["parts", "subtitles"])
+def test_a_folder_of_another_place_is_not_written_to(
+    name: str, ran: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an archive, one of whose folders becomes a link to two parts elsewhere
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    shutil.copytree(ran["out"], out)
+    shutil.copytree(out / "parts", elsewhere)
+    shutil.copy(next(elsewhere.iterdir()), elsewhere / "copy.parquet")
+    before = set(elsewhere.iterdir())
+
+    def link() -> None:
+        shutil.rmtree(out / name)
+        (out / name).symlink_to(elsewhere)
+
+    before_step("_transcribe" if name == "parts" else "summarize", link, monkeypatch)
+    # then it is named, and has the same files
+    with pytest.raises(UsageError, match=f"{name}` is in the way"):
+        archive(ran["source"], out, replace(ONE, subtitles="srt"))
+    assert set(elsewhere.iterdir()) == before
+
+
+@pytest.mark.parametrize("step", ["Store.merge", "summarize"])
+def test_a_part_that_is_copied_during_the_run_doubles_no_row(
+    step: str, ran: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a user who copies a part at the end of a run
+    out = tmp_path / "out"
+    shutil.copytree(ran["out"], out)
+    (part,) = (out / "parts").iterdir()
+    copy = out / "parts" / "copy.parquet"
+    before_step(step, lambda: shutil.copy(part, copy), monkeypatch)
+    # then the run says so, and merges nothing
+    with pytest.raises(WhisperportError, match=r"\.parquet` is damaged") as error:
+        archive(ran["source"], out)
+    assert "it has a row of" in error.value.why
+    assert copy.read_bytes() == part.read_bytes()
+
+
+def before_step(step: str, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something before a step of the next run."""
+    name = f"whisperport.apps.archive.archive.{step}"
+    run = Store.merge if step == "Store.merge" else getattr(archive_module, step)
+
+    def run_after(*arguments: Any) -> Any:
+        action()
+        return run(*arguments)
+
+    monkeypatch.setattr(name, run_after)
 
 
 def test_an_interrupt_saves_finished_rows_and_ends_the_workers(tmp_path: Path) -> None:

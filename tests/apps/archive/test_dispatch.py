@@ -216,7 +216,9 @@ def test_a_file_that_is_missing_has_no_link() -> None:
 
 
 def test_the_name_of_a_subtitle_file_stays_in_its_folder() -> None:
-    names = {subtitle_name(one) for one in ("../../etc/passwd", "a/b", "a_b", "", ".", "x" * 999)}
+    ids = ("../../etc/passwd", "a/b", "a_b", "", ".", "x" * 999, "会議" * 60, "é" * 99)
+    names = {subtitle_name(id) for id in ids}
 
-    assert len(names) == 6
-    assert all("/" not in name and not name.startswith("..") and len(name) < 120 for name in names)
+    assert len(names) == len(ids)
+    assert all("/" not in name and not name.startswith("..") for name in names)
+    assert max(len(f"{name}.srt".encode()) for name in names) <= 255

@@ -19,7 +19,7 @@ import whisperport.apps.archive.store
 from whisperport.apps.archive.identity import Identity
 from whisperport.apps.archive.job import Job
 from whisperport.apps.archive.rows import CODES, Row, row_of, with_identity
-from whisperport.apps.archive.store import MERGING, REPLACES, Store
+from whisperport.apps.archive.store import MERGING, REPLACES, Store, schema
 from whisperport.errors import (
     AudioError,
     IncompleteError,
@@ -136,6 +136,7 @@ def test_rows_of_another_bundle_or_other_options_are_never_mixed(
         "pipe",
         "record",
         "copy",
+        "another bundle",
         "[",
         "null",
         pytest.param("[" * 5000, id="deep"),
@@ -156,6 +157,9 @@ def test_damage_is_an_error_that_names_the_file(damage: str, tmp_path: Path) -> 
     elif damage == "copy":  # every row of it is there twice
         part = part.with_name("z.parquet")
         part.write_bytes(next((tmp_path / "parts").iterdir()).read_bytes())
+    elif damage == "another bundle":  # a part of another archive
+        foreign = [row("two") | {"bundle_sha256": "c" * 64}]
+        parquet.write_table(pa.Table.from_pylist(foreign, schema()), part)
     elif damage.startswith(("[", "null")):  # what a merged part replaces
         table = parquet.read_table(part).replace_schema_metadata({REPLACES: damage.encode()})
         parquet.write_table(table, part.with_name(MERGING))

@@ -151,10 +151,11 @@ def transcribe_archive(
         started = time.monotonic()
         _transcribe(waiting, store, opened.folder, options, transcribe, identity, progress)
         seconds = time.monotonic() - started
+        check_folder(folder)  # again, here and below: the user may have put a file or a link there
         store.merge()
-        check_folder(folder)  # again: the user may have put a file there
         summary = summarize(store.rows(_SUMMARIZED), identity, waiting, seconds)
         if options.subtitles:
+            check_folder(folder)
             kept = write_subtitles(store.rows(("id", "segments")), folder, options.subtitles)
             _warn_of_kept(kept)
         write_report(store.rows(REPORTED), folder, summary)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
-from whisperport.apps.archive.output_folder import GENERATOR, REPORT, SUMMARY
+from whisperport.apps.archive.output_folder import GENERATOR, REPORT, SUMMARY, check_folder
 from whisperport.apps.archive.rows import CODES, MARKS, Row
 from whisperport.apps.archive.summary import ArchiveSummary
 from whisperport.system.atomic import write_atomic
@@ -94,11 +94,17 @@ def write_report(rows: Iterable[Row], folder: Path, summary: ArchiveSummary) -> 
         summary: of the same rows.
 
     Raises:
+        UsageError: a file of the user has appeared in the place of one of them.
         WhisperportError: a file cannot be written.
     """
     values = {"generator": GENERATOR, **asdict(summary), "speed": summary.speed}
-    write_atomic(folder / SUMMARY, f"{json.dumps(values, indent=1)}\n".encode())
-    write_atomic(folder / REPORT, report(rows, folder, summary).encode())
+    files = {
+        SUMMARY: f"{json.dumps(values, indent=1)}\n",
+        REPORT: report(rows, folder, summary),
+    }
+    for name, content in files.items():
+        check_folder(folder)
+        write_atomic(folder / name, content.encode())
 
 
 def report(rows: Iterable[Row], folder: Path, summary: ArchiveSummary) -> str:

@@ -20,7 +20,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,10 @@ def schema() -> "pyarrow.Schema":
 PART_ROWS = 2000  # of a part when it is written, at most
 MERGED_BYTES = 16 * 2**20  # of a merged part, about; in memory it is several times as large
 MERGING, REPLACES = ".merging", b"whisperport.replaces"
-_STATE = ("id", "path", "size", "modified_ns", "error", "audio_sha256", "options_sha256")
+_STATE = (
+    *("id", "path", "size", "modified_ns", "error"),
+    *("audio_sha256", "bundle_sha256", "options_sha256"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, identity: Identity, save_every_s: float) -> None:
-        self._schema, self._save_every_s = schema(), save_every_s
+        self._schema, self._save_every_s, self._identity = schema(), save_every_s, identity
         self.folder, self._parts = folder, folder / PARTS
         self._waiting: list[Row] = []
         self._saved = time.monotonic()
@@ -140,22 +143,22 @@ class Store:
         """Return what is known about each row, by id.
 
         Raises:
-            WhisperportError: a part is damaged or no part, or two have a row of one file.
+            WhisperportError: a part is damaged or no part, or has rows of another bundle, or two have a
+                row of one file.
         """
         rows = dict[str, Finished]()
-        for part in self._part_files():
-            for row in self._read(part, _STATE).to_pylist():
-                if earlier := rows.get(row["id"]):
-                    raise _damaged(part, f"it has a row of `{row['id']}`, as `{earlier.part}` has")
-                rows[row["id"]] = Finished(
-                    part,
-                    row["path"],
-                    row["size"],
-                    row["modified_ns"],
-                    row["error"] is not None,
-                    row["audio_sha256"],
-                    row["options_sha256"],
-                )
+        for part, row in self._rows(self._part_files(), _STATE):
+            if row["bundle_sha256"] != self._identity.bundle_sha256:
+                raise _damaged(part, f"the row of `{row['id']}` is that of another bundle")
+            rows[row["id"]] = Finished(
+                part,
+                row["path"],
+                row["size"],
+                row["modified_ns"],
+                row["error"] is not None,
+                row["audio_sha256"],
+                row["options_sha256"],
+            )
         return rows
 
     def change(self, old: Mapping[str, Finished], values: Mapping[str, Mapping[str, Any]]) -> None:
@@ -196,8 +199,9 @@ class Store:
     def merge(self) -> None:
         """Merge small parts, so that a run of many hours does not leave thousands of them.
 
-        Raises: see `add`. All rows are kept.
+        Raises: see `finished` and `add`. All rows are kept.
         """
+        self.finished()  # a part that the user copied during the run is not merged
         group, size = list[Path](), 0
         for part in sorted(self._part_files(), key=lambda path: path.stat().st_size):
             size += part.stat().st_size
@@ -238,12 +242,26 @@ class Store:
         Args:
             columns: names, with `id`; None: all.
             only: rows, by id; None: all.
+
+        Raises:
+            WhisperportError: a part is damaged or no part, or two have a row of one file.
         """
         parts = self._part_files() if only is None else {row.part for row in only.values()}
+        for _, row in self._rows(parts, columns):
+            if only is None or row["id"] in only:
+                yield row
+
+    def _rows(
+        self, parts: Iterable[Path], columns: Collection[str] | None
+    ) -> Iterator[tuple[Path, Row]]:
+        """Yield each row with its part. Raises: see `rows`."""
+        part_of = dict[str, Path]()
         for part in parts:
             for row in self._read(part, columns).to_pylist():
-                if only is None or row["id"] in only:
-                    yield row
+                if earlier := part_of.get(row["id"]):
+                    raise _damaged(part, f"it has a row of `{row['id']}`, as `{earlier}` has")
+                part_of[row["id"]] = part
+                yield part, row
 
     def _part_files(self) -> list[Path]:
         return sorted(self._parts.glob("*.parquet"))

@@ -16,6 +16,7 @@ from whisperport.system.atomic import clear_temporaries, write_atomic
 
 FORMS = ("srt", "vtt")
 MAX_NAME = 100  # characters of an id that are in the name of its file
+MAX_BYTES = 242  # of them: file systems have names of 255 bytes, with the hash and the suffix
 
 
 def write_subtitles(rows: Iterable[Row], folder: Path, form: str) -> list[Path]:
@@ -77,6 +78,7 @@ def _has(path: Path, text: bytes) -> bool:
 def subtitle_name(id: str) -> str:
     """Return the file name of an id without its suffix: readable, unique, and inside of the folder."""
     readable = re.sub(r"[^\w.-]+", "_", id).lstrip(".")[:MAX_NAME]
+    readable = readable.encode()[:MAX_BYTES].decode(errors="ignore")
     return f"{readable}.{hashlib.sha256(id.encode()).hexdigest()[:8]}"
 
 
