@@ -240,6 +240,26 @@ def test_merged_parts_have_the_same_rows(tmp_path: Path) -> None:
     assert len(list((tmp_path / "parts").iterdir())) == 1
 
 
+def test_nothing_is_written_through_a_link_that_appears_during_a_run(tmp_path: Path) -> None:
+    # given links to a file and to a folder of the user, which were not there when the run began
+    before = with_parts(tmp_path, 2)
+    mine, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    mine.write_text("mine")
+    (tmp_path / "parts" / MERGING).symlink_to(mine)
+    # then the file is not replaced by a merged part
+    with pytest.raises(WhisperportError, match=MERGING):
+        before.merge()
+    assert mine.read_text() == "mine"
+    # and no part is written into the folder
+    (tmp_path / "parts").rename(tmp_path / "moved")
+    elsewhere.mkdir()
+    (tmp_path / "parts").symlink_to(elsewhere)
+    before.add(row("2"))
+    with pytest.raises(WhisperportError, match="parts` is a link"):
+        before.save()
+    assert not list(elsewhere.iterdir())
+
+
 def test_a_merged_part_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = with_parts(tmp_path, 7)
     size = max(path.stat().st_size for path in (tmp_path / "parts").iterdir())

@@ -201,7 +201,8 @@ class Store:
 
         Raises: see `finished` and `add`. All rows are kept.
         """
-        self.finished()  # a part that the user copied during the run is not merged
+        self._finish_merge()  # if the user put one there during the run, it is not replaced
+        self.finished()  # a part that the user copied there is not merged
         group, size = list[Path](), 0
         for part in sorted(self._part_files(), key=lambda path: path.stat().st_size):
             size += part.stat().st_size
@@ -278,6 +279,12 @@ class Store:
         import pyarrow as pa
         from pyarrow import parquet
 
+        if self._parts.is_symlink():
+            raise WhisperportError(
+                f"`{self._parts}` is a link",
+                why="it was none when the run began; rows would be written to where it leads",
+                hint="put the folder back, and repeat the command",
+            )
         sink = pa.BufferOutputStream()
         parquet.write_table(table, sink, compression="zstd")
         write_atomic(part, sink.getvalue().to_pybytes())
