@@ -123,10 +123,10 @@ def test_a_line_that_moved_is_named(checkpoint: Any, app: str, file: str, tmp_pa
     assert known is not None
     assert not known.names  # their names would be as long as the file
     # when two of them change places
-    lines = path.read_bytes().split(b"\n")
-    start = 31 if file.endswith(".json") else 30  # after the bracket
-    lines[start], lines[start + 1] = lines[start + 1], lines[start]
-    path.write_bytes(b"\n".join(lines))
+    text = path.read_text(encoding="utf-8")
+    lines = json.loads(text) if file.endswith(".json") else text.split("\n")
+    lines[30], lines[31] = lines[31], lines[30]
+    path.write_text(json.dumps(lines) if file.endswith(".json") else "\n".join(lines), "utf-8")
     # then the first is named
     assert changed_part(path, known) == "entry 31 has changed"
 
