@@ -276,7 +276,7 @@ def _measured() -> str:
     results = json.loads(MEASURED.read_text(encoding="utf-8"))
     ours, usual = results["layouts"], results["usual"]["apps"]
     rows = {(row["app"], row["precision"]): row for row in ours["rows"]}
-    lines, words, versions = [], [], dict[str, str]()
+    lines, versions, words = [], dict[str, str](), dict[str, list[str]]()
     for layout in all_layouts():
         sizes = next((usual[app]["bytes"] for app in layout.apps if app in usual), {})
         for app, precision in product(layout.apps.values(), layout.precisions):
@@ -285,10 +285,12 @@ def _measured() -> str:
                 versions |= row["versions"]
                 if app.compared == "words":
                     equal = f"{1 - row['differ'] / row['emitted']:.1%} of {row['emitted']}"
-                    words.append(f"{equal} by {app.name} in {precision}")
+                    words.setdefault(equal, []).append(f"{app.name} {precision}")
     tools = ", ".join(f"{name} {version}" for name, version in versions.items())
     notes = (
-        f"Words of the checkpoint that are returned: {'; '.join(words)}.",
+        "Words of the checkpoint that are returned: "
+        + "; ".join(f"{equal} by {', '.join(names)}" for equal, names in words.items())
+        + ".",
         f"{ours['machine']['cpu']}, {ours['measured_on']}, `{ours['command']}`; {tools} "
         f"([results](../../{MEASURED.relative_to(ROOT).as_posix()})).",
     )
