@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 import onnx
 
 from whisperport import judge
+from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.layouts import all_rules, layout_of
@@ -219,6 +221,10 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
 ]
 
 
+# With these, the app transcribes: it loses word timestamps, or an old version or another app fails.
+WARNINGS = {"WP701", "WP705", "WP715", "WP716", "WP752"}
+
+
 @pytest.mark.parametrize("app", APPS)
 def test_right_files_break_no_rule(app: str, right_files: dict[str, Path]) -> None:
     judgement = judge(right_files[app])
@@ -249,9 +255,10 @@ def test_a_planted_fault_is_named(
     # when they are judged
     judgement = judge(path)
     # then its rule is named, and what the user can do about it
-    assert not judgement
     assert code in [problem.code for problem in judgement.problems]
     rule, apps = all_rules()[code]
+    assert bool(judgement) == all(problem.is_warning for problem in judgement.problems)
+    assert judgement.problems[0].is_warning == (code in WARNINGS)
     assert app in apps
     assert rule.what_to_do
 
@@ -279,6 +286,34 @@ def test_weights_are_found_under_any_name(checkpoint: Any, right_files: dict[str
         # then each is there, to the bit: the checkpoint's weights are of float16
         assert identity, app
         assert len(identity.equal) == len(checkpoint.weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "status"),
+    [
+        (edit_json(GENERATION, lambda c: c.pop("alignment_heads")), "warning", 0),
+        (edit_json(GENERATION, lambda c: c.pop("lang_to_id")), "wrong", 1),
+    ],
+)
+def test_the_verb_says_what_is_wrong(
+    change: Callable[[Path], None],
+    kind: str,
+    status: int,
+    right_files: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    # given a folder in which a setting is missing
+    folder = tmp_path / "web"
+    shutil.copytree(right_files["transformers.js"], folder)
+    change(folder)
+    # when the verb judges it
+    result = CliRunner().invoke(judge_verb, [str(folder)])
+    as_json = CliRunner().invoke(judge_verb, [str(folder), "--json"])
+    # then it is listed with its rule, and what is lost alone does not fail
+    assert (result.exit_code, as_json.exit_code) == (status, status), result.output
+    assert "WP70" in result.stdout
+    assert kind in result.stdout
+    assert json.loads(as_json.stdout)["passed"] == (status == 0)
 
 
 @pytest.mark.parametrize("app", ["faster-whisper", "whisper.cpp"])

@@ -52,7 +52,8 @@ def judge(
     PATH is the folder or the only file that an app loads; `whisperport apps` lists the apps. What the app
     needs and the files lack is listed, with a rule's code; `whisperport explain CODE` says more. With
     --checkpoint, each weight is looked for in the files, and each app that is installed must return what
-    the checkpoint emits. The exit status is 1 if anything is wrong. Nothing in the files is executed.
+    the checkpoint emits. The exit status is 1 if anything is wrong, and 0 if the app only loses something
+    (a warning). Nothing in the files is executed.
 
     \b
     Examples:
@@ -80,8 +81,9 @@ def _print(judgement: Judgement) -> None:
         f"{judgement.path}: {judgement.layout.title}, {judgement.precision}, for {apps}", ""
     )
     if judgement.problems:
-        rows = [(p.code, p.file, p.reason) for p in judgement.problems]
-        print_table(("rule", "file", "problem"), rows)
+        kinds = {True: "warning", False: "wrong"}
+        rows = [(p.code, kinds[p.is_warning], p.file, p.reason) for p in judgement.problems]
+        print_table(("rule", "kind", "file", "problem"), rows)
     elif judgement.layout.rules:
         print_lines(f"rules: none of {len(judgement.layout.rules)} is broken")
     else:

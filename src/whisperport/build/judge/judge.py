@@ -83,9 +83,10 @@ class Judgement:
     runs: tuple[AppRun, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether nothing wrong was found."""
+        """Whether nothing wrong was found but for warnings."""
         same = self.identity is None or bool(self.identity)
-        return not self.problems and same and all(self.runs)
+        broken = any(not problem.is_warning for problem in self.problems)
+        return not broken and same and all(self.runs)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -96,7 +97,8 @@ class Judgement:
             "apps": list(self.layout.apps),
             "precision": self.precision,
             "problems": [
-                {"rule": p.code, "file": p.file, "reason": p.reason} for p in self.problems
+                {"rule": p.code, "file": p.file, "reason": p.reason, "warning": p.is_warning}
+                for p in self.problems
             ],
             "checkpoint": self.checkpoint or None,
             "weights": self.identity.to_json() if self.identity is not None else None,

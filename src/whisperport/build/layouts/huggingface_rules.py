@@ -17,7 +17,9 @@ NAMED_IDS = {
 """Setting -> the token that it must be the id of."""
 
 
-@layout_rule("WP701", "The tokenizer's merges are in a form that older versions do not read")
+@layout_rule(
+    "WP701", "The tokenizer's merges are in a form that older versions do not read", is_warning=True
+)
 def merges(files: Files) -> Iterator[tuple[str, str]]:
     """Current versions of `tokenizers` write each merge as a pair, `["a", "b"]`. Versions before 0.20 read
     `"a b"` only, and fail with "data did not match any variant of untagged enum ModelWrapper". Apps often
@@ -90,7 +92,7 @@ def bands(files: Files) -> Iterator[tuple[str, str]]:
         yield PREPROCESSOR, f"feature_size is {size}; {CONFIG} has num_mel_bins {taken}"
 
 
-@layout_rule("WP705", "There are no alignment heads")
+@layout_rule("WP705", "There are no alignment heads", is_warning=True)
 def heads(files: Files) -> Iterator[tuple[str, str]]:
     """Word timestamps are computed from the attention of a few heads, which `alignment_heads` in
     `generation_config.json` names. Without them, apps give no word timestamps, or fail when asked for

@@ -14,12 +14,15 @@ class Problem:
     Attributes:
         code: of the rule.
         file: its path, relative to the folder.
-        reason: what is there, what the app needs, and what the app says or does instead.
+        reason: what is there, and what the app needs.
+        is_warning: whether the app transcribes all the same: it loses something, or only an old version
+            of it fails.
     """
 
     code: str
     file: str
     reason: str
+    is_warning: bool = False
 
 
 Check = Callable[[Files], Iterator[tuple[str, str]]]
@@ -34,10 +37,11 @@ class LayoutRule:
     title: str  # a complete sentence without a full stop
     text: str  # the body of its page: meaning, cause, and a last paragraph "What to do: …"
     check: Check
+    is_warning: bool = False
 
     def problems(self, files: Files) -> Iterator[Problem]:
         """Yield what is wrong."""
-        return (Problem(self.code, *problem) for problem in self.check(files))
+        return (Problem(self.code, *problem, self.is_warning) for problem in self.check(files))
 
     @property
     def what_to_do(self) -> str:
@@ -50,10 +54,12 @@ def rule_section(rule: LayoutRule, apps: Sequence[str]) -> str:
     return f"## {rule.code}\n\n**{rule.title}.**\n\n{rule.text}\n\nApps: {', '.join(apps)}\n"
 
 
-def layout_rule(code: str, title: str) -> Callable[[Check], LayoutRule]:
+def layout_rule(
+    code: str, title: str, *, is_warning: bool = False
+) -> Callable[[Check], LayoutRule]:
     """Make a rule of a check, whose docstring is the body of the rule's page."""
 
     def made_of(check: Check) -> LayoutRule:
-        return LayoutRule(code, title, inspect.getdoc(check) or "", check)
+        return LayoutRule(code, title, inspect.getdoc(check) or "", check, is_warning)
 
     return made_of

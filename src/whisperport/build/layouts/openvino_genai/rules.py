@@ -11,7 +11,7 @@ this pattern alone was broken.
 import re
 from collections.abc import Iterator
 
-from whisperport.build.layouts.huggingface_rules import GENERATION
+from whisperport.build.layouts.huggingface_rules import GENERATION, merges
 from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
 from whisperport.build.layouts.openvino_genai.ir import IrGraph, constants, read_ir
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
@@ -142,7 +142,17 @@ def needed(files: Files) -> Iterator[tuple[str, str]]:
             yield name, "the file is missing"
 
 
-RULES = (*SETTINGS, layer_names, mask, positions, states, stateful, frames, needed)
+# The tokenizer is a graph here, so that no version of `tokenizers` reads tokenizer.json.
+RULES = (
+    *(rule for rule in SETTINGS if rule is not merges),
+    layer_names,
+    mask,
+    positions,
+    states,
+    stateful,
+    frames,
+    needed,
+)
 
 
 def _audio_states(graph: IrGraph) -> Iterator[tuple[int, str]]:

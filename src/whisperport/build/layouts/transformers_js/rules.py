@@ -93,7 +93,7 @@ def first_cache(files: Files) -> Iterator[tuple[str, str]]:
                 break
 
 
-@layout_rule("WP715", "The decoder does not return its cross-attention")
+@layout_rule("WP715", "The decoder does not return its cross-attention", is_warning=True)
 def cross_attentions(files: Files) -> Iterator[tuple[str, str]]:
     """transformers.js computes word timestamps from outputs `cross_attentions.I` of all decoder layers. A
     folder that was exported without them transcribes, but fails when words are asked for: "Model outputs
@@ -108,7 +108,7 @@ def cross_attentions(files: Files) -> Iterator[tuple[str, str]]:
             yield name, f"no output cross_attentions.{missing[0]}"
 
 
-@layout_rule("WP716", "A file that onnx-asr reads is missing")
+@layout_rule("WP716", "A file that onnx-asr reads is missing", is_warning=True)
 def onnx_asr_files(files: Files) -> Iterator[tuple[str, str]]:
     """onnx-asr reads `vocab.json` and `added_tokens.json`, and not `tokenizer.json`. Folders that current
     versions of transformers save lack both.

@@ -33,7 +33,9 @@ def full_precision(files: Files) -> Iterator[tuple[str, str]]:
         yield files.path.name, "its type is 0"
 
 
-@layout_rule("WP752", "The app takes the model for one of the first distilled ones")
+@layout_rule(
+    "WP752", "The app takes the model for one of the first distilled ones", is_warning=True
+)
 def distilled(files: Files) -> Iterator[tuple[str, str]]:
     """whisper.cpp decodes every model of two decoder layers without timestamps, unless its vocabulary is
     that of large-v3: "first release distilled models - forcing no_timestamps". Each window becomes one
