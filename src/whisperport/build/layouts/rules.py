@@ -15,7 +15,7 @@ class Problem:
         code: of the rule.
         file: its path, relative to the folder.
         reason: what is there, and what the app needs.
-        is_warning: whether the app transcribes all the same: it loses something, or only an old version
+        is_warning: whether the app transcribes anyway: it loses something, or only an old version
             of it fails.
     """
 
