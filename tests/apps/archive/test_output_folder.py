@@ -240,7 +240,8 @@ ROWS = [
 
 
 def as_parquet(path: Path) -> None:
-    parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    with path.open("wb") as file:
+        parquet.write_table(pa.Table.from_pylist(ROWS), file)
 
 
 def as_csv(path: Path) -> None:
@@ -254,12 +255,14 @@ def as_json_lines(path: Path) -> None:
 @pytest.mark.parametrize("write", [as_parquet, as_csv, as_json_lines])
 def test_every_form_of_a_manifest_gives_the_same_jobs(write: Any, tmp_path: Path) -> None:
     suffix = {as_parquet: "parquet", as_csv: "csv", as_json_lines: "jsonl"}[write]
-    manifest = tmp_path / f"list.{suffix}"
+    folder = tmp_path / os.fsdecode(b"not UTF-8 \xff")
+    folder.mkdir()
+    manifest = folder / f"list.{suffix}"
     write(manifest)
 
     two, one = sorted(read_source(manifest), key=lambda job: -int(job.id))
 
-    assert (one.path, one.language, one.prompt) == (str(tmp_path / "a.wav"), "de", "Names: Ada.")
+    assert (one.path, one.language, one.prompt) == (str(folder / "a.wav"), "de", "Names: Ada.")
     assert one.duration_s == 2.5
     assert (two.path, two.language, two.prompt, two.duration_s) == ("/b.wav", None, None, None)
 

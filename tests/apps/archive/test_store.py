@@ -29,6 +29,7 @@ from whisperport.errors import (
 )
 from whisperport.speech.text import Segment
 from whisperport.speech.text.segment import Word
+from whisperport.system.atomic import write_atomic
 from whisperport.transcription import Transcript
 
 IDENTITY = Identity("tiny", "b" * 64, "0" * 64, {"whisperport": "1"})
@@ -106,6 +107,38 @@ def test_rows_are_deleted_and_changed_without_the_others_of_their_part(tmp_path:
     before.change({one: finished[one] for one in "02"}, {})
 
     assert not list((tmp_path / "parts").iterdir())
+
+
+def test_an_interrupt_after_a_write_saves_no_row_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a signal that arrives when a part is on disk, before its rows count as saved
+    def write_and_interrupt(path: Path, data: bytes) -> None:
+        write_atomic(path, data)
+        raise KeyboardInterrupt
+
+    before = store(tmp_path)
+    before.add(row("one"))
+    module = "whisperport.apps.archive.store.write_atomic"
+    with monkeypatch.context() as patched:
+        patched.setattr(module, write_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            before.save()
+    # when rows are saved because of the end, and after it
+    before.save()
+    before.add(row("two"))
+    before.save()
+    # then each is there once
+    assert [len(ids(tmp_path / "parts" / name)) for name in parts(tmp_path)] == [1, 1]
+    assert set(store(tmp_path).finished()) == {"one", "two"}
+
+
+def test_the_name_of_the_folder_need_not_be_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"out\xff")
+
+    with_parts(folder, 2).merge()
+
+    assert set(store(folder).finished()) == {"0", "1"}
 
 
 def test_what_a_killed_writer_left_is_deleted(tmp_path: Path) -> None:

@@ -53,7 +53,11 @@ def convert(*, path: str, out: str, max_text: int, max_rows: int) -> int:
         from pyarrow import parquet
     begin_stage("reading the manifest")
     n_rows = n_bytes = 0
-    with parquet.ParquetFile(path) as file, open(out, "w", encoding="ascii") as lines:
+    with (
+        open(path, "rb") as opened,  # pyarrow reads a path as UTF-8
+        parquet.ParquetFile(opened) as file,
+        open(out, "w", encoding="ascii") as lines,
+    ):
         columns = [name for name in file.schema_arrow.names if name in COLUMNS]
         if "path" not in columns:
             shown = ", ".join(file.schema_arrow.names[:50])

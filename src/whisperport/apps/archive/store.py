@@ -123,7 +123,9 @@ class Store:
     def __init__(self, folder: Path, identity: Identity, save_every_s: float) -> None:
         self._schema, self._save_every_s, self._identity = schema(), save_every_s, identity
         self.folder, self._parts = folder, folder / PARTS
-        self._waiting: list[Row] = []
+        # A part and its rows, which are not saved yet. Both change in one step: after an interrupt between
+        # writing and that step, the same part is written again.
+        self._next: tuple[Path, list[Row]] = (self._new_part(), [])
         self._saved = time.monotonic()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -185,16 +187,19 @@ class Store:
         Raises:
             WhisperportError: the disk is full, or writing is not permitted. Parts are complete.
         """
-        self._waiting.append(row)
+        _, rows = self._next
+        rows.append(row)
         is_due = time.monotonic() - self._saved >= self._save_every_s
-        if is_due or len(self._waiting) >= PART_ROWS:
+        if is_due or len(rows) >= PART_ROWS:
             self.save()
 
     def save(self) -> None:
         """Write the rows that are not saved yet. Raises: see `add`."""
-        if self._waiting:
-            self._write(self._new_part(), self._waiting)
-        self._waiting, self._saved = [], time.monotonic()
+        part, rows = self._next
+        if rows:
+            self._write(part, rows)
+            self._next = (self._new_part(), [])
+        self._saved = time.monotonic()
 
     def merge(self) -> None:
         """Merge small parts, so that a run of many hours does not leave thousands of them.
@@ -298,9 +303,10 @@ class Store:
                 raise ValueError("it is a link")
             if kind := other_kind(part):
                 raise ValueError(f"it is {kind}")
-            with parquet.ParquetFile(part) as file:
-                if file.schema_arrow.equals(self._schema):
-                    return file.read(None if columns is None else list(columns))
+            # A file and not its path, which pyarrow reads as UTF-8.
+            with part.open("rb") as file, parquet.ParquetFile(file) as rows:
+                if rows.schema_arrow.equals(self._schema):
+                    return rows.read(None if columns is None else list(columns))
         except (OSError, ValueError) as error:
             why = str(error)
         raise _damaged(part, why)
