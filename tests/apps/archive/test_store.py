@@ -208,6 +208,22 @@ def test_damage_is_an_error_that_names_the_file(damage: str, tmp_path: Path) -> 
     assert error.value.hint
 
 
+def test_a_part_that_cannot_be_read_just_now_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    before = with_parts(tmp_path, 1)
+    monkeypatch.setattr(Path, "open", fail)
+
+    with pytest.raises(WhisperportError, match=r"cannot read .*\.parquet") as error:
+        before.finished()
+
+    assert error.value.why == "Permission denied"
+    assert "move" not in error.value.hint
+
+
 def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
 

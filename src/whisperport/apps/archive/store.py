@@ -307,8 +307,14 @@ class Store:
             with part.open("rb") as file, parquet.ParquetFile(file) as rows:
                 if rows.schema_arrow.equals(self._schema):
                     return rows.read(None if columns is None else list(columns))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # pyarrow's have no number
             why = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                raise WhisperportError(
+                    f"cannot read `{part}`",
+                    why=error.strerror,
+                    hint="check the permissions and the disk, and repeat the command",
+                ) from error
         raise _damaged(part, why)
 
 
