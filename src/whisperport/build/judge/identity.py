@@ -7,7 +7,7 @@ among all stored arrays of its shape: first equal to the bit, then rounded to fl
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -153,19 +153,26 @@ class _Search:
         return True
 
     def _is_equal(self, values: Array, candidates: list[tuple[str, bool]]) -> bool:
-        """Note each weight that an array equals, exactly or after rounding to float16."""
+        """Note each weight that an array equals: exactly, else scaled, else rounded to float16."""
         form = "float16" if values.dtype == np.float16 else "float32"
         digest = _digest(values.astype(form, copy=False))
-        found = False
-        for name, transposed in candidates:
-            if digest in self._digests(name, transposed, form):
-                self.equal.add(name)
-            elif digest == self._digest(name, transposed, "rounded to " + form):
-                self.half.add(name)
-            else:
-                continue
-            found = True
-        return found
+        exact = [c for c in candidates if form == "float32" or self._is_half(c[0])]
+        equal = [name for name, swapped in exact if self._digest(name, swapped, form) == digest]
+        equal = equal or [
+            name
+            for name, swapped in exact
+            if (".query." in name or ".key." in name)
+            and any(self._digest(name, swapped, form, power) == digest for power in SCALES)
+        ]
+        self.equal.update(equal)
+        if equal:
+            return True
+        rounded = "rounded to " + form
+        half = [
+            name for name, swapped in candidates if self._digest(name, swapped, rounded) == digest
+        ]
+        self.half.update(half)
+        return bool(half)
 
     def _compare_integers(
         self, array: StoredArray, values: Array, candidates: list[tuple[str, bool]]
@@ -221,15 +228,6 @@ class _Search:
         weight: Array = self.checkpoint.weights[name].float().numpy()
         weight = weight.reshape(_squeezed(weight.shape))
         return np.ascontiguousarray(weight.T) if transposed else weight
-
-    def _digests(self, name: str, transposed: bool, form: str) -> Iterator[bytes]:
-        """Yield the digests of a weight, and of one by which a scale of attention was multiplied."""
-        if form == "float16" and not self._is_half(name):
-            return
-        yield self._digest(name, transposed, form)
-        if ".query." in name or ".key." in name:
-            for power in SCALES:
-                yield self._digest(name, transposed, form, power)
 
     def _digest(self, name: str, transposed: bool, form: str, power: float = 0.0) -> bytes:
         key = name, transposed, form, power
