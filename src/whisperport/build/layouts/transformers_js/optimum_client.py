@@ -37,9 +37,8 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
 
 
 def _text_tokens(sequence: list[int], generation: Any) -> list[int]:
-    """Return the tokens after the prompt, if it is there, and before the end of text."""
-    no_timestamps, end = generation.no_timestamps_token_id, generation.eos_token_id
-    tokens = (
-        sequence[sequence.index(no_timestamps) + 1 :] if no_timestamps in sequence else sequence
-    )
+    """Return the tokens after the prompt, with which some versions begin, and before the end of text."""
+    end, has_prompt = generation.eos_token_id, sequence[0] == generation.decoder_start_token_id
+    first = sequence.index(generation.no_timestamps_token_id) + 1 if has_prompt else 0
+    tokens = sequence[first:]
     return tokens[: tokens.index(end)] if end in tokens else tokens
