@@ -136,6 +136,12 @@ def set_type_0(path: Path) -> None:
     path.write_bytes(raw)
 
 
+def set_layers(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[36:40] = (2).to_bytes(4, "little")
+    path.write_bytes(raw)
+
+
 def set_vocabulary(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[4:8] = (51870).to_bytes(4, "little")
@@ -199,6 +205,11 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
     ("openvino-genai", "WP733", edit_text(DECODER, r'type="Tile"', 'type="Broadcast"')),
     ("openvino-genai", "WP734", edit_text(DECODER, r"keypresent\.", "key_present.")),
     ("openvino-genai", "WP735", edit_text(DECODER, r'type="ReadValue"', 'type="Identity"')),
+    (
+        "openvino-genai",
+        "WP736",
+        edit_text("openvino_encoder_model.xml", r"(>80</dim>\s*<dim>)3000", r"\1-1"),
+    ),
     ("openvino-genai", "WP737", remove("openvino_detokenizer.xml")),
     ("faster-whisper", "WP741", remove("tokenizer.json")),
     (
@@ -217,6 +228,7 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
         edit_json("config.json", lambda c: c.update(alignment_heads=[[7, 1]])),
     ),
     ("whisper.cpp", "WP751", set_type_0),
+    ("whisper.cpp", "WP752", set_layers),
     ("whisper.cpp", "WP753", set_vocabulary),
 ]
 
@@ -264,8 +276,8 @@ def test_a_planted_fault_is_named(
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    untested = {"WP718", "WP736", "WP752"}  # below
-    assert {code for _, code, _ in FAULTS} == set(all_rules()) - untested
+    in_a_test_of_its_own = {"WP718"}
+    assert {code for _, code, _ in FAULTS} == set(all_rules()) - in_a_test_of_its_own
 
 
 def test_a_graph_beside_the_settings_is_named(right_files: dict[str, Path], tmp_path: Path) -> None:
