@@ -429,7 +429,7 @@ def test_a_client_does_not_see_folders_beside_its_script(client: Any, tmp_path: 
     app = layout_of("faster-whisper").apps["faster-whisper"]
     clip = Clip("a", "", np.zeros(1600, np.float32))
     # then the package is not that folder, but missing
-    with pytest.raises(VerificationError, match="failed with the files") as caught:
+    with pytest.raises(VerificationError, match="failed with these files") as caught:
         run_client(app, tmp_path, [clip], precision="fp32", language="en")
     assert "No module named 'faster_whisper'" in caught.value.why
 
