@@ -326,6 +326,24 @@ def test_a_damaged_graph_raises_nothing_but_what_the_runner_expects(
                     weights.session_model(graph, onnxruntime.SessionOptions())
 
 
+def test_a_node_without_an_output_is_not_changed(folder: Path, intact: bytes) -> None:
+    # given a damaged graph: the nodes that multiply by a weight have no output
+    model = onnx.ModelProto.FromString(intact)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1] in stored:
+            del node.output[:]
+    (folder / "step.onnx").write_bytes(model.SerializeToString())
+    listed = ListedFiles(folder, frozenset(os.listdir(folder)))
+    graphs = [OnnxGraph(listed, name) for name in ("step.onnx", "prefill_4.onnx")]
+    # when it is prepared for a session, then nothing but what the runner expects is raised
+    with contextlib.suppress(BundleError, ValueError, OSError):
+        weights = OnnxWeights(graphs)
+        for graph in graphs:
+            if graph in weights:
+                weights.session_model(graph, onnxruntime.SessionOptions())
+
+
 @pytest.fixture(scope="module")
 def folder(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graphs")

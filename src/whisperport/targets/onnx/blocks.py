@@ -65,7 +65,8 @@ def matrices(model: Any, sizes: Mapping[str, int]) -> dict[str, Matrix]:
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             if name in sizes:
-                matrix = _matrix(node, index, shapes, sizes[name])
+                # A node of a damaged file may have no output.
+                matrix = _matrix(node, index, shapes, sizes[name]) if node.output else None
                 if matrix is None or usable.setdefault(name, matrix) != matrix:
                     unusable.add(name)
     return {name: matrix for name, matrix in usable.items() if name not in unusable}
