@@ -46,30 +46,41 @@ def read_onnx(path: Path) -> Graph:
         ProgramError: the file is damaged or not an ONNX model, or its external data is missing.
         MissingPackageError: onnx is not installed.
     """
-    with needs("cannot read an ONNX file: the package onnx is not installed", extra="export"):
-        import onnx
-        from google.protobuf.message import DecodeError
+    model = read_skeleton(path)
+    from whisperport.model.inspection.onnx_shapes import with_shapes
 
-        from whisperport.model.inspection.onnx_shapes import with_shapes
-    try:
-        with path.open("rb") as file:
-            model = onnx.load_model_from_string(skeleton(file, path.stat().st_size, MODEL))
-    except (ValueError, DecodeError) as error:
-        raise _damaged(path, error) from error
     if not model.graph.node or not model.opset_import:
-        raise _damaged(path, ValueError("the model has no nodes, or states no opset"))
+        raise damaged(path, ValueError("the model has no nodes, or states no opset"))
     _check_external_data(path, model)
     try:
         model = with_shapes(model)
     except Exception as error:  # onnx raises InferenceError, RuntimeError and others from C++
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     try:
         return _graph(path.stem, model)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> ProgramError:
+def read_skeleton(path: Path) -> "onnx.ModelProto":
+    """Read an ONNX model without its large arrays.
+
+    Raises:
+        ProgramError: the file is damaged or not an ONNX model.
+        MissingPackageError: onnx is not installed.
+    """
+    with needs("cannot read an ONNX file: the package onnx is not installed", extra="export"):
+        import onnx
+        from google.protobuf.message import DecodeError
+    try:
+        with path.open("rb") as file:
+            return onnx.load_model_from_string(skeleton(file, path.stat().st_size, MODEL))
+    except (ValueError, DecodeError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> ProgramError:
+    """Return the error of a file that is damaged, or is of another format."""
     return ProgramError(
         f"{path.name} is damaged, or is not an ONNX model",
         why=f"{type(error).__name__}: {str(error).strip() or 'unreadable'}".split("\n")[0][:200],

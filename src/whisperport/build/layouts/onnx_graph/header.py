@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import ProgramError, needs
+from whisperport.errors import ProgramError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,12 @@ def read_header(path: Path) -> OnnxHeader:
         ProgramError: the file cannot be read, or is no ONNX model.
         MissingPackageError: onnx is not installed.
     """
-    with needs("cannot read an ONNX file: the package onnx is not installed", extra="export"):
-        import onnx
-        from google.protobuf.message import DecodeError
+    from whisperport.model.inspection.read_onnx import read_skeleton
 
-        from whisperport.model.inspection.protobuf_skeleton import skeleton
-        from whisperport.model.inspection.read_onnx import MODEL
     try:
-        with path.open("rb") as file:
-            model = onnx.load_model_from_string(skeleton(file, path.stat().st_size, MODEL))
+        model = read_skeleton(path)
     except OSError as error:
         raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
-    except (ValueError, DecodeError) as error:
-        raise ProgramError(
-            f"{path.name} is damaged, or is not an ONNX model",
-            why=f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:200],
-            hint="export the model again",
-        ) from error
     stored = {tensor.name for tensor in model.graph.initializer}
     return OnnxHeader(
         {value.name: _sizes(value) for value in model.graph.input if value.name not in stored},

@@ -1,21 +1,19 @@
 """The folder of ONNX files that ONNX Runtime GenAI loads."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
-from whisperport.build.layouts.onnxruntime_genai.folder import logits, unsupported, write
-from whisperport.build.layouts.reading import Files, Reader, StoredArray
+from whisperport.build.layouts.onnxruntime_genai.folder import (
+    DECODER,
+    ENCODER,
+    logits,
+    unsupported,
+    write,
+)
+from whisperport.build.layouts.reading import Reader
 
-FILES = ("encoder.onnx", "decoder.onnx")
-
-
-def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
-    for name in FILES:
-        for array, values in stored_arrays(files.path / name):
-            yield StoredArray(name, array, values)
-
+FILES = (ENCODER, DECODER)
 
 LAYOUT = Layout(
     title="folder of ONNX files: encoder, decoder, settings and tokenizer",
@@ -45,7 +43,7 @@ LAYOUT = Layout(
     reader=Reader(
         lambda files: files.has("genai_config.json") and all(map(files.has, FILES)),
         lambda _files: ["fp32"],
-        _arrays,
+        lambda files, _precision: stored_arrays(files, FILES),
     ),
     logits=logits,
     unsupported=unsupported,

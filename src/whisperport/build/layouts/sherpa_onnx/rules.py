@@ -134,9 +134,7 @@ def _precisions(files: Files) -> list[str]:
 
 
 def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
-    for name in (_name(files, ENCODER), _name(files, DECODER)):
-        for array, values in stored_arrays(files.path / name):
-            yield StoredArray(name, array, values)
+    return stored_arrays(files, (_name(files, ENCODER), _name(files, DECODER)))
 
 
 READER = Reader(_recognize, _precisions, _arrays)

@@ -13,10 +13,10 @@ from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
 from whisperport.build.layouts.rules import layout_rule
+from whisperport.build.layouts.transformers_js.folder import SUFFIXES
+from whisperport.build.layouts.transformers_js.graphs import PARTS, SIDES
 
 MERGED, ENCODER = "decoder_model_merged", "encoder_model"
-SUFFIXES = {"fp32": "", "fp16": "_fp16", "w8": "_quantized"}
-"""Precision -> end of the files' names; converters write more, which are left out."""
 PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
 
 
@@ -44,12 +44,7 @@ def branch(files: Files) -> Iterator[tuple[str, str]]:
         layers = files.json(CONFIG).get("decoder_layers")
         names = ["input_ids", "encoder_hidden_states", "use_cache_branch"]
         if isinstance(layers, int):
-            names += [
-                f"past_key_values.{i}.{side}.{part}"
-                for i in range(min(layers, 1000))
-                for side in ("decoder", "encoder")
-                for part in ("key", "value")
-            ]
+            names += _caches("past_key_values", min(layers, 1000))
         missing = [input_ for input_ in names if input_ not in header.inputs]
         if missing:
             yield name, f"no input {missing[0]}"
@@ -65,13 +60,7 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
     for name, header in _merged(files):
         for values, prefix in ((header.inputs, "past_key_values"), (header.outputs, "present")):
             caches = [value for value in values if value.startswith(f"{prefix}.")]
-            layers = range(len(caches) // 4)
-            expected = [
-                f"{prefix}.{i}.{side}.{part}"
-                for i in layers
-                for side in ("decoder", "encoder")
-                for part in ("key", "value")
-            ]
+            expected = _caches(prefix, len(caches) // 4)
             if caches != expected and sorted(caches) == sorted(expected):
                 place = next(i for i, cache in enumerate(caches) if cache != expected[i])
                 yield name, f"{caches[place]} is where {expected[place]} is expected"
@@ -159,6 +148,13 @@ RULES = (
 )
 
 
+def _caches(prefix: str, n_layers: int) -> list[str]:
+    """Return the names of the caches in their order."""
+    return [
+        f"{prefix}.{i}.{side}.{part}" for i in range(n_layers) for side in SIDES for part in PARTS
+    ]
+
+
 def _graphs(files: Files, part: str) -> Iterator[str]:
     """Yield the names of the ONNX files of a part, in `onnx/` or beside the settings."""
     for folder in ("onnx", "."):
@@ -188,10 +184,9 @@ def _precisions(files: Files) -> list[str]:
 def _arrays(files: Files, precision: str) -> Iterator[StoredArray]:
     end = f"{SUFFIXES[precision]}.onnx"
     parts = (ENCODER, MERGED, "decoder_model", "decoder_with_past_model")
-    for name in (name for part in parts for name in _graphs(files, part)):
-        if name.rpartition("/")[2] in {f"{part}{end}" for part in parts}:
-            for array, values in stored_arrays(files.path / name):
-                yield StoredArray(name, array, values)
+    file_names = {f"{part}{end}" for part in parts}
+    names = (name for part in parts for name in _graphs(files, part))
+    return stored_arrays(files, (n for n in names if n.rpartition("/")[2] in file_names))
 
 
 READER = Reader(_recognize, _precisions, _arrays)
