@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.build.layouts.arrays import is_half
+from whisperport.build.layouts.arrays import weight as weight_of
 from whisperport.build.layouts.reading import StoredArray
 
 if TYPE_CHECKING:  # it needs torch
@@ -134,8 +136,8 @@ class _Search:
         self.digests: dict[tuple[str, bool, str, float], bytes] = {}
         self.halves: dict[str, bool] = {}
         self.head_width = checkpoint.dims.text_head_width
-        for name, weight in checkpoint.weights.items():
-            self.by_shape[_squeezed(tuple(weight.shape))].append(name)
+        for name, tensor in checkpoint.weights.items():
+            self.by_shape[_squeezed(tuple(tensor.shape))].append(name)
 
     def compare(self, array: StoredArray) -> bool:
         """Compare an array with every weight that it may be; return whether there is one."""
@@ -225,9 +227,9 @@ class _Search:
                 self.nearest[name] = changed
 
     def _weight(self, name: str, transposed: bool) -> Array:
-        weight: Array = self.checkpoint.weights[name].float().numpy()
-        weight = weight.reshape(_squeezed(weight.shape))
-        return np.ascontiguousarray(weight.T) if transposed else weight
+        array: Array = weight_of(self.checkpoint, name)
+        array = array.reshape(_squeezed(array.shape))
+        return np.ascontiguousarray(array.T) if transposed else array
 
     def _digest(self, name: str, transposed: bool, form: str, power: float = 0.0) -> bytes:
         key = name, transposed, form, power
@@ -242,8 +244,7 @@ class _Search:
 
     def _is_half(self, name: str) -> bool:
         if name not in self.halves:
-            weight = self._weight(name, False)
-            self.halves[name] = np.array_equal(weight.astype(np.float16).astype(np.float32), weight)
+            self.halves[name] = is_half(self.checkpoint, name)
         return self.halves[name]
 
 

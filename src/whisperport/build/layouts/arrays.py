@@ -1,5 +1,6 @@
 """Weights of a checkpoint as numpy arrays, one at a time: the whole is never copied."""
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,13 +26,15 @@ def half(checkpoint: "Checkpoint", name: str) -> NDArray[np.float16]:
 
 def is_half_precision(checkpoint: "Checkpoint") -> bool:
     """Return whether float16 holds every weight exactly, as where a checkpoint was published in it."""
+    return all(is_half(checkpoint, name) for name in checkpoint.weights)
+
+
+def is_half(checkpoint: "Checkpoint", name: str) -> bool:
+    """Return whether float16 holds a weight exactly."""
     import torch
 
-    def holds(name: str) -> bool:
-        tensor = checkpoint.weights[name]
-        return tensor.dtype == torch.float16 or torch.equal(tensor.half().float(), tensor.float())
-
-    return all(map(holds, checkpoint.weights))
+    tensor = checkpoint.weights[name]
+    return tensor.dtype == torch.float16 or torch.equal(tensor.half().float(), tensor.float())
 
 
 def quantized_rows(array: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -45,3 +48,9 @@ def quantized_rows(array: Floats) -> tuple[NDArray[np.int8], Floats]:
     largest[largest == 0] = 127
     factor = (127 / largest).astype(np.float32)
     return np.rint(rows * factor[:, None]).astype(np.int8).reshape(array.shape), factor
+
+
+def decoded_together(tokens: Sequence[int], n_prompt: int) -> Iterator[Sequence[int]]:
+    """Yield the prompt, and then each token alone, as an app decodes them."""
+    yield tokens[:n_prompt]
+    yield from ([token] for token in tokens[n_prompt:])

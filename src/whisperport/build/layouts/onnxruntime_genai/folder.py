@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.build.layouts.huggingface_files import (
     N_FFT,
     generation_config,
@@ -22,7 +22,6 @@ from whisperport.speech.audio import HOP_LENGTH
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
-Floats = NDArray[np.float32]
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 WINDOW = 1500  # positions: it gives 30 s to the encoder
 
@@ -132,7 +131,7 @@ def logits(
     _, n_heads, _, width = decoder.get_inputs()[1].shape
     caches = [np.zeros((1, n_heads, 0, width), np.float32)] * len(cross)
     rows: list[Floats] = []
-    for new in (tokens[:n_prompt], *([token] for token in tokens[n_prompt:])):
+    for new in decoded_together(tokens, n_prompt):
         values = (np.array([new], np.int32), *caches, *cross)
         new_logits, *caches = decoder.run(None, dict(zip(names, values, strict=True)))
         rows.append(new_logits[0])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.build.layouts.arrays import Floats
+from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.errors import needs
 
 # Some processors would compute in bfloat16, and the CPU keeps keys and values in 8 bits.
@@ -37,7 +37,7 @@ def logits(
     features = opened("encoder")({"input_features": mel[None]})[0]
     request = opened("decoder").create_infer_request()
     rows = []
-    for piece in (tokens[:n_prompt], *([token] for token in tokens[n_prompt:])):
+    for piece in decoded_together(tokens, n_prompt):
         inputs = {
             "input_ids": np.array([piece], np.int64),
             "encoder_hidden_states": features,

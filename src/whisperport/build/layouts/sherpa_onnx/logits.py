@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.build.layouts.onnx_graph.session import open_session
 from whisperport.build.layouts.sherpa_onnx.folder import DECODER, ENCODER
-
-Floats = NDArray[np.float32]
 
 
 def logits(
@@ -29,7 +27,7 @@ def logits(
     caches = [np.zeros(value.shape, np.float32) for value in decoder.get_inputs()[1:3]]
     rows: list[Floats] = []
     n_cached = 0
-    for new in (tokens[:n_prompt], *([token] for token in tokens[n_prompt:])):
+    for new in decoded_together(tokens, n_prompt):
         ids, offset = np.array([new], np.int64), np.array([n_cached], np.int64)
         inputs = dict(zip(names, (ids, *caches, *cross, offset), strict=True))
         new_logits, *caches, _attention = decoder.run(None, inputs)

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.build.layouts.onnx_graph.session import open_session
 from whisperport.build.layouts.transformers_js.folder import graph_paths
-
-Floats = NDArray[np.float32]
 
 
 def logits(
@@ -37,7 +35,7 @@ def logits(
     }
     inputs["encoder_hidden_states"] = features
     rows: list[Floats] = []
-    for new in (tokens[:n_prompt], *([token] for token in tokens[n_prompt:])):
+    for new in decoded_together(tokens, n_prompt):
         inputs["input_ids"] = np.array([new], np.int64)
         inputs["use_cache_branch"] = np.array([bool(rows)])
         outputs = dict(zip(names, decoder.run(None, inputs), strict=True))
