@@ -6,28 +6,25 @@ from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
 from whisperport.build.layouts.whisper_cpp.file import unsupported, write
-from whisperport.build.layouts.whisper_cpp.rules import READER, RULES
+from whisperport.build.layouts.whisper_cpp.rules import (
+    DISTILLED_LAYERS,
+    READER,
+    RULES,
+    is_taken_for_distilled,
+)
 
 if TYPE_CHECKING:  # it needs torch
     from torch import Tensor
 
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
-CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
-DISTILLED_LAYERS = 2
 
-
-def is_taken_for_distilled(checkpoint: "Checkpoint") -> bool:
-    """Return whether whisper.cpp takes a checkpoint for one of the first distilled ones.
-
-    Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp, `is_distil`.
-    """
-    dims = checkpoint.dims
-    return dims.n_text_layer == DISTILLED_LAYERS and dims.n_vocab != CANTONESE
+def _is_taken_for_distilled(checkpoint: "Checkpoint") -> bool:
+    return is_taken_for_distilled(checkpoint.dims.n_text_layer, checkpoint.dims.n_vocab)
 
 
 def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
-    timestamps = not is_taken_for_distilled(checkpoint)
+    timestamps = not _is_taken_for_distilled(checkpoint)
     limit = checkpoint.dims.n_text_ctx // 2 - 4
     return DecodingProfile(
         padding="audio", timestamps=timestamps, suppresses=False, max_tokens=limit
@@ -35,7 +32,7 @@ def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
 
 
 def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
-    if is_taken_for_distilled(checkpoint):
+    if _is_taken_for_distilled(checkpoint):
         yield (
             f"whisper.cpp takes a model of {DISTILLED_LAYERS} decoder layers for one of the first "
             "distilled models, and never asks it for timestamps: each window is one segment"

@@ -12,13 +12,21 @@ from whisperport.build.layouts.rules import layout_rule
 from whisperport.errors import ProgramError
 from whisperport.program.dims import KNOWN_VOCABULARIES
 
-MAGIC = struct.pack("<I", 0x67676D6C)
+MAGIC_BYTES = 4
 NUMBERS = (
     *("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer"),
     *("n_text_ctx", "n_text_state", "n_text_head", "n_text_layer", "n_mels", "ftype"),
 )
 CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
 DISTILLED_LAYERS = 2
+
+
+def is_taken_for_distilled(n_text_layer: int, n_vocab: int) -> bool:
+    """Return whether whisper.cpp takes a model of these sizes for one of the first distilled ones.
+
+    Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp, `is_distil`.
+    """
+    return n_text_layer == DISTILLED_LAYERS and n_vocab != CANTONESE
 
 
 @layout_rule("WP751", "All weights are of float32")
@@ -44,7 +52,7 @@ def distilled(files: Files) -> Iterator[tuple[str, str]]:
     What to do: use another app, such as faster-whisper, if the timestamps matter.
     """
     header = _header(files)
-    if header["n_text_layer"] == DISTILLED_LAYERS and header["n_vocab"] != CANTONESE:
+    if is_taken_for_distilled(header["n_text_layer"], header["n_vocab"]):
         yield files.path.name, f"{DISTILLED_LAYERS} decoder layers, {header['n_vocab']} tokens"
 
 
@@ -72,7 +80,7 @@ def _numbers(path: Path) -> Mapping[str, int]:
     form = f"<{len(NUMBERS)}i"
     try:
         with path.open("rb") as file:
-            file.seek(len(MAGIC))
+            file.seek(MAGIC_BYTES)
             return dict(
                 zip(NUMBERS, struct.unpack(form, file.read(struct.calcsize(form))), strict=True)
             )
@@ -83,10 +91,9 @@ def _numbers(path: Path) -> Mapping[str, int]:
 
 
 def _recognize(files: Files) -> bool:
-    if not files.path.is_file():
-        return False
-    with files.path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    from whisperport.model.checkpoint.ggml import is_ggml
+
+    return files.path.is_file() and is_ggml(files.path)
 
 
 def _precisions(files: Files) -> list[str]:
