@@ -6,12 +6,14 @@ Nothing of the files is executed here; an app that is run loads them in a proces
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.build.judge.identity import Identity, identify
 from whisperport.build.layouts import all_layouts, layout_of
 from whisperport.build.layouts.client import is_installed
+from whisperport.build.layouts.convert import read_checkpoint, spoken_language
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout
 from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import LayoutRecord, hashes
@@ -20,7 +22,6 @@ from whisperport.build.layouts.rules import Problem
 from whisperport.build.layouts.verifying import ClipSet, run_and_compare
 from whisperport.errors import UsageError, VerificationError, needs
 from whisperport.program.checks import Check
-from whisperport.speech.text import language_code
 from whisperport.system.progress import begin_stage
 
 if TYPE_CHECKING:  # it needs torch
@@ -133,7 +134,7 @@ def judge(
     """
     files = Files(Path(path))
     with needs("cannot judge files: torch is not installed", extra="export"):
-        from whisperport.model.checkpoint import load_checkpoint
+        import_module("torch")  # for the readers of some layouts
     begin_stage(f"reading {files.path.name}")
     layout = _layout_of(files)
     if app is not None and layout_of(app) is not layout:
@@ -144,17 +145,11 @@ def judge(
     if checkpoint is None:
         return judgement
     name = os.fspath(checkpoint) if isinstance(checkpoint, str | os.PathLike) else "the checkpoint"
-    if isinstance(checkpoint, str | os.PathLike):
-        begin_stage("reading the checkpoint")
-        checkpoint = load_checkpoint(os.fspath(checkpoint))
+    begin_stage("reading the checkpoint")
+    checkpoint = read_checkpoint(checkpoint)
     begin_stage("comparing weights")
     identity = identify(checkpoint, stored_arrays(layout, files, precision))
-    generation = checkpoint.generation
-    spoken = (
-        generation.any_language
-        if language is None
-        else language_code(language, generation.languages)
-    )
+    spoken = spoken_language(checkpoint, language)
     folder = None if verify_with is None else Path(verify_with)
     clips = ClipSet.of(folder, spoken, checkpoint.dims.window_s)
     record = LayoutRecord(

@@ -133,14 +133,14 @@ def convert(
     check_out(layout, chosen, out, (checkpoint, options.verify_with))
     with writing(layout, out) as draft:
         begin_stage("reading the checkpoint")
-        opened = _opened(checkpoint)
+        opened = read_checkpoint(checkpoint)
         if why := layout.unsupported(opened, precision):
             raise LoweringError(
                 f"{app} cannot run this checkpoint in {precision}",
                 why=why,
                 hint="`whisperport apps` lists other apps and precisions",
             )
-        language = _language(opened, options)
+        language = spoken_language(opened, options.language)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
         opened = _with_heads(opened)
         begin_stage(f"writing the files of {app}")
@@ -182,7 +182,8 @@ def _precision(layout: Layout, app: App, options: ConvertOptions) -> str:
     return precision
 
 
-def _opened(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Checkpoint":
+def read_checkpoint(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Checkpoint":
+    """Return a checkpoint, read if it is named."""
     with needs("cannot read a checkpoint: torch is not installed", extra="export"):
         from whisperport.model.checkpoint import load_checkpoint
     if isinstance(checkpoint, str | os.PathLike):
@@ -202,11 +203,12 @@ def _with_heads(checkpoint: "Checkpoint") -> "Checkpoint":
     return replace(checkpoint, generation=generation, warnings=warnings)
 
 
-def _language(checkpoint: "Checkpoint", options: ConvertOptions) -> str:
+def spoken_language(checkpoint: "Checkpoint", language: str | None) -> str:
+    """Return the code of a language that is named; None: English, or one that the checkpoint knows."""
     generation = checkpoint.generation
-    if options.language is None:
+    if language is None:
         return generation.any_language
-    return language_code(options.language, generation.languages)
+    return language_code(language, generation.languages)
 
 
 def _not_verified(app: App, out: Path, record: LayoutRecord) -> VerificationError:
