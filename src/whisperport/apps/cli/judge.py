@@ -33,8 +33,8 @@ MOST_WEIGHTS = 5  # that are named
     group="Comparison",
     type=Given("checkpoint", as_text=True),
     metavar="CHECKPOINT",
-    help="Checkpoint that the files were made of: its weights are looked for in them, and what the "
-    "installed apps return is compared with what it emits",
+    help="Checkpoint that the files were made of: its weights are looked for in the files, and each "
+    "installed app must return what the checkpoint emits",
 )
 @option(
     *("--for", "app"),
@@ -53,7 +53,7 @@ def judge(
     needs and the files lack is listed, with a rule's code; `whisperport explain CODE` says more. With
     --checkpoint, each weight is looked for in the files, and each app that is installed must return what
     the checkpoint emits. The exit status is 1 if anything is wrong, and 0 if the app only loses something
-    (a warning). Nothing in the files is executed.
+    (a warning). The files are only read, except by the apps that load them.
 
     \b
     Examples:
