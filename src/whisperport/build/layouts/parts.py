@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 from zlib import crc32
+
+from whisperport.targets.cpu.openvino.ir import read_ir, stored_bytes
 
 LONGEST = 1000  # members of a JSON object that have names; those of a longer one have numbers
 DIGITS = 4  # of a part's checksum
@@ -131,21 +132,16 @@ def _outside_parts(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _layers(path: Path) -> Iterator[tuple[str, bytes]]:
-    for section in ElementTree.parse(path).getroot():
-        if section.tag != "layers":
-            yield section.tag, ElementTree.tostring(section)
-            continue
-        for layer in section:
-            yield f"layer {layer.get('name')}", ElementTree.tostring(layer)
+    graph, data = read_ir(path), path.read_bytes()
+    for name, span in graph.sections.items():
+        yield name, data[span]
+    for node in graph.nodes.values():
+        yield f"layer {node.name}", data[node.span]
 
 
 def _constants(graph: Path, path: Path) -> Iterator[tuple[str, bytes]]:
-    with path.open("rb") as file:
-        for layer in ElementTree.parse(graph).getroot().iterfind("layers/layer[@type='Const']"):
-            data = layer.find("data")
-            assert data is not None
-            file.seek(int(data.attrib["offset"]))
-            yield f"tensor {layer.get('name')}", file.read(int(data.attrib["size"]))
+    for node, data in stored_bytes(read_ir(graph), path):
+        yield f"tensor {node.name}", data.tobytes()
 
 
 def _variables(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from whisperport.build.layouts.huggingface_rules import GENERATION, merges
 from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
-from whisperport.build.layouts.openvino_genai.ir import IrGraph, constants, read_ir
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
 from whisperport.build.layouts.rules import layout_rule
+from whisperport.targets.cpu.openvino.ir import IrGraph, constants, read_ir
 
 ENCODER, DECODER = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
 STATE = re.compile(r"past_key_values\.(\d+)\.decoder\.(key|value)present\.\1\.decoder\.\2")

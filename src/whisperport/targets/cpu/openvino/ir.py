@@ -1,4 +1,4 @@
-"""Read the nodes of an OpenVINO file (.xml), without weights and without OpenVINO.
+"""Read the graph of an OpenVINO model (.xml) and its constants (.bin), without OpenVINO.
 
 Source: OpenVINO's documentation, "Operation Set and Intermediate Representation", IR version 10 and 11.
 """
@@ -14,9 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import ProgramError
+from whisperport.system.regular_file import other_kind
+from whisperport.targets.cpu.openvino.runtime import TYPES
 
-MAX_BYTES = 256 << 20  # the decoder of large-v3 has 2 MB
+# The decoder of large-v3 has 2 MB, and 70,000 elements.
+MAX_BYTES = 64 << 20
+MAX_ELEMENTS = 1_000_000
 MAX_DEPTH = 32
+DTYPES = {kind: dtype for dtype, kind in TYPES.items()}  # OpenVINO's name of a dtype -> numpy's
+NO_BYTES = np.empty(0, np.uint8)
+HINT = "export the model again"
 
 
 @dataclass(slots=True)
@@ -26,25 +33,32 @@ class IrNode:
     Attributes:
         name: its friendly name.
         type: of the operation, such as "MatMul".
+        opset: that the operation is of, such as "opset1"; empty: not stated.
         attributes: of its element `data`.
         sizes: of each output, the sizes of its axes; -1: not fixed.
+        precisions: of each output, such as "FP32".
         names: of the tensors that it computes.
         inputs: (index of a node, which of its outputs), in the order of the node's input ports.
+        span: of its bytes in the file: where they begin, and end.
     """
 
     name: str
     type: str
+    opset: str = ""
     attributes: dict[str, str] = field(default_factory=dict)
     sizes: list[list[int]] = field(default_factory=list)
+    precisions: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     inputs: list[tuple[int, int]] = field(default_factory=list)
+    span: slice = field(default_factory=lambda: slice(0))
 
 
+@dataclass(frozen=True, slots=True)
 class IrGraph:
-    """The nodes of one file, and the arrows between them."""
+    """The nodes of one file by their ids, the arrows between them, and where its other sections are."""
 
-    def __init__(self, nodes: Mapping[int, IrNode]) -> None:
-        self.nodes = nodes
+    nodes: Mapping[int, IrNode]
+    sections: Mapping[str, slice]
 
     def of_type(self, *types: str) -> Iterator[tuple[int, IrNode]]:
         """Yield the index of each node of some types, and the node."""
@@ -80,6 +94,8 @@ def read_ir(path: Path) -> IrGraph:
     Raises:
         ProgramError: the file cannot be read, is damaged or is too large.
     """
+    if kind := other_kind(path):
+        raise ProgramError(f"cannot read {path}", why=f"the path is {kind}, not a file")
     reader = _Reader()
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -93,8 +109,52 @@ def read_ir(path: Path) -> IrGraph:
         raise ProgramError(
             f"{path.name} is damaged, or is not an OpenVINO model",
             why=f"{type(error).__name__}: {error}"[:200],
-            hint="export the model again",
+            hint=HINT,
         ) from error
+
+
+def stored_bytes(graph: IrGraph, weights: Path) -> Iterator[tuple[IrNode, NDArray[np.uint8]]]:
+    """Yield each constant of a graph and its bytes, which are mapped.
+
+    Args:
+        weights: the .bin file.
+
+    Raises:
+        ProgramError: the file cannot be read, or a constant is outside of it.
+    """
+    if kind := other_kind(weights):
+        raise ProgramError(f"cannot read {weights}", why=f"the path is {kind}, not a file")
+    try:
+        mapped = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else NO_BYTES
+    except (OSError, ValueError) as error:
+        raise ProgramError(f"cannot read {weights}", why=str(error)) from error
+    for _, node in graph.of_type("Const"):
+        try:
+            start, n_bytes = int(node.attributes["offset"]), int(node.attributes["size"])
+            if not 0 <= start <= start + n_bytes <= len(mapped):
+                raise ValueError(f"it ends at byte {start + n_bytes} of {len(mapped)}")
+        except (KeyError, ValueError) as error:
+            raise ProgramError(
+                f"the constant `{node.name[:80]}` in {weights.name} is damaged",
+                why=f"{type(error).__name__}: {error}"[:200],
+                hint=HINT,
+            ) from error
+        yield node, mapped[start : start + n_bytes]
+
+
+def constants(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the name and the values of each constant of a file; those of other types are left out.
+
+    Raises:
+        ProgramError: a file cannot be read, or a constant is outside of the .bin file beside it.
+    """
+    for node, data in stored_bytes(read_ir(path), path.with_suffix(".bin")):
+        sizes = node.sizes[0] if node.sizes else []
+        dtype = DTYPES.get(node.attributes.get("element_type", ""))
+        if dtype is None or min(sizes, default=1) < 1:
+            continue
+        if math.prod(sizes) * np.dtype(dtype).itemsize == len(data):
+            yield node.name, data.view(dtype).reshape(sizes)
 
 
 class _Reader:
@@ -107,10 +167,14 @@ class _Reader:
         self.parser.CharacterDataHandler = self._text
         self.parser.StartDoctypeDeclHandler = _no_document_type
         self.path: list[str] = []
+        self.elements = 0
         self.nodes: dict[int, IrNode] = {}
+        self.sections: dict[str, slice] = {}
         self.ports: dict[tuple[int, int], tuple[str, int]] = {}  # (node, port) -> side, place
         self.edges: list[tuple[int, int, int, int]] = []
         self.node = -1
+        self.begin = 0  # byte of the section or node
+        self.n_inputs = 0  # of the node
         self.size = ""
 
     def graph(self) -> IrGraph:
@@ -127,18 +191,23 @@ class _Reader:
             if sorted(inputs) != list(range(len(inputs))):
                 raise ValueError(f"layer {index} lacks an input")
             self.nodes[index].inputs = [inputs[place] for place in range(len(inputs))]
-        return IrGraph(self.nodes)
+        return IrGraph(self.nodes, self.sections)
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         self.path.append(tag)
-        if len(self.path) > MAX_DEPTH:
-            raise ValueError(f"its elements are nested more than {MAX_DEPTH} deep")
+        self.elements += 1
+        if len(self.path) > MAX_DEPTH or self.elements > MAX_ELEMENTS:
+            raise ValueError(
+                f"it has more than {MAX_ELEMENTS} elements, or they are nested more than {MAX_DEPTH} deep"
+            )
         match self.path:
             case ["net", "layers", "layer"]:
                 self.node = int(attributes["id"])
                 if self.node in self.nodes:
                     raise ValueError(f"two layers have the id {self.node}")
-                self.nodes[self.node] = IrNode(attributes["name"], attributes["type"])
+                opset = attributes.get("version", "")
+                self.nodes[self.node] = IrNode(attributes["name"], attributes["type"], opset)
+                self.begin, self.n_inputs = self.parser.CurrentByteIndex, 0
             case ["net", "layers", "layer", "data"]:
                 self.nodes[self.node].attributes = attributes
             case ["net", "layers", "layer", "input" | "output" as side, "port"]:
@@ -147,18 +216,20 @@ class _Reader:
                 keys = ("from-layer", "from-port", "to-layer", "to-port")
                 source, source_port, target, target_port = (int(attributes[key]) for key in keys)
                 self.edges.append((source, source_port, target, target_port))
+            case ["net", _]:
+                self.begin = self.parser.CurrentByteIndex
             case _:
                 pass
 
     def _port(self, side: str, attributes: dict[str, str]) -> None:
         node = self.nodes[self.node]
         if side == "input":
-            place = sum(
-                1 for (i, _), (kind, _) in self.ports.items() if i == self.node and kind == side
-            )
+            place = self.n_inputs
+            self.n_inputs += 1
         else:
             place = len(node.sizes)
             node.sizes.append([])
+            node.precisions.append(attributes.get("precision", ""))
             node.names |= set(filter(None, attributes.get("names", "").split(",")))
         self.ports[self.node, int(attributes["id"])] = side, place
 
@@ -167,45 +238,19 @@ class _Reader:
             self.size += text
 
     def _end(self, _tag: str) -> None:
-        if self.path == ["net", "layers", "layer", "output", "port", "dim"]:
-            self.nodes[self.node].sizes[-1].append(int(self.size))
+        span = slice(self.begin, self.parser.CurrentByteIndex)  # without the closing tag
+        match self.path:
+            case ["net", "layers", "layer", "output", "port", "dim"]:
+                self.nodes[self.node].sizes[-1].append(int(self.size))
+            case ["net", "layers", "layer"]:
+                self.nodes[self.node].span = span
+            case ["net", section] if section != "layers":
+                self.sections[section] = span
+            case _:
+                pass
         self.size = ""
         self.path.pop()
 
 
 def _no_document_type(*_: object) -> NoReturn:
     raise ValueError("it declares a document type, which no OpenVINO model does")
-
-
-# OpenVINO's name of a dtype -> numpy's
-DTYPES = {"f32": "<f4", "f16": "<f2", "i8": "i1", "u8": "u1", "i32": "<i4", "i64": "<i8"}
-
-
-def constants(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the name and the values of each constant of a file; the .bin file beside it is mapped.
-
-    Raises:
-        ProgramError: a file cannot be read, or a constant is outside of the .bin file.
-    """
-    graph, weights = read_ir(path), path.with_suffix(".bin")
-    try:
-        mapped = np.memmap(weights, np.uint8, "r")
-    except (OSError, ValueError) as error:
-        raise ProgramError(f"cannot read {weights}", why=str(error)) from error
-    for _, node in graph.of_type("Const"):
-        dtype = np.dtype(DTYPES.get(node.attributes.get("element_type", ""), "V1"))
-        sizes = node.sizes[0] if node.sizes else []
-        try:
-            start, n_bytes = int(node.attributes["offset"]), int(node.attributes["size"])
-            if not 0 <= start <= start + n_bytes <= len(mapped):
-                raise ValueError(f"it ends at byte {start + n_bytes} of {len(mapped)}")
-            if (
-                dtype.kind != "V"
-                and math.prod(sizes) * dtype.itemsize == n_bytes
-                and min(sizes, default=1) > 0
-            ):
-                yield node.name, mapped[start : start + n_bytes].view(dtype).reshape(sizes)
-        except (KeyError, ValueError) as error:
-            raise ProgramError(
-                f"the constant `{node.name[:80]}` of {path.name} is damaged", why=str(error)
-            ) from error
