@@ -566,6 +566,59 @@ def _verify_layout(folder: Path) -> None:
     check_printed("".join(layout_of(record.app).apps))
 
 
+# Files of another app.
+
+
+def _make_layout(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    """Copy the files of an app, and change one or two of them."""
+    from fuzz.mutators import onnx_graphs
+
+    source = random.choice(sorted((seeds / "layouts").iterdir()))
+    path = folder / source.name
+    if source.is_file():
+        data = source.read_bytes()
+        tensors = data.index(b"encoder.conv1.weight") - 24
+        parts = (raw.mutated(data[:tensors], random), data[tensors:])
+        if random.random() < 0.7:
+            parts = (data[:tensors], raw.mutated(data[tensors:], random))
+        path.write_bytes(b"".join(parts))
+        return
+    shutil.copytree(source, path)
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    if random.random() < 0.2:
+        folders.mutate(path, names, random, outside)
+        return
+    for name in random.sample(names, random.choice((1, 1, 2))):
+        file = path / name
+        data = file.read_bytes()
+        match file.suffix if random.random() < 0.85 else "":
+            case ".json":
+                data = json_values.mutated(data, random, outside)
+            case ".xml" if data:
+                data = markup.mutated(data, random)
+            case ".onnx":
+                data = _hostile_onnx(onnx_graphs, data, random, outside)
+            case _:
+                data = raw.mutated(data, random)
+        file.write_bytes(data)
+
+
+def _judge(folder: Path) -> None:
+    """Judge the files with all rules, print the result, and look for weights."""
+    from fuzz.command_line import whisperport
+    from fuzz.seeds import micro_checkpoint
+    from whisperport.build.judge.identity import identify
+    from whisperport.build.judge.judge import judge, stored_arrays
+    from whisperport.build.layouts.reading import Files
+
+    (path,) = folder.iterdir()
+    whisperport("judge", str(path))
+    judgement = judge(path)
+    arrays = stored_arrays(judgement.layout, Files(path), judgement.precision)
+    identity = identify(micro_checkpoint(), arrays)
+    json.dumps((judgement.to_json(), identity.to_json()), allow_nan=False)
+
+
 # Outputs of a device.
 
 DEVICE_OUTPUTS = {"features": (1, 40, 16), "keys": (2, 8, 40)}
@@ -671,6 +724,7 @@ FORMATS = (
     Format(".xml, run", "inspect", ("openvino",), _make_xml, _inspect, 150),
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
     Format("whisperport.json", "verify", ("layout",), _make_record, _verify_layout, 1000),
+    Format("files of an app", "judge", ("ggml", "layouts"), _make_layout, _judge, 1000),
     Format("device outputs", "diagnose", (), _make_device_outputs, _diagnose, 1000),
     Format("audio", "load_audio", ("audio",), _make_audio, _load_audio, 1000),
 )

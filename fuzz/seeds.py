@@ -8,7 +8,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -117,29 +117,34 @@ def _weights(dims: Dims) -> dict[str, Any]:
     return found
 
 
-def _bundle(folder: Path, target: str) -> None:
-    import numpy as np
-
-    from whisperport.build.export.export import export
-    from whisperport.build.export.export_options import ExportOptions
+def micro_checkpoint() -> Any:
+    """Return a checkpoint of a few kilobytes, with random weights."""
     from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
-    from whisperport.targets import RunOptions
-    from whisperport.verification.clips import Clip
 
-    checkpoint = Checkpoint(
+    return Checkpoint(
         dims=DIMS,
         generation=GENERATION,
         weights=_weights(DIMS),
         tokenizer_json=tokenizer_json(),
         source=Source(kind="openai", name="micro", sha256={}),
     )
+
+
+def _bundle(folder: Path, target: str) -> None:
+    import numpy as np
+
+    from whisperport.build.export.export import export
+    from whisperport.build.export.export_options import ExportOptions
+    from whisperport.targets import RunOptions
+    from whisperport.verification.clips import Clip
+
     hiss = 0.1 * np.random.default_rng(0).standard_normal(16_000)
     options = ExportOptions(
         clips=(Clip("hiss", "", hiss.astype(np.float32)),),
         run=RunOptions(threads=1),
         allow_unverified=True,
     )
-    export(checkpoint, target, folder / "bundle", options)
+    export(micro_checkpoint(), target, folder / "bundle", options)
 
 
 def _checkpoint(folder: Path) -> None:
@@ -431,6 +436,29 @@ def _layout(folder: Path) -> None:
     write_record(record_path(folder), record)
 
 
+def _layouts(folder: Path) -> None:
+    """Write the files of each app that reads a checkpoint of a few kilobytes."""
+    from whisperport.build.layouts import all_layouts, huggingface_files
+    from whisperport.build.layouts.openvino_genai.folder import write_graphs
+
+    with_space = tokenizer_json().replace(b'"W"', json.dumps(to_byte_characters(b" ")).encode())
+    checkpoint = replace(micro_checkpoint(), tokenizer_json=with_space)
+    for layout in all_layouts():
+        app, path = next(iter(layout.apps)), folder / f"{next(iter(layout.apps))}{layout.suffix}"
+        if layout.suffix:
+            shutil.copyfile(folder_of("ggml", folder.parent) / "ggml.bin", path)
+            continue
+        path.mkdir()
+        if app == "openvino-genai":  # the app would make the graphs of the tokenizer
+            write_graphs(checkpoint, "fp32", path)
+            (path / "openvino_detokenizer.xml").touch()
+            for name in ("config", "generation_config", "tokenizer_json"):
+                written = getattr(huggingface_files, name)(checkpoint)
+                huggingface_files.write_json(path / f"{name.replace('_json', '')}.json", written)
+        else:
+            layout.write(checkpoint, "fp32", path)
+
+
 def _tables(folder: Path) -> None:
     import numpy as np
 
@@ -491,6 +519,7 @@ GROUPS: dict[str, Callable[[Path], None]] = {
     "openvino": _openvino,
     "hef": _hef,
     "layout": _layout,
+    "layouts": _layouts,
     "tables": _tables,
     "audio": _audio,
 }

@@ -1,6 +1,7 @@
 """`judge` names what is wrong with an app's files: each case plants one fault in right files."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -419,6 +420,61 @@ def test_a_part_of_the_files_is_an_error_that_names_their_folder(
     with pytest.raises(UsageError, match="part of what an app loads") as caught:
         judge(folder / DECODER)
     assert str(folder) in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["link", "folder link", "loop", "pipe"])
+def test_what_leads_out_of_the_folder_is_not_read(
+    kind: str, right_files: dict[str, Path], tmp_path: Path
+) -> None:
+    # given a downloaded folder in which one entry is no file of it
+    folder = Path(shutil.copytree(right_files["transformers.js"], tmp_path / "model"))
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "config.json").write_text("{}")
+    path = folder / ("onnx" if kind == "folder link" else "config.json")
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(
+            {"link": private / "config.json", "folder link": private, "loop": path}[kind]
+        )
+    # when it is judged, then nothing is read through it
+    with pytest.raises(ProgramError, match="is not read"):
+        judge(folder)
+
+
+def test_the_links_of_a_hugging_face_cache_are_followed(
+    right_files: dict[str, Path], tmp_path: Path
+) -> None:
+    # given a folder of links, as the hub's cache has it
+    folder, store = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    (folder / "onnx").mkdir(parents=True)
+    store.mkdir()
+    for number, path in enumerate(sorted(right_files["transformers.js"].rglob("*.*"))):
+        (store / str(number)).hardlink_to(path)
+        (folder / path.relative_to(right_files["transformers.js"])).symlink_to(store / str(number))
+    assert judge(folder)
+
+
+def test_a_file_that_cannot_be_read_is_an_error(
+    right_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a disk with a fault
+    def fails(_: Path) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("whisperport.model.checkpoint.ctranslate2_file.read_model_bin", fails)
+    with pytest.raises(ProgramError, match="cannot read"):
+        judge(right_files["faster-whisper"])
+
+
+def test_a_folder_of_anything_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whisperport.build.layouts.reading.MAX_FILES", 2)
+    for name in "abc":
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="more than 2 files"):
+        judge(tmp_path)
 
 
 def test_files_of_no_app_are_an_error(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[Stor
     if layout.reader.arrays is not None:
         yield from layout.reader.arrays(files, precision)
     elif layout.weights is not None:
-        for name, weight in layout.weights(files.path).items():
+        for name, weight in files.read_now("", layout.weights).items():
             is_float16 = str(weight.dtype) == "torch.float16"
             yield StoredArray(
                 files.path.name, name, (weight if is_float16 else weight.float()).numpy()
@@ -185,6 +185,7 @@ def _layout_of(files: Files) -> Layout:
     """
     if not files.path.exists():
         raise UsageError(f"there is no file or folder {files.path}")
+    files.check_entries()
     if layout := _recognized(files):
         return layout
     if files.path.is_file() and _recognized(Files(files.path.absolute().parent)):

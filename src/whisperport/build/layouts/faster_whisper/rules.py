@@ -107,7 +107,7 @@ def _tokens(path: Path) -> list[str]:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError("it is too large")
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramError(f"cannot read {path}", why=str(error)[:200]) from error
     return [token for token in value if isinstance(token, str)] if isinstance(value, list) else []
 

@@ -12,7 +12,6 @@ from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
 from whisperport.build.layouts.rules import layout_rule
-from whisperport.errors import ProgramError
 
 NUMBERS = (
     *("n_mels", "n_text_layer", "n_text_ctx", "n_text_state", "n_vocab", "sot", "eot"),
@@ -117,11 +116,8 @@ def _encoder(files: Files) -> tuple[str, OnnxHeader]:
 
 
 def _token_lines(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_TOKENS_BYTES)
-    except OSError as error:
-        raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
+    with path.open("rb") as file:
+        raw = file.read(MAX_TOKENS_BYTES)
     return raw.decode("ascii", "replace").splitlines()
 
 

@@ -84,8 +84,6 @@ def _numbers(path: Path) -> Mapping[str, int]:
             return dict(
                 zip(NUMBERS, struct.unpack(form, file.read(struct.calcsize(form))), strict=True)
             )
-    except OSError as error:
-        raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
     except struct.error as error:
         raise ProgramError(f"{path.name} is truncated", why=str(error)) from error
 
