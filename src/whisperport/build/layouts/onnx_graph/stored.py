@@ -31,7 +31,13 @@ def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
                 tensor.Clear()
         except OSError as error:
             raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
-        except (ValueError, TypeError, DecodeError, onnx.checker.ValidationError) as error:
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            DecodeError,
+            onnx.checker.ValidationError,
+        ) as error:
             raise damaged(path, error) from error
 
 
