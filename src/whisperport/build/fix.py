@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.build.lower import read_program
+from whisperport.build.lower import check_owner, read_program
 from whisperport.errors import ProgramError
 from whisperport.program.bundle.replacing_files import put_files_in_place
 from whisperport.program.bundle.staging import staged_beside
@@ -150,14 +150,15 @@ class Fixed:
 
         Args:
             out: path of the `.pt2` file. The host's steps are written as `NAME.host.json` and `.npy` files.
-            overwrite: replace existing files. Default: False.
+            overwrite: replace existing files, but none that may belong to a lowered program of the same
+                stem. Default: False.
 
         Returns:
             The path of the `.pt2` file.
 
         Raises:
             ProgramError: a file exists already, and `overwrite` is False.
-            WhisperportError: a file cannot be written.
+            WhisperportError: a file cannot be written, or may belong to a lowered program.
         """
         from torch.export import save
 
@@ -175,6 +176,7 @@ class Fixed:
         with staged_beside(out) as staged:
             for name, content in (*beside.items(), (out.name, buffer.getvalue())):
                 (staged.partial / name).write_bytes(content)
+            check_owner(staged.partial, [out.with_name(name) for name in beside], out)
             put_files_in_place(staged.partial, staged.files, out, (*beside, out.name))
         return out
 

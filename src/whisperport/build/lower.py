@@ -409,13 +409,19 @@ def _put_in_place(
     first, *companions = files
     beside = [out.with_name(file) for file in companions]
     check_outputs([Output(path, "--out", "file") for path in beside], read)
-    _check_replaceable(staged.partial, beside, out)
+    check_owner(staged.partial, beside, out)
     put_files_in_place(staged.partial, staged.files, out, (*companions, first))
     return (out, *beside)
 
 
-def _check_replaceable(folder: Path, beside: Sequence[Path], out: Path) -> None:
-    """Raise an error if a file beside `out` would replace one that belongs to something else."""
+def check_owner(folder: Path, beside: Sequence[Path], out: Path) -> None:
+    """Check that files beside `out` belong to it, before those in `folder` replace them.
+
+    `fix` writes such files too: a fixed program and a lowered one may have the same stem.
+
+    Raises:
+        WhisperportError: a file with other contents is there, and may belong to another program.
+    """
     suffixes = {target.spec.lowering.lowered_suffix for target in TARGETS} - {out.suffix}
     siblings = [path for suffix in suffixes if (path := out.with_suffix(suffix)).exists()]
     for place in beside:

@@ -13,7 +13,7 @@ import torch
 from whisperport.build.check import check
 from whisperport.build.fix import Fixed, fix
 from whisperport.build.lower import Lowered, lower
-from whisperport.errors import ProgramError
+from whisperport.errors import ProgramError, WhisperportError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.inspection.read_onnx import read_onnx
 from whisperport.model.inspection.rejections import check_graph
@@ -300,6 +300,23 @@ def test_what_is_written_computes_the_logits_with_what_lies_beside_it(
         "fixed.tokens.positions.npy",
         "fixed.tokens.table.npy",
     ]
+
+
+def test_the_files_of_a_lowered_program_are_not_replaced_by_those_of_a_fixed_one(
+    fixed: Fixed, tmp_path: Path
+) -> None:
+    # given: the user replaces an older fixed program, beside a lowered one of the same stem
+    out, described = tmp_path / "decoder.pt2", tmp_path / "decoder.host.json"
+    for path in (out, described, tmp_path / "decoder.onnx"):
+        path.write_text("older")
+
+    # when, then
+    with pytest.raises(WhisperportError, match=r"decoder\.onnx may belong to it"):
+        fixed.write(out, overwrite=True)
+    assert (out.read_text(), described.read_text()) == ("older", "older")
+    (tmp_path / "decoder.onnx").unlink()
+    fixed.write(out, overwrite=True)
+    assert HostPart.read(described)
 
 
 @pytest.fixture(scope="module")
