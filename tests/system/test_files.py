@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,44 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
     if isinstance(caught.value, WhisperportError):
         assert "No space left" in caught.value.why
         assert "old file is unchanged" in caught.value.hint
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name need Linux")
+def test_a_writer_that_is_killed_before_the_data_is_complete_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    path, seen = tmp_path / "out.bin", []
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append(sorted(tmp_path.iterdir())))
+
+    # when
+    write_atomic(path, b"new")
+
+    # then
+    assert seen[0] == [path]
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("missing", ["open", "link"])
+def test_where_no_file_can_be_without_a_name_it_has_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    # given
+    work = getattr(os, missing)
+
+    def fail(path: Path, flags: Any, *arguments: Any, **settings: Any) -> Any:
+        if missing == "link" or flags != os.O_RDONLY:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return work(path, flags, *arguments, **settings)
+
+    monkeypatch.setattr(os, missing, fail)
+
+    # when
+    write_atomic(tmp_path / "out.bin", b"new")
+
+    # then
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"new"]
 
 
 def test_a_replaced_file_keeps_its_permissions_and_a_new_one_follows_the_umask(

@@ -14,6 +14,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable
+from io import BufferedWriter
 from pathlib import Path
 
 from whisperport.errors import WhisperportError
@@ -24,9 +25,10 @@ TEMPORARY = re.compile(r"\..{1,40}\.[0-9a-f]{12}\.tmp", re.DOTALL)
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` to `path`. A reader sees either the old file or the complete new one.
 
-    The data goes to a temporary file in the same folder, which is flushed to the disk and then renamed.
-    Symbolic links are followed. The new file has the permissions of the file that it replaces. After any
-    failure, including an interrupt, the old file is unchanged and the temporary file is deleted.
+    The data goes to a temporary file in the same folder, which is flushed to the disk and then renamed. On
+    Linux this file has no name before it is complete: a killed process leaves nothing of it. Symbolic
+    links are followed. The new file has the permissions of the file that it replaces. After any failure,
+    including an interrupt, the old file is unchanged and the temporary file is deleted.
 
     Raises:
         WhisperportError: the folder is missing, the disk is full, writing is not permitted, or `path`
@@ -84,11 +86,35 @@ def repeat_if_interrupted(clean_up: Callable[[], None]) -> None:
 
 
 def _write_through(path: Path, data: bytes) -> None:
-    # Not `tempfile`: only the owner may read its files, so the umask would have no effect on the result.
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    if not _write_unnamed(path, data):
+        # Not `tempfile`: only the owner may read its files, so the umask would have no effect on them.
+        with open(path, "xb") as file:
+            _fill(file, data)
+
+
+def _write_unnamed(path: Path, data: bytes) -> bool:
+    """Write a file that has no name before it is complete, so that a killed process leaves nothing of it.
+
+    Returns:
+        False if the system does not support this; then there is no file.
+    """
+    try:
+        descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE, 0o666)
+    except (AttributeError, OSError):  # only Linux has such files, and not on every file system
+        return False
+    with open(descriptor, "wb") as file:
+        _fill(file, data)
+        try:  # with a descriptor of a folder, Python calls `linkat`, which follows the link in /proc
+            os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
+        except OSError:  # /proc is not mounted
+            return False
+    return True
+
+
+def _fill(file: BufferedWriter, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:
