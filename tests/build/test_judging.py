@@ -320,13 +320,42 @@ def test_the_verb_says_what_is_wrong(
     shutil.copytree(right_files["transformers.js"], folder)
     change(folder)
     # when the verb judges it
-    result = CliRunner().invoke(judge_verb, [str(folder)])
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(judge_verb, [str(folder), "--html", str(page)])
     as_json = CliRunner().invoke(judge_verb, [str(folder), "--json"])
     # then it is listed with its rule, and what is lost alone does not fail
     assert (result.exit_code, as_json.exit_code) == (status, status), result.output
     assert "WP70" in result.stdout
     assert kind in result.stdout
     assert json.loads(as_json.stdout)["passed"] == (status == 0)
+    assert ("Wrong: " in page.read_text(encoding="utf-8")) == bool(status)
+
+
+def test_one_precision_of_several_is_judged_and_named(
+    right_files: dict[str, Path], checkpoint: Any, tmp_path: Path
+) -> None:
+    # given a folder with graphs in two precisions
+    folder = tmp_path / "web"
+    shutil.copytree(right_files["transformers.js"], folder)
+    for path in (folder / "onnx").glob("*.onnx"):
+        shutil.copy(path, path.with_name(f"{path.stem}_fp16.onnx"))
+    # when it is judged, without and with a choice
+    first, chosen = judge(folder), judge(folder, precision="fp16")
+    # then both are known, and one is judged
+    assert (first.precision, chosen.precision) == ("fp32", "fp16")
+    assert first.precisions == ("fp32", "fp16")
+    with pytest.raises(UsageError, match="no files of the precision `w8`"):
+        judge(folder, precision="w8")
+
+
+def test_files_are_hashed_only_if_an_app_runs(
+    right_files: dict[str, Path], checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whisperport.build.judge.judge.is_installed", lambda app: False)
+    monkeypatch.setattr("whisperport.build.judge.judge.hashes", None)
+    judgement = judge(right_files["sherpa-onnx"], checkpoint)
+    assert judgement
+    assert [run.reason for run in judgement.runs] == ["not installed, so it did not run"] * 2
 
 
 @pytest.mark.parametrize("app", ["faster-whisper", "whisper.cpp"])

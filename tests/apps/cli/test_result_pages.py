@@ -1,4 +1,4 @@
-"""The pages of `sensitivity`, `bench`, `inspect`, `verify` and `compare`, without torch.
+"""The pages of `sensitivity`, `bench`, `inspect`, `verify`, `compare` and `judge`, without torch.
 
 Each says its verdict first, marks what is at fault, and shows no markup of names in files.
 """
@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from whisperport.apps.bench.acceptance import AcceptanceRow
@@ -16,15 +17,23 @@ from whisperport.apps.bench.transcribing import BenchResult, Part
 from whisperport.apps.cli.bench_page import bench_page
 from whisperport.apps.cli.compare_page import compare_page
 from whisperport.apps.cli.inspect_page import inspect_page
+from whisperport.apps.cli.judge_page import judge_page
 from whisperport.apps.cli.log_plot import Line, Tag, log_plot, short_number
 from whisperport.apps.cli.sensitivity_page import sensitivity_page
 from whisperport.apps.cli.verify_page import layers_page, verify_page
+from whisperport.build.judge.identity import ChangedWeight, Identity
+from whisperport.build.judge.judge import AppRun, Judgement
+from whisperport.build.judge.words import compare_words
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.reference import Emitted
+from whisperport.build.layouts.rules import Problem
 from whisperport.model.inspection.lowered import Inspected
 from whisperport.program.checks import Check
 from whisperport.program.profiling import NodeProfile, Profile, by_time
 from whisperport.system.page import text
 from whisperport.verification import Report, TextErrors
 from whisperport.verification.array_comparison import Comparison, Gate, min_sqnr_of
+from whisperport.verification.clips import Clip
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
     ComparedValue,
@@ -551,3 +560,82 @@ def test_nothing_in_a_profile_is_markup() -> None:
     page = inspect_page(Inspected((profile(hostile, program=ATTACK, target=ATTACK),), ()), ATTACK)
 
     expect_safe(page)
+
+
+# judge
+
+
+def judgement(*texts: str, spoken: str = "turn off the light", **changes: Any) -> Judgement:
+    """Of an OpenVINO folder, whose app returned a text for each clip."""
+    clips = tuple(Clip(f"{i}.wav", spoken, np.zeros(1600, np.float32)) for i in range(len(texts)))
+    expected, actual = ([Emitted((), t, ()) for t in of] for of in ([spoken] * len(texts), texts))
+    words = compare_words(clips, expected, actual, timed=False) if texts else None
+    fields: dict[str, Any] = {
+        "path": Path("model"),
+        "layout": layout_of("openvino-genai"),
+        "precision": "fp32",
+        "precisions": ("fp32", "w8"),
+        "problems": (),
+        "checkpoint": "openai/whisper-tiny",
+        "identity": Identity(equal=["a", "b"]),
+        "runs": (AppRun(app="openvino-genai", device="CPU", words=words),),
+        "clips": clips,
+    }
+    return Judgement(**fields | changes)
+
+
+def test_the_page_of_right_files_says_what_was_compared() -> None:
+    page = judge_page(judgement("turn off the light", "Turn off the light."))
+    first = first_of(page)
+    assert "Nothing is wrong: the weights are those of openai/whisper-tiny" in first
+    assert "2 of 2 weights are there (2 equal to the bit)" in first
+    assert "0 differences in 8 words; with 95%, the WER is at most 37.5% above" in first
+    assert "not judged: w8" in first
+    assert "no rule of an NPU is broken" in first
+    assert "2 of 2 clips: no word differs." in page
+    assert "<audio" not in page
+
+
+def test_the_page_begins_with_what_is_wrong_and_what_to_do() -> None:
+    problems = (
+        Problem("WP733", "decoder.xml", "no positions"),
+        Problem("WP705", "generation_config.json", "no heads", is_warning=True),
+    )
+    changed = ChangedWeight("decoder.ln.weight", "decoder.xml: ln", 1, 384, 0.5)
+    wrong = judgement(identity=Identity(equal=["a"], changed=[changed]), problems=problems)
+    first = first_of(judge_page(wrong, "whisperport convert"))
+    assert "Wrong: WP733 (The positions of tokens" in first
+    assert "decoder.ln.weight is not as in openai/whisper-tiny." in first
+    assert "1 of 384 values differ from decoder.xml: ln" in first
+    assert "WP733: decoder.xml: no positions<" in first  # what an NPU does
+    assert "whisperport convert openai/whisper-tiny --for openvino-genai" in first
+    assert "Wrong: " not in first_of(judge_page(judgement("a", spoken="a", problems=problems[1:])))
+
+
+def test_words_that_are_lost_are_shown_with_their_audio() -> None:
+    page = judge_page(judgement("turn off the light", "turn"))
+    assert "early stop in 1 of 2 clips: 1.wav, after 1 of 4 words" in first_of(page)
+    assert page.count("<audio") == 1
+    assert "<ins>–</ins>" in page
+    assert "1 of 2 clips: no word differs." in page
+
+
+def test_a_loop_and_many_rules_do_not_make_the_page_large() -> None:
+    many = tuple(Problem("WP733", "d" * 5000, "p" * 5000) for _ in range(3000))
+    page = judge_page(judgement("no " * 100_000, problems=many))
+    assert len(page) < 3_000_000
+    assert "more are not shown" in page
+
+
+def test_nothing_in_a_judgement_is_markup() -> None:
+    hostile = judgement(
+        ATTACK,
+        spoken=f"{ATTACK} a",
+        path=Path(ATTACK),
+        checkpoint=ATTACK,
+        problems=(Problem("WP733", ATTACK, ATTACK),),
+        identity=Identity(changed=[ChangedWeight(ATTACK, ATTACK, 1, 2, 0.5)]),
+    )
+    expect_safe(judge_page(hostile, ATTACK))
+    failed = (AppRun(app=ATTACK, reason=ATTACK, failed=True),)
+    expect_safe(judge_page(judgement(runs=failed), ATTACK))

@@ -7,6 +7,8 @@ import click
 
 from whisperport.apps.cli.checks_table import print_checks, print_failures
 from whisperport.apps.cli.console import (
+    Argument,
+    command_line,
     print_json,
     print_lines,
     print_next,
@@ -15,13 +17,13 @@ from whisperport.apps.cli.console import (
 )
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given
-from whisperport.apps.cli.shared_options import as_json
+from whisperport.apps.cli.judge_page import answers, judge_page, verdict_sentence
+from whisperport.apps.cli.shared_options import as_json, html_option
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.judge.judge import Judgement
 from whisperport.build.judge.judge import judge as run_judge
 from whisperport.build.layouts.convert import ConvertOptions
-
-MOST_WEIGHTS = 5  # that are named
+from whisperport.system.outputs import write_page
 
 
 @click.command(
@@ -43,9 +45,25 @@ MOST_WEIGHTS = 5  # that are named
     help="Run this app only. Default: every installed app that loads such files",
 )
 @field_options(ConvertOptions, "verify_with", "language", group="Comparison")
+@option(
+    "--precision",
+    group="Input",
+    metavar="NAME",
+    show_default="the first that is there",
+    help="Precision of the weights that are judged, if the folder has several",
+)
+@html_option(
+    "the answers, the words that differ with their audio, the broken rules and the weights"
+)
 @as_json
 def judge(
-    path: Path, checkpoint: str | None, app: str | None, as_json: bool, **chosen: Any
+    path: Path,
+    checkpoint: str | None,
+    app: str | None,
+    precision: str | None,
+    html: Path | None,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Find what is wrong with a folder or file that an app loads, whoever made it.
 
@@ -61,65 +79,53 @@ def judge(
       $ whisperport judge their-folder --checkpoint openai/whisper-small
     """
     with stages():
-        judgement = run_judge(path, checkpoint, app=app, **field_values(ConvertOptions, chosen))
+        judgement = run_judge(
+            path, checkpoint, app=app, precision=precision, **field_values(ConvertOptions, chosen)
+        )
+    following = _next(judgement)
+    if html is not None:
+        write_page(html, judge_page(judgement, command_line(*following) if following else ""))
     if as_json:
         print_json(judgement.to_json())
     else:
         _print(judgement)
-    if not judgement.checkpoint:
-        print_next("judge", path, "--checkpoint", "CHECKPOINT")
-    elif not judgement:
-        app = next(iter(judgement.layout.apps))
-        print_next("convert", judgement.checkpoint, "--for", app, "--out", "build/converted")
+    if following:
+        print_next(*following)
     if not judgement:
         raise SystemExit(1)
 
 
+def _next(judgement: Judgement) -> tuple[Argument, ...]:
+    if not judgement.checkpoint:
+        return ("judge", judgement.path, "--checkpoint", "CHECKPOINT")
+    if judgement:
+        return ()
+    app = next(iter(judgement.layout.apps))
+    return ("convert", judgement.checkpoint, "--for", app, "--out", "build/converted")
+
+
 def _print(judgement: Judgement) -> None:
-    apps = ", ".join(judgement.layout.apps)
-    print_lines(
-        f"{judgement.path}: {judgement.layout.title}, {judgement.precision}, for {apps}", ""
+    print_lines(f"{judgement.path}: {verdict_sentence(judgement)}", "")
+    print_table(
+        ("question", "answer"),
+        [
+            ("" if place else question, line)
+            for question, lines in answers(judgement).items()
+            for place, line in enumerate(lines)
+        ],
     )
     if judgement.problems:
         kinds = {True: "warning", False: "wrong"}
         rows = [(p.code, kinds[p.is_warning], p.file, p.reason) for p in judgement.problems]
+        print_lines("")
         print_table(("rule", "kind", "file", "problem"), rows)
-    elif judgement.layout.rules:
-        print_lines(f"rules: none of {len(judgement.layout.rules)} is broken")
-    else:
-        print_lines("rules: there are none for such files")
-    _print_weights(judgement)
     checks = [check for run in judgement.runs for check in run.checks]
     if checks:
         print_lines("")
         print_checks(checks)
         print_failures([f"{check.what}: {check.reason}" for check in checks if not check.passed])
-    for run in judgement.runs:
-        if run.reason:
-            print_lines("", f"{'FAIL: ' if run.failed else ''}{run.app}: {run.reason}")
     print_lines("")
     print_table(
-        ("app", "what it does not take from a checkpoint, or limits"),
+        ("app", "what it does not take from any checkpoint, or limits"),
         [(name, "; ".join(app.drops)) for name, app in judgement.layout.apps.items()],
     )
-
-
-def _print_weights(judgement: Judgement) -> None:
-    """Print how many weights are those of the checkpoint, and which are not."""
-    identity = judgement.identity
-    if identity is None:
-        return
-    rounded = [
-        f"{len(names)} rounded to {form}"
-        for names, form in ((identity.half, "float16"), (identity.eight_bits, "8 bits"))
-        if names
-    ]
-    counts = ", ".join([f"{len(identity.equal)} equal to the bit", *rounded])
-    same = len(identity.equal) + len(identity.half) + len(identity.eight_bits)
-    print_lines(
-        f"weights: {same} of {same + len(identity.changed)} are those of {judgement.checkpoint} ({counts})"
-    )
-    for weight in identity.changed[:MOST_WEIGHTS]:
-        print_lines(f"  changed: {weight}")
-    if len(identity.changed) > MOST_WEIGHTS:
-        print_lines(f"  and {len(identity.changed) - MOST_WEIGHTS} more")

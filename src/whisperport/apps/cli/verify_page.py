@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whisperport.apps.cli.checks_table import measured
 from whisperport.program.checks import Check
 from whisperport.speech.audio.pcm import write_wav
@@ -25,7 +28,7 @@ MAX_AUDIO = 6_000_000  # characters of all clips' audio in a page: about 140 s
 MAX_CLIPS = 200
 FULL_DB = 140.0  # of a bar: float32 has no more
 
-_STYLE = """
+WORDS_STYLE = """
 .clip { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .9rem; margin: .6rem 0;
   break-inside: avoid } .clip audio { width: 100%; height: 2.4rem; margin: .3rem 0 }
 .words { font-size: 1.05rem; line-height: 1.7; overflow-wrap: anywhere } .clip .dim { font-weight: 400 }
@@ -60,7 +63,7 @@ def verify_page(report: Report, reference: Reference, command: str = "") -> str:
         )
         + f"</details>\n<p class=dim>{text(machine)}</p>\n"
     )
-    return html_page(f"Verification of {report.subject}", body, _STYLE)
+    return html_page(f"Verification of {report.subject}", body, WORDS_STYLE)
 
 
 def layers_page(layers: Sequence[LayerComparison]) -> str:
@@ -101,7 +104,7 @@ def layers_page(layers: Sequence[LayerComparison]) -> str:
 
 def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
     total, failures = len(report.checks), report.failures()
-    differ = [clip_text for clip_text in report.texts if _differs(clip_text)]
+    differ = [clip_text for clip_text in report.texts if differs(clip_text)]
     words = (
         f"{len(report.texts) - len(differ)} of {len(report.texts)} transcripts are those of float32"
     )
@@ -200,8 +203,8 @@ def _texts(texts: Sequence[ClipText], clips: dict[str, ReferenceClip]) -> str:
     """Return the transcripts, those that differ first, with their audio as far as it fits."""
     if not texts:
         return ""
-    ordered = sorted(texts, key=lambda clip_text: not _differs(clip_text))[:MAX_CLIPS]
-    audio, _ = within((_audio(clips.get(clip_text.clip)) for clip_text in ordered), MAX_AUDIO)
+    ordered = sorted(texts, key=lambda clip_text: not differs(clip_text))[:MAX_CLIPS]
+    audio, _ = within((_player(clips.get(clip_text.clip)) for clip_text in ordered), MAX_AUDIO)
     players = [*audio, *[""] * (len(ordered) - len(audio))]
     shown = (_clip(clip_text, player) for clip_text, player in zip(ordered, players, strict=True))
     remainder = len(texts) - len(ordered)
@@ -214,18 +217,18 @@ def _texts(texts: Sequence[ClipText], clips: dict[str, ReferenceClip]) -> str:
 
 
 def _clip(clip_text: ClipText, player: str) -> str:
-    differs = "differs from float32" if _differs(clip_text) else "as float32"
+    how = "differs from float32" if differs(clip_text) else "as float32"
     correct = ""
     if clip_text.correct and _normalized(clip_text, clip_text.correct) != _normalized(
         clip_text, clip_text.expected
     ):
         correct = f'<p class="dim" dir="auto">The correct transcript: {text(clip_text.correct)}</p>'
     elif clip_text.correct:
-        differs += ", which is correct" if not _differs(clip_text) else ""
+        how += ", which is correct" if not differs(clip_text) else ""
     absent = '<p class="dim">The audio is left out, to keep the page small.</p>'
     return (
-        f'<section class="clip"><h3>{text(clip_text.clip)} <span class="dim">{differs}</span></h3>'
-        f'{player or absent}<p class="words" dir="auto">{_aligned(clip_text)}</p>{correct}</section>\n'
+        f'<section class="clip"><h3>{text(clip_text.clip)} <span class="dim">{how}</span></h3>'
+        f'{player or absent}<p class="words" dir="auto">{aligned_words(clip_text)}</p>{correct}</section>\n'
     )
 
 
@@ -233,12 +236,12 @@ def _normalized(clip_text: ClipText, transcript: str) -> str:
     return normalize(transcript, split_letters=clip_text.unit == "characters")
 
 
-def _differs(clip_text: ClipText) -> bool:
+def differs(clip_text: ClipText) -> bool:
     return _normalized(clip_text, clip_text.text) != _normalized(clip_text, clip_text.expected)
 
 
-def _aligned(clip_text: ClipText) -> str:
-    """Return the words of the bundle as HTML; those that differ stand above the reference's words."""
+def aligned_words(clip_text: ClipText) -> str:
+    """Return the words as HTML; those that differ stand above the reference's words."""
     by_letters = clip_text.unit == "characters"
     actual, expected = (
         list(t) if by_letters else t.split() for t in (clip_text.text, clip_text.expected)
@@ -257,14 +260,21 @@ def _aligned(clip_text: ClipText) -> str:
     return between.join(shown) or "–"
 
 
-def _audio(clip: ReferenceClip | None) -> str:
-    """Return a player with a clip's audio in it; empty: there is none."""
-    if clip is None:
-        return ""
+def _player(clip: ReferenceClip | None) -> str:
+    return "" if clip is None else player(clip.name, clip.samples)
+
+
+def player(name: str, samples: NDArray[np.int16]) -> str:
+    """Return a player with a clip's audio in it.
+
+    Args:
+        name: of the clip.
+        samples: (n,) mono, 16 kHz.
+    """
     file = io.BytesIO()
-    write_wav(file, clip.samples)
+    write_wav(file, samples)
     data = base64.b64encode(file.getvalue()).decode()
     return (
-        f'<audio controls preload="metadata" aria-label="{text(clip.name)}" '
+        f'<audio controls preload="metadata" aria-label="{text(name)}" '
         f'src="data:audio/wav;base64,{data}"></audio>'
     )

@@ -53,10 +53,15 @@ class ChangedWeight:
     largest: float = math.inf
 
     def __str__(self) -> str:
+        return f"{self.name}: {self.difference}"
+
+    @property
+    def difference(self) -> str:
+        """How far it is from what is stored, in words."""
         if not self.stored:
-            return f"{self.name}: no array is near it"
+            return "no array is near it"
         return (
-            f"{self.name}: {self.n_changed:,} of {self.n_elements:,} values differ from {self.stored}, "
+            f"{self.n_changed:,} of {self.n_elements:,} values differ from {self.stored}, "
             f"by up to {self.largest:.2g} standard deviations"
         )
 
@@ -83,12 +88,15 @@ class Identity:
         """Whether each weight was found, and there is one."""
         return not self.changed and bool(self.equal or self.half or self.eight_bits)
 
-    @property
-    def precision(self) -> str:
-        """What most weights are stored in: fp32, fp16 or w8."""
-        if self.eight_bits:
-            return "w8"
-        return "fp16" if self.half else "fp32"
+    def __str__(self) -> str:
+        rounded = [
+            f"{len(names)} rounded to {form}"
+            for names, form in ((self.half, "float16"), (self.eight_bits, "8 bits"))
+            if names
+        ]
+        n_same = len(self.equal) + len(self.half) + len(self.eight_bits)
+        counts = ", ".join([f"{len(self.equal)} equal to the bit", *rounded])
+        return f"{n_same} of {n_same + len(self.changed)} weights are there ({counts})"
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -96,7 +104,16 @@ class Identity:
             "equal": len(self.equal),
             "float16": len(self.half),
             "eight_bits": len(self.eight_bits),
-            "changed": [str(weight) for weight in self.changed],
+            "changed": [
+                {
+                    "name": weight.name,
+                    "stored": weight.stored or None,
+                    "n_changed": weight.n_changed,
+                    "n_elements": weight.n_elements,
+                    "largest": weight.largest if weight.stored else None,
+                }
+                for weight in self.changed
+            ],
         }
 
 

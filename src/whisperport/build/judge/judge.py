@@ -4,13 +4,15 @@ Nothing of the files is executed here; an app that is run loads them in a proces
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.build.judge.identity import Identity, identify
+from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import all_layouts, layout_of
 from whisperport.build.layouts.client import is_installed
 from whisperport.build.layouts.convert import read_checkpoint, spoken_language
@@ -23,6 +25,7 @@ from whisperport.build.layouts.verifying import ClipSet, run_and_compare
 from whisperport.errors import UsageError, VerificationError, needs
 from whisperport.program.checks import Check
 from whisperport.system.progress import begin_stage
+from whisperport.verification.clips import Clip
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -34,30 +37,42 @@ class AppRun:
 
     Attributes:
         app: its name.
+        device: on which it ran; empty: the app has no others.
         checks: the comparisons; empty: it did not run.
+        words: what it returned in words; None: it did not run.
         reason: why it did not run, or failed; empty: it ran.
         failed: whether it began to run, and failed.
     """
 
     app: str
+    device: str = ""
     checks: tuple[Check, ...] = ()
+    words: ComparedWords | None = None
     reason: str = ""
     failed: bool = False
 
     def __bool__(self) -> bool:
         """Whether nothing that was compared differs."""
-        return not self.failed and all(check.passed for check in self.checks)
+        lost = self.words is not None and not self.words
+        return not self.failed and not lost and all(check.passed for check in self.checks)
+
+    @property
+    def name(self) -> str:
+        """The app, and its device if there are several."""
+        return f"{self.app} ({self.device})" if self.device else self.app
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return {
             "app": self.app,
+            "device": self.device or None,
             "reason": self.reason or None,
             "failed": self.failed,
             "checks": [
                 {"what": c.what, "passed": c.passed, "reason": c.reason or None}
                 for c in self.checks
             ],
+            "words": None if self.words is None else self.words.to_json(),
         }
 
 
@@ -68,20 +83,24 @@ class Judgement:
     Attributes:
         path: of their folder, or of the only file.
         layout: what they are.
-        precision: of their weights.
+        precision: of the weights that were judged.
+        precisions: all that are there.
         problems: what breaks a rule.
         checkpoint: name of the checkpoint that they were compared with; empty: with none.
         identity: how its weights were found; None: there was no checkpoint.
         runs: what each app of the layout returned.
+        clips: that they transcribed.
     """
 
     path: Path
     layout: Layout
     precision: str
+    precisions: tuple[str, ...]
     problems: tuple[Problem, ...]
     checkpoint: str = ""
     identity: Identity | None = None
     runs: tuple[AppRun, ...] = ()
+    clips: tuple[Clip, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether nothing wrong was found but for warnings."""
@@ -97,6 +116,7 @@ class Judgement:
             "layout": self.layout.title,
             "apps": list(self.layout.apps),
             "precision": self.precision,
+            "precisions": list(self.precisions),
             "problems": [
                 {"rule": p.code, "file": p.file, "reason": p.reason, "warning": p.is_warning}
                 for p in self.problems
@@ -112,6 +132,7 @@ def judge(
     checkpoint: "Checkpoint | str | os.PathLike[str] | None" = None,
     *,
     app: str | None = None,
+    precision: str | None = None,
     verify_with: str | os.PathLike[str] | None = None,
     language: str | None = None,
 ) -> Judgement:
@@ -122,12 +143,13 @@ def judge(
         checkpoint: a checkpoint, or what `load_checkpoint` accepts. Its weights are looked for in the
             files, and the apps that are installed must return what it emits. Default: None, neither.
         app: the only app that is run. Default: None, every app of the layout.
+        precision: of the weights that are judged. Default: None, the first that is there.
         verify_with: folder of audio files, of which the first 30 s are transcribed. Default: None, six
             clips that come with whisperport.
         language: spoken in them, as a code or a name. Default: None, "en", or a language of the checkpoint.
 
     Raises:
-        UsageError: no layout has such files, or there is no such app.
+        UsageError: no layout has such files, or there is no such app or precision.
         ProgramError: a file is damaged.
         CheckpointError, TokenizerError, AudioError: the checkpoint or the audio cannot be read.
         MissingPackageError: torch, or the reader of a format, is not installed.
@@ -139,9 +161,21 @@ def judge(
     layout = _layout_of(files)
     if app is not None and layout_of(app) is not layout:
         raise UsageError(f"{files.path} has no files of {app}", why=f"it is a {layout.title}")
-    precision = next(iter(layout.reader.precisions(files)), layout.precisions[0])
+    precisions = tuple(layout.reader.precisions(files)) or layout.precisions[:1]
+    precision = precision or precisions[0]
+    if precision not in precisions:
+        raise UsageError(
+            f"{files.path} has no files of the precision `{precision[:40]}`",
+            hint=f"choose one of {', '.join(precisions)}",
+        )
     problems = tuple(problem for rule in layout.rules for problem in rule.problems(files))
-    judgement = Judgement(path=files.path, layout=layout, precision=precision, problems=problems)
+    judgement = Judgement(
+        path=files.path,
+        layout=layout,
+        precision=precision,
+        precisions=precisions,
+        problems=problems,
+    )
     if checkpoint is None:
         return judgement
     name = os.fspath(checkpoint) if isinstance(checkpoint, str | os.PathLike) else "the checkpoint"
@@ -152,17 +186,19 @@ def judge(
     spoken = spoken_language(checkpoint, language)
     folder = None if verify_with is None else Path(verify_with)
     clips = ClipSet.of(folder, spoken, checkpoint.dims.window_s)
+    apps = [layout_of(app).apps[app]] if app is not None else list(layout.apps.values())
     record = LayoutRecord(
-        app=app or "",
+        app="",
         precision=precision,
         exact=bool(identity) and not identity.half and not identity.eight_bits,
         language=spoken,
         window_s=checkpoint.dims.window_s,
         source={},
-        files=hashes(files.path),
+        # Only a run could change them.
+        files=hashes(files.path) if any(map(is_installed, apps)) else {},
     )
-    runs = tuple(_runs(files.path, layout, record, checkpoint, clips))
-    return replace(judgement, checkpoint=name, identity=identity, runs=runs)
+    runs = tuple(_runs(files.path, apps, record, checkpoint, clips))
+    return replace(judgement, checkpoint=name, identity=identity, runs=runs, clips=clips.clips)
 
 
 def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[StoredArray]:
@@ -206,13 +242,15 @@ def _recognized(files: Files) -> Layout | None:
 
 
 def _runs(
-    path: Path, layout: Layout, record: LayoutRecord, checkpoint: "Checkpoint", clips: ClipSet
+    path: Path,
+    apps: Sequence[App],
+    record: LayoutRecord,
+    checkpoint: "Checkpoint",
+    clips: ClipSet,
 ) -> Iterator[AppRun]:
-    """Run each app of a layout, or the one that the record names, on each of its devices."""
+    """Run each app that is installed on each of its devices."""
     emitted: dict[DecodingProfile, list[Emitted]] = {}
-    for app in layout.apps.values():
-        if record.app not in ("", app.name):
-            continue
+    for app in apps:
         if not is_installed(app):
             yield AppRun(app=app.name, reason="not installed, so it did not run")
             continue
@@ -220,15 +258,23 @@ def _runs(
         if profile not in emitted:
             emitted[profile] = reference_of(checkpoint, profile, clips.clips)
         for device in app.devices:
-            yield _run(replace(app, devices=(device,)), path, record, clips, emitted[profile])
+            on_device = replace(app, devices=(device,))
+            yield _run(on_device, path, record, clips, emitted[profile], timed=profile.timestamps)
 
 
 def _run(
-    app: App, path: Path, record: LayoutRecord, clips: ClipSet, expected: list[Emitted]
+    app: App,
+    path: Path,
+    record: LayoutRecord,
+    clips: ClipSet,
+    expected: list[Emitted],
+    *,
+    timed: bool,
 ) -> AppRun:
-    name = ", ".join(filter(None, (app.name, *app.devices)))
+    on_device = partial(AppRun, app=app.name, device=app.devices[0])
     try:
-        _, verification = run_and_compare(app, path, record, clips.clips, expected)
+        run, verification = run_and_compare(app, path, record, clips.clips, expected)
     except VerificationError as error:
-        return AppRun(app=name, reason=f"{error.what}: {error.why}".rstrip(": "), failed=True)
-    return AppRun(app=name, checks=verification.checks)
+        return on_device(reason=f"{error.what}: {error.why}".rstrip(": "), failed=True)
+    words = compare_words(clips.clips, expected, run.results, timed=timed)
+    return on_device(checks=verification.checks, words=words)

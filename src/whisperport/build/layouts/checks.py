@@ -1,6 +1,7 @@
 """Compare what an app returned with what the checkpoint emits in eager torch, clip by clip."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
 from statistics import median
@@ -22,6 +23,44 @@ MAX_DIFFERENCE = 0.05
 TIMESTAMP_S = 0.021  # one timestamp of 20 ms, and what binary fractions add
 # Two positions of the encoder, by which rounding moves a word. Around a pause it may be more.
 WORD_S, PART_OF_WORDS = 0.041, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """Errors in clips, against the transcripts, or against the checkpoint's text where there is none.
+
+    Attributes:
+        app: of the app.
+        checkpoint: of the checkpoint.
+        between: of the app against the checkpoint's text, in all clips.
+        increase_bounds: see `error_rate.increase_bounds`; zeros: there are no words.
+    """
+
+    app: TextErrors
+    checkpoint: TextErrors
+    between: TextErrors
+    increase_bounds: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls, clips: Sequence[Clip], expected: Sequence[Emitted], actual: Sequence[Emitted]
+    ) -> "WordCounts":
+        """Count the errors in what an app and a checkpoint emit for clips; at least one."""
+        unit = unit_of(clips[0].language)
+        nothing = TextErrors(unit=unit)
+        triples = [
+            (
+                text_errors(b.text, clip.text or a.text, unit),
+                text_errors(a.text, clip.text or a.text, unit),
+                text_errors(b.text, a.text, unit),
+            )
+            for clip, a, b in zip(clips, expected, actual, strict=True)
+        ]
+        app, checkpoint, between = (sum(c, nothing) for c in zip(*triples, strict=True))
+        pairs = [(a, b) for a, b, _ in triples]
+        return cls(
+            app, checkpoint, between, increase_bounds(pairs) if checkpoint.length else (0.0, 0.0)
+        )
 
 
 def checks_of(
@@ -164,20 +203,8 @@ def _words(
     exact: bool,
 ) -> Check:
     """Count errors against the transcripts, or against the checkpoint's text where there is none."""
-    unit = unit_of(clips[0].language)
-    pairs = [
-        (
-            text_errors(b.text, clip.text or a.text, unit),
-            text_errors(a.text, clip.text or a.text, unit),
-        )
-        for clip, a, b in zip(clips, expected, actual, strict=True)
-    ]
-    between = sum(
-        (text_errors(b.text, a.text, unit) for a, b in zip(expected, actual, strict=True)),
-        TextErrors(unit=unit),
-    )
-    tested = sum((pair[0] for pair in pairs), TextErrors(unit=unit))
-    compared = sum((pair[1] for pair in pairs), TextErrors(unit=unit))
+    counts = WordCounts.of(clips, expected, actual)
+    tested, compared, between, unit = counts.app, counts.checkpoint, counts.between, counts.app.unit
     what = f"{unit.removesuffix('s')} error rate"
     if not compared.length:
         reason = "the clips have no words"
@@ -190,7 +217,7 @@ def _words(
             passed=False,
             reason=reason,
         )
-    low, high = increase_bounds(pairs)
+    low, high = counts.increase_bounds
     # A set of words cannot show less than one error.
     limit = MAX_DIFFERENCE if app.compared == "words" else max_change(precision)
     allowed = max(limit, 1 / compared.length)

@@ -1,0 +1,297 @@
+"""The answers of `judge` in words, and its HTML page: the answers first, then words, rules and weights."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from whisperport.apps.cli.console import shortened
+from whisperport.apps.cli.verify_page import (
+    MAX_AUDIO,
+    MAX_CLIPS,
+    WORDS_STYLE,
+    aligned_words,
+    differs,
+    player,
+)
+from whisperport.build.judge.judge import AppRun, Judgement
+from whisperport.build.layouts.rules import LayoutRule, Problem
+from whisperport.speech.audio.pcm import to_int16
+from whisperport.system.page import facts, html_page, prose, table, text, verdict, within
+from whisperport.verification.clips import Clip
+
+MOST = 4  # weights, problems or clips that an answer names
+MAX_CHARACTERS = 400  # of a text: a loop has thousands
+MAX_RULES = 500_000  # characters of the broken rules
+MAX_ROWS = 500  # of a table
+NPU = "NPU"  # in the name of a device, or in the text of a rule
+
+
+def verdict_sentence(judgement: Judgement) -> str:
+    """Say in one sentence whether something is wrong, and what."""
+    identity, runs = judgement.identity, judgement.runs
+    wrong = [problem for problem in judgement.problems if not problem.is_warning]
+    causes = []
+    if wrong:
+        codes = dict.fromkeys(problem.code for problem in wrong)
+        more = f", and {len(codes) - 1} more broken rules" if len(codes) > 1 else ""
+        causes.append(f"{wrong[0].code} ({_rules(judgement)[wrong[0].code].title}){more}")
+    if identity is not None and not identity:
+        n_changed = len(identity.changed)
+        what = identity.changed[0].name if n_changed == 1 else f"{n_changed} weights"
+        causes.append(
+            f"{what} {'is' if n_changed == 1 else 'are'} not as in {judgement.checkpoint}"
+        )
+    if failed := [run.name for run in runs if run.failed]:
+        causes.append(f"{_listed(failed)} failed")
+    if lossy := [run.name for run in runs if not run and not run.failed]:
+        causes.append(f"{_listed(lossy)} returned something else than the checkpoint emits")
+    if causes:
+        return f"Wrong: {'; '.join(causes)}."
+    codes = dict.fromkeys(problem.code for problem in judgement.problems)
+    loss = f" Something is lost: {', '.join(codes)}." if codes else ""
+    if identity is None:
+        return f"No rule is broken.{loss} Weights and words were not compared."
+    n_run = sum(run.words is not None for run in runs)
+    words = f"all {n_run} runs of apps return what it emits" if n_run else "no app was run"
+    return f"Nothing is wrong: the weights are those of {judgement.checkpoint}, and {words}.{loss}"
+
+
+def answers(judgement: Judgement) -> dict[str, list[str]]:
+    """Return each question with the sentences that answer it; without any, it does not apply."""
+    further = [name for name in judgement.precisions if name != judgement.precision]
+    precision = judgement.precision
+    if further:
+        precision += f" (not judged: {', '.join(further)}; --precision judges another)"
+    apps = ", ".join(judgement.layout.apps)
+    return {
+        "What it is": [f"{judgement.layout.title}; {precision}; for {apps}"],
+        "This checkpoint?": _weights(judgement),
+        "Words": _words(judgement.runs),
+        "Lost": [str(_named(p)) for p in judgement.problems if p.is_warning][:MOST],
+        NPU: _npu(judgement),
+        "What now": _advice(judgement),
+    }
+
+
+def judge_page(judgement: Judgement, command: str = "") -> str:
+    """Return the page: complete, without scripts and without other files.
+
+    Args:
+        judgement: of the files.
+        command: the suggested next command. Default: none.
+    """
+    broken = any(problem.is_warning for problem in judgement.problems)
+    kind = "bad" if not judgement else "mark" if broken else "good"
+    shown = {
+        question: "<br>".join(map(prose, sentences))
+        for question, sentences in answers(judgement).items()
+    }
+    shown["Next"] = f"<code>{text(command)}</code>" if command else ""
+    body = (
+        verdict(verdict_sentence(judgement), kind, facts(shown))
+        + _clips(judgement)
+        + _problems(judgement)
+        + _changed(judgement)
+        + _comparisons(judgement)
+        + _limits(judgement)
+    )
+    return html_page(f"Judgement of {judgement.path}", body, WORDS_STYLE)
+
+
+def _weights(judgement: Judgement) -> list[str]:
+    identity = judgement.identity
+    if identity is None:
+        return ["not compared: no checkpoint is given"]
+    named = [f"not found: {weight}" for weight in identity.changed[:MOST]]
+    if len(identity.changed) > MOST:
+        named.append(f"and {len(identity.changed) - MOST} more")
+    return [f"{identity}; compared with {judgement.checkpoint}", *named]
+
+
+def _words(runs: Sequence[AppRun]) -> list[str]:
+    """Say what the apps returned, and what they lost; those with the same answer together."""
+    names: dict[str, list[str]] = {}
+    for run in runs:
+        for line in _run_words(run):
+            names.setdefault(line, []).append(run.name)
+    return [f"{_listed(apps)}: {line}" for line, apps in names.items()]
+
+
+def _run_words(run: AppRun) -> list[str]:
+    if run.words is None:
+        return [run.reason]
+    losses = [
+        f"{kind} in {len(losses)} of {len(run.words.texts)} clips: {losses[0].clip}, {losses[0].reason}"
+        for kind, losses in run.words.by_kind().items()
+    ]
+    return [str(run.words), *losses]
+
+
+def _npu(judgement: Judgement) -> list[str]:
+    """Say what an NPU's compiler does with the files, if an app that loads them has such a device."""
+    rules = _rules(judgement)
+    devices = [name for app in judgement.layout.apps.values() for name in app.devices]
+    if not any(NPU in name for name in devices):
+        return []
+    broken = [
+        _named(p) for p in judgement.problems if NPU in rules[p.code].text and not p.is_warning
+    ]
+    results = [
+        f"{run.name}: {'failed' if run.failed else 'it ran'}"
+        for run in judgement.runs
+        if NPU in run.device
+    ]
+    return [*broken[:MOST], *results] or ["no rule of an NPU is broken; not run"]
+
+
+def _advice(judgement: Judgement) -> list[str]:
+    """Return what to do about each broken rule, the wrong ones first."""
+    rules = _rules(judgement)
+    ordered = sorted(judgement.problems, key=lambda problem: problem.is_warning)
+    texts = (f"{p.code}: {_what_to_do(rules[p.code], judgement)}" for p in ordered)
+    advice = list(dict.fromkeys(texts))[:MOST]
+    if not judgement and not any(not p.is_warning for p in judgement.problems):
+        advice.insert(0, "write the files again from the checkpoint, with the command below")
+    return advice
+
+
+def _what_to_do(rule: LayoutRule, judgement: Judgement) -> str:
+    return rule.what_to_do.replace("CHECKPOINT", judgement.checkpoint or "CHECKPOINT")
+
+
+def _rules(judgement: Judgement) -> dict[str, LayoutRule]:
+    return {rule.code: rule for rule in judgement.layout.rules}
+
+
+def _named(problem: Problem) -> str:
+    return f"{problem.code}: {problem.file}: {problem.reason}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _clips(judgement: Judgement) -> str:
+    """Return the words of each clip, those that differ with their audio as far as it fits."""
+    runs = [run for run in judgement.runs if run.words is not None]
+    if not runs:
+        return ""
+    different = [clip for clip in judgement.clips if _different(clip, runs)][:MAX_CLIPS]
+    audio, _ = within((player(c.name, to_int16(c.samples)) for c in different), MAX_AUDIO)
+    absent = '<p class="dim">The audio is left out, to keep the page small.</p>'
+    players = [*audio, *[absent] * (len(different) - len(audio))]
+    sections = [_clip(clip, runs, p) for clip, p in zip(different, players, strict=True)]
+    n_same = len(judgement.clips) - len(different)
+    same = (
+        "" if not n_same else f"<p>{n_same} of {len(judgement.clips)} clips: no word differs.</p>\n"
+    )
+    return (
+        "<h2>Words of each clip</h2>\n<p>What each app returned. Words that differ are marked; below them "
+        "is what the checkpoint emits, decoded as the app decodes.</p>\n" + "".join(sections) + same
+    )
+
+
+def _different(clip: Clip, runs: Sequence[AppRun]) -> bool:
+    return any(
+        entry.clip == clip.name and differs(entry)
+        for run in runs
+        if run.words is not None
+        for entry in run.words.texts
+    )
+
+
+def _clip(clip: Clip, runs: Sequence[AppRun], audio: str) -> str:
+    same: list[str] = []
+    different: dict[str, list[str]] = {}  # HTML -> the apps that returned it
+    for run in runs:
+        assert run.words is not None
+        (entry,) = (entry for entry in run.words.texts if entry.clip == clip.name)
+        if not differs(entry):
+            same.append(run.name)
+            continue
+        losses = "; ".join(f"{x.kind}: {x.reason}" for x in run.words.losses if x.clip == clip.name)
+        shown = replace(entry, text=shortened(entry.text, MAX_CHARACTERS))
+        html = (
+            f'<span class="bad">{prose(losses)}</span></h3>'
+            f'<p class="words" dir="auto">{aligned_words(shown)}</p>'
+        )
+        different.setdefault(html, []).append(run.name)
+    rows = (f"<h3>{text(_listed(names))} {html}" for html, names in different.items())
+    agreeing = f'<p class="dim">No word differs: {text(_listed(same))}</p>' if same else ""
+    correct = (
+        f'<p class="dim" dir="auto">The transcript: {text(clip.text)}</p>' if clip.text else ""
+    )
+    return (
+        f'<section class="clip"><h3>{text(clip.name)}</h3>{audio}{"".join(rows)}{agreeing}{correct}'
+        "</section>\n"
+    )
+
+
+def _problems(judgement: Judgement) -> str:
+    if not judgement.problems:
+        return ""
+    shown, n_missing = within((_problem(judgement, p) for p in judgement.problems), MAX_RULES)
+    remainder = f"<p>{n_missing} more are not shown.</p>\n" if n_missing else ""
+    return f"<h2>Broken rules</h2>\n{''.join(shown)}{remainder}"
+
+
+def _problem(judgement: Judgement, problem: Problem) -> str:
+    rule = _rules(judgement)[problem.code]
+    kind, result = ("mark", "warning") if problem.is_warning else ("bad", "wrong")
+    why, _, _ = rule.text.partition("What to do: ")
+    shown = {
+        "File": text(problem.file),
+        "What": text(problem.reason),
+        "Why": prose(" ".join(why.split())),
+        "What to do": prose(_what_to_do(rule, judgement)),
+    }
+    return (
+        f'<section class="clip"><h3><b class="{kind}">{text(rule.code)}, {result}</b>: {prose(rule.title)}'
+        f"</h3>{facts(shown)}</section>\n"
+    )
+
+
+def _changed(judgement: Judgement) -> str:
+    if judgement.identity is None or not judgement.identity.changed:
+        return ""
+    changed = judgement.identity.changed
+    remainder = len(changed) - MAX_ROWS
+    return (
+        f"<h2>Weights that are not those of {text(judgement.checkpoint)}</h2>\n"
+        + table(
+            ("weight", "nearest array in the files"),
+            ((text(w.name), text(w.difference)) for w in changed[:MAX_ROWS]),
+        )
+        + (f"<p>{remainder} more are not shown.</p>\n" if remainder > 0 else "")
+    )
+
+
+def _comparisons(judgement: Judgement) -> str:
+    rows = [
+        (
+            text(check.program),
+            text(check.what),
+            text(check.rule),
+            "pass" if check.passed else f'<b class="bad">FAIL</b>: {prose(check.reason)}',
+        )
+        for run in judgement.runs
+        for check in run.checks
+    ]
+    if not rows:
+        return ""
+    return (
+        f"<details><summary><b>All {len(rows)} comparisons, with their rules</b></summary>\n"
+        + table(("app", "compared", "rule", "result"), rows[:MAX_ROWS])
+        + "</details>\n"
+    )
+
+
+def _limits(judgement: Judgement) -> str:
+    rows = [
+        (text(name), "<br>".join(map(prose, app.drops)))
+        for name, app in judgement.layout.apps.items()
+    ]
+    return (
+        "<details><summary><b>What each app does not take from any checkpoint, or limits</b></summary>\n"
+        + table(("app", ""), rows)
+        + "</details>\n"
+    )
