@@ -127,9 +127,9 @@ def random_inputs(runner: Runner, tokens: int | None = None) -> dict[str, np.nda
     """Return an array for each input; with `tokens`, caches for so many, if the program reads them."""
     random = np.random.default_rng(0)
     shapes = {tensor.name: list(tensor.shape) for tensor in runner.spec.inputs}
-    if tokens is not None and "self_k_0" in runner.cache_axes:
-        spare = shapes["self_k_0"][runner.cache_axes["self_k_0"]] - tokens
-        for name, axis in runner.cache_axes.items():
+    if tokens is not None and "self_k_0" in runner.free_axes:
+        spare = shapes["self_k_0"][runner.free_axes["self_k_0"]] - tokens
+        for name, axis in runner.free_axes.items():
             shapes[name][axis] -= spare
     return {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 

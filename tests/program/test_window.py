@@ -17,7 +17,14 @@ from whisperport.program.masks import (
     hiding_mask,
 )
 from whisperport.program.placement import Placement
-from whisperport.program.window import PADDINGS, Window, WindowOptions
+from whisperport.program.window import (
+    MARGIN,
+    PADDINGS,
+    UNVERIFIED,
+    ShortWindows,
+    Window,
+    WindowOptions,
+)
 
 from ..published_dims import whisper_dims
 
@@ -172,3 +179,40 @@ def test_a_mask_that_hides_nothing_or_overflows_float16_is_rejected(mask: float)
         check_mask(mask)
     with pytest.raises(ValueError, match="expected -30000 to -16"):
         Placement("a", mask=mask)
+
+
+# Windows that are as short as the rest of the audio allows.
+
+
+@given(
+    st.lists(st.integers(1, 1500), min_size=1, max_size=8, unique=True).map(sorted),
+    st.integers(1, 3000),
+)
+def test_the_shortest_window_that_holds_the_audio_and_a_second_is_chosen(
+    positions: list[int], n_frames: int
+) -> None:
+    shortest = ShortWindows(positions=tuple(positions), min_logprob=-1.0).shortest(n_frames)
+
+    holding = [count for count in positions if 2 * count - n_frames >= MARGIN]
+    assert shortest == (min(holding) if holding else None)
+
+
+def test_a_window_of_5_s_holds_4_s_of_audio() -> None:
+    assert [UNVERIFIED.shortest(n) for n in (1, 400, 401, 900, 1900, 1901)] == [
+        *(250, 250, 500, 500, 1000),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("positions", "min_logprob"),
+    [
+        *(((), -1.0), ((500, 250), -1.0), ((250, 250), -1.0)),
+        *(((250,), number) for number in (0.1, -math.inf, math.nan)),
+    ],
+)
+def test_lengths_in_another_order_and_impossible_thresholds_are_refused(
+    positions: tuple[int, ...], min_logprob: float
+) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        ShortWindows(positions=positions, min_logprob=min_logprob)

@@ -34,12 +34,13 @@ class Runner(ABC):
 
     Attributes:
         roles: input name -> role; see `whisperport.program.signatures.roles`.
-        cache_axes: input name -> the axis that may be shorter than `spec` states: of every `self_k_i` and
-            `self_v_i`, all with room for the same number of tokens, and of `mask`. Empty if none may.
+        free_axes: name -> the axis that may be shorter than `spec` states. Of a program with caches: every
+            `self_k_i` and `self_v_i`, all with room for the same number of tokens, and `mask`. Of a
+            program with audio, such as `encoder`: its input and each output. Empty if none may.
         writes_in_place: whether `run_into` is faster than `run` and a copy of its outputs.
     """
 
-    cache_axes: Mapping[str, int] = {}
+    free_axes: Mapping[str, int] = {}
     writes_in_place = False
 
     def __init__(self, spec: ProgramSpec, run_lock: RunLock | None = None) -> None:
@@ -58,7 +59,7 @@ class Runner(ABC):
 
         Args:
             inputs: input name -> array, for every input of `spec`, of exactly its shape and dtype.
-                The axes in `cache_axes` may be shorter. C-contiguous arrays are read in place; other
+                The axes in `free_axes` may be shorter. C-contiguous arrays are read in place; other
                 arrays are copied.
 
         Returns:
@@ -132,20 +133,21 @@ class Runner(ABC):
         """
         name, shape, dtype = self._inputs[index]
         fits = array is not None and array.dtype == dtype
-        if array is None or not fits or not (array.shape == shape or self._is_short(index, array)):
+        if array is None or not fits or not self._fits(name, shape, array.shape):
             description = "nothing" if array is None else f"{array.shape} {array.dtype}"
             raise ValueError(
                 f"{self.spec.name!r} expects {name!r} as {shape} {dtype}, got {description}"
             )
         return np.asarray(array, order="C")
 
-    def _is_short(self, index: int, array: Array) -> bool:
-        """Return whether an array has the shape of an input, except that the axis of tokens is shorter."""
-        name, shape, _ = self._inputs[index]
-        axis = self.cache_axes.get(name)
-        if axis is None or array.ndim != len(shape) or array.shape[axis] >= shape[axis]:
+    def _fits(self, name: str, stated: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+        """Return whether a shape is the stated one of an input or output, or shorter in its free axis."""
+        if shape == stated:
+            return True
+        axis = self.free_axes.get(name)
+        if axis is None or len(shape) != len(stated) or not 0 < shape[axis] < stated[axis]:
             return False
-        return array.shape == (*shape[:axis], array.shape[axis], *shape[axis + 1 :])
+        return shape == (*stated[:axis], shape[axis], *stated[axis + 1 :])
 
     @final
     def named(self, outputs: Sequence[Array]) -> dict[str, Array]:
@@ -156,18 +158,19 @@ class Runner(ABC):
         """
         forms = [(array.shape, array.dtype) for array in outputs]
         if forms != self._output_forms:
-            raise self._other_outputs(forms)
+            self._check_shorter(forms)
         return dict(zip(self._output_names, outputs, strict=True))
 
-    def _other_outputs(self, forms: Sequence[tuple[Any, Any]]) -> BundleError:
-        """Return the error of outputs of other shapes or dtypes."""
+    def _check_shorter(self, forms: Sequence[tuple[Any, Any]]) -> None:
+        """Check that outputs differ from the signature in nothing but the length of their free axes."""
         stated = zip(self._output_names, self._output_forms, forms, strict=True)
-        name, (shape, dtype), form = next(entry for entry in stated if entry[1] != entry[2])
-        return BundleError(
-            f"the program {self.spec.name!r} returned {name!r} as {form[0]} {form[1]}",
-            why=f"its signature states {shape} {dtype}",
-            hint="export the bundle again",
-        )
+        for name, (shape, dtype), form in stated:
+            if form[1] != dtype or not self._fits(name, shape, form[0]):
+                raise BundleError(
+                    f"the program {self.spec.name!r} returned {name!r} as {form[0]} {form[1]}",
+                    why=f"its signature states {shape} {dtype}",
+                    hint="export the bundle again",
+                )
 
 
 class Binding:

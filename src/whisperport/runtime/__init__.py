@@ -13,6 +13,7 @@ from whisperport.runtime.decoding.fallback import (
     TEMPERATURES,
     Thresholds,
     compression_ratio,
+    decoding_in_short_window,
     decoding_with_fallback,
     is_silence,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "decode_together",
     "decode_window",
     "decoding",
+    "decoding_in_short_window",
     "decoding_with_fallback",
     "detect_language",
     "is_silence",

@@ -38,6 +38,9 @@ class RunOptions:
     threads: int | None = None  # CPU threads of each runtime; None: one per core (`usable_cores`)
     options: Mapping[str, str] = field(default_factory=dict)  # "TARGET.NAME" -> value
     trust: bool = False  # load programs of unknown origin without a trial run
+    # Whether a window is as short as the rest of the audio allows. True: also where this is not verified.
+    # False: never, as in openai-whisper. None: if the bundle has the evidence.
+    short_windows: bool | None = None
 
     def __post_init__(self) -> None:
         check_range("threads", self.threads, 1, MAX_THREADS)

@@ -1,4 +1,7 @@
-"""How many texts are decoded together, and the decoder of one text."""
+"""How many texts are decoded together, and the decoders of single texts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from whisperport.runtime import Batch, Decoder, Engine, TokenSampler
 from whisperport.transcription.transcribe_options import TranscribeOptions
@@ -34,3 +37,31 @@ def decoder_of(engine: Engine, options: TranscribeOptions) -> Decoder:
     if candidates > 1 and uses_batch(engine, options):
         decoder = Batch(engine).decoder()
     return decoder or Decoder(engine)
+
+
+class IdleDecoders:
+    """Decoders of one text that no call uses.
+
+    In short windows, a decoder computes keys and values for the audio only, once its arrays hold those of
+    silence. So a call continues with the decoder of an earlier one. Without short windows none is kept.
+
+    Args:
+        engine: the loaded programs.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._idle: list[Decoder] = []
+
+    @contextmanager
+    def lend(self, fresh: Decoder) -> Iterator[Decoder]:
+        """Lend an idle decoder; `fresh` if there is none, or if that is a row of a batch."""
+        if self._engine.short_windows is None or type(fresh) is not Decoder:
+            yield fresh
+            return
+        try:
+            decoder = self._idle.pop()
+        except IndexError:
+            decoder = fresh
+        yield decoder
+        self._idle.append(decoder)

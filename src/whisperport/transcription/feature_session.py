@@ -63,7 +63,7 @@ class FeatureSession(Session):
         decoder.start_window(self.features[0])
         return Language(*detect_language(decoder))
 
-    def _features(self, window: SessionWindow) -> Floats:
+    def _features(self, window: SessionWindow, positions: int) -> Floats:
         return self.features[window.seek // window.n_frames]
 
     def _segments_of(

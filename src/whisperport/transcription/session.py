@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.runtime import (
     Decoded,
     DecodeOptions,
@@ -20,6 +21,7 @@ from whisperport.runtime import (
     Steps,
     TokenSampler,
     complete,
+    decoding_in_short_window,
     decoding_with_fallback,
     detect_language,
     is_silence,
@@ -67,7 +69,7 @@ class Language:
 
     code: str  # empty: not detected yet
     probability: float | None = None  # among all languages; None: it was not detected
-    encoded: tuple[Floats, Floats] | None = None  # window (n_mels, 2T), features (T, d)
+    encoded: tuple[Floats, Floats] | None = None  # spectrogram (n_mels, 2T), features (T, d)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,15 +189,14 @@ class Session:
     def decode_window(self, decoder: Decoder, window: SessionWindow) -> Steps[None]:
         """Decode a window, keep its segments, and set where the next window begins."""
         state, end = self.state, window.seek + window.n_frames
-        decoded, ratio = yield from decoding_with_fallback(
-            decoder,
-            self._features(window),
-            replace(self.decode, language=state.language.code, prompt=self._prompt()),
-            self.options.temperatures,
-            self.options.thresholds,
-            self.tokenizer.decode_with_special_tokens,
-            self.sampler,
-        )
+        positions = self.engine.positions_for(window.n_frames)
+        result = None
+        if positions < self.engine.dims.n_audio_ctx:
+            result = yield from self._decoding_short(decoder, window, positions)
+        if result is None:
+            positions = self.engine.dims.n_audio_ctx
+            result = yield from self._decoding_full(decoder, window)
+        decoded, ratio = result
         state.language = replace(state.language, encoded=None)
         if is_silence(decoded, self.options.thresholds):
             state.seek = end
@@ -203,7 +204,7 @@ class Session:
             used, complete = self._segments_of(decoded, window.n_frames)
             if not decoded.ended and used == complete:  # an incomplete segment is decoded again
                 state.truncated.append(window.start_s)
-            segments = self._new_segments(used, window, decoded, ratio)
+            segments = self._new_segments(used, window, decoded, ratio, positions)
             kept = KeptSegments(tuple(segments), window.seek + used.advance)
             if self.options.word_timestamps:
                 kept = self._with_words(decoder, kept, used.closed, window)
@@ -212,6 +213,45 @@ class Session:
             if not kept.restart:
                 self._keep([_cleared(segment) for segment in kept.segments], decoded)
         state.processed_s = end / FRAMES_PER_SECOND
+
+    def _decoding_short(
+        self, decoder: Decoder, window: SessionWindow, positions: int
+    ) -> Steps[tuple[Decoded, float] | None]:
+        """Decode a window of so many positions; None if its text does not end, or seems to be wrong."""
+        result = yield from decoding_in_short_window(
+            decoder,
+            self._features(window, positions),
+            self._window_options(),
+            self.options.temperatures[0],
+            self.options.thresholds,
+            self.tokenizer.decode_with_special_tokens,
+            self.sampler,
+        )
+        if result is None or self.options.decode.without_timestamps:
+            return result
+        used, _ = self._segments_of(result[0], window.n_frames)
+        return result if used.closed and used.advance >= window.n_frames else None
+
+    def _decoding_full(
+        self, decoder: Decoder, window: SessionWindow
+    ) -> Steps[tuple[Decoded, float]]:
+        """Decode a window of the checkpoint's length. A language that a short one had is detected again."""
+        features = self._features(window, self.engine.dims.n_audio_ctx)
+        detected = self.state.language
+        if detected.encoded and len(detected.encoded[1]) < len(features):
+            decoder.start_window(features)
+            self.state.language = Language(*detect_language(decoder))
+        return (
+            yield from decoding_with_fallback(
+                decoder,
+                features,
+                self._window_options(),
+                self.options.temperatures,
+                self.options.thresholds,
+                self.tokenizer.decode_with_special_tokens,
+                self.sampler,
+            )
+        )
 
     def transcript(self) -> Transcript:
         """Return the transcript so far."""
@@ -239,15 +279,18 @@ class Session:
             return drop_unreliable_end(complete, begin, n_frames), complete
         return complete, complete
 
-    def _features(self, window: SessionWindow) -> Floats:
-        """Return the features (T, d) of a window. The first one may already be encoded."""
+    def _features(self, window: SessionWindow, positions: int) -> Floats:
+        """Return the features (T, d) of T positions of a window. Those of the first may be there."""
         if self.first_features and window.seek == self.parts[0][0]:
-            return self.first_features()
-        if self.state.language.encoded:
-            mel, features = self.state.language.encoded
-            if np.array_equal(mel, window.mel):
+            features = self.first_features()
+            if len(features) == positions:
                 return features
-        return self.engine.encode(window.mel)
+        mel = window.mel[:, : 2 * positions]
+        if self.state.language.encoded:
+            encoded, features = self.state.language.encoded
+            if np.array_equal(encoded, mel):
+                return features
+        return self.engine.encode(mel)
 
     def _with_words(
         self, decoder: Decoder, kept: KeptSegments, closed: bool, window: SessionWindow
@@ -310,13 +353,20 @@ class Session:
             state.context_start = len(state.tokens)
 
     def _new_segments(
-        self, used: SegmentedWindow, window: SessionWindow, decoded: Decoded, ratio: float
+        self,
+        used: SegmentedWindow,
+        window: SessionWindow,
+        decoded: Decoded,
+        ratio: float,
+        positions: int,
     ) -> list[Segment]:
         """Return the segments of a window, with times from the beginning of the audio.
 
         Their tokens follow each other, from the first one of the window on.
         """
         segments, n_tokens = list[Segment](), 0
+        is_full = positions == self.engine.dims.n_audio_ctx
+        window_s = None if is_full else positions * SECONDS_PER_POSITION
         for segment in used.segments:
             end = n_tokens + len(segment.tokens)
             segments.append(
@@ -330,6 +380,7 @@ class Session:
                     temperature=decoded.temperature,
                     compression_ratio=ratio,
                     seek=window.seek,
+                    window_s=window_s,
                     logprobs=decoded.logprobs[n_tokens:end],
                 )
             )
@@ -355,6 +406,10 @@ class Session:
             return replace(options, prefix=tuple(tokens))
         warn_if_truncated(self.tokenizer, "the prefix", options.prefix, room or len(options.prefix))
         return options
+
+    def _window_options(self) -> DecodeOptions:
+        """Return the decoding options of the next window."""
+        return replace(self.decode, language=self.state.language.code, prompt=self._prompt())
 
     def _prompt(self) -> tuple[int, ...]:
         """Return the prompt of the next window: initial prompt and previous text."""
@@ -415,7 +470,8 @@ def spoken_language(decoder: Decoder, language: str | None, mel: Mel, start: int
     """Return the language: the given one, the checkpoint's own, or the one detected in a window.
 
     In the window for the detection, silence follows the end of the audio, as in openai-whisper. In the
-    windows that are decoded, openai-whisper sets the spectrogram to 0 there.
+    windows that are decoded, openai-whisper sets the spectrogram to 0 there; here also in a window that is
+    shorter than the checkpoint's, so that it is encoded once for both.
 
     Args:
         decoder: state of the call.
@@ -426,7 +482,11 @@ def spoken_language(decoder: Decoder, language: str | None, mel: Mel, start: int
     engine = decoder.engine
     if code := known_language(engine, language):
         return Language(code)
-    window, _ = mel.window(start)
+    window, n_frames = mel.window(start)
+    positions = engine.positions_for(n_frames)
+    if positions < engine.dims.n_audio_ctx:
+        window = window[:, : 2 * positions]
+        window[:, n_frames:] = 0
     window[:, engine.audio_frames :] = 0
     features = engine.encode(window)
     decoder.start_window(features)

@@ -262,7 +262,10 @@ class ChunkedTranscription:
             for chunk in chunks:
                 if chunk.n_frames <= self._engine.audio_frames:
                     chunk_mel = ChunkMel(mel, chunk, self._engine.dims.n_frames)
-                    features = self._encoders.submit(self._engine.encode, chunk_mel.frames)
+                    positions = self._engine.positions_for(chunk.n_frames)
+                    features = self._encoders.submit(
+                        self._engine.encode, chunk_mel.frames[:, : 2 * positions]
+                    )
                     yield self._decoders.submit(
                         partial(self._decoded, chunk, chunk_mel, features.result)
                     )

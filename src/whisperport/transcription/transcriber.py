@@ -28,7 +28,7 @@ from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import ProgressCallback
 from whisperport.targets import RunOptions
-from whisperport.transcription.decoders import decoder_of
+from whisperport.transcription.decoders import IdleDecoders, decoder_of
 from whisperport.transcription.feature_session import (
     FeatureSession,
     check_options,
@@ -129,6 +129,7 @@ class Transcriber:
         self.turns = Turns(max_concurrent)
         self.bundle = opened = open_bundle(bundle)
         self.engine: Engine = load_engine(opened, run, wrap_runner, encoder=encoder)
+        self.idle = IdleDecoders(self.engine)
         self.tokenizer = Tokenizer.from_json(
             opened.tokenizer_json(), self.engine.generation, check_merges=False
         )
@@ -250,7 +251,8 @@ class Transcriber:
         options.check_for_one()
         parts = clip_frames(options.clip_timestamps)
         session = Session(self.engine, self.tokenizer, options, mel, sampler, parts)
-        return session.run(decoder_of(self.engine, options), progress)
+        with self.idle.lend(decoder_of(self.engine, options)) as decoder:
+            return session.run(decoder, progress)
 
 
 def transcribe(

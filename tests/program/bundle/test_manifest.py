@@ -19,7 +19,7 @@ from whisperport.program.json_records import to_json
 from whisperport.program.masks import MASKED
 from whisperport.program.placement import Placement
 from whisperport.program.signatures import LOGSUMEXP
-from whisperport.program.window import Window
+from whisperport.program.window import ShortWindows, Window
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions
 
@@ -526,3 +526,41 @@ def test_programs_of_rank_4_are_accepted_together_with_others(
 
     for name in names:
         assert manifest.program(name).spec.outputs[-1].shape[0] == 1
+
+
+# The short windows that a bundle has verified.
+
+
+def test_short_windows_survive_writing_and_reading(manifest: Manifest) -> None:
+    shorter = replace(manifest, short_windows=ShortWindows(positions=(3, 4), min_logprob=-0.5))
+
+    assert Manifest.from_bytes(shorter.to_bytes()) == shorter
+    assert "short_windows" not in manifest.to_json()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *([], 5, {}, {"positions": [4]}, {"min_logprob": -1.0}),
+        *(
+            {"positions": there, "min_logprob": -1.0}
+            for there in (4, [], [4, 4], [0], ["4"], [1.5])
+        ),
+        {"positions": [4, 10**9], "min_logprob": -1.0},
+        *({"positions": [4], "min_logprob": number} for number in ("nan", "-inf", 1, True, None)),
+        {"positions": [4], "min_logprob": -1.0, "further": 0},
+    ],
+)
+def test_short_windows_that_cannot_be_are_refused_by_name(manifest: Manifest, wrong: Any) -> None:
+    with pytest.raises(BundleError, match="short_windows"):
+        Manifest.from_json({**manifest.to_json(), "short_windows": wrong})
+
+
+def test_short_windows_are_shorter_than_the_only_window(manifest: Manifest) -> None:
+    longest = manifest.dims.n_audio_ctx
+    whole = {"positions": [4, longest], "min_logprob": -1.0}
+    with pytest.raises(BundleError, match="short_windows"):
+        Manifest.from_json({**manifest.to_json(), "short_windows": whole})
+    short = {**whole, "positions": [4]}
+    with pytest.raises(BundleError, match="short_windows"):
+        Manifest.from_json({**replace(manifest, window=WINDOW).to_json(), "short_windows": short})

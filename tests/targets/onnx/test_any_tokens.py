@@ -44,8 +44,8 @@ def feed(runner: Runner, cached: int | None = None) -> dict[str, Array]:
     found = {}
     for one in runner.spec.inputs:
         shape = list(one.shape)
-        if one.name in runner.cache_axes:
-            shape[runner.cache_axes[one.name]] -= missing
+        if one.name in runner.free_axes:
+            shape[runner.free_axes[one.name]] -= missing
         found[one.name] = random.standard_normal(shape).astype(one.dtype)
     return found
 
@@ -80,7 +80,7 @@ def test_one_session_computes_what_three_do(
 def bound_run(runner: Runner, inputs: dict[str, Array]) -> dict[str, Array]:
     """Run twice with bound caches: the second run wraps their memory."""
     binding = runner.binding()
-    caches = {name for name in runner.cache_axes if name != "mask"}
+    caches = {name for name in runner.free_axes if name != "mask"}
     for name in caches:
         binding.bind(name, inputs[name])
     rest = {name: inputs[name] for name in inputs if name not in caches}

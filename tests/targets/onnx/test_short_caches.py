@@ -81,7 +81,7 @@ def test_older_versions_of_onnx_runtime_read_caches_of_the_stated_length(
 
     runner = ORT.load(*lowered, RunOptions(threads=1))["step"]
 
-    assert not runner.cache_axes
+    assert not runner.free_axes
     with pytest.raises(ValueError, match=r"expects '(mask|self_k_0)'"):
         runner.run(feed(runner, 16))
     runner.run(feed(runner, N))
@@ -126,7 +126,7 @@ def test_a_file_without_denotations_reads_caches_of_the_stated_length(
 
     runner = ORT.load(tmp_path, [step], RunOptions(threads=1))["step"]
 
-    assert not runner.cache_axes
+    assert not runner.free_axes
     expected = ORT.load(folder, [step], RunOptions(threads=1))["step"].run(feed(runner, N))
     for output, array in runner.run(feed(runner, N)).items():
         np.testing.assert_array_equal(array, expected[output])

@@ -121,7 +121,7 @@ class _TimedRunner(Runner):
     def __init__(self, timed: Runner, clock: Clock) -> None:
         super().__init__(timed.spec, timed.run_lock)
         self._timed, self._clock = timed, clock
-        self.cache_axes, self.writes_in_place = timed.cache_axes, timed.writes_in_place
+        self.free_axes, self.writes_in_place = timed.free_axes, timed.writes_in_place
 
     def _run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         with self._clock.timing(self.spec.name):

@@ -29,6 +29,7 @@ from whisperport.apps.cli.shared_options import (
     output_option,
     run_option,
     run_options_of,
+    short_windows,
     threads,
     trust,
 )
@@ -81,6 +82,7 @@ NOTE_S = 60.0  # between two lines of progress, if standard error is no terminal
 @field_options(TranscribeOptions, "batch", group="Runtime")
 @threads
 @run_option
+@short_windows
 @trust
 def archive(
     source: str,
@@ -90,6 +92,7 @@ def archive(
     ray: str | None,
     threads: int | None,
     run_options: tuple[str, ...],
+    short_windows: bool | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -107,7 +110,7 @@ def archive(
       $ whisperport archive list.csv --bundle build/small --out build/archive --subtitles srt --ray
     """
     options = ArchiveOptions(ray=ray, **field_values(ArchiveOptions, chosen))
-    run = run_options_of(threads, run_options, trust=trust)
+    run = run_options_of(threads, run_options, trust=trust, short_windows=short_windows)
     values = {name: value for name, value in chosen.items() if name != "workers"}
     transcribe = with_speech_chunks(transcribe_options(values, run), chosen)
     opened = chosen_bundle(bundle, model)

@@ -46,6 +46,7 @@ from whisperport.apps.cli.shared_options import (
     html_option,
     run_option,
     run_options_of,
+    short_windows,
     threads,
     trust,
 )
@@ -85,6 +86,7 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
 @as_json
 @threads
 @run_option
+@short_windows
 @trust
 def bench(
     paths: tuple[Path, ...],
@@ -93,6 +95,7 @@ def bench(
     html: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
+    short_windows: bool | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -119,7 +122,7 @@ def bench(
     folders, audio = _bundles_and_audio(paths)
     options = BenchOptions(
         transcript=None if transcript is None else _text(transcript),
-        run=run_options_of(threads, run_options, trust=trust),
+        run=run_options_of(threads, run_options, trust=trust, short_windows=short_windows),
         **field_values(BenchOptions, chosen),
     )
     check_audio(str(audio))

@@ -33,6 +33,7 @@ from whisperport.apps.cli.shared_options import (
     run_option,
     run_option_arguments,
     run_options_of,
+    short_windows,
     threads,
     trust,
 )
@@ -154,6 +155,7 @@ SOURCE = "Audio"
 @live_decoding_options
 @threads
 @run_option
+@short_windows
 @trust
 def live(
     audio: str | None,
@@ -165,6 +167,7 @@ def live(
     as_json: bool,
     threads: int | None,
     run_options: tuple[str, ...],
+    short_windows: bool | None,
     trust: bool,
     **chosen: Any,
 ) -> None:
@@ -185,7 +188,7 @@ def live(
         )
     if audio is not None and device is not None:
         raise click.UsageError("--microphone and AUDIO exclude each other; give one of them")
-    run = run_options_of(threads, run_options, trust=trust)
+    run = run_options_of(threads, run_options, trust=trust, short_windows=short_windows)
     options = LiveOptions(
         transcribe=transcribe_options(chosen, run), **field_values(LiveOptions, chosen)
     )

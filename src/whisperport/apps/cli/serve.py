@@ -15,6 +15,7 @@ from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
     run_option,
     run_options_of,
+    short_windows,
     threads,
     trust,
 )
@@ -72,6 +73,7 @@ class _Log(logging.Handler):
 @field_options(ServeOptions, *LIMITS, "drain_seconds", "batch", group="Limits")
 @threads
 @run_option
+@short_windows
 @trust
 def serve(
     bundle: Path | None,
@@ -79,6 +81,7 @@ def serve(
     api_key_file: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
+    short_windows: bool | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -97,7 +100,7 @@ def serve(
       $ whisperport serve --model base --host 0.0.0.0 --api-key-file keys.txt
     """
     options = ServeOptions(keys=Keys.load(api_key_file), **field_values(ServeOptions, chosen))
-    run = run_options_of(threads, run_options, trust=trust)
+    run = run_options_of(threads, run_options, trust=trust, short_windows=short_windows)
     log = logging.getLogger("whisperport.apps.serving")
     log.handlers, log.propagate = [_Log(as_json=as_json)], False
     log.setLevel(logging.INFO)

@@ -18,6 +18,7 @@ from whisperport.apps.cli.shared_options import (
     run_option,
     run_option_arguments,
     run_options_of,
+    short_windows,
     threads,
     trust,
 )
@@ -82,6 +83,7 @@ from whisperport.transcription import (
 @chunk_options
 @threads
 @run_option
+@short_windows
 @trust
 def transcribe(
     files: tuple[str, ...],
@@ -92,6 +94,7 @@ def transcribe(
     output: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
+    short_windows: bool | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -119,7 +122,9 @@ def transcribe(
     files = with_files_of_folders(files)
     if threads is None and chosen["workers"] > 1:
         threads = max(1, usable_cores() // chosen["workers"])
-    options = transcribe_options(chosen, run_options_of(threads, run_options, trust=trust))
+    options = transcribe_options(
+        chosen, run_options_of(threads, run_options, trust=trust, short_windows=short_windows)
+    )
     options = with_speech_chunks(options, chosen)
     if not several:
         options.check_for_one()

@@ -23,6 +23,7 @@ from whisperport.program.bundle.manifest import (
     POSITIONS,
     REFERENCE,
     REQUIRED,
+    SILENCE,
     TOKENIZER,
     Manifest,
 )
@@ -150,6 +151,14 @@ class Bundle:
         """
         return self._table(POSITIONS)
 
+    def silence(self) -> NDArray[np.floating[Any]] | None:
+        """Return the encoder's output for a window of silence, (T, d); None if the bundle does not have it.
+
+        Raises:
+            BundleError: the file does not contain such an array.
+        """
+        return self._table(SILENCE) if SILENCE in self.manifest.files else None
+
     def reference(self) -> dict[str, NDArray[Any]]:
         """Return the reference inputs and outputs, by name.
 
@@ -166,10 +175,12 @@ class Bundle:
     def _tables(self) -> dict[str, tuple[int, int]]:
         """The shape of each table."""
         dims = self.manifest.dims
-        return {
+        tables = {
             EMBEDDING: (dims.n_vocab, dims.n_text_state),
             POSITIONS: (dims.n_text_ctx, dims.n_text_state),
+            SILENCE: (dims.n_audio_ctx, dims.n_audio_state),
         }
+        return {name: shape for name, shape in tables.items() if name in self.manifest.files}
 
     def _table(self, relative: str) -> NDArray[np.floating[Any]]:
         shape = self._tables()[relative]

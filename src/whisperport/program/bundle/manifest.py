@@ -15,7 +15,7 @@ from whisperport.program.evidence import RAN, Evidence, Status, status_of
 from whisperport.program.generation import Generation
 from whisperport.program.json_records import Member, from_json, members, to_json
 from whisperport.program.strict_json import Field, safe_path
-from whisperport.program.window import Window
+from whisperport.program.window import ShortWindows, Window
 
 Format = Literal["whisperport bundle"]  # other tools write files called manifest.json too
 FORMAT: Format = "whisperport bundle"
@@ -26,6 +26,7 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 EMBEDDING = "embedding.npy"
 POSITIONS = "positions.npy"
+SILENCE = "silence.npy"  # only with `short_windows`
 REFERENCE = "reference.npz"
 REQUIRED = (TOKENIZER, EMBEDDING, POSITIONS, REFERENCE)
 
@@ -64,6 +65,10 @@ class Manifest:
     files: Mapping[Annotated[str, _listed_path], FileEntry] = field(default_factory=dict)
     # None: the window that the checkpoint was trained on.
     window: Annotated[Window | None, Member(is_omitted=True), partial(from_json, Window)] = None
+    # None: no shorter windows were verified.
+    short_windows: Annotated[
+        ShortWindows | None, Member(is_omitted=True), partial(from_json, ShortWindows)
+    ] = None
 
     def program(self, name: str) -> ProgramEntry:
         """Return the entry of the program with this name.
@@ -183,6 +188,14 @@ def _manifest(top: Field) -> Manifest:
     if manifest.window and manifest.window.positions != positions:
         top.mapping()["window"].reject(
             f"has {manifest.window.positions} positions; expected {positions}, `n_audio_ctx` in `dims`"
+        )
+    if manifest.short_windows and (
+        manifest.window or manifest.short_windows.positions[-1] >= positions
+    ):
+        top.mapping()["short_windows"].reject(
+            f"is not for a bundle whose only window has {positions} positions"
+            if manifest.window
+            else f"has more than {positions - 1} positions; `n_audio_ctx` in `dims` is {positions}"
         )
     if language and language not in manifest.generation.languages:
         generation = top.mapping()["generation"]

@@ -1,5 +1,7 @@
 """Decode a window again at a higher temperature if the result looks like a failure.
 
+A window that is as short as its audio is decoded again in full instead.
+
 Source: openai/whisper@v20250625, whisper/transcribe.py:188-232.
 """
 
@@ -104,6 +106,33 @@ def decoding_with_fallback(
         if not _failed(decoded, ratio, thresholds):
             break
     return decoded, ratio
+
+
+def decoding_in_short_window(
+    decoder: Decoder,
+    features: Floats,
+    options: DecodeOptions,
+    temperature: float,
+    thresholds: Thresholds,
+    text_of: Callable[[tuple[int, ...]], str],
+    sampler: TokenSampler | None = None,
+) -> Steps[tuple[Decoded, float] | None]:
+    """Decode a window of few positions once; the caller runs the steps. For arguments see above.
+
+    Returns:
+        The result and the compression ratio of its text; None if the full window is needed: the result is a
+        failure, or its tokens are less probable than those of a text that does not depend on the window.
+    """
+    decoded, ratio = yield from decoding_with_fallback(
+        decoder, features, options, (temperature,), thresholds, text_of, sampler
+    )
+    windows = decoder.engine.short_windows
+    unsure = windows is None or decoded.avg_logprob < windows.min_logprob
+    return (
+        None
+        if unsure or not decoded.ended or _failed(decoded, ratio, thresholds)
+        else (decoded, ratio)
+    )
 
 
 def is_silence(decoded: Decoded, thresholds: Thresholds) -> bool:

@@ -6,12 +6,14 @@ of a cache and no output is copied.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import final
 
 import numpy as np
 
-from whisperport.errors import BundleError
-from whisperport.program.bundle import Bundle
+from whisperport.errors import BundleError, UsageError
+from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
 from whisperport.program.masks import MASKED
@@ -23,7 +25,7 @@ from whisperport.program.program_kind import (
 )
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.signatures import CacheForm, form_of, standard_form
-from whisperport.program.window import Window
+from whisperport.program.window import UNVERIFIED, ShortWindows, Window
 from whisperport.runtime.engine.coarse import CoarseProjection
 from whisperport.runtime.engine.finite import check_outputs
 from whisperport.runtime.engine.loading import load_runners
@@ -47,6 +49,7 @@ class Engine:
         latest_timestamp: the last timestamp of a window, in units of 20 ms; None: no limit.
         batch_step: the program `step_B`, which decodes a token of each of B texts; None: there is none.
         short_caches: whether all programs read caches with room for few tokens.
+        short_windows: the windows that may be shorter; None: none may.
         coarse: computes coarse logits of hidden states; None: the bundle has no program for that.
     """
 
@@ -59,6 +62,8 @@ class Engine:
         positions: Array,
         window: Window | None = None,
         masks: Mapping[str, float] | None = None,
+        short_windows: ShortWindows | None = None,
+        silence: Array | None = None,
     ) -> None:
         """
         Args:
@@ -70,6 +75,10 @@ class Engine:
             window: the bundle's window; None: the checkpoint's own of 30 s.
             masks: program -> number that hides a token from it; other programs: -30000. Default: None,
                 -30000 for all programs.
+            short_windows: lengths that the programs may read; they are ignored if a program can read only
+                one. Default: None, none.
+            silence: the encoder's output for a window of silence, (T, d) float32 or float16; None: the
+                encoder computes it before the first short window.
 
         Raises:
             BundleError: a program is missing.
@@ -94,7 +103,10 @@ class Engine:
         decoding = [self.step, self.align, *self._prefills.values()]
         if self.batch_step is not None:
             decoding.append(self.batch_step)
-        self.short_caches = all(runner.cache_axes for runner in decoding)
+        self.short_caches = all(runner.free_axes for runner in decoding)
+        can_be_short = window is None and self.encoder.free_axes and self.cross_kv.free_axes
+        self.short_windows = short_windows if can_be_short else None
+        self._silence = silence
         self._uncached = runners.get(UNCACHED_DECODER)
         self._masks = dict(masks or {})
         self._embedding = embedding
@@ -117,7 +129,7 @@ class Engine:
         """Run the encoder on one window. Its input may be 3-D or channels-first 4-D.
 
         Args:
-            mel: log-mel spectrogram, (n_mels, 2T) float32.
+            mel: log-mel spectrogram, (n_mels, 2T) float32; T is a number of `positions_for`.
 
         Returns:
             Features (T, d).
@@ -131,6 +143,18 @@ class Engine:
         check_outputs("encoder", outputs)
         features: Floats = outputs["features"][0]
         return features
+
+    def positions_for(self, n_frames: int) -> int:
+        """Return the positions of the shortest window for mel frames of audio after which there is none."""
+        shortest = self.short_windows.shortest(n_frames) if self.short_windows else None
+        return min(shortest or self.dims.n_audio_ctx, self.dims.n_audio_ctx)
+
+    @cached_property
+    def silence(self) -> Floats:
+        """The encoder's output for a window of silence, (T, d)."""
+        if self._silence is not None:
+            return self._silence.astype(np.float32)
+        return self.encode(np.zeros((self.dims.n_mels, self.dims.n_frames), np.float32))
 
     def mask_of(self, runner: Runner) -> float:
         """Return the number that the mask of a program adds to the scores of hidden tokens."""
@@ -226,7 +250,8 @@ def load_engine(
         MissingPackageError: a target's runtime is not installed.
         BundleError: a program is missing, cannot be read, or failed its trial run; or the bundle was
             replaced while it was loaded.
-        UsageError: no target of the bundle has one of the options, or its value is out of range.
+        UsageError: no target of the bundle has one of the options, or its value is out of range; or
+            the bundle has no short windows, and they are asked for.
     """
     manifest, options = bundle.manifest, options or RunOptions()
     names = tuple(dict.fromkeys(entry.target for entry in manifest.programs))
@@ -234,14 +259,40 @@ def load_engine(
         options.options, {name: get_target(name).run_options for name in names}
     )  # checks them
     ensure_tried(bundle, options)
+    short, asked = _short_windows(manifest, options), options.short_windows
+    options = replace(options, short_windows=short is not None)
     with bundle.unchanged():
         loaded = load_runners(bundle, options, encoder=encoder)
         used = {name: wrap_runner(runner) for name, runner in loaded.items()}
         # As plain arrays: indexing an `np.memmap` takes several times as long.
         embedding, positions = np.asarray(bundle.embedding()), np.asarray(bundle.positions())
-    masks = {entry.spec.name: entry.placement.mask for entry in manifest.programs}
-    tables = embedding, positions
-    return Engine(manifest.dims, manifest.generation, used, *tables, manifest.window, masks)
+        silence = bundle.silence() if short else None
+    engine = Engine(
+        manifest.dims,
+        manifest.generation,
+        used,
+        embedding,
+        positions,
+        window=manifest.window,
+        masks={entry.spec.name: entry.placement.mask for entry in manifest.programs},
+        short_windows=short,
+        silence=silence,
+    )
+    if asked and engine.short_windows is None:
+        raise UsageError(
+            "this bundle has no short windows",
+            why="its encoder or its `cross_kv` reads windows of one length only",
+            hint="use a bundle of ONNX Runtime on the CPU with windows of 30 s, or do not set "
+            "`short_windows`",
+        )
+    return engine
+
+
+def _short_windows(manifest: Manifest, options: RunOptions) -> ShortWindows | None:
+    """Return the short windows that a user allows: those that the bundle verified, if any."""
+    if options.short_windows is None:
+        return manifest.short_windows
+    return (manifest.short_windows or UNVERIFIED) if options.short_windows else None
 
 
 def _required(runners: Mapping[str, Runner], name: str) -> Runner:

@@ -125,9 +125,9 @@ class Batch:
         """Replace the caches of all rows by longer or shorter ones with the same tokens."""
         before, self._room = self.arrays, room
         runner = self.binding.runner
-        new = self._new_arrays([t for t in runner.spec.inputs if t.name in runner.cache_axes])
+        new = self._new_arrays([t for t in runner.spec.inputs if t.name in runner.free_axes])
         for name in new.keys() - {"mask"}:
-            axis = runner.cache_axes[name]
+            axis = runner.free_axes[name]
             count = min(new[name].shape[axis], before[name].shape[axis])
             kept = (slice(None),) * axis + (slice(count),)
             new[name][kept] = before[name][kept]
@@ -140,7 +140,7 @@ class Batch:
         """Return zero-filled arrays for some inputs of the program, with room for the current number."""
 
         def shape(tensor: TensorSpec) -> tuple[int, ...]:
-            axis = self.binding.runner.cache_axes.get(tensor.name)
+            axis = self.binding.runner.free_axes.get(tensor.name)
             spare = self._limit - self._room
             return tuple(size - spare * (i == axis) for i, size in enumerate(tensor.shape))
 

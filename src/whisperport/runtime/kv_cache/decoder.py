@@ -44,10 +44,14 @@ class Decoder:
             engine.dims, engine.cache_form, engine.mask_of(engine.step), grows=engine.short_caches
         )
         self._cross_kv: dict[str, Array] = {}  # of the window's audio
+        self._rows_used = engine.dims.n_audio_ctx  # rows of them that may be other than silence
         self._x = np.zeros((1, 1, engine.dims.n_text_state), np.float32)  # input of `step`
 
     def start_window(self, features: Floats) -> None:
         """Begin a window: compute its cross-attention K/V, and remove all tokens.
+
+        Silence follows a window that is shorter than the checkpoint's. Its rows are computed only where
+        the windows before have left other ones.
 
         Args:
             features: (T, d) float32, the encoder's output.
@@ -56,15 +60,24 @@ class Decoder:
             NumericalError: `cross_kv` returned a NaN or an infinity.
         """
         self.cache.bindings.clear()
-        runner, inputs = self.engine.cross_kv, {"features": np.ascontiguousarray(features[None])}
-        if runner.writes_in_place:
+        runner, length = self.engine.cross_kv, len(features)
+        rows = max(length, self._rows_used)
+        if rows > length:
+            features = np.concatenate([features, self.engine.silence[length:rows]])
+        inputs = {"features": np.ascontiguousarray(features[None])}
+        self._rows_used = rows  # even if an error ends the run
+        if rows < self.engine.dims.n_audio_ctx:
+            self._replace_rows(runner.run(inputs))
+        elif runner.writes_in_place:
             self._cross_kv = self._cross_kv or self._audio_arrays()
             runner.run_into(inputs, self._cross_kv)
             self._audio_written()
         else:
             self._cross_kv = {}  # frees memory first: 0.5 GB for large-v3
             self._cross_kv = self._kept(runner.run(inputs))
-        check_outputs("cross_kv", self._cross_kv)
+        if rows == self.engine.dims.n_audio_ctx:
+            check_outputs("cross_kv", self._cross_kv)
+        self._rows_used = length
         # Other objects for each window, also on the same memory: a device keeps the audio of an array that
         # it knows, as long as a binding of the window before exists.
         self._cross_kv = {name: array.view() for name, array in self._cross_kv.items()}
@@ -230,6 +243,14 @@ class Decoder:
         if "logits" in outputs:
             check_logits(program, outputs["logits"], outputs.get(LOGSUMEXP))
         return outputs
+
+    def _replace_rows(self, first: Mapping[str, Array]) -> None:
+        """Write the first rows of the cross-attention K/V, and keep those after them."""
+        check_outputs("cross_kv", first)
+        for name, array in first.items():
+            written = tuple(map(slice, array.shape))
+            self._cross_kv[name][written] = array
+        self._audio_written()
 
     def _audio_arrays(self) -> dict[str, Array]:
         """Return arrays for the cross-attention K/V of a window, which later windows use again."""

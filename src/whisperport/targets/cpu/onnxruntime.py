@@ -272,6 +272,7 @@ class OnnxRuntime(Target):
                 entry.spec,
                 later=entry.spec.kind.is_batch or entry.spec.kind.name == ALIGN,
                 rounding=rounding if _reads_audio_in_8_bits(entry) else None,
+                any_audio=options.short_windows is True,
             )
             for entry, graph in zip(entries, graphs, strict=True)
             if graph in on_cpu and (entry.precision in (W8, W8A8) or entry.spec.kind.is_batch)
@@ -281,7 +282,10 @@ class OnnxRuntime(Target):
             [(entry.spec, g) for entry, g in zip(entries, graphs, strict=True) if g in own],
             rounding,
         )
-        shared = OnnxWeights([graph for graph in on_cpu if graph not in own])
+        shared = OnnxWeights(
+            [graph for graph in on_cpu if graph not in own],
+            any_audio=options.short_windows is True,
+        )
         return {
             entry.spec.name: OnnxRunner(
                 entry.spec,

@@ -86,7 +86,7 @@ class OnnxRunner(Runner):
         later = isinstance(weights, OwnWeights) and weights.later
         self._made: Any = None if later else self._checked(weights)
         if weights is not None:
-            self.cache_axes = weights.cache_axes(graph)
+            self.free_axes = weights.free_axes(graph)
         self.writes_in_place = provider == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]

@@ -30,6 +30,7 @@ from whisperport.program.spec import ProgramSpec
 from whisperport.system.memory import Memory
 from whisperport.targets.onnx.any_tokens import with_any_tokens
 from whisperport.targets.onnx.attention import join_attention
+from whisperport.targets.onnx.audio_length import free_audio
 from whisperport.targets.onnx.blocks import Matrix, matrices, use_blocks
 from whisperport.targets.onnx.graph import FLOAT, HALF, cache_axes, free_caches
 from whisperport.targets.onnx.rounded_audio import Rounding, read_in_8_bits
@@ -61,8 +62,11 @@ class _Location(NamedTuple):
 class OnnxWeights:
     """The weights of the programs that have most of their weights in common, read when first needed."""
 
-    def __init__(self, graphs: Sequence[OnnxGraph]) -> None:
+    def __init__(self, graphs: Sequence[OnnxGraph], *, any_audio: bool = False) -> None:
         """Find the programs that share weights.
+
+        Args:
+            any_audio: whether programs without shared weights read audio of any length.
 
         Raises:
             BundleError: a graph cannot be read, or refers to a file that is not part of its program.
@@ -81,15 +85,16 @@ class OnnxWeights:
                 self._sharing[graph] = locations
         self._blocked = _blocked(self._sharing)
         self._memory = Memory()
-        self._cache_axes: dict[OnnxGraph, Mapping[str, int]] = {}
+        self._any_audio = any_audio
+        self._free_axes: dict[OnnxGraph, Mapping[str, int]] = {}
 
     def __contains__(self, graph: OnnxGraph) -> bool:
         """Whether the program shares its weights with others."""
         return graph in self._sharing
 
-    def cache_axes(self, graph: OnnxGraph) -> Mapping[str, int]:
-        """Return the free axes of the model that `session_model` returned for a graph: input -> axis."""
-        return self._cache_axes[graph]
+    def free_axes(self, graph: OnnxGraph) -> Mapping[str, int]:
+        """Return the free axes of the model that `session_model` returned for a graph: name -> axis."""
+        return self._free_axes[graph]
 
     def session_model(self, graph: OnnxGraph, settings: Any) -> bytes | str:
         """Return what a session loads: the graph as it is faster on a CPU, or the path of its file.
@@ -105,7 +110,9 @@ class OnnxWeights:
         """
         model = graph.detach()
         changed = join_attention(model) | free_caches(model)
-        self._cache_axes[graph] = cache_axes(model)
+        self._free_axes[graph] = cache_axes(model)
+        if self._any_audio and graph not in self and (axes := free_audio(model)):
+            self._free_axes[graph], changed = axes, True
         if graph in self:
             self._share(model, self._sharing[graph], settings)
         elif changed:
@@ -248,6 +255,7 @@ class OwnWeights:
         *,
         later: bool = True,
         rounding: Rounding | None = None,
+        any_audio: bool = False,
     ) -> None:
         """Read the graph.
 
@@ -256,6 +264,7 @@ class OwnWeights:
             later: whether its session is made when it is first used.
             rounding: reads keys and values of the audio in 8 bits, if the graph allows it; None: they stay
                 in float32.
+            any_audio: whether the program reads audio of any length, if the graph allows it.
 
         Raises:
             BundleError: it or a file of weights cannot be read, or is not part of its program.
@@ -270,7 +279,7 @@ class OwnWeights:
             if later and entries["location"] not in self._files:
                 self._files[entries["location"]] = _mapped(graph, entries["location"])
         model = self._changed(graph, spec)
-        self._cache_axes = cache_axes(model)
+        self._free_axes = (free_audio(model) if any_audio else {}) or cache_axes(model)
         self.rounding = rounding
         self.rounded = read_in_8_bits(model, spec) if rounding else ()  # names of inputs
         self._model: bytes = model.SerializeToString()
@@ -294,9 +303,9 @@ class OwnWeights:
                     file.madvise(mmap.MADV_DONTNEED)  # most weights have packed copies now
             return self._made
 
-    def cache_axes(self, _graph: OnnxGraph) -> Mapping[str, int]:
-        """Return the free axes of the model that `session_model` returns: input -> axis."""
-        return self._cache_axes
+    def free_axes(self, _graph: OnnxGraph) -> Mapping[str, int]:
+        """Return the free axes of the model that `session_model` returns: name -> axis."""
+        return self._free_axes
 
     def session_model(self, _graph: OnnxGraph, settings: Any) -> bytes:
         """Return what a session loads.

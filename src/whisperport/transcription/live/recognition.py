@@ -10,6 +10,7 @@ from whisperport.runtime import (
     Decoder,
     Steps,
     WindowSegment,
+    decoding_in_short_window,
     decoding_with_fallback,
     is_silence,
     split_segments,
@@ -81,14 +82,27 @@ def _recognition(
     decoder: Decoder,
 ) -> Steps[Hypothesis | None]:
     """Decode the spectrogram of a buffer."""
-    decoded, ratio = yield from decoding_with_fallback(
-        decoder,
-        transcriber.engine.encode(mel),
-        options.decode,
-        options.temperatures,
-        options.thresholds,
-        transcriber.tokenizer.decode_with_special_tokens,
-    )
+    engine, text_of = transcriber.engine, transcriber.tokenizer.decode_with_special_tokens
+    positions, result = engine.positions_for(buffer.frames), None
+    if positions < engine.dims.n_audio_ctx:
+        result = yield from decoding_in_short_window(
+            decoder,
+            engine.encode(mel[:, : 2 * positions]),
+            options.decode,
+            options.temperatures[0],
+            options.thresholds,
+            text_of,
+        )
+    if result is None:
+        result = yield from decoding_with_fallback(
+            decoder,
+            engine.encode(mel),
+            options.decode,
+            options.temperatures,
+            options.thresholds,
+            text_of,
+        )
+    decoded, ratio = result
     if is_silence(decoded, options.thresholds):
         return None
     segments, n_complete = _segments_of(
