@@ -10,7 +10,7 @@ from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.sizes import NO_SIZES, not_fixable
 from whisperport.system.progress import begin_stage
-from whisperport.targets import Target, get_target
+from whisperport.targets import PROFILERS, Target, get_target
 from whisperport.targets.partitioner import Partition
 from whisperport.targets.preflight import requires_torch
 
@@ -163,7 +163,7 @@ def check(
         graphs = [read_model_folder(Path(program))]
     elif isinstance(program, str | os.PathLike):
         begin_stage(f"reading {Path(program).name}")
-        graphs = read_graphs(Path(program), sizes)
+        graphs = read_graphs(Path(program), sizes, PROFILERS)
         partitions = _partitions(chosen, Path(program))
     else:
         graphs = [_graph_of(program, args)]

@@ -168,12 +168,15 @@ def _inputs(first: Recordable, second: Recordable, options: CompareOptions) -> l
 
 
 def _given(graph: "Graph", path: Path) -> list[Array]:
-    """Return the first sample of inputs in a file or folder."""
+    """Return the first sample of inputs in a file or folder; of dynamic shapes, the arrays of a file."""
     from whisperport.build.compile.lowered_file import static_tensor
+    from whisperport.model.inspection.inputs import inputs_for, read_inputs
     from whisperport.program.host_part import HostPart
     from whisperport.program.spec import ProgramSpec
     from whisperport.verification.recording.given_inputs import GivenInputs
 
+    if path.suffix == ".npz" and any(tensor.size is None for tensor in graph.inputs):
+        return inputs_for(graph.inputs, read_inputs(path))
     spec = ProgramSpec(graph.name, tuple(map(static_tensor, graph.inputs)), ())
     return next(GivenInputs.find(path, spec, HostPart(), force=True).read([0]))
 
@@ -184,6 +187,8 @@ def _inputs_of(graph: "Graph", source: "Graph", arrays: Sequence[Array]) -> list
     Raises:
         ProgramError: the two have inputs of other numbers, shapes or dtypes.
     """
+    from whisperport.model.inspection.inputs import has_shape
+
     names = [tensor.name for tensor in source.inputs]
     by_name = dict(zip(names, arrays, strict=True))
     input_names = [tensor.name for tensor in graph.inputs]
@@ -204,7 +209,7 @@ def _inputs_of(graph: "Graph", source: "Graph", arrays: Sequence[Array]) -> list
     fitted = []
     for value, array in zip(graph.inputs, ordered, strict=True):
         shape = tuple(n for n in value.shape or () if isinstance(n, int))
-        forms = [array] if array.shape == shape else list(arrangements(shape, array))[-1:]
+        forms = [array] if has_shape(array, value.shape) else list(arrangements(shape, array))[-1:]
         same_kind = (array.dtype.kind == "f") == ("float" in value.dtype)
         if not forms or not (same_kind or value.quantization):
             raise error

@@ -2,7 +2,7 @@
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,7 +138,7 @@ class Profile:
 
 
 class Profiler(ABC):
-    """Measures compiled programs of a file format that only one target has."""
+    """Measures, reads and runs programs of a file format that only one target has."""
 
     title: ClassVar[str]  # name of the format in help and errors, with its suffix
     suffix: ClassVar[str]  # of a program's first file in a bundle
@@ -161,6 +161,36 @@ class Profiler(ABC):
             MissingPackageError: the runtime is not installed.
         """
 
+    @abstractmethod
+    def read_graph(self, path: Path) -> Any:
+        """Return the `inspection.graph.Graph` of a program, without weights and without the runtime.
+
+        Args:
+            path: of the program's first file.
+
+        Raises:
+            ProgramError: the file cannot be read, or is damaged.
+        """
+
+    @abstractmethod
+    def run_keeping(
+        self, files: Sequence[Path], inputs: Sequence[Array], names: Collection[str]
+    ) -> tuple[dict[str, Array], list[Array]]:
+        """Run a program once, in float32, and keep inner values.
+
+        Args:
+            files: as for `profile`.
+            inputs: in the order of the graph's inputs.
+            names: of values of the graph.
+
+        Returns:
+            The values by name, and the outputs in the order of the graph.
+
+        Raises:
+            ProgramError: the program cannot be read or run.
+            MissingPackageError: the runtime is not installed.
+        """
+
 
 def block_of(module: str) -> str:
     """Return the path up to the first number: "decoder.layers.0"; empty if it has none."""
@@ -169,9 +199,9 @@ def block_of(module: str) -> str:
     return ".".join(parts[: numbers[0] + 1]) if numbers else ""
 
 
-def readable_formats(profilers: Sequence[Profiler]) -> str:
-    """Return the formats of compiled programs that can be measured, for help and hints."""
-    return f"{', '.join(['.pte', '.onnx', *(profiler.title for profiler in profilers)])} or .tflite"
+def readable_formats(profilers: Sequence[Profiler], first: str = ".pte") -> str:
+    """Return the formats of programs that can be measured or, with ".pt2" first, checked, for help."""
+    return f"{', '.join([first, '.onnx', *(profiler.title for profiler in profilers)])} or .tflite"
 
 
 def by_time(nodes: Sequence[NodeProfile]) -> tuple[NodeProfile, ...]:

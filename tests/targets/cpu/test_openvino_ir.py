@@ -4,8 +4,16 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+pytest.importorskip("openvino")
+pytest.importorskip("torch")
+import openvino as ov
+from openvino import opset13 as opset
+
+from whisperport.build.check import check
+from whisperport.build.compare import CompareOptions, compare
 from whisperport.errors import ProgramError
 from whisperport.targets.cpu.openvino import ir
 from whisperport.targets.cpu.openvino.ir import constants, read_ir
@@ -63,3 +71,85 @@ def test_a_file_of_many_elements_is_not_read(
     with pytest.raises(ProgramError, match="damaged") as caught:
         read_ir(path)
     assert "more than 5 elements" in caught.value.why
+
+
+def write_model(path: Path, factor: float = 1) -> Path:
+    """Write a model of two layers with a state, whose first axis is dynamic.
+
+    Args:
+        factor: that a weight of the second layer is multiplied by.
+    """
+    random = np.random.default_rng(0)
+    x = opset.parameter([-1, 8], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    first, second = (opset.constant(random.standard_normal((8, 8)), np.float32) for _ in range(2))
+    weights = second.data.copy()
+    weights[0, 0] *= factor
+    hidden = opset.gelu(opset.matmul(x, first, False, True), "tanh")
+    info = ov.op.util.VariableInfo()
+    info.variable_id, info.data_shape, info.data_type = "sum", ov.PartialShape([-1, 8]), ov.Type.f32
+    state = ov.op.util.Variable(info)
+    before = opset.read_value(opset.multiply(x, opset.constant(np.float32(0))), state)
+    after = opset.add(before, hidden)
+    y = opset.matmul(after, opset.constant(weights), False, True)
+    y.output(0).set_names({"y"})
+    ov.save_model(
+        ov.Model([y.output(0)], [opset.assign(after, state)], [x]), path, compress_to_fp16=False
+    )
+    return path
+
+
+def test_a_model_with_states_is_checked(tmp_path: Path) -> None:
+    # given a model with a state and a dynamic axis
+    path = write_model(tmp_path / "model.xml")
+    # when it is checked for its own target and for another
+    own, other = (check(path, target) for target in ("openvino", "rk3588"))
+    # then its operators have the names of all formats, and only the other target rejects any
+    graph = own.programs[0].graph
+    assert (graph.format, graph.inputs[0].shape, graph.outputs[0].name) == ("ir", ("?", 8), "y")
+    operators = {"matmul", "gelu", "mul", "add", "state.ReadValue", "state.Assign"}
+    assert {node.op for node in graph.nodes} == operators
+    assert next(n for n in graph.nodes if n.op == "gelu").attributes == {"approximate": "tanh"}
+    assert own
+    assert {"WP402", "WP102"} <= {group.rule for group in other.programs[0].findings}
+
+
+def test_the_layer_at_which_two_models_diverge_is_named(tmp_path: Path) -> None:
+    # given two models of which one weight differs, and inputs for their dynamic axis
+    right = write_model(tmp_path / "right.xml")
+    wrong = write_model(tmp_path / "wrong.xml", factor=3)
+    np.savez(
+        tmp_path / "inputs.npz", x=np.random.default_rng(1).standard_normal((3, 8)).astype("f4")
+    )
+    options = CompareOptions(inputs=tmp_path / "inputs.npz", trust=True)
+    # when they are compared
+    compared = compare(right, wrong, options)
+    # then the layer is named, and a model is equal to itself
+    assert not compared
+    assert compared.first is not None
+    assert compared.values[compared.first].operator == "matmul"
+    assert [value.name for value in compared.values if value.error > 1e-5] == ["y"]
+    assert compare(right, right, options)
+
+
+def test_a_model_of_dynamic_shape_needs_inputs(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.xml")
+    with pytest.raises(ProgramError, match="no static shape") as caught:
+        compare(path, path, CompareOptions(trust=True))
+    assert "--inputs" in caught.value.hint
+
+
+def test_nodes_that_are_computed_from_themselves_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.xml"
+    layer = (
+        "<layer id='{0}' name='n{0}' type='Relu' version='opset1'><input><port id='0'/></input>"
+        "<output><port id='1' precision='FP32'/></output></layer>"
+    )
+    edge = "<edge from-layer='{}' from-port='1' to-layer='{}' to-port='0'/>"
+    path.write_text(
+        f"<net><layers>{layer.format(0)}{layer.format(1)}</layers>"
+        f"<edges>{edge.format(0, 1)}{edge.format(1, 0)}</edges></net>"
+    )
+    with pytest.raises(ProgramError, match="damaged") as caught:
+        check(path, "openvino")
+    assert "computed from itself" in caught.value.why

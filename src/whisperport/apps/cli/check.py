@@ -31,10 +31,11 @@ from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.check import Checked, Partitioned
 from whisperport.build.check import check as check_program
 from whisperport.program.bundle import MANIFEST
+from whisperport.program.profiling import readable_formats
 from whisperport.program.spec import FindingKind
 from whisperport.system.outputs import write_page
 from whisperport.system.page import percent
-from whisperport.targets import get_target
+from whisperport.targets import PROFILERS, get_target
 
 if TYPE_CHECKING:  # the package onnx may be missing at run time
     from whisperport.model.inspection.cost import NodeCost
@@ -54,6 +55,22 @@ HEADINGS: dict[FindingKind, str] = {
 @click.command(
     cls=Verb,
     short_help="List the nodes of a program that a target rejects, with reasons and fixes.",
+    help=f"""List the nodes of a program that a target rejects, with reasons, cost and a rewrite that helps.
+
+    PROGRAM is a {readable_formats(PROFILERS, ".pt2")} file of any model, a bundle, or the folder of a model
+    of any architecture in transformers' format, whose weights are not read. The target's compiler is not
+    needed. The cost is the share of the program's operations and bytes. The module and the line of
+    Python are those that the exporter stored in the file. The exit status is 1 if a node is rejected or
+    declined; a warning does not change it, because the target runs the program. Where a vendor publishes no
+    list of supported operators, nodes that were not seen in programs known to compile are listed
+    separately: they may compile, and do not change the exit status. Where a vendor can be asked on this
+    machine what it accepts, its answer is printed too.
+
+    \b
+    Examples:
+      $ whisperport check decoder.pt2 --target xnnpack
+      $ whisperport check decoder.onnx --target litert --all --html check.html
+    """,
 )
 @click.argument("program", type=Given("program", "bundle", "checkpoint"))
 @target_name("Target to check the program for")
@@ -75,22 +92,7 @@ def check(
     sizes: dict[str, int],
     as_json: bool,
 ) -> None:
-    """List the nodes of a program that a target rejects, with reasons, cost and the rewrite that helps.
-
-    PROGRAM is a .pt2, .onnx or .tflite file of any model, a bundle, or the folder of a model of
-    any architecture in transformers' format, whose weights are not read. The target's compiler is not
-    needed. The cost is the share of the program's operations and bytes. The module and the line of
-    Python are those that the exporter stored in the file. The exit status is 1 if a node is rejected or
-    declined; a warning does not change it, because the target runs the program. Where a vendor publishes no
-    list of supported operators, nodes that were not seen in programs known to compile are listed
-    separately: they may compile, and do not change the exit status. Where a vendor has a partitioner for
-    .tflite files, its answer is printed too.
-
-    \b
-    Examples:
-      $ whisperport check decoder.pt2 --target xnnpack
-      $ whisperport check decoder.onnx --target litert --all --html check.html
-    """
+    """Run the verb."""
     with stages():
         checked = check_program(program, target, sizes=sizes)
     following = _next_command(program, checked, sizes)

@@ -32,7 +32,9 @@ from whisperport.apps.cli.shared_options import as_json, html_option, trusting
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.compare import CompareOptions
 from whisperport.build.compare import compare as run_compare
+from whisperport.program.profiling import readable_formats
 from whisperport.system.outputs import write_page
+from whisperport.targets import PROFILERS
 from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
 
 SHOWN_BEFORE, SHOWN_AFTER = 3, 20  # layers around the first that diverges
@@ -41,7 +43,25 @@ LAYER_WIDTH, LINE_WIDTH, OPERATOR_WIDTH = 38, 26, 14  # characters; the table th
 
 
 @click.command(
-    cls=Verb, short_help="Compare two programs, and name the first layer at which they diverge."
+    cls=Verb,
+    short_help="Compare two programs, and name the first layer at which they diverge.",
+    help=f"""Run two programs on the same inputs, and name the first layer at which they diverge.
+
+    A and B are .pt2, {readable_formats(PROFILERS)} files of any model, BUNDLE:PROGRAM for a program of a
+    bundle, or a folder of arrays that a device wrote, NAME.npy or NAME.bin, named after the values of the
+    other program. Errors are relative to A. The two may be of different formats, precisions and layouts:
+    inner values are matched by their names, modules and order, and by their similarity. A .pte keeps only
+    the values at the borders of its delegates.
+
+    "error" is the size of the difference divided by that of A's value, and SQNR the same in dB. The exit
+    status is 1 if an output differs by more than the precision of the programs explains, or a value is
+    NaN. An inner difference that no output shows does not change the exit status.
+
+    \b
+    Examples:
+      $ whisperport compare encoder.pt2 encoder.onnx --html compare.html
+      $ whisperport compare build/float:encoder build/int8:encoder --inputs talk.wav
+    """,
 )
 @click.argument("a", type=Given("program", "bundle", as_text=True))
 @click.argument("b", type=Given("program", "bundle", as_text=True))
@@ -65,23 +85,7 @@ def compare(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Run two programs on the same inputs, and name the first layer at which they diverge.
-
-    A and B are .pt2, .onnx, .tflite or .pte files of any model, BUNDLE:PROGRAM for a program of a bundle,
-    or a folder of arrays that a device wrote, NAME.npy or NAME.bin, named after the values of the other
-    program. Errors are relative to A. The two may be of different formats, precisions and layouts: inner
-    values are matched by their names, modules and order, and by their similarity. A .pte keeps only the
-    values at the borders of its delegates.
-
-    "error" is the size of the difference divided by that of A's value, and SQNR the same in dB. The exit
-    status is 1 if an output differs by more than the precision of the programs explains, or a value is
-    NaN. An inner difference that no output shows does not change the exit status.
-
-    \b
-    Examples:
-      $ whisperport compare encoder.pt2 encoder.onnx --html compare.html
-      $ whisperport compare build/float:encoder build/int8:encoder --inputs talk.wav
-    """
+    """Run the verb."""
     options = CompareOptions(trust=trust, **field_values(CompareOptions, chosen))
     with stages():
         comparison = run_compare(a, b, options)

@@ -41,6 +41,7 @@ PER_OUTPUT_ELEMENT = {
     **dict.fromkeys(["group_norm", "instance_norm"], 8),
     **dict.fromkeys(["batch_norm", "_native_batch_norm_legit_no_training"], 2),
     **dict.fromkeys(["upsample_bilinear2d", "upsample_linear1d"], 7),  # four values by two weights
+    "MVN": 6,  # a layer norm without weight and bias
     "squared_difference": 2,
     "rsqrt": 2,
     "sigmoid": 4,

@@ -46,7 +46,8 @@ def innermost_line(stack_trace: str) -> SourceLine | None:
     return next(reversed(own or frames), None)
 
 
-Format = Literal["torch", "onnx", "tflite"]
+# "ir": the format of a target's own, whose `Profiler` reads it.
+Format = Literal["torch", "onnx", "tflite", "ir"]
 
 Shape = tuple[int | str, ...]
 """One entry per axis; a string is the name of a dynamic axis."""
@@ -171,7 +172,7 @@ class Graph:
         return replace(self, nodes=self.with_folded or self.nodes, _producers={})
 
 
-FOLDED_FORMATS: frozenset[Format] = frozenset({"onnx", "tflite"})
+FOLDED_FORMATS: frozenset[Format] = frozenset({"onnx", "tflite", "ir"})
 
 # Operators without effect at inference: compilers remove them.
 _NO_OPS = frozenset({"detach_", "dropout", "identity", "lift_fresh_copy"})
@@ -187,9 +188,8 @@ def build(
 ) -> Graph:
     """Build a graph without nodes that have no effect, and without nodes whose outputs are not read.
 
-    ONNX and TFLite compilers fold nodes that depend on constants only, so such nodes are removed too; of a
-    TFLite file they are kept in `with_folded`.
-    torch's compilers do not fold them.
+    Compilers of all formats but torch's fold nodes that depend on constants only, so such nodes are removed
+    too; of a TFLite file they are kept in `with_folded`.
     """
     same: dict[str, Value] = {}
     kept: list[Node] = []

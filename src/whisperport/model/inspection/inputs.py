@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.errors import ProgramError
-from whisperport.model.inspection.graph import Graph, Value
+from whisperport.model.inspection.graph import Graph, Shape, Value
 from whisperport.program.runner import Array
 from whisperport.system.regular_file import other_kind
 from whisperport.system.unpacking import check_unpacked_size
@@ -90,6 +90,18 @@ def read_inputs(path: Path) -> dict[str, Array]:
         ) from error
 
 
+def has_shape(array: Array, shape: Shape | None) -> bool:
+    """Return whether an array has a shape; a dynamic axis may have any size."""
+    return shape is None or (
+        array.ndim == len(shape)
+        and all(
+            size == axis
+            for size, axis in zip(array.shape, shape, strict=True)
+            if isinstance(axis, int) and axis >= 0
+        )
+    )
+
+
 def _random(value: Value, random: np.random.Generator, rows: int | None = None) -> Array:
     shape = _static_shape(value)
     dtype = _dtype(value)
@@ -135,15 +147,7 @@ def _checked(values: Sequence[Value], arrays: Mapping[str, Array]) -> list[Array
         )
     for value in values:
         array = arrays[value.name]
-        fits = value.shape is None or (
-            array.ndim == len(value.shape)
-            and all(
-                size == axis
-                for size, axis in zip(array.shape, value.shape, strict=True)
-                if isinstance(axis, int) and axis >= 0
-            )
-        )
-        if not fits or array.dtype != _dtype(value):
+        if not has_shape(array, value.shape) or array.dtype != _dtype(value):
             raise ProgramError(
                 f"the array for input `{value.name}` has the wrong shape or dtype",
                 why=f"expected {value.shape} {value.dtype}, got {array.shape} {array.dtype}",

@@ -12,15 +12,17 @@ import numpy as np
 from whisperport.errors import MissingPackageError, ProgramError, WhisperportError
 from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.bundle.onnx_graph import OnnxGraph
+from whisperport.program.profiling import Profiler, readable_formats
 from whisperport.program.runner import Array
 from whisperport.system.child import first_line
 from whisperport.system.regular_file import other_kind
+from whisperport.targets import PROFILERS
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.model.inspection.graph import Graph, Node, Value
     from whisperport.model.trace.program import Program
 
-HINT = "give a .pt2, .onnx, .tflite or .pte file, BUNDLE:PROGRAM, or a folder of a device's arrays"
+HINT = f"give a .pt2, {readable_formats(PROFILERS)} file, BUNDLE:PROGRAM, or a folder of a device's arrays"
 PTE_SPARE = 16 * 2**20  # bytes of ETDump's buffer beside the values
 PARTLY = "{}: a .pte keeps only the values at the borders of its delegates; those inside are not compared."
 
@@ -96,6 +98,8 @@ def _of_file(path: Path, method: str = "") -> Recordable:
             return _pt2(path)
         if head[4:8] == b"TFL3":
             return _tflite(path)
+        if own := next((profiler for profiler in PROFILERS if profiler.recognizes(head)), None):
+            return _own(own, [path])
         if head.startswith(b"\x08") or path.suffix == ".onnx":
             return _onnx(path)
     except ImportError as error:
@@ -137,6 +141,8 @@ def _of_bundle(folder: Path, program: str, work: Path) -> Recordable:
         return _tflite(file)
     if file.suffix == ".pte":
         return _pte(file, entry.method)
+    if own := next((profiler for profiler in PROFILERS if file.suffix == profiler.suffix), None):
+        return _own(own, [bundle.path(name) for name in entry.files])
     raise ProgramError(
         f"the program `{program}` of {folder} cannot be run with its inner values kept",
         why=f"its file is {file.name}, which its vendor's runtime reads",
@@ -239,6 +245,17 @@ def _tflite(path: Path) -> Recordable:
             return _recorded(graph, *run_keeping(path, inputs, places))
         except (RuntimeError, ValueError) as error:
             raise _cannot_run(RUNTIME, path.name, error, inputs) from error
+
+    return Recordable(graph, record)
+
+
+def _own(profiler: Profiler, files: Sequence[Path]) -> Recordable:
+    """Open a program of a format that only one target has."""
+    graph: Graph = profiler.read_graph(files[0])
+
+    def record(inputs: Sequence[Array]) -> Recording:
+        names = [value.name for value in _kept(graph)]
+        return _recorded(graph, *profiler.run_keeping(files, inputs, names))
 
     return Recordable(graph, record)
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.errors import needs
-
-# Some processors would compute in bfloat16, and the CPU keeps keys and values in 8 bits.
-FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+from whisperport.targets.cpu.openvino.runtime import FLOAT32
 
 
 def logits(

@@ -37,7 +37,7 @@ class IrNode:
         attributes: of its element `data`.
         sizes: of each output, the sizes of its axes; -1: not fixed.
         precisions: of each output, such as "FP32".
-        names: of the tensors that it computes.
+        tensors: of each output, the names of the tensor.
         inputs: (index of a node, which of its outputs), in the order of the node's input ports.
         span: of its bytes in the file: where they begin, and end.
     """
@@ -48,9 +48,14 @@ class IrNode:
     attributes: dict[str, str] = field(default_factory=dict)
     sizes: list[list[int]] = field(default_factory=list)
     precisions: list[str] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    tensors: list[list[str]] = field(default_factory=list)
     inputs: list[tuple[int, int]] = field(default_factory=list)
     span: slice = field(default_factory=lambda: slice(0))
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the tensors that it computes."""
+        return {name for names in self.tensors for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +235,7 @@ class _Reader:
             place = len(node.sizes)
             node.sizes.append([])
             node.precisions.append(attributes.get("precision", ""))
-            node.names |= set(filter(None, attributes.get("names", "").split(",")))
+            node.tensors.append([name for name in attributes.get("names", "").split(",") if name])
         self.ports[self.node, int(attributes["id"])] = side, place
 
     def _text(self, text: str) -> None:

@@ -1,12 +1,12 @@
-"""Measure an OpenVINO model with its performance counters: the kernel and time of every node.
+"""Measure an OpenVINO model with its performance counters, read its graph, and keep its inner values.
 
-The nodes are those of the graph after OpenVINO's fusions.
+The nodes that are measured are those of the graph after OpenVINO's fusions.
 Source: openvino `InferRequest.get_profiling_info`, with `PERF_COUNT` on.
 """
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -19,13 +19,15 @@ from whisperport.program.profiling import (
     by_time,
     median_overhead,
 )
-from whisperport.targets.cpu.openvino.runtime import CPU, TYPES, first_line, shared_core
+from whisperport.program.runner import Array
+from whisperport.targets.cpu.openvino.ir import DTYPES, read_ir
+from whisperport.targets.cpu.openvino.ir_graph import graph_of, ports_of
+from whisperport.targets.cpu.openvino.runtime import CPU, FLOAT32, first_line, shared_core
 
 if TYPE_CHECKING:  # the build layer needs torch
-    from whisperport.model.inspection.graph import Value
+    from whisperport.model.inspection.graph import Graph, Value
 
 EXECUTED = "EXECUTED"
-DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
 
 
 @final
@@ -47,7 +49,7 @@ class OpenVinoProfiler(Profiler):
         """Run a model; without its .bin file in `files`, that is the file of the same name."""
         from whisperport.model.inspection.inputs import inputs_for
 
-        model, weights = files if len(files) == 2 else (files[0], files[0].with_suffix(".bin"))
+        model, weights = _with_weights(files)
         device = options.options.get("device", CPU)
         with needs("cannot inspect an OpenVINO model: OpenVINO is not installed", extra="openvino"):
             core = shared_core()
@@ -66,6 +68,39 @@ class OpenVinoProfiler(Profiler):
                 why=first_line(error),
                 hint="check the file, and the device and properties given with --runtime-option",
             ) from error
+
+    def read_graph(self, path: Path) -> "Graph":
+        return graph_of(path.stem, read_ir(path))
+
+    def run_keeping(
+        self, files: Sequence[Path], inputs: Sequence[Array], names: Collection[str]
+    ) -> tuple[dict[str, Array], list[Array]]:
+        path, weights = _with_weights(files)
+        places = ports_of(read_ir(path))
+        with needs("cannot run an OpenVINO model: OpenVINO is not installed", extra="openvino"):
+            core = shared_core()
+        try:
+            model = core.read_model(path, weights)
+            nodes = {node.get_friendly_name(): node for node in model.get_ops()}
+            sources = [result.get_node().input_value(0) for result in model.outputs]
+            rows = [(port.get_node().get_friendly_name(), port.get_index()) for port in sources]
+            added = [place for name, place in places.items() if name in names and place not in rows]
+            model.add_outputs([nodes[node].output(index) for node, index in added])
+            results = core.compile_model(model, CPU, FLOAT32)(list(inputs))
+            arrays = dict(zip([*rows, *added], results.values(), strict=True))
+        except (RuntimeError, ValueError, KeyError) as error:  # ValueError: a name is not UTF-8
+            raise ProgramError(
+                f"OpenVINO cannot run {path.name}",
+                why=first_line(error),
+                hint="check the file, and its inputs",
+            ) from error
+        values = {name: arrays[place] for name, place in places.items() if name in names}
+        return values, [arrays[place] for place in rows]
+
+
+def _with_weights(files: Sequence[Path]) -> tuple[Path, Path]:
+    """Return the .xml file and the .bin file of a program."""
+    return files[0], files[1] if len(files) == 2 else files[0].with_suffix(".bin")
 
 
 def _properties(options: ProfileOptions) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from whisperport.targets.stated_signature import (
 )
 
 CPU, NPU = "CPU", "NPU"
+# Some processors would compute in bfloat16, and the CPU keeps keys and values in 8 bits.
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 # Inputs that share a scale where a CPU multiplies them in 8 bits by weights of 8 bits. With 32, OpenVINO's
 # default, the encoder of tiny has 1.5 dB less error, and takes 1.13 times as long.
 BLOCK = 128

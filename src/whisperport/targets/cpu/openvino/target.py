@@ -14,6 +14,7 @@ from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
 from whisperport.system.option import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
+from whisperport.targets.cpu.openvino.ir_graph import STATE
 from whisperport.targets.cpu.openvino.profiler import OpenVinoProfiler
 from whisperport.targets.cpu.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
 from whisperport.targets.target_options import Option, check_ranges
@@ -71,7 +72,9 @@ class OpenVino(Target):
         summary="OpenVINO on x86 and Arm CPUs, and on Intel's GPUs and NPUs",
         supports=Support(
             dtypes=frozenset({"float32", "float16", "int64", "int32", "bool"}),
-            formats=frozenset({"torch"}),
+            formats=frozenset({"torch", "ir"}),
+            static=False,
+            domains=frozenset({STATE}),
         ),
         lowering=Lowering(sums_exponentials=True, lowered_suffix=".xml"),
         runs=Runs(
@@ -94,9 +97,12 @@ class OpenVino(Target):
             },
         ),
         sources={
-            "formats": "torch programs are converted to ONNX first, which OpenVINO reads",
-            "domains": "whisperport's conversion writes ONNX's own operators only",
-            "static": "OpenVINO's NPU needs static shapes; whisperport uses static shapes only",
+            "formats": "torch programs are converted to ONNX first, which OpenVINO reads; its own format "
+            "is IR, .xml",
+            "domains": "whisperport's conversion writes ONNX's own operators only; OpenVINO's models may "
+            "have states",
+            "static": "OpenVINO's CPU and GPU run dynamic shapes, its NPU does not; whisperport writes "
+            "static shapes only",
             "dtypes": "openvino 2026.4 ov::element::Type, of those that the ONNX conversion writes",
             "max_rank": "openvino src/plugins/intel_cpu: MAX_ELTWISE_DIM_RANK is 12; 8 is "
             "the limit of other compilers",
