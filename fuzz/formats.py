@@ -440,7 +440,7 @@ def _check(folder: Path) -> None:
     from fuzz.command_line import whisperport
 
     program = _program(folder)
-    target = _one_of(("xnnpack", "hailo8", "onnxruntime"), Path(program))
+    target = _one_of(("xnnpack", "hailo8", "onnxruntime", "openvino"), Path(program))
     whisperport("check", program, "--target", target, "--all")
 
 
@@ -721,6 +721,7 @@ FORMATS = (
     Format(".tflite, run", "inspect", ("tflite",), _make_tflite, _inspect, 250),
     Format(".pte", "read_pte", ("pte",), _make_pte, _read_pte, 750),
     Format(".pte, run", "inspect", ("pte",), _make_pte, _inspect, 100),
+    Format(".xml", "check", ("openvino",), _make_xml, _check, 500),
     Format(".xml, run", "inspect", ("openvino",), _make_xml, _inspect, 150),
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
     Format("whisperport.json", "verify", ("layout",), _make_record, _verify_layout, 1000),

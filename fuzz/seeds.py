@@ -372,9 +372,15 @@ def _openvino(folder: Path) -> None:
     random = np.random.default_rng(0)
     x = ops.parameter([1, 3, 16], np.float32, name="x")
     weight = ops.constant(random.standard_normal((16, 24)).astype(np.float32))
-    h = ops.softmax(ops.matmul(x, weight, False, False), -1)
+    info = ov.op.util.VariableInfo()
+    info.variable_id, info.data_shape, info.data_type = "sum", ov.PartialShape([1, 3, 24]), ov.Type.f32
+    state = ov.op.util.Variable(info)
+    product = ops.matmul(x, weight, False, False)
+    added = ops.add(ops.read_value(ops.constant(np.zeros((1, 3, 24), np.float32)), state), product)
+    h = ops.softmax(added, -1)
     y = ops.reshape(h, ops.constant(np.array([2, -1])), False)
-    ov.save_model(ov.Model([y], [x], "block"), folder / "block.xml", compress_to_fp16=False)
+    model = ov.Model([y.output(0)], [ops.assign(added, state)], [x], "block")
+    ov.save_model(model, folder / "block.xml", compress_to_fp16=False)
 
 
 def _hef(folder: Path) -> None:
