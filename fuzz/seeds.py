@@ -373,7 +373,11 @@ def _openvino(folder: Path) -> None:
     x = ops.parameter([1, 3, 16], np.float32, name="x")
     weight = ops.constant(random.standard_normal((16, 24)).astype(np.float32))
     info = ov.op.util.VariableInfo()
-    info.variable_id, info.data_shape, info.data_type = "sum", ov.PartialShape([1, 3, 24]), ov.Type.f32
+    info.variable_id, info.data_shape, info.data_type = (
+        "sum",
+        ov.PartialShape([1, 3, 24]),
+        ov.Type.f32,
+    )
     state = ov.op.util.Variable(info)
     product = ops.matmul(x, weight, False, False)
     added = ops.add(ops.read_value(ops.constant(np.zeros((1, 3, 24), np.float32)), state), product)

@@ -42,6 +42,14 @@ def test_a_constant_outside_of_the_file_of_weights_is_an_error(
         list(constants(path))
 
 
+def test_a_constant_of_more_axes_than_an_array_can_have_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(bytes(8))
+    path = tmp_path / "model.xml"
+    axes = "<dim>2</dim>" + "<dim>1</dim>" * 64
+    path.write_text(CONSTANT.format(0, 8).replace("<dim>2</dim>", axes))
+    assert not list(constants(path))
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.xml")
     with pytest.raises(ProgramError, match="cannot read"):
@@ -153,3 +161,15 @@ def test_nodes_that_are_computed_from_themselves_are_an_error(tmp_path: Path) ->
     with pytest.raises(ProgramError, match="damaged") as caught:
         check(path, "openvino")
     assert "computed from itself" in caught.value.why
+
+
+def test_an_axis_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.xml")
+    path.write_text(
+        path.read_text()
+        .replace('type="Gelu"', 'type="Softmax"')
+        .replace("approximation_mode", "axis")
+    )
+    with pytest.raises(ProgramError, match="damaged") as caught:
+        check(path, "openvino")
+    assert "axis" in caught.value.why

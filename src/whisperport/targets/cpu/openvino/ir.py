@@ -21,6 +21,7 @@ from whisperport.targets.cpu.openvino.runtime import TYPES
 MAX_BYTES = 64 << 20
 MAX_ELEMENTS = 1_000_000
 MAX_DEPTH = 32
+MAX_RANK = 32  # of an array of numpy 1; numpy 2 has 64
 DTYPES = {kind: dtype for dtype, kind in TYPES.items()}  # OpenVINO's name of a dtype -> numpy's
 NO_BYTES = np.empty(0, np.uint8)
 HINT = "export the model again"
@@ -148,7 +149,7 @@ def stored_bytes(graph: IrGraph, weights: Path) -> Iterator[tuple[IrNode, NDArra
 
 
 def constants(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the name and the values of each constant of a file; those of other types are left out.
+    """Yield the name and the values of each constant of a file; those that numpy lacks are left out.
 
     Raises:
         ProgramError: a file cannot be read, or a constant is outside of the .bin file beside it.
@@ -156,7 +157,7 @@ def constants(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     for node, data in stored_bytes(read_ir(path), path.with_suffix(".bin")):
         sizes = node.sizes[0] if node.sizes else []
         dtype = DTYPES.get(node.attributes.get("element_type", ""))
-        if dtype is None or min(sizes, default=1) < 1:
+        if dtype is None or min(sizes, default=1) < 1 or len(sizes) > MAX_RANK:
             continue
         if math.prod(sizes) * np.dtype(dtype).itemsize == len(data):
             yield node.name, data.view(dtype).reshape(sizes)

@@ -68,14 +68,14 @@ def graph_of(name: str, ir: IrGraph) -> "Graph":
         name: of the program.
 
     Raises:
-        ProgramError: nodes depend on each other in a circle.
+        ProgramError: nodes depend on each other in a circle, or an attribute is no number.
     """
     from whisperport.model.inspection.graph import Node, build, without_arguments
 
     values = {(i, place): value for i, node in ir.nodes.items() for place, value in _values(node)}
     inputs, outputs, nodes = [], [], []
     names: set[str] = set()
-    for index in _in_order(name, ir):
+    for index in _in_order(ir):
         node = ir.nodes[index]
         read = [values[source] for source in node.inputs]
         if node.type == "Parameter":
@@ -133,7 +133,7 @@ def _values(node: IrNode) -> Iterator[tuple[int, "Value"]]:
         yield place, Value(name, shape, dtype, constant=node.type == "Const")
 
 
-def _in_order(name: str, ir: IrGraph) -> Iterator[int]:
+def _in_order(ir: IrGraph) -> Iterator[int]:
     """Yield the nodes in the file's order, but each after those that compute its inputs.
 
     Raises:
@@ -151,11 +151,7 @@ def _in_order(name: str, ir: IrGraph) -> Iterator[int]:
                 passed.add(current.pop())
                 yield index
             elif source in waiting:
-                raise ProgramError(
-                    f"{name} is damaged",
-                    why=f"`{ir.nodes[source].name[:80]}` is computed from itself",
-                    hint=HINT,
-                )
+                raise _damaged(f"`{ir.nodes[source].name[:80]}` is computed from itself")
             else:
                 current.append(source)
 
@@ -163,13 +159,20 @@ def _in_order(name: str, ir: IrGraph) -> Iterator[int]:
 def _arguments(op: str, attributes: Mapping[str, str]) -> dict[str, Any]:
     """Return attributes with aten's names; those that are constants of the .bin file are not read."""
     if op in ("softmax", "log_softmax", "cat") and "axis" in attributes:
-        return {"dim": int(attributes["axis"])}
+        try:
+            return {"dim": int(attributes["axis"])}
+        except ValueError as error:
+            raise _damaged(f"an axis is {attributes['axis'][:40]!r}") from error
     if op == "matmul":
         return {"transposed_left": attributes.get("transpose_a") == "true"}
     if op == "gelu":
         form = attributes.get("approximation_mode", "erf").lower()
         return {"approximate": "none" if form == "erf" else form}
     return {}
+
+
+def _damaged(why: str) -> ProgramError:
+    return ProgramError("the OpenVINO model is damaged", why=why, hint=HINT)
 
 
 def _module(name: str) -> str:
