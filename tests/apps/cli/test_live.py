@@ -60,6 +60,25 @@ def test_audio_that_fails_leaves_its_transcript_and_exits_1(
     assert "error: the line went dead" in ran.lines
 
 
+def test_the_last_line_of_an_interrupted_transcript_is_complete(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: the system ends the process while the audio arrives, as with SIGTERM
+    def ended(*_: object) -> Iterator[np.ndarray]:
+        yield from np.array_split(np.frombuffer(raw(), "<i2").astype(np.float32) / 32768, 4)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb, "_arrived", ended)
+
+    # when
+    ran = run("live", "-", "--raw", 16000, stdin=b"")
+
+    # then
+    assert COMMAND.text.startswith(ran.out.strip())
+    assert ran.out.endswith("\n")
+    assert "is on standard output" in ran.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

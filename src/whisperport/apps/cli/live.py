@@ -3,7 +3,7 @@
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ from whisperport.apps.cli.verb import IntRange, Verb, option
 from whisperport.errors import Interrupted
 from whisperport.program.bundle import Bundle
 from whisperport.speech.audio import ReadAhead, live_audio, microphone_audio
-from whisperport.speech.text import SubtitleOptions, Word
+from whisperport.speech.text import Segment, SubtitleOptions, Word
 from whisperport.system.printable import one_line
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.transcription.live.live import live as transcribe_live
@@ -69,6 +69,7 @@ class Screen:
 
     def __init__(self, *, text: bool) -> None:
         self._text = text
+        self._lines = 0  # closed segments that are on stdout
         self._shown = 0  # characters of the open segment that are on stdout
         # Where both streams share a terminal, only complete lines go to stdout: the rewritten line on
         # stderr would overwrite an incomplete one.
@@ -78,20 +79,27 @@ class Screen:
         """Print the words that became final since the last update, and rewrite the line on stderr."""
         self.clear()
         if self._text:
-            for segment in update.closed:
-                self._print(one_line(segment.text.strip()))
-                write("\n")
-                sys.stdout.flush()
-                self._shown = 0
+            self._print_lines(update.closed)
             if not self._complete_lines:
                 self._print(_text(update.open).rstrip(TRAILING_MARKS))
         self._rewrite(_text(update.open) if self._complete_lines or not self._text else "", update)
+
+    def end(self, transcript: Transcript) -> None:
+        """Print what a transcript that was interrupted has beyond the last update."""
+        self.clear()
+        if self._text:
+            self._print_lines(transcript.segments[self._lines :])
 
     def clear(self) -> None:
         """Erase the line on stderr."""
         if shows_progress():
             erase = (ControlType.ERASE_IN_LINE, 2)
             stderr.control(Control(ControlType.CARRIAGE_RETURN, erase))
+
+    def _print_lines(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            self._print(f"{one_line(segment.text.strip())}\n")
+            self._lines, self._shown = self._lines + 1, 0
 
     def _print(self, text: str) -> None:
         write(text[self._shown :])
@@ -243,6 +251,9 @@ def _transcribe(
             transcript = transcribe_live(
                 _arrived(source, screen), transcriber, options, updated=screen.show
             )
+    except Interrupted as early:  # by SIGTERM, or by a second Ctrl-C
+        screen.end(early.transcript)
+        raise
     finally:
         screen.clear()
     if signals and audio is not None:
