@@ -146,6 +146,17 @@ def test_a_second_signal_ends_the_server_at_once(server: Server) -> None:
     assert list(server.temporary.iterdir()) == []
 
 
+def test_a_certificate_that_is_none_is_named(transcriber: Transcriber, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    for path in (certificate, key):
+        path.write_text("no PEM file")
+
+    with pytest.raises(UsageError, match=r"chain\.pem") as error:
+        serve(transcriber, ServeOptions(port=0, certfile=certificate, keyfile=key))
+
+    assert "key.pem" in error.value.what
+
+
 def test_an_address_in_use_is_an_error_before_the_bundle_is_loaded() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -93,6 +93,22 @@ def _listening(options: ServeOptions) -> socket.socket:
     return listener
 
 
+def _load(config: uvicorn.Config) -> None:
+    """Load the application and the certificate.
+
+    Raises:
+        UsageError: the certificate or its key cannot be used.
+    """
+    try:
+        config.load()
+    except OSError as error:  # also ssl.SSLError
+        raise UsageError(
+            f"cannot use the certificate {config.ssl_certfile} with the key {config.ssl_keyfile}",
+            why=str(error),
+            hint="give PEM files: the chain of certificates, and the key of the first",
+        ) from error
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, with our way to end."""
 
@@ -120,6 +136,7 @@ class _Server(uvicorn.Server):
         )
         config.header_seconds = options.idle_seconds  # type: ignore[attr-defined]  # for _Connection
         config.connections = Connections()  # type: ignore[attr-defined]  # for _Piecewise
+        _load(config)
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
