@@ -16,12 +16,19 @@ pytest.importorskip("torch")
 pytest.importorskip("onnx")
 import onnx
 
-from whisperport import judge
+from whisperport import fix, judge
 from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.layouts import all_rules, layout_of
+from whisperport.build.layouts.openvino_genai.repairs import (
+    EARLY,
+    EditedIr,
+    is_zero,
+    position_chain,
+)
 from whisperport.build.layouts.reading import Files, StoredArray
+from whisperport.build.layouts.record import hashes
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
 
@@ -131,6 +138,36 @@ def numbered_past(model: Any) -> None:
     model.graph.input[2].type.tensor_type.shape.dim[2].dim_value = 448
 
 
+def late_positions(folder: Path) -> None:
+    """Compute positions as transformers 5.4 does: Range from 0, and then Add."""
+    ir = EditedIr(folder / DECODER)
+    zero = next(i for i, n in ir.graph.of_type("Const") if n.sizes == [[]] and is_zero(ir, i))
+    for tile, _ in ir.graph.of_type("Tile"):
+        unsqueeze, range_ = position_chain(ir.graph, tile, EARLY)
+        start, end, step = ir.graph.nodes[range_].inputs
+        length = ir.graph.nodes[end[0]].inputs[1]
+        data = {"output_type": "i64"}
+        new = ir.add("range", "opset4 Range", data, ((zero, 0), length, step), "I64")
+        added = ir.add("add", "opset1 Add", {"auto_broadcast": "numpy"}, (new, start), "I64")
+        ir.replace_input(unsqueeze, 0, added)
+    ir.write()
+
+
+def converted_mask(folder: Path) -> None:
+    ir = EditedIr(folder / DECODER)
+    for index, node in ir.graph.of_type("ScaledDotProductAttention"):
+        mask = node.inputs[3]
+        if ir.graph.nodes[mask[0]].type == "Select":
+            data = {"destination_type": "f32"}
+            ir.replace_input(index, 3, ir.add("same", "opset1 Convert", data, (mask,), "FP32"))
+    ir.write()
+
+
+def any_frames(folder: Path) -> None:
+    edit_text("openvino_encoder_model.xml", r"(>80</dim>\s*<dim>)3000", r"\1-1")(folder)
+    edit_text("openvino_encoder_model.xml", r'shape="\?,80,3000"', 'shape="?,80,?"')(folder)
+
+
 def set_type_0(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[44:48] = bytes(4)
@@ -201,15 +238,15 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
     (
         "openvino-genai",
         "WP732",
-        edit_text(DECODER, r'type="Select"', 'type="SelectLike"'),
+        converted_mask,
     ),
-    ("openvino-genai", "WP733", edit_text(DECODER, r'type="Tile"', 'type="Broadcast"')),
+    ("openvino-genai", "WP733", late_positions),
     ("openvino-genai", "WP734", edit_text(DECODER, r"keypresent\.", "key_present.")),
     ("openvino-genai", "WP735", edit_text(DECODER, r'type="ReadValue"', 'type="Identity"')),
     (
         "openvino-genai",
         "WP736",
-        edit_text("openvino_encoder_model.xml", r"(>80</dim>\s*<dim>)3000", r"\1-1"),
+        any_frames,
     ),
     ("openvino-genai", "WP737", remove("openvino_detokenizer.xml")),
     ("faster-whisper", "WP741", remove("tokenizer.json")),
@@ -238,6 +275,20 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
 WARNINGS = {"WP701", "WP705", "WP715", "WP716", "WP752"}
 
 
+def planted(
+    app: str, plant: Callable[[Path], None], right_files: dict[str, Path], folder: Path
+) -> Path:
+    """Return a copy of right files, in which one thing is changed."""
+    source = right_files[next(name for name in layout_of(app).apps if name in right_files)]
+    path = folder / source.name
+    if source.is_dir():
+        shutil.copytree(source, path)
+    else:
+        shutil.copy(source, path)
+    plant(path)
+    return path
+
+
 @pytest.mark.parametrize("app", APPS)
 def test_right_files_break_no_rule(app: str, right_files: dict[str, Path]) -> None:
     judgement = judge(right_files[app])
@@ -257,14 +308,7 @@ def test_a_planted_fault_is_named(
     tmp_path: Path,
 ) -> None:
     # given right files, in which one thing is changed
-    layout = layout_of(app)
-    source = right_files[next(name for name in layout.apps if name in right_files)]
-    path = tmp_path / source.name
-    if source.is_dir():
-        shutil.copytree(source, path)
-    else:
-        shutil.copy(source, path)
-    plant(path)
+    path = planted(app, plant, right_files, tmp_path)
     # when they are judged
     judgement = judge(path)
     # then its rule is named, and what the user can do about it
@@ -274,6 +318,60 @@ def test_a_planted_fault_is_named(
     assert judgement.problems[0].is_warning == (code in WARNINGS)
     assert app in apps
     assert rule.what_to_do
+
+
+# What the repair of a rule before it has corrected, too.
+OF_ANOTHER_REPAIR = {"WP705", "WP717", "WP722"}
+
+
+@pytest.mark.parametrize(
+    ("app", "codes"),
+    [
+        ("transformers.js", "701 702 703 712 713 714 716 704"),
+        ("transformers.js", "717"),
+        ("transformers.js", "705 706"),
+        ("openvino-genai", "702 704 707 731 732 733 734 736"),
+        ("sherpa-onnx", "721 722 723"),
+        ("sherpa-onnx", "724"),
+        ("faster-whisper", "742 743 744"),
+        ("faster-whisper", "741"),
+        ("whisper.cpp", "751"),
+    ],
+)
+def test_planted_faults_are_repaired(
+    app: str, codes: str, right_files: dict[str, Path], checkpoint: Any, tmp_path: Path
+) -> None:
+    # given files with several faults
+    names = [f"WP{code}" for code in codes.split()]
+    plants = [plant for _, code, plant in FAULTS if code in names]
+    path = planted(app, lambda folder: [plant(folder) for plant in plants], right_files, tmp_path)
+    before = hashes(path)
+    # when they are fixed, with the checkpoint only where a rule says so
+    needs_it = any(all_rules()[name][0].remedy == "fix --checkpoint" for name in names)
+    out = tmp_path / f"fixed{path.suffix}"
+    fixed = fix(path, out=out, checkpoint=checkpoint if needs_it else None)
+    # then each repair is named, no rule is broken, and the user's files are as they were
+    assert fixed.judgement.problems == ()
+    assert fixed
+    assert set(names) <= OF_ANOTHER_REPAIR | fixed.changes.keys()
+    assert hashes(path) == before
+    assert bool(judge(out))
+
+
+@pytest.mark.parametrize("code", ["WP711", "WP753"])
+def test_what_no_repair_corrects_is_not_written(
+    code: str, right_files: dict[str, Path], tmp_path: Path
+) -> None:
+    # given a fault without a repair
+    app, _, plant = next(fault for fault in FAULTS if fault[1] == code)
+    path = planted(app, plant, right_files, tmp_path)
+    # when the files are fixed
+    fixed = fix(path, out=tmp_path / f"fixed{path.suffix}")
+    # then it is named, and nothing is written
+    assert not fixed
+    assert fixed.path is None
+    assert code in [problem.code for problem in fixed.judgement.problems]
+    assert not (tmp_path / f"fixed{path.suffix}").exists()
 
 
 def test_every_rule_has_a_planted_fault() -> None:

@@ -1,4 +1,7 @@
-"""Fix a program for a target: apply the target's rewrites, verify each, and list the remaining problems."""
+"""Fix a program for a target: apply the target's rewrites, verify each, and list the remaining problems.
+
+Without a target, fix the files of an app: see `whisperport.build.judge.fixing`.
+"""
 
 import io
 import os
@@ -6,10 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from whisperport.build.judge.fixing import FixedFiles, fix_files
 from whisperport.build.lower import check_owner, read_program
-from whisperport.errors import ProgramError
+from whisperport.errors import ProgramError, UsageError
 from whisperport.program.bundle.replacing_files import put_files_in_place
 from whisperport.program.bundle.staging import staged_beside
 from whisperport.program.host_part import HostPart
@@ -34,6 +38,7 @@ from whisperport.verification.samples import Sample, samples_of
 from whisperport.verification.tolerances import REWRITTEN
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
     from whisperport.model.inspection.rejections import CheckedProgram
     from whisperport.model.rewrites import Outcome
     from whisperport.model.trace.program import Program
@@ -181,6 +186,7 @@ class Fixed:
         return out
 
 
+@overload
 def fix(
     program: "Program | str | os.PathLike[str]",
     target: str,
@@ -188,8 +194,36 @@ def fix(
     inputs: Sequence[str | os.PathLike[str]] = (),
     sizes: Mapping[str, int] = NO_SIZES,
     trust: bool = False,
-) -> Fixed:
-    """Apply a target's rewrites to a copy of a program, built-in or third-party, and verify each.
+) -> Fixed: ...
+
+
+@overload
+def fix(
+    program: str | os.PathLike[str],
+    target: None = None,
+    *,
+    out: str | os.PathLike[str],
+    checkpoint: "Checkpoint | str | os.PathLike[str] | None" = None,
+    app: str | None = None,
+) -> FixedFiles: ...
+
+
+def fix(
+    program: "Program | str | os.PathLike[str]",
+    target: str | None = None,
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    sizes: Mapping[str, int] = NO_SIZES,
+    trust: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    checkpoint: "Checkpoint | str | os.PathLike[str] | None" = None,
+    app: str | None = None,
+) -> Fixed | FixedFiles:
+    """Apply a target's rewrites to a copy of a program, or repair a copy of an app's files; verify it.
+
+    With a target, `program` is a program, built-in or third-party. Without one, it is a folder or file that
+    an app loads: what breaks a rule and can be corrected is corrected in a copy, which is then judged as
+    `judge` does, and moved to `out`, complete or not at all.
 
     After each rewrite, the original and the rewritten program run in torch on random inputs of three
     scales, on two shipped audio files if the input is a mel spectrogram, and on `inputs`. A rewrite whose
@@ -198,22 +232,32 @@ def fix(
     program has no more rejected nodes of any rule, operator and line of Python than the original.
 
     Args:
-        program: a `.pt2` file, or a `Program` from `whisperport.model.trace.program.trace`.
-        target: name of a target, as `whisperport targets` lists them.
+        program: a `.pt2` file, or a `Program` from `whisperport.model.trace.program.trace`; without a
+            target, the files of an app.
+        target: name of a target, as `whisperport targets` lists them. Default: None, for files of an app.
         inputs: `.npz` files with further inputs, each with one array per input, by the input's name.
         sizes: numbers for the dynamic sizes of a `.pt2` file, as it names them: {"s27": 128}.
         trust: run the program of a file without a limit on memory. Default: False.
+        out: folder or file to write the app's files to; an older one that whisperport wrote is replaced.
+        checkpoint: that the app's files were made of; some repairs need it. Default: None.
+        app: the only app that is run with the repaired files. Default: None, every installed one.
 
     Returns:
-        The fixed program, the result of every rewrite, and the remaining problems.
+        The fixed program, the result of every rewrite, and the remaining problems. Of files: what was
+        changed, and the judgement.
 
     Raises:
-        UsageError: there is no such target.
+        UsageError: there is no such target or app, no app loads the files, they hold another model than the
+            checkpoint, or `out` would replace something else.
         MissingPackageError: torch is not installed.
         ProgramError: the program or a file of inputs cannot be read, the program is not a `.pt2` file,
             torch cannot run it, it keeps state in a buffer, or it writes to an input.
         LoweringError: a rewrite produced an invalid program.
     """
+    if target is None:
+        if out is None or not isinstance(program, str | os.PathLike):
+            raise UsageError("a program is fixed for a target", hint="give the name of a target")
+        return fix_files(Path(program), Path(out), checkpoint, app=app)
     chosen = get_target(target)
     with within_memory_of(program, trust=trust):
         if isinstance(program, str | os.PathLike):

@@ -16,6 +16,7 @@ from whisperport.apps.cli.console import (
     stages,
 )
 from whisperport.apps.cli.given import Given, InputPath
+from whisperport.apps.cli.judge import print_judgement
 from whisperport.apps.cli.shared_options import (
     as_json,
     html_option,
@@ -27,6 +28,7 @@ from whisperport.apps.cli.shared_options import (
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.fix import Fixed, RewriteStep, check_free
 from whisperport.build.fix import fix as fix_program
+from whisperport.errors import UsageError
 from whisperport.program.spec import Rejection
 from whisperport.system.outputs import Output, check_outputs, write_page
 from whisperport.targets import get_target
@@ -34,10 +36,17 @@ from whisperport.targets import get_target
 
 @click.command(
     cls=Verb,
-    short_help="Rewrite the nodes of a program that a target rejects, and verify each rewrite.",
+    short_help="Rewrite the nodes of a program that a target rejects, or repair the files of an app.",
 )
-@click.argument("program", type=Given("program"))
-@target_name("Target to fix the program for")
+@click.argument("program", type=Given("program", "layout", "checkpoint"))
+@target_name("Target to fix the program for; the files of an app have none", required=False)
+@option(
+    "--checkpoint",
+    group="Input",
+    type=Given("checkpoint", as_text=True),
+    metavar="CHECKPOINT",
+    help="Checkpoint that the files of an app were made of; some repairs need it",
+)
 @sizes_option
 @option(
     "--inputs",
@@ -49,13 +58,16 @@ from whisperport.targets import get_target
     "repeated",
 )
 @trusting("Load and run PROGRAM without a limit on memory")
-@output_option("FILE.pt2", "file", "File to write the fixed program to")
-@option("--overwrite", group="Output", is_flag=True, help="Replace the file if it already exists")
+@output_option(
+    "PATH", None, "File to write the fixed program to, or folder or file for those of an app"
+)
+@option("--overwrite", group="Output", is_flag=True, help="Replace PATH if it already exists")
 @html_option("a picture of the program's graph before and after")
 @as_json
 def fix(
     program: Path,
-    target: str,
+    target: str | None,
+    checkpoint: str | None,
     sizes: dict[str, int],
     inputs: tuple[Path, ...],
     trust: bool,
@@ -72,11 +84,33 @@ def fix(
     written to files beside FILE.pt2. The exit status is 1 if a rewrite fails its verification, or a
     rejected node that computes something remains.
 
+    Without --target, PROGRAM is a folder or file that an app loads. What `whisperport judge` finds wrong
+    and can be corrected is corrected in a copy, which is judged again; the original is not changed. The
+    exit status is 1 if anything is still wrong.
+
     \b
     Examples:
       $ whisperport fix decoder.pt2 --target xnnpack --out fixed.pt2
+      $ whisperport fix their-folder --checkpoint openai/whisper-small --out fixed
     """
     check_free(out, overwrite=overwrite)
+    if target is None:
+        if unused := [
+            flag
+            for flag, value in (
+                ("--size", sizes),
+                ("--inputs", inputs),
+                ("--trust", trust),
+                ("--html", html),
+            )
+            if value
+        ]:
+            raise UsageError(f"`{unused[0]}` is for programs", hint="give `--target`")
+        _fix_files(program, checkpoint, out, as_json)
+        return
+    if checkpoint is not None:
+        raise UsageError("`--checkpoint` is for files of an app", hint="leave out `--target`")
+    check_outputs([Output(out, "--out", "file")], [program, *inputs])
     with stages() as progress:
         fixed = fix_program(program, target, inputs=inputs, sizes=sizes, trust=trust)
         if fixed.changed:
@@ -93,6 +127,21 @@ def fix(
     else:
         _print_fixed(fixed, out)
     print_next(*following)
+    if not fixed:
+        sys.exit(1)
+
+
+def _fix_files(path: Path, checkpoint: str | None, out: Path, as_json: bool) -> None:
+    """Repair the files of an app, and print what was changed and how they are judged."""
+    with stages():
+        fixed = fix_program(path, out=out, checkpoint=checkpoint)
+    if as_json:
+        print_json(fixed.to_json())
+    else:
+        print_table(("rule", "changed"), list(fixed.changes.items())) if fixed.changes else None
+        print_lines("")
+        print_judgement(fixed.judgement)
+        print_lines("", f"{fixed.path}: repaired" if fixed.path else "nothing was written")
     if not fixed:
         sys.exit(1)
 

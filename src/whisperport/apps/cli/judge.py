@@ -88,7 +88,7 @@ def judge(
     if as_json:
         print_json(judgement.to_json())
     else:
-        _print(judgement)
+        print_judgement(judgement)
     if following:
         print_next(*following)
     if not judgement:
@@ -96,6 +96,10 @@ def judge(
 
 
 def _next(judgement: Judgement) -> tuple[Argument, ...]:
+    remedies = {problem.remedy for problem in judgement.problems}
+    if remedies & {"fix", "fix --checkpoint"}:
+        known = ("--checkpoint", judgement.checkpoint) if judgement.checkpoint else ()
+        return ("fix", judgement.path, *known, "--out", "build/fixed")
     if not judgement.checkpoint:
         return ("judge", judgement.path, "--checkpoint", "CHECKPOINT")
     if judgement:
@@ -104,7 +108,8 @@ def _next(judgement: Judgement) -> tuple[Argument, ...]:
     return ("convert", judgement.checkpoint, "--for", app, "--out", "build/converted")
 
 
-def _print(judgement: Judgement) -> None:
+def print_judgement(judgement: Judgement) -> None:
+    """Print what files are, what is wrong with them, and what would make them right."""
     print_lines(f"{judgement.path}: {verdict_sentence(judgement)}", "")
     print_table(
         ("question", "answer"),
@@ -116,9 +121,11 @@ def _print(judgement: Judgement) -> None:
     )
     if judgement.problems:
         kinds = {True: "warning", False: "wrong"}
-        rows = [(p.code, kinds[p.is_warning], p.file, p.reason) for p in judgement.problems]
+        rows = [
+            (p.code, kinds[p.is_warning], p.file, p.reason, p.remedy) for p in judgement.problems
+        ]
         print_lines("")
-        print_table(("rule", "kind", "file", "problem"), rows)
+        print_table(("rule", "kind", "file", "problem", "remedy"), rows)
     checks = [check for run in judgement.runs for check in run.checks]
     if checks:
         print_lines("")

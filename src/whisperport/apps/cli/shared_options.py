@@ -28,8 +28,8 @@ def html_option(what: str) -> Decorator:
     )
 
 
-def output_option(metavar: str, kind: Kind, help: str) -> Decorator:
-    """The option `--out` of a verb that always writes; `kind` of `Output`."""
+def output_option(metavar: str, kind: Kind | None, help: str) -> Decorator:
+    """The option `--out` of a verb that always writes; `kind` of `Output`, or None as for `OutputPath`."""
     return option(
         *("--out", "-o"),
         group="Output",
@@ -45,12 +45,12 @@ bundle_out = output_option(
 )
 
 
-def target_name(what: str, auto: str = "") -> Decorator:
-    """The option `--target`, required; `what` the target is, and what the name auto does, if anything."""
+def target_name(what: str, auto: str = "", *, required: bool = True) -> Decorator:
+    """The option `--target`; `what` the target is, and what the name auto does, if anything."""
     return option(
         *("--target", "-t"),
         group="Target",
-        required=True,
+        required=required,
         metavar="NAME",
         shell_complete=lambda _, __, typed: [
             name for name in (target.spec.name for target in TARGETS) if name.startswith(typed)

@@ -157,8 +157,8 @@ def judge(
     files = Files(Path(path))
     with needs("cannot judge files: torch is not installed", extra="export"):
         import_module("torch")  # for the readers of some layouts
-    begin_stage(f"reading {files.path.name}")
-    layout = _layout_of(files)
+    begin_stage("reading the files")
+    layout = layout_of_files(files)
     if app is not None and layout_of(app) is not layout:
         raise UsageError(f"{files.path} has no files of {app}", why=f"it is a {layout.title}")
     precisions = tuple(layout.reader.precisions(files)) or layout.precisions[:1]
@@ -213,7 +213,7 @@ def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[Stor
             )
 
 
-def _layout_of(files: Files) -> Layout:
+def layout_of_files(files: Files) -> Layout:
     """Return the layout of files.
 
     Raises:

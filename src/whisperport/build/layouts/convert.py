@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.arrays import is_half_precision
 from whisperport.build.layouts.client import ClientRun, is_installed
+from whisperport.build.layouts.huggingface_files import with_heads
 from whisperport.build.layouts.layout import App, Layout
 from whisperport.build.layouts.parts import parts_of
 from whisperport.build.layouts.record import LayoutRecord, file_of, hashes, write_record
@@ -25,7 +26,6 @@ from whisperport.program.json_records import to_json
 from whisperport.speech.text import language_code
 from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
-from whisperport.verification.alignment_heads import find_alignment_heads
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -142,7 +142,7 @@ def convert(
             )
         language = spoken_language(opened, options.language)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
-        opened = _with_heads(opened)
+        opened = with_heads(opened)
         begin_stage(f"writing the files of {app}")
         layout.write(opened, precision, draft)
         files = hashes(draft)
@@ -189,18 +189,6 @@ def read_checkpoint(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Check
     if isinstance(checkpoint, str | os.PathLike):
         return load_checkpoint(os.fspath(checkpoint))
     return checkpoint
-
-
-def _with_heads(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Return a checkpoint with alignment heads that follow the audio, for the apps' word timestamps."""
-    from whisperport.model.network.whisper import build_model
-
-    model = build_model(checkpoint)
-    generation, warning = find_alignment_heads(
-        checkpoint.generation, checkpoint.tokenizer_json, model
-    )
-    warnings = (*checkpoint.warnings, *filter(None, (warning,)))
-    return replace(checkpoint, generation=generation, warnings=warnings)
 
 
 def spoken_language(checkpoint: "Checkpoint", language: str | None) -> str:

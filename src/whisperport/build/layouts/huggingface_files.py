@@ -1,12 +1,14 @@
 """The JSON files of transformers, which several apps read, from a checkpoint's own sizes and settings."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, SAMPLE_RATE
-from whisperport.verification.alignment_heads import with_alignment_heads
+from whisperport.verification.alignment_heads import find_alignment_heads, with_alignment_heads
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -35,13 +37,18 @@ def ids_by_token(checkpoint: "Checkpoint") -> dict[str, int]:
 
 
 def tokens_by_id(checkpoint: "Checkpoint") -> list[str]:
-    """Return a token for each of the V ids; those that the tokenizer lacks are timestamps, or unused."""
+    """Return a token for each of the V ids."""
     begin = checkpoint.generation.timestamp_begin
-    tokens = {i: token for token, i in ids_by_token(checkpoint).items()}
-    for i in range(checkpoint.dims.n_vocab):
-        timestamp = f"<|{(i - begin) * SECONDS_PER_POSITION:.2f}|>"
-        tokens.setdefault(i, timestamp if i >= begin else f"<|unused{i}|>")
-    return [tokens[i] for i in range(checkpoint.dims.n_vocab)]
+    return all_tokens(ids_by_token(checkpoint), begin, checkpoint.dims.n_vocab)
+
+
+def all_tokens(ids: Mapping[str, int], timestamp_begin: int, n_vocab: int) -> list[str]:
+    """Return a token for each of V ids; those that the tokenizer lacks are timestamps, or unused."""
+    tokens = {i: token for token, i in ids.items()}
+    for i in range(n_vocab):
+        timestamp = f"<|{(i - timestamp_begin) * SECONDS_PER_POSITION:.2f}|>"
+        tokens.setdefault(i, timestamp if i >= timestamp_begin else f"<|unused{i}|>")
+    return [tokens[i] for i in range(n_vocab)]
 
 
 def tokenizer_json(checkpoint: "Checkpoint") -> dict[str, Any]:
@@ -131,6 +138,18 @@ def generation_config(checkpoint: "Checkpoint") -> dict[str, Any]:
 def alignment_heads(checkpoint: "Checkpoint") -> list[tuple[int, int]]:
     """Return (layer, head) of the heads that follow the audio."""
     return list(with_alignment_heads(checkpoint.generation, checkpoint.dims).alignment_heads)
+
+
+def with_heads(checkpoint: "Checkpoint") -> "Checkpoint":
+    """Return a checkpoint with alignment heads that follow the audio, for the apps' word timestamps."""
+    from whisperport.model.network.whisper import build_model
+
+    model = build_model(checkpoint)
+    generation, warning = find_alignment_heads(
+        checkpoint.generation, checkpoint.tokenizer_json, model
+    )
+    warnings = (*checkpoint.warnings, *filter(None, (warning,)))
+    return replace(checkpoint, generation=generation, warnings=warnings)
 
 
 def _start(checkpoint: "Checkpoint") -> dict[str, Any]:

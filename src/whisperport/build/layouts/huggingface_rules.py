@@ -1,24 +1,159 @@
-"""Rules for the JSON files of transformers, which several apps read."""
+"""Rules for the JSON files of transformers, which several apps read, and how they are corrected.
+
+Of two files that disagree, the one is right that fits the model's own sizes; if that does not tell, both
+are written from the checkpoint.
+"""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from whisperport.build.layouts.huggingface_files import (
+    added_tokens,
+    alignment_heads,
+    generation_config,
+    tokenizer_config,
+    tokenizer_json,
+    vocab,
+    with_heads,
+    write_json,
+)
 from whisperport.build.layouts.reading import Files
-from whisperport.build.layouts.rules import layout_rule
+from whisperport.build.layouts.rules import Draft, layout_rule
+from whisperport.speech.text import LANGUAGES
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer.json"
 START, TRANSCRIBE = "<|startoftranscript|>", "<|transcribe|>"
+NO_TIMESTAMPS = "<|notimestamps|>"
 NAMED_IDS = {
     "decoder_start_token_id": START,
-    "no_timestamps_token_id": "<|notimestamps|>",
+    "no_timestamps_token_id": NO_TIMESTAMPS,
     "eos_token_id": "<|endoftext|>",
 }
 """Setting -> the token that it must be the id of."""
+TABLES = ("lang_to_id", "task_to_id")
+N_TIMESTAMPS = 1501  # the last tokens of a vocabulary, which many tokenizers leave out
+
+
+def _write_merges(draft: Draft) -> str:
+    content = draft.files.json(TOKENIZER)
+    stored = content["model"]["merges"]
+    if any(isinstance(m, list) and any(" " in str(part) for part in m) for m in stored):
+        return ""
+    content["model"]["merges"] = [" ".join(m) if isinstance(m, list) else m for m in stored]
+    write_json(draft.files.path / TOKENIZER, content)
+    return f"{TOKENIZER}: each merge is one text"
+
+
+def _write_ids(draft: Draft) -> str:
+    """Write the settings' ids from the tokenizer if it fits the model, or both from the checkpoint."""
+    if draft.checkpoint is not None:
+        _write_tokenizer(draft.files, draft.checkpoint)
+        known, source = generation_config(draft.checkpoint), "the checkpoint"
+    else:
+        tokens = stored_ids(draft.files.json(TOKENIZER))
+        if max(tokens.values()) + 1 not in (n_vocab(draft), n_vocab(draft) - N_TIMESTAMPS):
+            return ""
+        known, source = _settings_of(tokens), TOKENIZER
+    for name in (GENERATION, CONFIG):
+        settings = draft.files.json(name)
+        keys = [key for key in (*NAMED_IDS, *TABLES) if key in settings and key in known]
+        if keys:
+            update(draft, name, {key: known[key] for key in keys})
+    return f"{GENERATION}: ids of {source}"
+
+
+def _write_languages(draft: Draft) -> str:
+    if draft.checkpoint is not None:
+        known = generation_config(draft.checkpoint)
+    else:
+        known = _settings_of(stored_ids(draft.files.json(TOKENIZER)))
+    missing = [key for key in TABLES if not draft.files.json(GENERATION).get(key)]
+    if not all(known.get(key) for key in missing):
+        return ""
+    update(draft, GENERATION, {"is_multilingual": True, **{key: known[key] for key in missing}})
+    return f"{GENERATION}: {' and '.join(missing)}"
+
+
+def write_bands(draft: Draft) -> str:
+    """Write the number of mel bands that the model takes to both files that state it."""
+    checkpoint = draft.checkpoint
+    bands = checkpoint.dims.n_mels if checkpoint else draft.sizes.get("num_mel_bins")
+    if bands is None:
+        return ""
+    update(draft, CONFIG, {"num_mel_bins": bands})
+    if draft.files.has(PREPROCESSOR):
+        update(draft, PREPROCESSOR, {"feature_size": bands})
+    return f"{bands} mel bands in {CONFIG} and {PREPROCESSOR}"
+
+
+def _write_heads(draft: Draft) -> str:
+    if draft.checkpoint is None:
+        return ""
+    pairs = alignment_heads(with_heads(draft.checkpoint))
+    update(draft, GENERATION, {"alignment_heads": pairs})
+    return f"{GENERATION}: {len(pairs)} alignment heads of the checkpoint"
+
+
+def _write_vocabulary(draft: Draft) -> str:
+    """Write the model's number of tokens, and if the tokenizer still has others, the checkpoint's."""
+    size, right = draft.files.json(CONFIG).get("vocab_size"), n_vocab(draft)
+    changes = []
+    if right != size:
+        update(draft, CONFIG, {"vocab_size": right})
+        changes.append(f"{CONFIG}: vocab_size {right}")
+    if max(stored_ids(draft.files.json(TOKENIZER)).values()) >= right and draft.checkpoint:
+        _write_tokenizer(draft.files, draft.checkpoint)
+        changes.append(f"{TOKENIZER} of the checkpoint")
+    return "; ".join(changes)
+
+
+def _write_tokenizer(files: Files, checkpoint: "Checkpoint") -> None:
+    """Write the checkpoint's tokenizer to each file that holds one."""
+    write_json(files.path / TOKENIZER, tokenizer_json(checkpoint))
+    contents = {
+        "tokenizer_config.json": tokenizer_config(),
+        "vocab.json": vocab(checkpoint),
+        "added_tokens.json": added_tokens(checkpoint),
+    }
+    for name, content in contents.items():
+        if files.has(name):
+            write_json(files.path / name, content)
+
+
+def update(draft: Draft, name: str, values: Mapping[str, Any]) -> None:
+    """Change members of a JSON file."""
+    write_json(draft.files.path / name, {**draft.files.json(name), **values})
+
+
+def n_vocab(draft: Draft) -> int:
+    """Return the model's number of tokens: the checkpoint's, the graph's, or the one in the settings."""
+    if draft.checkpoint is not None:
+        return draft.checkpoint.dims.n_vocab
+    stated = draft.files.json(CONFIG).get("vocab_size")
+    return draft.sizes.get("vocab_size", stated if isinstance(stated, int) else 0)
+
+
+def _settings_of(tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Return the ids that settings have, of a tokenizer's tokens."""
+    languages = {f"<|{code}|>" for code in LANGUAGES} & tokens.keys()
+    tasks = [task for task in ("transcribe", "translate") if f"<|{task}|>" in tokens]
+    return {
+        **{key: tokens[token] for key, token in NAMED_IDS.items() if token in tokens},
+        "lang_to_id": {token: tokens[token] for token in sorted(languages, key=tokens.__getitem__)},
+        "task_to_id": {task: tokens[f"<|{task}|>"] for task in tasks},
+    }
 
 
 @layout_rule(
-    "WP701", "The tokenizer's merges are in a form that older versions do not read", is_warning=True
+    "WP701",
+    "The tokenizer's merges are in a form that older versions do not read",
+    is_warning=True,
+    remedy="fix",
+    repair=_write_merges,
 )
 def merges(files: Files) -> Iterator[tuple[str, str]]:
     """Current versions of `tokenizers` write each merge as a pair, `["a", "b"]`. Versions before 0.20 read
@@ -34,7 +169,9 @@ def merges(files: Files) -> Iterator[tuple[str, str]]:
         yield TOKENIZER, "merges are pairs"
 
 
-@layout_rule("WP702", "An id in the settings is not the id of its token")
+@layout_rule(
+    "WP702", "An id in the settings is not the id of its token", remedy="fix", repair=_write_ids
+)
 def ids(files: Files) -> Iterator[tuple[str, str]]:
     """`generation_config.json` has the ids of the tokens that begin and end a transcript, and of languages.
     They must be those of `tokenizer.json`. They differ if one of the two files is another model's: the ids
@@ -43,7 +180,7 @@ def ids(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: take both files from the same checkpoint.
     """
-    tokens = _ids_by_token(files.json(TOKENIZER))
+    tokens = stored_ids(files.json(TOKENIZER))
     if not tokens:
         return
     settings = files.json(GENERATION)
@@ -58,7 +195,12 @@ def ids(files: Files) -> Iterator[tuple[str, str]]:
             return
 
 
-@layout_rule("WP703", "The settings lack the ids of languages or tasks")
+@layout_rule(
+    "WP703",
+    "The settings lack the ids of languages or tasks",
+    remedy="fix",
+    repair=_write_languages,
+)
 def languages(files: Files) -> Iterator[tuple[str, str]]:
     """A multilingual model's prompt has the id of a language and of a task. Apps read them from
     `lang_to_id` and `task_to_id` in `generation_config.json`, which settings saved by old versions of
@@ -70,7 +212,7 @@ def languages(files: Files) -> Iterator[tuple[str, str]]:
     settings = files.json(GENERATION)
     if not settings or settings.get("is_multilingual") is False:
         return
-    tokens = _ids_by_token(files.json(TOKENIZER))
+    tokens = stored_ids(files.json(TOKENIZER))
     if tokens and TRANSCRIBE not in tokens:
         return  # English-only
     missing = [key for key in ("lang_to_id", "task_to_id") if not settings.get(key)]
@@ -78,7 +220,9 @@ def languages(files: Files) -> Iterator[tuple[str, str]]:
         yield GENERATION, f"no {' and no '.join(missing)}"
 
 
-@layout_rule("WP704", "The number of mel bands differs between files")
+@layout_rule(
+    "WP704", "The number of mel bands differs between files", remedy="fix", repair=write_bands
+)
 def bands(files: Files) -> Iterator[tuple[str, str]]:
     """The app computes a log-mel spectrogram of `feature_size` bands (`preprocessor_config.json`). The
     encoder takes `num_mel_bins` of them (`config.json`): 128 for large-v3 and turbo, 80 for all models
@@ -92,7 +236,13 @@ def bands(files: Files) -> Iterator[tuple[str, str]]:
         yield PREPROCESSOR, f"feature_size is {size}; {CONFIG} has num_mel_bins {taken}"
 
 
-@layout_rule("WP705", "There are no alignment heads", is_warning=True)
+@layout_rule(
+    "WP705",
+    "There are no alignment heads",
+    is_warning=True,
+    remedy="fix --checkpoint",
+    repair=_write_heads,
+)
 def heads(files: Files) -> Iterator[tuple[str, str]]:
     """Word timestamps are computed from the attention of a few heads, which `alignment_heads` in
     `generation_config.json` names. Without them, apps give no word timestamps, or fail when asked for
@@ -105,7 +255,12 @@ def heads(files: Files) -> Iterator[tuple[str, str]]:
         yield GENERATION, "no alignment_heads"
 
 
-@layout_rule("WP706", "An alignment head is in no layer of the decoder")
+@layout_rule(
+    "WP706",
+    "An alignment head is in no layer of the decoder",
+    remedy="fix --checkpoint",
+    repair=_write_heads,
+)
 def heads_exist(files: Files) -> Iterator[tuple[str, str]]:
     """`alignment_heads` in `generation_config.json` are pairs of layer and head. Those of a distilled model
     are often copied from the model that it was made of, which has more layers. An app then fails with a
@@ -130,14 +285,19 @@ def heads_exist(files: Files) -> Iterator[tuple[str, str]]:
             return
 
 
-@layout_rule("WP707", "The tokenizer has fewer tokens than the model, or more")
+@layout_rule(
+    "WP707",
+    "The tokenizer has fewer tokens than the model, or more",
+    remedy="fix",
+    repair=_write_vocabulary,
+)
 def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     """The last token of `tokenizer.json` must have an id below `vocab_size` in `config.json`, and the
     tokens of text must all be there. Otherwise the tokenizer is another model's.
 
     What to do: take both files from the same checkpoint.
     """
-    tokens, size = _ids_by_token(files.json(TOKENIZER)), files.json(CONFIG).get("vocab_size")
+    tokens, size = stored_ids(files.json(TOKENIZER)), files.json(CONFIG).get("vocab_size")
     if tokens and isinstance(size, int) and max(tokens.values()) >= size:
         yield TOKENIZER, f"its last id is {max(tokens.values())}; the model has {size} tokens"
 
@@ -145,7 +305,7 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
 RULES = (merges, ids, languages, bands, heads, heads_exist, vocabulary)
 
 
-def _ids_by_token(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+def stored_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     tokens = dict(vocabulary) if isinstance(vocabulary, dict) else {}

@@ -1,7 +1,7 @@
 """Read files that an app loads, whoever wrote them: which layout they have, and their arrays."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -102,11 +102,13 @@ class Reader:
         recognize: returns whether files have this layout.
         precisions: returns the precisions that are there, by their names.
         arrays: yields the arrays in the files of one precision, one at a time. None: `Layout.weights` does.
+        sizes: returns what graphs or weights state, by its name in transformers' `config.json`.
     """
 
     recognize: Callable[[Files], bool]
     precisions: Callable[[Files], list[str]]
     arrays: Callable[[Files, str], Iterator[StoredArray]] | None = None
+    sizes: Callable[[Files], Mapping[str, int]] = lambda _files: {}
 
 
 def _unsafe(path: Path, why: str) -> ProgramError:

@@ -74,11 +74,16 @@ def _not_own(out: Path, place: Path) -> UsageError:
 
 @contextmanager
 def writing(layout: Layout, out: Path) -> Iterator[Path]:
-    """Yield the folder or the file to write; after the block, it is moved to its place with its record."""
+    """Yield the folder or the file to write; after the block, it is moved to its place with its record.
+
+    Without a record, nothing is moved, and `out` does not change.
+    """
     if layout.suffix:
         with staged_beside(out) as staged:
             draft = staged.partial / out.name
             yield draft
+            if not draft_record(layout, draft).is_file():
+                return
             _check_own(out, draft_record(layout, out))  # again: the user may have put a file there
             names = (draft_record(layout, draft).name, out.name)
             put_files_in_place(staged.partial, staged.files, out, names)
@@ -88,8 +93,9 @@ def writing(layout: Layout, out: Path) -> Iterator[Path]:
     with staging(out) as staged:
         staged.partial.mkdir()
         yield staged.partial
-        flush_files(staged.partial)
-        put_in_place(staged)
+        if draft_record(layout, staged.partial).is_file():
+            flush_files(staged.partial)
+            put_in_place(staged)
 
 
 def draft_record(layout: Layout, draft: Path) -> Path:

@@ -7,25 +7,76 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from whisperport.build.layouts.huggingface_files import (
+    alignment_heads,
+    all_tokens,
+    tokenizer_json,
+    tokens_by_id,
+    with_heads,
+    write_json,
+)
 from whisperport.build.layouts.huggingface_rules import (
     CONFIG,
+    N_TIMESTAMPS,
+    NO_TIMESTAMPS,
     PREPROCESSOR,
     TOKENIZER,
     merges,
+    stored_ids,
+    update,
 )
 from whisperport.build.layouts.reading import (
     MAX_JSON_BYTES,
     Files,
     Reader,
 )
-from whisperport.build.layouts.rules import layout_rule
+from whisperport.build.layouts.rules import Draft, layout_rule
 from whisperport.errors import ProgramError
 
 MODEL, VOCABULARY = "model.bin", "vocabulary.json"
 DEFAULT_BANDS = 80
 
 
-@layout_rule("WP741", "There is no tokenizer")
+def _write_tokenizer(draft: Draft) -> str:
+    if draft.checkpoint is None:
+        return ""
+    write_json(draft.files.path / TOKENIZER, tokenizer_json(draft.checkpoint))
+    return f"{TOKENIZER} of the checkpoint"
+
+
+def _write_vocabulary(draft: Draft) -> str:
+    """Write the token of each id from the checkpoint, or from a tokenizer that fits the model."""
+    tokens = stored_ids(draft.files.json(TOKENIZER))
+    size = _vocabulary_size(draft.files) or 0
+    if draft.checkpoint is not None:
+        every = tokens_by_id(draft.checkpoint)
+    elif NO_TIMESTAMPS in tokens and tokens[NO_TIMESTAMPS] + 1 + N_TIMESTAMPS == size:
+        every = all_tokens(tokens, tokens[NO_TIMESTAMPS] + 1, size)
+    else:
+        return ""
+    write_json(draft.files.path / VOCABULARY, every)
+    return f"{VOCABULARY}: {len(every)} tokens"
+
+
+def _write_bands(draft: Draft) -> str:
+    """Write the number of mel bands that the encoder takes."""
+    bands = _sizes(draft.files)["encoder/conv1/weight"][1]
+    update(draft, PREPROCESSOR, {"feature_size": bands})
+    return f"{PREPROCESSOR}: feature_size {bands}"
+
+
+def _write_heads(draft: Draft) -> str:
+    """Write heads of the checkpoint; without it, those that CTranslate2's converter takes for any model."""
+    if draft.checkpoint is not None:
+        pairs = alignment_heads(with_heads(draft.checkpoint))
+    else:
+        layers, count = sorted(_layers(draft.files)), _n_heads(draft.files)
+        pairs = [(layer, head) for layer in layers[len(layers) // 2 :] for head in range(count)]
+    update(draft, CONFIG, {"alignment_heads": pairs})
+    return f"{CONFIG}: {len(pairs)} alignment heads"
+
+
+@layout_rule("WP741", "There is no tokenizer", remedy="fix --checkpoint", repair=_write_tokenizer)
 def tokenizer(files: Files) -> Iterator[tuple[str, str]]:
     """Without `tokenizer.json`, faster-whisper downloads that of OpenAI's tiny. The text of a fine-tune
     with other tokens is then wrong, and without a network loading fails.
@@ -37,7 +88,12 @@ def tokenizer(files: Files) -> Iterator[tuple[str, str]]:
         yield TOKENIZER, "the file is missing"
 
 
-@layout_rule("WP742", "The vocabulary has another number of tokens than the model")
+@layout_rule(
+    "WP742",
+    "The vocabulary has another number of tokens than the model",
+    remedy="fix",
+    repair=_write_vocabulary,
+)
 def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     """`vocabulary.json` lists the token of each id. CTranslate2 appends timestamps that are missing at its
     end. With more tokens than the model has, or another model's, loading fails or the text is nonsense.
@@ -52,7 +108,12 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
         yield VOCABULARY, f"{len(tokens)} tokens; the model has {size}"
 
 
-@layout_rule("WP743", "The settings state other mel bands than the encoder takes")
+@layout_rule(
+    "WP743",
+    "The settings state other mel bands than the encoder takes",
+    remedy="fix",
+    repair=_write_bands,
+)
 def bands(files: Files) -> Iterator[tuple[str, str]]:
     """faster-whisper computes `feature_size` bands (`preprocessor_config.json`), or 80 if the file is
     missing. A model that takes 128, such as large-v3 and turbo, then fails with "Invalid input features
@@ -67,7 +128,12 @@ def bands(files: Files) -> Iterator[tuple[str, str]]:
         yield PREPROCESSOR, f"{source}: {stated} bands; the encoder takes {taken[1]}"
 
 
-@layout_rule("WP744", "An alignment head of CTranslate2's settings is in no layer")
+@layout_rule(
+    "WP744",
+    "An alignment head of CTranslate2's settings is in no layer",
+    remedy="fix",
+    repair=_write_heads,
+)
 def heads(files: Files) -> Iterator[tuple[str, str]]:
     """`alignment_heads` in `config.json` are pairs of layer and head, of which word timestamps are
     computed. Those of a distilled model are often copied from the model that it was made of, which has
@@ -75,11 +141,7 @@ def heads(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: `whisperport convert CHECKPOINT --for faster-whisper` finds the heads of its own layers.
     """
-    layers = {
-        int(name.split("/")[1].removeprefix("layer_"))
-        for name in _sizes(files)
-        if name.startswith("decoder/layer_") and name.split("/")[1][6:].isdecimal()
-    }
+    layers = _layers(files)
     pairs = files.json(CONFIG).get("alignment_heads")
     for pair in pairs if isinstance(pairs, list) and layers else ():
         if not (isinstance(pair, list) and len(pair) == 2 and pair[0] in layers):
@@ -95,6 +157,20 @@ def _sizes(files: Files) -> dict[str, tuple[int, ...]]:
 
     tensors = files.read(MODEL, read_model_bin).tensors
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _layers(files: Files) -> set[int]:
+    return {
+        int(name.split("/")[1].removeprefix("layer_"))
+        for name in _sizes(files)
+        if name.startswith("decoder/layer_") and name.split("/")[1][6:].isdecimal()
+    }
+
+
+def _n_heads(files: Files) -> int:
+    from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
+
+    return int(files.read(MODEL, read_model_bin).tensors.get("decoder/num_heads", 0))
 
 
 def _vocabulary_size(files: Files) -> int | None:

@@ -1,11 +1,11 @@
-"""Read what an ONNX file says of itself: its inputs, outputs and metadata, without weights."""
+"""What an ONNX file says of itself, its inputs, outputs and metadata: read without weights, and changed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import ProgramError
+from whisperport.errors import ProgramError, needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,26 @@ def read_header(path: Path) -> OnnxHeader:
         {value.name: _sizes(value) for value in model.graph.output},
         {entry.key: entry.value for entry in model.metadata_props},
     )
+
+
+def change_model(path: Path, change: Callable[[Any], None]) -> None:
+    """Change a model in a file. It is read completely; what it stores in other files stays there.
+
+    Raises:
+        ProgramError: the file cannot be read, or is no ONNX model.
+        MissingPackageError: onnx is not installed.
+    """
+    with needs("cannot change an ONNX file: the package onnx is not installed", extra="export"):
+        import onnx
+        from google.protobuf.message import DecodeError
+
+        from whisperport.model.inspection.read_onnx import damaged
+    try:
+        model = onnx.load(path, load_external_data=False)
+        change(model)
+        path.write_bytes(model.SerializeToString())
+    except (ValueError, DecodeError) as error:
+        raise damaged(path, error) from error
 
 
 def _sizes(value: Any) -> list[int | str]:

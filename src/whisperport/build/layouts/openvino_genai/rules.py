@@ -9,21 +9,96 @@ this pattern alone was broken.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from whisperport.build.layouts.huggingface_rules import GENERATION, merges
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.client import is_installed, run_script
+from whisperport.build.layouts.huggingface_files import (
+    generation_config,
+    tokenizer_json,
+    write_json,
+)
+from whisperport.build.layouts.huggingface_rules import GENERATION, TOKENIZER, merges
 from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
+from whisperport.build.layouts.openvino_genai.repairs import (
+    ATTENTION,
+    EARLY,
+    LATE,
+    READ,
+    EditedIr,
+    audio_states,
+    position_chain,
+    write_frames,
+    write_layer_names,
+    write_mask,
+    write_positions,
+    write_state_names,
+)
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
-from whisperport.build.layouts.rules import layout_rule
+from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
 from whisperport.targets.cpu.openvino.ir import IrGraph, constants, read_ir
 
 ENCODER, DECODER = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
+DETOKENIZER = "openvino_detokenizer.xml"
 STATE = re.compile(r"past_key_values\.(\d+)\.decoder\.(key|value)present\.\1\.decoder\.\2")
-ATTENTION, READ = "ScaledDotProductAttention", "ReadValue"
-NEEDED = (GENERATION, "openvino_detokenizer.xml")
+NEEDED = (GENERATION, DETOKENIZER)
+APP = "openvino-genai"
 
 
-@layout_rule("WP731", "The name of a node before a cross-attention state lacks its layer")
+def _graph_repair(
+    name: str, change: Callable[[EditedIr], bool], what: str
+) -> Callable[[Draft], str]:
+    """Return the repair of a graph; `what` it changes."""
+
+    def repair(draft: Draft) -> str:
+        ir = EditedIr(draft.files.path / name)
+        if not change(ir):
+            return ""
+        ir.write()
+        return f"{name}: {what}"
+
+    return repair
+
+
+def _write_missing(draft: Draft) -> str:
+    """Write the settings from the checkpoint, and the graphs of the tokenizer in the app's environment."""
+    folder, changes = draft.files.path, []
+    if not draft.files.has(GENERATION) and draft.checkpoint is not None:
+        write_json(folder / GENERATION, generation_config(draft.checkpoint))
+        changes.append(GENERATION)
+    if not draft.files.has(DETOKENIZER):
+        if not draft.files.has(TOKENIZER) and draft.checkpoint is not None:
+            write_json(folder / TOKENIZER, tokenizer_json(draft.checkpoint))
+        app = layout_of(APP).apps[APP]
+        if (folder / TOKENIZER).is_file() and is_installed(app):
+            run_script(app, Path(__file__).with_name("tokenizer.py"), folder)
+            changes.append("the graphs of the tokenizer")
+    return ", ".join(changes)
+
+
+def _with_graphs(rule: LayoutRule) -> LayoutRule:
+    """Return a rule of the settings; if its repair changes the tokenizer, WP737 makes its graphs again."""
+
+    def repair(draft: Draft) -> str:
+        tokenizer = draft.files.path / TOKENIZER
+        before = tokenizer.read_bytes() if tokenizer.is_file() else b""
+        change = rule.repair(draft) if rule.repair else ""
+        if before and tokenizer.read_bytes() != before:
+            for path in draft.files.path.glob("openvino_*tokenizer.*"):
+                path.unlink()
+        return change
+
+    return replace(rule, repair=repair)
+
+
+@layout_rule(
+    "WP731",
+    "The name of a node before a cross-attention state lacks its layer",
+    remedy="fix",
+    repair=_graph_repair(DECODER, write_layer_names, "nodes are named after their layers"),
+)
 def layer_names(files: Files) -> Iterator[tuple[str, str]]:
     """For an NPU, the keys and values of the audio become outputs of a graph of their own. Which layer they
     belong to is read from the first number in the name of the node that computes a state's first value,
@@ -34,7 +109,7 @@ def layer_names(files: Files) -> Iterator[tuple[str, str]]:
     """
     graph = files.read(DECODER, read_ir)
     layers: dict[str, int] = {}
-    for index, _ in _audio_states(graph):
+    for index in sorted(audio_states(graph)):
         before = graph.source(index, 0)
         name = before.name if before else ""
         number = re.search(r"\d+", name)
@@ -46,7 +121,12 @@ def layer_names(files: Files) -> Iterator[tuple[str, str]]:
         yield DECODER, f"{layers[uneven[0]]} states are named after layer {uneven[0]}; expected 2"
 
 
-@layout_rule("WP732", "The mask of self-attention does not come from a Select or a Slice")
+@layout_rule(
+    "WP732",
+    "The mask of self-attention does not come from a Select or a Slice",
+    remedy="fix",
+    repair=_graph_repair(DECODER, write_mask, "the mask passes a Slice"),
+)
 def mask(files: Files) -> Iterator[tuple[str, str]]:
     """For an NPU, the mask of the decoder's self-attention becomes an input. It is found where it enters
     `ScaledDotProductAttention` directly from a Select or a Slice. If any node is between them, loading
@@ -55,7 +135,7 @@ def mask(files: Files) -> Iterator[tuple[str, str]]:
     What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes this form.
     """
     graph = files.read(DECODER, read_ir)
-    audio = {index for index, _ in _audio_states(graph)}
+    audio = audio_states(graph)
     for index, node in graph.of_type(ATTENTION):
         if audio & {source for source, _ in node.inputs}:
             continue  # cross-attention
@@ -67,7 +147,10 @@ def mask(files: Files) -> Iterator[tuple[str, str]]:
 
 
 @layout_rule(
-    "WP733", "The positions of tokens are computed in a form that an NPU's pipeline does not find"
+    "WP733",
+    "The positions of tokens are computed in a form that an NPU's pipeline does not find",
+    remedy="fix",
+    repair=_graph_repair(DECODER, write_positions, "positions as transformers 4 writes them"),
 )
 def positions(files: Files) -> Iterator[tuple[str, str]]:
     """For an NPU, the positions of new tokens become the input `cache_position`. They are found as
@@ -81,15 +164,19 @@ def positions(files: Files) -> Iterator[tuple[str, str]]:
     finds.
     """
     graph = files.read(DECODER, read_ir)
-    forms = set()
-    for index, _ in graph.of_type("Tile"):
-        forms |= {form for form in ("early", "late") if _is_positions(graph, index, form)}
-    if "early" not in forms:
-        fails = "the static pipeline does not find" if forms else "no pipeline of an NPU finds"
+    tiles = [index for index, _ in graph.of_type("Tile")]
+    if not any(_is_early(graph, tile) for tile in tiles):
+        is_late = any(position_chain(graph, tile, LATE) for tile in tiles)
+        fails = "the static pipeline does not find" if is_late else "no pipeline of an NPU finds"
         yield DECODER, f"{fails} the positions of the tokens"
 
 
-@layout_rule("WP734", "A self-attention state has another name than an NPU's pipeline expects")
+@layout_rule(
+    "WP734",
+    "A self-attention state has another name than an NPU's pipeline expects",
+    remedy="fix",
+    repair=_graph_repair(DECODER, write_state_names, "states are named after their layers"),
+)
 def states(files: Files) -> Iterator[tuple[str, str]]:
     """For an NPU, the keys and values of earlier tokens become inputs and outputs, which are paired by the
     name of their state: `past_key_values.I.decoder.keypresent.I.decoder.key`, and the same for values. With
@@ -98,7 +185,7 @@ def states(files: Files) -> Iterator[tuple[str, str]]:
     What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes these names.
     """
     graph = files.read(DECODER, read_ir)
-    audio = {index for index, _ in _audio_states(graph)}
+    audio = audio_states(graph)
     for index, node in graph.of_type(READ):
         name = node.attributes.get("variable_id", "")
         if index not in audio and not STATE.fullmatch(name):
@@ -117,7 +204,12 @@ def stateful(files: Files) -> Iterator[tuple[str, str]]:
         yield DECODER, "no node reads a state"
 
 
-@layout_rule("WP736", "The encoder's number of frames is not fixed")
+@layout_rule(
+    "WP736",
+    "The encoder's number of frames is not fixed",
+    remedy="fix",
+    repair=_graph_repair(ENCODER, write_frames, "input_features has 3000 frames"),
+)
 def frames(files: Files) -> Iterator[tuple[str, str]]:
     """An NPU compiles static shapes only. GenAI gives the encoder 3000 frames in any case.
 
@@ -130,7 +222,9 @@ def frames(files: Files) -> Iterator[tuple[str, str]]:
             yield ENCODER, f"input_features has the sizes {sizes}"
 
 
-@layout_rule("WP737", "A file that the pipeline needs is missing")
+@layout_rule(
+    "WP737", "A file that the pipeline needs is missing", remedy="fix", repair=_write_missing
+)
 def needed(files: Files) -> Iterator[tuple[str, str]]:
     """Without `openvino_detokenizer.xml`, the first transcription fails: "Detokenizer model has not been
     provided". Without `generation_config.json`, the pipeline does not load.
@@ -144,7 +238,7 @@ def needed(files: Files) -> Iterator[tuple[str, str]]:
 
 # The tokenizer is a graph here, so that no version of `tokenizers` reads tokenizer.json.
 RULES = (
-    *(rule for rule in SETTINGS if rule is not merges),
+    *(_with_graphs(rule) for rule in SETTINGS if rule is not merges),
     layer_names,
     mask,
     positions,
@@ -155,28 +249,11 @@ RULES = (
 )
 
 
-def _audio_states(graph: IrGraph) -> Iterator[tuple[int, str]]:
-    """Yield each state of cross-attention: its first value is computed from the encoder's output."""
-    features = {
-        i for i, node in graph.of_type("Parameter") if "encoder_hidden_states" in node.names
-    }
-    for index, node in graph.of_type(READ):
-        # A self-attention state begins empty, with the batch size of the encoder's output.
-        if features & graph.before(index, frozenset({"ShapeOf"})):
-            yield index, node.name
-
-
-def _is_positions(graph: IrGraph, tile: int, form: str) -> bool:
-    """Return whether a Tile repeats positions: Range, from Gather to Add, or in the late form then Add."""
-    types = ["Unsqueeze", "Range"] if form == "early" else ["Unsqueeze", "Add", "Range"]
-    index = tile
-    for expected in types:
-        index = graph.nodes[index].inputs[0][0]
-        if graph.nodes[index].type != expected:
-            return False
-    if form == "late":
-        return True
-    return [graph.nodes[i].type for i, _ in graph.nodes[index].inputs[:2]] == ["Gather", "Add"]
+def _is_early(graph: IrGraph, tile: int) -> bool:
+    """Return whether a Tile repeats positions in the form that every pipeline finds."""
+    chain = position_chain(graph, tile, EARLY)
+    ends = [graph.nodes[i].type for i, _ in graph.nodes[chain[-1]].inputs[:2]] if chain else []
+    return ends == ["Gather", "Add"]
 
 
 def _precisions(files: Files) -> list[str]:
@@ -196,4 +273,17 @@ def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
             yield StoredArray(name, node, values)
 
 
-READER = Reader(lambda files: files.has(ENCODER) and files.has(DECODER), _precisions, _arrays)
+def _sizes(files: Files) -> Mapping[str, int]:
+    sizes: dict[str, int] = {}
+    for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
+        if "input_features" in node.names and len(node.sizes[0]) == 3:
+            sizes["num_mel_bins"] = node.sizes[0][1]
+    for _, node in files.read(DECODER, read_ir).of_type("MatMul"):
+        if "logits" in node.names and len(node.sizes[0]) == 3:
+            sizes["vocab_size"] = node.sizes[0][2]
+    return {name: size for name, size in sizes.items() if size > 0}
+
+
+READER = Reader(
+    lambda files: files.has(ENCODER) and files.has(DECODER), _precisions, _arrays, _sizes
+)

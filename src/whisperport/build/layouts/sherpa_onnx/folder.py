@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.huggingface_files import alignment_heads, ids_by_token, vocab
 from whisperport.build.layouts.sherpa_onnx.graphs import write_decoder, write_encoder
+from whisperport.program.generation import Generation
 from whisperport.speech.text.byte_level import from_byte_characters, to_byte_characters
 
 if TYPE_CHECKING:  # it needs torch
@@ -32,12 +33,12 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
         precision: fp32; fp16: stored in float16, computed in float32; w8: matrices of 8 bits.
         folder: an empty folder.
     """
-    write_encoder(checkpoint, precision, folder / ENCODER, _metadata(checkpoint))
+    write_encoder(checkpoint, precision, folder / ENCODER, metadata(checkpoint))
     write_decoder(checkpoint, precision, folder / DECODER)
-    (folder / TOKENS).write_text(_text_tokens(checkpoint), encoding="ascii")
+    (folder / TOKENS).write_text(text_tokens(checkpoint), encoding="ascii")
 
 
-def _text_tokens(checkpoint: "Checkpoint") -> str:
+def text_tokens(checkpoint: "Checkpoint") -> str:
     """Return a line "base64 of the bytes, id" for each token before <|endoftext|>."""
     tokens = {i: token for token, i in vocab(checkpoint).items()}
     encoded = (
@@ -48,42 +49,49 @@ def _text_tokens(checkpoint: "Checkpoint") -> str:
     return "".join(f"{text} {i}\n" for text, i in encoded)
 
 
-def _metadata(checkpoint: "Checkpoint") -> dict[str, str]:
+def metadata(checkpoint: "Checkpoint") -> dict[str, str]:
     """Return the metadata of the encoder. If a text that sherpa-onnx reads is missing, it ends the process.
 
     Source: k2-fsa/sherpa-onnx@634265c, csrc/offline-whisper-model.cc; scripts/whisper/export-onnx.py writes
     more than it reads.
     """
     generation, dims = checkpoint.generation, checkpoint.dims
-    ids = ids_by_token(checkpoint)
+    symbols = sorted(i for i in generation.suppressed if i < generation.end_of_text)
+    sizes = {name: size for name, size in asdict(dims).items() if not name.endswith("_ffn")}
+    blank = ids_by_token(checkpoint)[to_byte_characters(b" ")]
+    values = {
+        **sizes,
+        "model_type": "whisper",
+        "version": VERSION,
+        "maintainer": "whisperport",
+        "sot_index": 0,  # in sot_sequence
+        "sot_prev": generation.start_of_previous,
+        "non_speech_tokens": _list(symbols),
+        "n_alignment_heads": len(alignment_heads(checkpoint)),
+    }
+    return {name: str(value) for name, value in values.items()} | ids(generation, blank)
+
+
+def ids(generation: Generation, blank: int) -> dict[str, str]:
+    """Return the ids in the metadata; `blank` is that of the token of a space."""
     # A task that the checkpoint lacks must be there, too.
     transcribe = generation.tasks.get("transcribe", generation.start_of_transcript)
     prompt = [generation.start_of_transcript]
     if generation.is_multilingual:
         prompt += [generation.languages[generation.any_language], transcribe]
     codes = sorted(generation.languages, key=lambda code: generation.languages[code])
-    symbols = sorted(i for i in generation.suppressed if i < generation.end_of_text)
-    sizes = {name: size for name, size in asdict(dims).items() if not name.endswith("_ffn")}
     values = {
-        **sizes,
-        "model_type": "whisper",
-        "version": VERSION,
-        "maintainer": "whisperport",
         "sot": generation.start_of_transcript,
-        "sot_index": 0,  # in sot_sequence
         "sot_sequence": _list(prompt),
-        "sot_prev": generation.start_of_previous,
         "eot": generation.end_of_text,
-        "blank_id": ids[to_byte_characters(b" ")],
+        "blank_id": blank,
         "transcribe": transcribe,
         "translate": generation.tasks.get("translate", transcribe),
         "is_multilingual": int(generation.is_multilingual),
         "no_timestamps": generation.no_timestamps,
         "no_speech": generation.no_speech,
-        "non_speech_tokens": _list(symbols),
         "all_language_tokens": _list([generation.languages[code] for code in codes]),
         "all_language_codes": ",".join(codes),
-        "n_alignment_heads": len(alignment_heads(checkpoint)),
     }
     return {name: str(value) for name, value in values.items()}
 

@@ -5,13 +5,19 @@ Source: k2-fsa/sherpa-onnx@634265c, csrc/offline-whisper-model.cc, and runs with
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
+from whisperport.build.layouts.onnx_graph.header import OnnxHeader, change_model, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
-from whisperport.build.layouts.rules import layout_rule
+from whisperport.build.layouts.rules import Draft, layout_rule
+from whisperport.build.layouts.sherpa_onnx.folder import ids as ids_of
+from whisperport.build.layouts.sherpa_onnx.folder import metadata as metadata_of
+from whisperport.build.layouts.sherpa_onnx.folder import text_tokens
+from whisperport.program.dims import KNOWN_VOCABULARIES
+from whisperport.speech.text.vocabulary import openai_generation
 
 NUMBERS = (
     *("n_mels", "n_text_layer", "n_text_ctx", "n_text_state", "n_vocab", "sot", "eot"),
@@ -19,10 +25,76 @@ NUMBERS = (
 )
 LISTS = ("sot_sequence", "all_language_tokens", "all_language_codes")
 ENCODER, DECODER, TOKENS = "encoder*.onnx", "decoder*.onnx", "tokens.txt"
+BLANK = 220  # id of the token of a space in OpenAI's vocabularies
 MAX_TOKENS_BYTES = 64 << 20
 
 
-@layout_rule("WP721", "The encoder lacks metadata")
+def _write_metadata(draft: Draft) -> str:
+    """Write what is missing or differs from the graphs; with the checkpoint, what differs from it as well.
+
+    Ids that are missing are OpenAI's if the vocabulary has the size of theirs, and the others agree.
+    """
+    name, header = _encoder(draft.files)
+    stored = header.metadata
+    sizes = _graph_sizes(draft.files)
+    values = dict(sizes)
+    if draft.checkpoint is not None:
+        values = {key: metadata_of(draft.checkpoint)[key] for key in (*NUMBERS, *LISTS)}
+    elif (size := {**stored, **sizes}.get("n_vocab", "")) in map(str, KNOWN_VOCABULARIES):
+        ids = ids_of(openai_generation(int(size)), BLANK)
+        if all(stored.get(key, ids[key]) == ids[key] for key in ("sot", "eot", "no_timestamps")):
+            values = {key: i for key, i in ids.items() if not _is_right(key, stored)} | sizes
+    changed = {key: value for key, value in values.items() if stored.get(key) != value}
+
+    def change(model: Any) -> None:
+        kept = [entry for entry in model.metadata_props if entry.key not in changed]
+        del model.metadata_props[:]
+        model.metadata_props.extend(kept)
+        for key, value in changed.items():
+            model.metadata_props.add(key=key, value=value)
+
+    if changed:
+        change_model(draft.files.path / name, change)
+    return f"{name}: {', '.join(changed)}" if changed else ""
+
+
+def _write_padding(draft: Draft) -> str:
+    """Append silence to any number of frames, and cut them to those that the graph takes."""
+    from onnx import TensorProto, helper
+
+    name, _ = _encoder(draft.files)
+
+    def change(model: Any) -> None:
+        stored = {tensor.name for tensor in model.graph.initializer}
+        mel = next(value for value in model.graph.input if value.name not in stored)
+        frames = mel.type.tensor_type.shape.dim[2].dim_value
+        numbers = {"pads": [0, 0, 0, 0, 0, frames], "begin": [0], "end": [frames], "axis": [2]}
+        fixed, padded = f"{mel.name}.fixed", f"{mel.name}.padded"
+        for node in model.graph.node:
+            node.input[:] = [fixed if source == mel.name else source for source in node.input]
+        constants = {key: f"{mel.name}.{key}" for key in numbers}
+        for key, values in numbers.items():
+            shape = [len(values)]
+            tensor = helper.make_tensor(constants[key], TensorProto.INT64, shape, values)
+            model.graph.initializer.append(tensor)
+        pads, *ends = constants.values()
+        model.graph.node.insert(0, helper.make_node("Pad", [mel.name, pads], [padded]))
+        model.graph.node.insert(1, helper.make_node("Slice", [padded, *ends], [fixed]))
+        mel.type.tensor_type.shape.dim[2].dim_param = "frames"
+
+    change_model(draft.files.path / name, change)
+    return f"{name}: takes any number of frames"
+
+
+def _write_text_tokens(draft: Draft) -> str:
+    if draft.checkpoint is None:
+        return ""
+    name = _name(draft.files, TOKENS)
+    (draft.files.path / name).write_text(text_tokens(draft.checkpoint), encoding="ascii")
+    return f"{name} of the checkpoint"
+
+
+@layout_rule("WP721", "The encoder lacks metadata", remedy="fix", repair=_write_metadata)
 def metadata(files: Files) -> Iterator[tuple[str, str]]:
     """The encoder's file holds 16 texts: sizes, ids, and for a multilingual model its languages. If one is
     missing, the process of the app ends, with one line such as "'blank_id' does not exist in the metadata".
@@ -31,37 +103,34 @@ def metadata(files: Files) -> Iterator[tuple[str, str]]:
     """
     name, header = _encoder(files)
     for key in (*NUMBERS, *LISTS):
-        if key in LISTS[1:] and header.metadata.get("is_multilingual") == "0":
+        if _is_right(key, header.metadata):
             continue
-        if key not in header.metadata:
-            yield name, f"'{key}' does not exist in the metadata"
-            return
-        if key in NUMBERS and not header.metadata[key].lstrip("-").isdecimal():
+        if key in header.metadata:
             yield name, f"'{key}' is {header.metadata[key][:40]!r}; expected a number"
-            return
+        else:
+            yield name, f"'{key}' does not exist in the metadata"
+        return
 
 
-@layout_rule("WP722", "The metadata and the graph state other sizes")
+@layout_rule(
+    "WP722", "The metadata and the graph state other sizes", remedy="fix", repair=_write_metadata
+)
 def sizes(files: Files) -> Iterator[tuple[str, str]]:
     """The app makes its arrays from the sizes in the metadata. They must be those of the graph.
 
     What to do: `whisperport convert CHECKPOINT --for sherpa-onnx`.
     """
     name, header = _encoder(files)
-    inputs, outputs = list(header.inputs.values()), list(header.outputs.values())
-    in_graph: dict[str, int | str] = {}
-    if inputs and len(inputs[0]) == 3:
-        in_graph["n_mels"] = inputs[0][1]
-    if outputs and len(outputs[0]) == 4:
-        in_graph |= {"n_text_layer": outputs[0][0], "n_text_state": outputs[0][3]}
-    for key, size in in_graph.items():
+    for key, size in _graph_sizes(files).items():
         stated = header.metadata.get(key, "")
-        if isinstance(size, int) and stated.isdecimal() and int(stated) != size:
+        if stated.isdecimal() and stated != size:
             yield name, f"'{key}' is {stated}; the graph has {size}"
             return
 
 
-@layout_rule("WP723", "The encoder takes a fixed number of frames")
+@layout_rule(
+    "WP723", "The encoder takes a fixed number of frames", remedy="fix", repair=_write_padding
+)
 def dynamic(files: Files) -> Iterator[tuple[str, str]]:
     """The app gives the encoder as many frames as the audio has, and 10 s more. An encoder that takes 3000
     frames only returns an **empty text without an error**, unless the caller sets `tail_paddings=3000`.
@@ -75,7 +144,12 @@ def dynamic(files: Files) -> Iterator[tuple[str, str]]:
         yield name, f"its input has {inputs[0][2]} frames"
 
 
-@layout_rule("WP724", "An id in the metadata is not that of a token")
+@layout_rule(
+    "WP724",
+    "An id in the metadata is not that of a token",
+    remedy="fix --checkpoint",
+    repair=_write_text_tokens,
+)
 def tokens(files: Files) -> Iterator[tuple[str, str]]:
     """`tokens.txt` has a line for each token of text, its bytes in base64 and its id; ids begin at 0, and
     the first that is missing is `eot`. If the file is another model's, the text is nonsense.
@@ -102,6 +176,32 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
 
 
 RULES = (metadata, sizes, dynamic, tokens)
+
+
+def _is_right(key: str, metadata: Mapping[str, str]) -> bool:
+    """Return whether a text of the metadata is there, and a number if it must be one."""
+    if key in LISTS[1:] and metadata.get("is_multilingual") == "0":
+        return True
+    return key in metadata and (key in LISTS or metadata[key].lstrip("-").isdecimal())
+
+
+def _graph_sizes(files: Files) -> dict[str, str]:
+    """Return the sizes that encoder and decoder state, under their names in the metadata."""
+    encoder = _encoder(files)[1]
+    decoder = files.read(_name(files, DECODER), read_header)
+    places = {
+        "n_mels": (encoder.inputs, 0, 3, 1),
+        "n_text_layer": (encoder.outputs, 0, 4, 0),
+        "n_text_state": (encoder.outputs, 0, 4, 3),
+        "n_text_ctx": (decoder.inputs, 1, 4, 2),
+        "n_vocab": (decoder.outputs, 0, 3, 2),
+    }
+    sizes = {}
+    for key, (values, place, n_axes, axis) in places.items():
+        axes = list(values.values())[place] if len(values) > place else []
+        if len(axes) == n_axes and isinstance(axes[axis], int) and int(axes[axis]) > 0:
+            sizes[key] = str(axes[axis])
+    return sizes
 
 
 def _name(files: Files, end: str) -> str:

@@ -4,20 +4,105 @@ Source: huggingface/transformers.js@0cd32e5, onnx-asr 0.12.0, huggingface/optimu
 each with folders that lack one thing.
 """
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from whisperport.build.layouts.huggingface_rules import CONFIG
+from whisperport.build.layouts.huggingface_files import all_tokens, write_json
+from whisperport.build.layouts.huggingface_rules import (
+    CONFIG,
+    NO_TIMESTAMPS,
+    TOKENIZER,
+    n_vocab,
+    stored_ids,
+    update,
+    write_bands,
+)
 from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
-from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
+from whisperport.build.layouts.onnx_graph.header import OnnxHeader, change_model, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
-from whisperport.build.layouts.rules import layout_rule
+from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
 from whisperport.build.layouts.transformers_js.folder import SUFFIXES
 from whisperport.build.layouts.transformers_js.graphs import PARTS, SIDES
 
 MERGED, ENCODER = "decoder_model_merged", "encoder_model"
+GRAPH_FILE = re.compile(r"\.onnx|\.data$")  # with what it stores in other files
 PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
+
+PAST_LENGTH = "past_decoder_sequence_length"
+
+
+def _write_layers(draft: Draft) -> str:
+    """Write the number of layers whose caches the graph has."""
+    layers = draft.sizes.get("decoder_layers")
+    if layers is None or layers == draft.files.json(CONFIG).get("decoder_layers"):
+        return ""
+    update(draft, CONFIG, {"decoder_layers": layers})
+    return f"{CONFIG}: decoder_layers {layers}"
+
+
+def _write_order(draft: Draft) -> str:
+    def sort(model: Any) -> None:
+        sides = ((model.graph.input, "past_key_values"), (model.graph.output, "present"))
+        for values, prefix in sides:
+            ordered = list(values)
+            places = [i for i, value in enumerate(ordered) if value.name.startswith(f"{prefix}.")]
+            names = _caches(prefix, len(places) // 4)
+            caches = sorted((ordered[i] for i in places), key=lambda v: names.index(v.name))
+            for i, cache in zip(places, caches, strict=True):
+                ordered[i] = cache
+            del values[:]
+            values.extend(ordered)
+
+    return _changed_models(draft, order, sort, "caches in the order of layers")
+
+
+def _write_symbols(draft: Draft) -> str:
+    def name(model: Any) -> None:
+        for value in model.graph.input:
+            axes = value.type.tensor_type.shape.dim
+            match = PAST.fullmatch(value.name)
+            if match and len(axes) == 4 and match[2] == "decoder":
+                axes[2].dim_param = PAST_LENGTH
+            elif match and len(axes) == 4:
+                axes[2].dim_param = "encoder_sequence_length_out"
+
+    return _changed_models(draft, first_cache, name, "the length of the first cache is a symbol")
+
+
+def _changed_models(
+    draft: Draft, rule: LayoutRule, change: Callable[[Any], None], what: str
+) -> str:
+    names = list(dict.fromkeys(name for name, _ in rule.check(draft.files)))
+    for name in names:
+        change_model(draft.files.path / name, change)
+    return f"{', '.join(names)}: {what}"
+
+
+def _write_tokens(draft: Draft) -> str:
+    """Write the tables of tokens that onnx-asr reads."""
+    content = draft.files.json(TOKENIZER)
+    tokens, size = stored_ids(content), n_vocab(draft)
+    if NO_TIMESTAMPS not in tokens or max(tokens.values()) >= size:
+        return ""
+    text = content["model"]["vocab"]
+    every = all_tokens(tokens, tokens[NO_TIMESTAMPS] + 1, size)
+    added = {token: i for i, token in enumerate(every) if text.get(token) != i}
+    write_json(draft.files.path / "vocab.json", text)
+    write_json(draft.files.path / "added_tokens.json", added)
+    return f"vocab.json and added_tokens.json of {TOKENIZER}"
+
+
+def _move_graphs(draft: Draft) -> str:
+    target = draft.files.path / "onnx"
+    target.mkdir(exist_ok=True)
+    paths = [path for path in draft.files.path.iterdir() if GRAPH_FILE.search(path.name)]
+    for path in paths:
+        if path.is_file():
+            os.replace(path, target / path.name)
+    return "the graphs are in the folder `onnx`"
 
 
 @layout_rule("WP711", "The merged decoder is missing")
@@ -33,7 +118,7 @@ def merged(files: Files) -> Iterator[tuple[str, str]]:
         yield f"onnx/{MERGED}.onnx", "the file is missing"
 
 
-@layout_rule("WP712", "The merged decoder lacks an input")
+@layout_rule("WP712", "The merged decoder lacks an input", remedy="fix", repair=_write_layers)
 def branch(files: Files) -> Iterator[tuple[str, str]]:
     """A merged decoder has an input `use_cache_branch`, which tells the first tokens from all others, and
     the cached keys and values of each layer. Apps give all of them.
@@ -50,7 +135,12 @@ def branch(files: Files) -> Iterator[tuple[str, str]]:
             yield name, f"no input {missing[0]}"
 
 
-@layout_rule("WP713", "The order of the caches is not the one that optimum expects")
+@layout_rule(
+    "WP713",
+    "The order of the caches is not the one that optimum expects",
+    remedy="fix",
+    repair=_write_order,
+)
 def order(files: Files) -> Iterator[tuple[str, str]]:
     """optimum pairs the caches that it gives and receives by their place, not by name: for each layer the
     decoder's key and value, then the encoder's key and value. In another order, the text is nonsense.
@@ -67,7 +157,9 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
                 break
 
 
-@layout_rule("WP714", "The length of the first cache is a number")
+@layout_rule(
+    "WP714", "The length of the first cache is a number", remedy="fix", repair=_write_symbols
+)
 def first_cache(files: Files) -> Iterator[tuple[str, str]]:
     """transformers.js makes the first, empty caches from the sizes that the file states: a symbol becomes
     0, a number stays. With 448 in place of a symbol, the first cache has 448 rows of zeros, and the text is
@@ -97,7 +189,13 @@ def cross_attentions(files: Files) -> Iterator[tuple[str, str]]:
             yield name, f"no output cross_attentions.{missing[0]}"
 
 
-@layout_rule("WP716", "A file that onnx-asr reads is missing", is_warning=True)
+@layout_rule(
+    "WP716",
+    "A file that onnx-asr reads is missing",
+    is_warning=True,
+    remedy="fix",
+    repair=_write_tokens,
+)
 def onnx_asr_files(files: Files) -> Iterator[tuple[str, str]]:
     """onnx-asr reads `vocab.json` and `added_tokens.json`, and not `tokenizer.json`. Folders that current
     versions of transformers save lack both.
@@ -109,7 +207,12 @@ def onnx_asr_files(files: Files) -> Iterator[tuple[str, str]]:
         yield missing[0], "the file is missing"
 
 
-@layout_rule("WP717", "The encoder takes another number of mel bands than the settings say")
+@layout_rule(
+    "WP717",
+    "The encoder takes another number of mel bands than the settings say",
+    remedy="fix",
+    repair=write_bands,
+)
 def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
     """The graph's input `input_features` (B, n_mels, frames) has the bands that the model was trained with:
     128 for large-v3 and turbo, 80 for all models before. Apps compute as many as the settings say.
@@ -123,7 +226,9 @@ def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
             yield name, f"{sizes[1]} bands; {CONFIG} has num_mel_bins {stated}"
 
 
-@layout_rule("WP718", "The ONNX files are not in the folder `onnx`")
+@layout_rule(
+    "WP718", "The ONNX files are not in the folder `onnx`", remedy="fix", repair=_move_graphs
+)
 def folder(files: Files) -> Iterator[tuple[str, str]]:
     """transformers.js looks for the graphs in a folder `onnx` beside the settings, where optimum does not
     write them: "Could not locate file: onnx/encoder_model.onnx".
@@ -189,4 +294,17 @@ def _arrays(files: Files, precision: str) -> Iterator[StoredArray]:
     return stored_arrays(files, (n for n in names if n.rpartition("/")[2] in file_names))
 
 
-READER = Reader(_recognize, _precisions, _arrays)
+def _sizes(files: Files) -> Mapping[str, int]:
+    sizes: dict[str, int | str] = {}
+    for name in _graphs(files, ENCODER):
+        mel = files.read(name, read_header).inputs.get("input_features", [])
+        sizes |= {"num_mel_bins": mel[1]} if len(mel) == 3 else {}
+    for _, header in _merged(files):
+        layers = {match[1] for match in map(PAST.fullmatch, header.inputs) if match}
+        sizes |= {"decoder_layers": len(layers)} if layers else {}
+        logits = header.outputs.get("logits", [])
+        sizes |= {"vocab_size": logits[2]} if len(logits) == 3 else {}
+    return {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+
+
+READER = Reader(_recognize, _precisions, _arrays, _sizes)

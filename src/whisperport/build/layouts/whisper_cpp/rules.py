@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from whisperport.build.layouts.reading import Files, Reader
-from whisperport.build.layouts.rules import layout_rule
+from whisperport.build.layouts.rules import Draft, layout_rule
+from whisperport.build.layouts.whisper_cpp.file import write
 from whisperport.errors import ProgramError
 from whisperport.program.dims import KNOWN_VOCABULARIES
 
@@ -29,7 +30,15 @@ def is_taken_for_distilled(n_text_layer: int, n_vocab: int) -> bool:
     return n_text_layer == DISTILLED_LAYERS and n_vocab != CANTONESE
 
 
-@layout_rule("WP751", "All weights are of float32")
+def _write_half(draft: Draft) -> str:
+    """Write the file again from what it holds, in float16."""
+    from whisperport.model.checkpoint import load_checkpoint
+
+    write(load_checkpoint(str(draft.files.path)), "fp16", draft.files.path)
+    return "weights in float16"
+
+
+@layout_rule("WP751", "All weights are of float32", remedy="fix", repair=_write_half)
 def full_precision(files: Files) -> Iterator[tuple[str, str]]:
     """whisper.cpp computes the convolutions from weights of float16. A file whose type is 0 (all weights in
     float32) loads, and the process ends at the first window: "GGML_ASSERT(src0->type == GGML_TYPE_F16)".
@@ -42,7 +51,10 @@ def full_precision(files: Files) -> Iterator[tuple[str, str]]:
 
 
 @layout_rule(
-    "WP752", "The app takes the model for one of the first distilled ones", is_warning=True
+    "WP752",
+    "The app takes the model for one of the first distilled ones",
+    is_warning=True,
+    remedy="another app",
 )
 def distilled(files: Files) -> Iterator[tuple[str, str]]:
     """whisper.cpp decodes every model of two decoder layers without timestamps, unless its vocabulary is
@@ -56,7 +68,7 @@ def distilled(files: Files) -> Iterator[tuple[str, str]]:
         yield files.path.name, f"{DISTILLED_LAYERS} decoder layers, {header['n_vocab']} tokens"
 
 
-@layout_rule("WP753", "The app does not know a vocabulary of this size")
+@layout_rule("WP753", "The app does not know a vocabulary of this size", remedy="another app")
 def known_vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     """whisper.cpp computes the ids of special tokens from the number of tokens. A fine-tune with added
     tokens shifts them, so that the text is nonsense.
