@@ -76,8 +76,9 @@ class LayoutRule:
 
     @property
     def what_to_do(self) -> str:
-        """The advice in the last paragraph of `text`, on one line."""
-        return " ".join(self.text.partition("What to do: ")[2].split())
+        """The repair if there is one, and the advice in the last paragraph of `text`, on one line."""
+        advice = " ".join(self.text.partition("What to do: ")[2].split())
+        return f"`whisperport {self.remedy}` corrects it. Else: {advice}" if self.repair else advice
 
 
 def rule_section(rule: LayoutRule, apps: Sequence[str]) -> str:

@@ -36,10 +36,8 @@ class EditedIr:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.graph = (
-            path,
-            read_ir(path),
-        )  # which allows no entities, and limits its elements
+        self.path = path
+        self.graph = read_ir(path)  # allows no entities, and limits the number of elements
         self._tree = ET.parse(path)
         parts = {part.tag: part for part in self._tree.getroot()}
         self._layers, self._edges = parts["layers"], parts["edges"]
