@@ -93,24 +93,18 @@ def fix(
       $ whisperport fix decoder.pt2 --target xnnpack --out fixed.pt2
       $ whisperport fix their-folder --checkpoint openai/whisper-small --out fixed
     """
-    check_free(out, overwrite=overwrite)
     if target is None:
-        if unused := [
-            flag
-            for flag, value in (
-                ("--size", sizes),
-                ("--inputs", inputs),
-                ("--trust", trust),
-                ("--html", html),
-            )
-            if value
-        ]:
-            raise UsageError(f"`{unused[0]}` is for programs", hint="give `--target`")
+        for flag, value in (("size", sizes), ("inputs", inputs), ("trust", trust), ("html", html)):
+            if value:
+                raise UsageError(f"`--{flag}` is for programs", hint="give `--target`, too")
+        check_free(out, overwrite=overwrite)
         _fix_files(program, checkpoint, out, as_json)
         return
     if checkpoint is not None:
         raise UsageError("`--checkpoint` is for files of an app", hint="leave out `--target`")
-    check_outputs([Output(out, "--out", "file")], [program, *inputs])
+    pages = [] if html is None else [Output(html, "--html", "page")]
+    check_outputs([Output(out, "--out", "file"), *pages], [program, *inputs])
+    check_free(out, overwrite=overwrite)
     with stages() as progress:
         fixed = fix_program(program, target, inputs=inputs, sizes=sizes, trust=trust)
         if fixed.changed:

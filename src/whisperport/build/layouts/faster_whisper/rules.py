@@ -66,7 +66,7 @@ def _write_bands(draft: Draft) -> str:
 
 
 def _write_heads(draft: Draft) -> str:
-    """Write heads of the checkpoint; without it, those that CTranslate2's converter takes for any model."""
+    """Write heads of the checkpoint; without it, the default of CTranslate2's converter."""
     if draft.checkpoint is not None:
         pairs = alignment_heads(with_heads(draft.checkpoint))
     else:

@@ -32,7 +32,7 @@ MAX_TOKENS_BYTES = 64 << 20
 def _write_metadata(draft: Draft) -> str:
     """Write what is missing or differs from the graphs; with the checkpoint, what differs from it as well.
 
-    Ids that are missing are OpenAI's if the vocabulary has the size of theirs, and the others agree.
+    Missing ids are those of OpenAI's models if the size of the vocabulary and the ids that are there agree.
     """
     name, header = _encoder(draft.files)
     stored = header.metadata
