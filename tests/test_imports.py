@@ -274,6 +274,25 @@ def test_the_package_and_the_command_line_import_without_torch() -> None:
     assert done.stdout.strip() == str(len(whisperport.__all__) - 2)  # those that need torch
 
 
+# What one transcription does not need, and what would take half of its start.
+NOT_TO_TRANSCRIBE = (
+    "whisperport.targets.vendors",
+    "whisperport.build.search",
+    "whisperport.build.layouts",
+    "whisperport.verification.diagnosis.diagnosing",
+    "jiwer",
+)
+
+
+def test_the_command_that_transcribes_imports_no_target_and_nothing_to_compare() -> None:
+    done = on_a_board("import sys, whisperport.apps.cli.transcribe\nprint(*sys.modules)")
+
+    assert done.returncode == 0, done.stderr
+    imported = done.stdout.split()
+    assert [name for name in imported if name.startswith(NOT_TO_TRANSCRIBE)] == []
+    assert "whisperport.apps.cli.transcribe" in imported
+
+
 def test_a_board_without_torch_verifies_and_transcribes(exported: Any) -> None:
     code = """
 import sys

@@ -26,12 +26,11 @@ from whisperport.apps.cli.shared_options import (
     threads_for_calibration,
     trust,
 )
-from whisperport.apps.cli.verb import Verb
+from whisperport.apps.cli.verb import TargetOptions, Verb
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.compile.compile import compile as run_compile
 from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.program.json_records import members
-from whisperport.targets import TARGETS
 
 STALL_MIN = 24 * 60  # fine-tuning without a GPU takes hours, and reports no progress meanwhile
 
@@ -47,7 +46,9 @@ HOW_IT_RAN = {
     "compile",
     cls=Verb,
     short_help="Compile a bundle's programs, or one program, with the vendor's compiler.",
-    target_options=("--option", {t.spec.name: t.compiler.options for t in TARGETS if t.compiler}),
+    target_options=TargetOptions(
+        "--option", lambda target: target.compiler.options if target.compiler else None
+    ),
 )
 @click.argument("path", metavar="BUNDLE|FILE", type=Given("bundle", "program"))
 @field_options(CompileOptions, "calibration", "inputs", "force", group="Calibration")

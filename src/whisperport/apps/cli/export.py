@@ -33,7 +33,7 @@ from whisperport.apps.cli.shared_options import (
     targets_by,
     threads,
 )
-from whisperport.apps.cli.verb import FloatRange, Verb, option
+from whisperport.apps.cli.verb import FloatRange, TargetOptions, Verb, option
 from whisperport.apps.cli.verify_page import verify_page
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.export.export_options import ExportOptions
@@ -43,7 +43,7 @@ from whisperport.program.bundle import Manifest, ProgramEntry, check_writable
 from whisperport.program.dims import published_dims
 from whisperport.program.window import WindowOptions
 from whisperport.system.outputs import write_page
-from whisperport.targets import TARGETS, RunOptions, get_target
+from whisperport.targets import RunOptions, get_target
 from whisperport.verification import Report
 from whisperport.verification.reference import Reference
 
@@ -51,7 +51,7 @@ from whisperport.verification.reference import Reference
 @click.command(
     cls=Verb,
     short_help="Lower a checkpoint to a target, verify it, and write a bundle.",
-    target_options=("--option", {target.spec.name: target.lower_options for target in TARGETS}),
+    target_options=TargetOptions("--option", lambda target: target.lower_options),
 )
 @click.argument("checkpoint", type=Given("checkpoint", as_text=True))
 @target_name(

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
-from whisperport.build.layouts.record import is_layout
 from whisperport.errors import UsageError
 from whisperport.program.bundle import MANIFEST
 from whisperport.program.dims import PUBLISHED, published_dims
@@ -68,8 +67,13 @@ class Given(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         if _ADDRESS.match(text):
             raise _address(text, "checkpoint" in self.kinds)
         kind, why = kind_of(text)
-        if "layout" in self.kinds and is_layout(Path(text)):  # which may be a checkpoint, too
-            kind = "layout"
+        if "layout" in self.kinds:
+            from whisperport.build.layouts.record import (
+                is_layout,
+            )  # a transcription needs no layouts
+
+            if is_layout(Path(text)):  # which may be a checkpoint, too
+                kind = "layout"
         if kind is not None and kind not in self.kinds:
             expected = " or ".join(NOUNS[expected_kind] for expected_kind in self.kinds)
             raise UsageError(

@@ -25,18 +25,20 @@ from whisperport.apps.cli.shared_options import (
     target_option,
     threads,
 )
-from whisperport.apps.cli.verb import Verb, option
+from whisperport.apps.cli.verb import TargetOptions, Verb, option
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.compile.importing import ImportOptions, prepared_at
 from whisperport.build.compile.importing import import_artifact as run_import
-from whisperport.targets import TARGETS, RunOptions
+from whisperport.targets import RunOptions
 
 
 @click.command(
     "import",
     cls=Verb,
     short_help="Make a bundle from a compiled encoder that a vendor published.",
-    target_options=("--option", {t.spec.name: t.importer.options for t in TARGETS if t.importer}),
+    target_options=TargetOptions(
+        "--option", lambda target: target.importer.options if target.importer else None
+    ),
 )
 @click.argument("artifact", metavar="FILE", type=Given("program"))
 @option(

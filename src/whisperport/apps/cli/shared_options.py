@@ -1,17 +1,17 @@
 """Options that several verbs share."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import click
 
+from whisperport import targets
 from whisperport.apps.cli.paths import OutputPath
-from whisperport.apps.cli.verb import Decorator, FloatRange, IntRange, option
+from whisperport.apps.cli.verb import Decorator, FloatRange, IntRange, TargetOptions, option
 from whisperport.apps.cli.watchdog import MAX_STALL_S, STALL_S
 from whisperport.program.spec import TargetSpec
 from whisperport.system.option import MAX_THREADS
 from whisperport.system.outputs import Kind
-from whisperport.targets import TARGETS, RunOptions
+from whisperport.targets import RunOptions
 
 as_json = option("--json", "as_json", group="Output", is_flag=True, help="Print the result as JSON")
 
@@ -53,7 +53,9 @@ def target_name(what: str, auto: str = "", *, required: bool = True) -> Decorato
         required=required,
         metavar="NAME",
         shell_complete=lambda _, __, typed: [
-            name for name in (target.spec.name for target in TARGETS) if name.startswith(typed)
+            name
+            for name in (target.spec.name for target in targets.TARGETS)
+            if name.startswith(typed)
         ],
         help=f"{what}; `whisperport targets` lists them{f'. {auto}' if auto else ''}",
     )
@@ -137,11 +139,8 @@ sizes_option = option(
     callback=lambda _, __, values: sizes_of(values),
     help="Number for a dynamic size of a .pt2 file, as the file names it, such as s27=128; may be repeated",
 )
-# The options of each target's runtime, for the help of a verb that has `--run-option`.
-RUN_OPTIONS: tuple[str, Mapping[str, type[Any]]] = (
-    "--run-option",
-    {target.spec.name: target.run_options for target in TARGETS},
-)
+# For the help of a verb that has `--run-option`.
+RUN_OPTIONS = TargetOptions("--run-option", lambda target: target.run_options)
 
 
 def trusting(what: str, kind: str = "files", group: str = "Runtime") -> Decorator:
@@ -164,7 +163,7 @@ def targets_by(value_of: Callable[[TargetSpec], str], unlisted: str | None = Non
         unlisted: value whose targets are not listed, but called "all others"; None: list all targets.
     """
     names_by_value: dict[str, list[str]] = {}
-    for target in TARGETS:
+    for target in targets.TARGETS:
         names_by_value.setdefault(value_of(target.spec), []).append(target.spec.name)
     rest = names_by_value.pop(unlisted, None) if unlisted is not None else None
     listed = [f"{value} for {', '.join(names)}" for value, names in names_by_value.items()]

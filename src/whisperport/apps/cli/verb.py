@@ -3,14 +3,17 @@
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from whisperport import targets
 from whisperport.apps.cli.console import WIDTH, HintedUsageError, be_quiet
 from whisperport.apps.cli.given import OPTIONS, kind_of
 from whisperport.apps.cli.paths import check_paths
+from whisperport.targets import Target
 from whisperport.targets.target_options import describe
 
 FEW = 6  # a verb with fewer options shows them under one heading
@@ -19,17 +22,39 @@ MAX_COLUMN = 30  # columns of an option's name; the help of a longer one begins 
 Decorator = Callable[[Any], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """An option, such as `--option`, that sets options of targets.
+
+    Attributes:
+        option: its name.
+        class_of: a target -> the options class that it has here; None: it has none.
+    """
+
+    option: str
+    class_of: Callable[[Target], type[Any] | None]
+
+    def classes(self) -> dict[str, type[Any]]:
+        """Return the name of each target -> its class. All targets are imported: only help needs them."""
+        return {
+            target.spec.name: options
+            for target in targets.TARGETS
+            for options in [self.class_of(target)]
+            if options is not None
+        }
+
+
 class Verb(click.Command):
     """A command that shows its options under headings, and the options of targets below them.
 
     Args:
-        target_options: an option such as `--option`, and the options class of each target that it can set.
+        target_options: the option that sets options of targets.
     """
 
     def __init__(
         self,
         *args: Any,
-        target_options: tuple[str, Mapping[str, type[Any]]] = ("", {}),
+        target_options: "TargetOptions | None" = None,
         **settings: Any,
     ) -> None:
         # Here too, not only for the group: click keeps the option of the first context that asks for it.
@@ -106,11 +131,13 @@ class Verb(click.Command):
 
     def _target_groups(self) -> dict[str, list[tuple[str, str]]]:
         """The options of targets, by heading; targets with the same options class share one."""
-        option, targets = self._target_options
+        if self._target_options is None:
+            return {}
+        option, classes = self._target_options.option, self._target_options.classes()
         groups = {}
-        for options in dict.fromkeys(targets.values()):
+        for options in dict.fromkeys(classes.values()):
             names = ", ".join(
-                name for name, option_class in targets.items() if option_class is options
+                name for name, option_class in classes.items() if option_class is options
             )
             if described := describe(options):
                 heading = f"Options of {names}, given as {option} TARGET.NAME=VALUE"

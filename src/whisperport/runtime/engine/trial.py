@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from whisperport import targets
 from whisperport.errors import (
     BundleError,
     LoweringError,
@@ -149,8 +148,9 @@ def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
 
 def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
     """Return the SHA-256 of everything that a trial run depends on: bundle, options, machine, versions."""
-    packages = (*PACKAGES, *targets.RUNTIMES)
-    facts: dict[str, Any] = {name: _version(name) for name in packages}
+    software = [get_target(entry.target).spec.software for entry in bundle.manifest.programs]
+    runtimes = {of.emulation_runtime or of.runtime for of in software}
+    facts: dict[str, Any] = {name: _version(name) for name in (*PACKAGES, *sorted(runtimes))}
     facts |= {"bundle": bundle.manifest.checksum(), "options": dict(options)}
     facts["machine"] = [platform.machine(), platform.node()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()

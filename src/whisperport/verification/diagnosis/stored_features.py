@@ -14,8 +14,6 @@ from whisperport.system.option import Option
 from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.verification.diagnosis.causes import CauseCode
-from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
-from whisperport.verification.diagnosis.expected_outputs import expected_outputs
 from whisperport.verification.diagnosis.layouts import Layout, explain_size
 from whisperport.verification.diagnosis.raw_files import RawOutput, raw_of
 from whisperport.verification.diagnosis.readings import FORMATS, read_as
@@ -195,6 +193,10 @@ def storage_by_example(
         UsageError: the file cannot be read, holds something else, or has a fault that other files may not
             have, such as a missing part.
     """
+    # Imported here: transcribing, which reads `FeatureStorage` for its options, rarely needs them.
+    from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
+    from whisperport.verification.diagnosis.expected_outputs import expected_outputs
+
     run = run or RunOptions()
     begin_stage("computing the expected features")
     expected = expected_outputs(bundle, ENCODER, clip, run=run)
