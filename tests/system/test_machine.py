@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whisperport.system.control_groups import memory_kills
-from whisperport.system.cores import cores_below
+from whisperport.system.cores import cores_below, instruction_sets
 from whisperport.system.memory import ALIGNMENT, Memory, room
 from whisperport.targets import RunOptions
 
@@ -40,6 +40,22 @@ def test_two_logical_cpus_of_one_core_count_once(tmp_path: Path, name: str) -> N
 
 def test_a_system_that_does_not_tell_has_a_core_per_logical_cpu(tmp_path: Path) -> None:
     assert cores_below(tmp_path, {0, 1, 2}) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("flags\t\t: fpu sse2 avx2 fma avx512_vnni", ("fma", "avx2", "avx512_vnni")),
+        ("Features\t: fp asimd asimddp", ("asimd", "asimddp")),
+        ("model name\t: avx2", ()),
+    ],
+)
+def test_instruction_sets_are_those_that_the_kernel_lists(
+    tmp_path: Path, line: str, expected: tuple[str, ...]
+) -> None:
+    system(tmp_path, {"proc/cpuinfo": f"processor\t: 0\n{line}\n"})
+
+    assert instruction_sets(tmp_path) == expected
 
 
 @pytest.mark.parametrize(

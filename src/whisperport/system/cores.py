@@ -1,4 +1,6 @@
-"""How many CPU cores this process may use, which is the default number of threads of every runtime.
+"""How many CPU cores this process may use, and their instruction sets.
+
+The number of cores is the default number of threads of every runtime.
 
 Runtimes count differently: some use all logical CPUs, none knows the CPU quota of a container. With more
 threads than cores, each multiplication waits for the thread that has no core.
@@ -17,6 +19,12 @@ SIBLINGS = (
     "core_cpus_list",
     "thread_siblings_list",
 )  # logical CPUs of a core; since Linux 5.3, before
+# Those that runtimes choose their kernels by, as Linux calls them on x86 and on Arm.
+INSTRUCTION_SETS = (
+    *("avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_bf16", "amx_int8"),
+    *("asimd", "asimdhp", "asimddp", "sve", "sve2", "i8mm", "bf16", "sme"),
+)
 
 
 @cache
@@ -34,6 +42,16 @@ def cores_below(root: Path, cpus: set[int]) -> int:
     """
     cores = {_siblings(root, cpu) or str(cpu) for cpu in cpus}
     return max(1, int(min([len(cores), *_quotas(root)])))
+
+
+def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
+    """Return which of `INSTRUCTION_SETS` the CPU has; none where the system, such as macOS, lists none."""
+    for line in text_of(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            words = set(value.split())
+            return tuple(known for known in INSTRUCTION_SETS if known in words)
+    return ()
 
 
 def _logical_cpus() -> set[int]:

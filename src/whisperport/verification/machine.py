@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.system.control_groups import text_of
+from whisperport.system.cores import instruction_sets
 
 BOARD = Path("/sys/firmware/devicetree/base/model")  # "Raspberry Pi 5 Model B Rev 1.0"
 CPUS = Path("/proc/cpuinfo")
 
 
 def machine() -> dict[str, Any]:
-    """Describe processor, number of usable cores, memory, operating system and Python.
+    """Describe processor, instruction sets, number of usable cores, memory, operating system and Python.
 
     The description has no host name, user name or path.
     """
     return {
         "cpu": _cpu(),
         "architecture": platform.machine(),
+        "instruction_sets": " ".join(instruction_sets()),
         "cores": len(os.sched_getaffinity(0)) if _HAS_AFFINITY else os.cpu_count(),
         "memory_mib": _memory_mib(),
         "os": f"{platform.system()} {platform.release()}",
