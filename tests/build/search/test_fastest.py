@@ -5,20 +5,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from whisperport import targets
 from whisperport.apps.cli.export import _print_timed, _timed_json
+from whisperport.apps.cli.model_option import bundle_of_model
+from whisperport.build.export import model_bundle
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Candidate, Exported, Timed
+from whisperport.build.export.model_bundle import BATCH, bundle_of, cached_bundle
 from whisperport.build.search import fastest, timing
 from whisperport.build.search.fastest import candidates, choose
 from whisperport.build.search.search import export_best
 from whisperport.errors import LoweringError, UsageError, VerificationError, WhisperportError
+from whisperport.model import checkpoint as model_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array, Runner
+from whisperport.program.spec import Package, Software
+from whisperport.program.window import WindowOptions
 from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions, preflight
 from whisperport.verification.clips import Clip
@@ -379,6 +386,83 @@ def test_what_no_target_that_may_be_used_has_is_rejected_before_any_work(
         export_best(micro_checkpoint, "auto", tmp_path / "out", replace(OPTIONS, **changes))
 
     assert list(tmp_path.iterdir()) == []
+
+
+# Kept in the user's cache, for whatever is given the model's name -----------------------------------
+
+
+KEPT = replace(OPTIONS, batch=1)  # a program fewer is exported
+
+
+@pytest.fixture
+def micro_pt(micro_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The path of a model, which is read as the micro checkpoint."""
+    monkeypatch.setattr(model_checkpoint, "load_checkpoint", lambda _: micro_checkpoint)
+    (tmp_path / "micro.pt").write_bytes(b"weights")
+    return str(tmp_path / "micro.pt")
+
+
+def test_without_a_folder_the_fastest_mix_takes_the_place_of_float32_for_the_models_name(
+    micro_pt: str, rivals: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cached_bundle(micro_pt) is None
+
+    kept = export_best(micro_pt, "auto", None, KEPT)
+
+    assert bundle_of_model(micro_pt).folder == kept.folder
+    said = capsys.readouterr().err
+    assert f"{micro_pt}: second fp32, first fp32, verified" in said
+    assert placed(kept)["encoder"] == "second"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), VerificationError("it does not agree")])
+def test_a_search_that_ends_early_leaves_the_older_mix(
+    micro_pt: str, rivals: Any, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = export_best(micro_pt, "auto", None, KEPT)
+    before = sorted(path.name for path in kept.folder.parent.iterdir())
+    monkeypatch.setattr(fastest, "export", failing := Mock(side_effect=failure))
+
+    with pytest.raises(type(failure)):
+        export_best(micro_pt, "auto", None, OPTIONS)
+
+    assert failing.call_args.args[3].batch == BATCH  # as in the bundle that it takes the place of
+    assert bundle_of(micro_pt).manifest == kept.manifest
+    assert sorted(path.name for path in kept.folder.parent.iterdir()) == before
+
+
+def test_a_mix_of_another_kind_of_cpu_or_without_its_runtime_is_not_used(
+    micro_pt: str, rivals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_best(micro_pt, "auto", None, KEPT)
+
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(model_bundle, "instruction_sets", lambda: ("avx2",))
+        assert cached_bundle(micro_pt) is None
+    with monkeypatch.context() as elsewhere:
+        software = Software(run_extra="fast", packages={"fast": (Package("not_here", "not-here"),)})
+        elsewhere.setattr(rivals[1], "spec", replace(rivals[1].spec, software=software))
+        assert cached_bundle(micro_pt) is None
+
+    assert cached_bundle(micro_pt) is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "changes"),
+    [
+        ("first", {}),
+        ("auto", {"allow_unverified": True}),
+        ("auto", {"window": WindowOptions(seconds=10)}),
+    ],
+    ids=["another target", "unverified", "a short window"],
+)
+def test_nothing_but_the_verified_choice_of_auto_goes_to_the_cache(
+    micro_pt: str, rivals: Any, target: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="no folder") as caught:
+        export_best(micro_pt, target, None, replace(OPTIONS, **changes))
+
+    assert "--out" in caught.value.hint
 
 
 @pytest.mark.slow

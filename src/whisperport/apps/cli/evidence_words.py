@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from whisperport.build.export.exported import POINTS
 from whisperport.program.bundle import Manifest
 
 
@@ -16,6 +17,21 @@ def verified_words(manifest: Manifest) -> str:
     if names := never_run(manifest):
         words.append(f"not run: {', '.join(names)}")
     return "; ".join(words)
+
+
+def mix_words(manifest: Manifest) -> str:
+    """The targets and precisions of a verified mix, and what it costs, such as "litert w8, verified: …"."""
+    placements = dict.fromkeys(f"{e.target} {e.precision}" for e in manifest.programs)
+    words = [", ".join(placements), "verified"]
+    for check in manifest.verification["checks"]:
+        value = check["value"]
+        if "increase_at_most" in value:
+            change, bound = (POINTS * value[name] for name in ("change", "increase_at_most"))
+            rate = "WER" if "wer" in value else "CER"
+            words[-1] += (
+                f": {change:+.2f} points of {rate} over float32, at most {bound:.2f} with 95%"
+            )
+    return ", ".join(words)
 
 
 def emulated_targets(manifest: Manifest) -> tuple[str, ...]:

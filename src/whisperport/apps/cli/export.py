@@ -23,9 +23,9 @@ from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.shared_options import (
     STALL_MIN,
     as_json,
-    bundle_out,
     html_option,
     no_preflight,
+    output_option,
     pairs,
     stall_after,
     target_name,
@@ -38,6 +38,7 @@ from whisperport.apps.cli.verify_page import verify_page
 from whisperport.apps.cli.watchdog import run_watched
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Exported
+from whisperport.build.export.model_bundle import cache_folder
 from whisperport.build.search.search import export_best
 from whisperport.program.bundle import Manifest, ProgramEntry, check_writable
 from whisperport.program.dims import published_dims
@@ -93,7 +94,13 @@ from whisperport.verification.reference import Reference
 @target_option
 @field_options(ExportOptions, "calibration", group="Target")
 @field_options(WindowOptions, group="Audio")
-@bundle_out
+@output_option(
+    "DIR",
+    "bundle",
+    "Folder to write the bundle to; an existing bundle there is replaced",
+    default="with --target auto, the user's cache, where --model CHECKPOINT finds it on CPUs of this kind; "
+    "for other targets, --out is required",
+)
 @html_option(
     "its verification: the error of each program, and the words of each clip with its audio"
 )
@@ -105,7 +112,7 @@ from whisperport.verification.reference import Reference
 def export(
     checkpoint: str,
     target: str,
-    out: Path,
+    out: Path | None,
     max_wer_increase: float,
     stall_after: float,
     html: Path | None,
@@ -127,26 +134,27 @@ def export(
       $ whisperport export tiny --target litert --precision w8 --out build/tiny-int8
       $ whisperport export tiny --target litert --out build/mine --verify-with talks
       $ whisperport export tiny -t litert --precision encoder=auto --verify-with talks --out build/a
-      $ whisperport export tiny --target auto --threads 2 --out build/tiny-fastest
+      $ whisperport export tiny.en --target auto
     """
     options = _options(chosen)
     options.window.check(published_dims(checkpoint))  # here too: the child imports torch first
-    check_writable(out)
+    if out is not None:
+        check_writable(out)
     with stages():
         bundle: Exported = run_watched(
             partial(export_best, max_increase=max_wer_increase / 100),
             *(checkpoint, target, out, options),
-            out=out,
+            out=out or cache_folder() / "export",
             stall_s=60 * stall_after,
         )
     manifest = bundle.manifest
+    following = _next_command(checkpoint, out, manifest)
     if html is not None:
         report, reference = (
             Report.from_json(manifest.verification),
             Reference.from_arrays(bundle.reference()),
         )
-        following = command_line(*_next_command(out, manifest))
-        write_page(html, verify_page(report, reference, following))
+        write_page(html, verify_page(report, reference, command_line(*following)))
     if as_json:
         timed = {"timed": _timed_json(bundle)} if bundle.timed else {}
         print_json({**manifest_json(manifest), **timed})
@@ -169,8 +177,8 @@ def export(
         for entry in manifest.programs:
             if entry.facts.notes:
                 print_lines("", *(f"{entry.spec.name}: {note}" for note in entry.facts.notes))
-        print_lines("", f"{out}: {verified_words(manifest)}")
-    print_next(*_next_command(out, manifest))
+        print_lines("", f"{bundle.folder if out is None else out}: {verified_words(manifest)}")
+    print_next(*following)
 
 
 def _options(chosen: Mapping[str, Any]) -> ExportOptions:
@@ -200,7 +208,9 @@ def _common_precision(precisions: tuple[str, ...]) -> str:
     return common_precisions[0] if common_precisions else ""
 
 
-def _next_command(out: Path, manifest: Manifest) -> tuple[Argument, ...]:
+def _next_command(checkpoint: str, out: Path | None, manifest: Manifest) -> tuple[Argument, ...]:
+    if out is None:
+        return "transcribe", "talk.mp3", "--model", checkpoint
     if not emulated_targets(manifest):
         return "transcribe", "talk.mp3", "--bundle", out
     if any(_is_calibrated(entry, manifest) for entry in manifest.programs):

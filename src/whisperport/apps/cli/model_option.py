@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from whisperport.apps.cli.console import print_error, print_note, stages
+from whisperport.apps.cli.evidence_words import mix_words
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.verb import option, together
 from whisperport.apps.cli.watchdog import run_watched
@@ -15,6 +16,7 @@ from whisperport.build.export.model_bundle import (
     bundle_of_environment,
     cache_folder,
     cached_bundle,
+    is_fastest,
 )
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
@@ -29,7 +31,7 @@ model_option = option(
     metavar="NAME",
     help="Model to transcribe with: a name such as tiny.en, a checkpoint's folder or file, a hub id, or "
     "default, the small model that comes with whisperport. It is exported once for the CPU and kept in the "
-    "user's cache",
+    "user's cache; `export NAME --target auto` replaces it there by the fastest verified mix",
 )
 model_options = together(
     option(
@@ -79,9 +81,14 @@ def bundle_of_model(model: str) -> Bundle:
     if bundle is None:
         folder = cache_folder()
         print_note(f"exporting {model}, once; its bundle is kept in {folder}")
+        print_note(
+            f"`whisperport export {model} --target auto` finds a faster one for this machine"
+        )
         with stages():
             bundle = run_watched(bundle_of, model, out=folder / "export")
     assert isinstance(bundle, Bundle)
+    if is_fastest(bundle):
+        print_note(f"{model}: {mix_words(bundle.manifest)}")
     return bundle
 
 

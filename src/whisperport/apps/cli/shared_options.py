@@ -28,14 +28,15 @@ def html_option(what: str) -> Decorator:
     )
 
 
-def output_option(metavar: str, kind: Kind | None, help: str) -> Decorator:
-    """The option `--out` of a verb that always writes; `kind` of `Output`, or None as for `OutputPath`."""
+def output_option(metavar: str, kind: Kind | None, help: str, default: str = "") -> Decorator:
+    """The option `--out` of a verb; `kind` of `Output`, or None; where it writes without it, if it may."""
     return option(
         *("--out", "-o"),
         group="Output",
-        required=True,
+        required=not default,
         type=OutputPath(kind),
         metavar=metavar,
+        show_default=default or None,
         help=help,
     )
 

@@ -1,34 +1,44 @@
 """Bundles of models that are given by name: exported once, and then kept in the user's cache.
 
     $XDG_CACHE_HOME/whisperport          default: ~/.cache/whisperport
-    ├── bundles/KEY      the bundle of a checkpoint, for the CPU with ONNX Runtime
-    └── models/NAME      the KEY of a name or path, so that the checkpoint is not read again
+    ├── bundles/KEY       the bundle of a checkpoint, in float32 for the CPU with ONNX Runtime
+    ├── bundles/KEY-CPU   the one that `export --target auto` found to be the fastest; it is preferred
+    └── models/NAME       the KEY of a name or path, so that the checkpoint is not read again
 
 KEY is a hash of the checkpoint's weights, tokenizer and settings, of this package's version and the bundle
 format, and of the export's options. NAME is a hash of the name, or of the files of a path: their sizes and
-the times of their last change.
+the times of their last change. CPU is a hash of the processor's instruction sets: in a home folder on
+a network, a mix that was measured on another kind of CPU is not used.
 """
 
 import hashlib
 import json
 import os
+import platform
 import re
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from whisperport.errors import BundleError, UsageError, WhisperportError, needs
 from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.speech.data import embedded_model
 from whisperport.system.atomic import write_atomic
+from whisperport.system.cores import instruction_sets
 from whisperport.system.locking import waiting_for_lock
 from whisperport.system.progress import begin_stage
+from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint
+
+B = TypeVar("B", bound=Bundle)
 
 TARGET, BATCH = "onnxruntime", 8  # step_8 decodes beams, chunks and files together
 VARIABLE = "WHISPERPORT_BUNDLE"  # environment variable: folder of the bundle if none is given
@@ -88,7 +98,8 @@ def bundle_of_environment() -> Path:
 def bundle_of(model: str) -> Bundle:
     """Return the bundle of a model, which is exported at the first call and then read from the cache.
 
-    It is exported for the CPU with ONNX Runtime. Another process that needs the same bundle waits.
+    It is exported for the CPU with ONNX Runtime, in float32. If `export_best` kept a faster one for this
+    CPU, that one is returned. Another process that needs the same bundle waits.
 
     Args:
         model: anything that `load_checkpoint` accepts; "default" is the embedded model.
@@ -108,9 +119,35 @@ def cached_bundle(model: str) -> Bundle | None:
     """
     try:
         key = _record(model).read_text(encoding="ascii")
-        return Bundle.open(_bundles() / key) if _KEY.fullmatch(key) else None
-    except (OSError, ValueError, BundleError):
+    except (OSError, ValueError):
         return None
+    if not _KEY.fullmatch(key):
+        return None
+    fastest = _opened(_bundles() / _of_this_cpu(key))
+    return fastest if fastest and _runs_here(fastest) else _opened(_bundles() / key)
+
+
+def is_fastest(bundle: Bundle) -> bool:
+    """Return whether a bundle was kept with `keep_fastest`."""
+    return bundle.folder.parent == _bundles() and "-" in bundle.folder.name
+
+
+def keep_fastest(model: str, export: "Callable[[Checkpoint, Path], B]") -> B:
+    """Export a model to the user's cache, where `bundle_of` finds it on this kind of CPU from then on.
+
+    Args:
+        model: see `bundle_of`.
+        export: writes a verified bundle of the checkpoint to the folder, completely or not at all.
+
+    Raises:
+        WhisperportError: see `bundle_of`, and what `export` raises. A bundle of an earlier call is kept.
+    """
+    checkpoint = _checkpoint(model)
+    key = _key(checkpoint)
+    with _place(model, _of_this_cpu(key)) as folder:
+        bundle = export(checkpoint, folder)
+        write_atomic(_record(model), key.encode())
+    return bundle
 
 
 def cache_folder() -> Path:
@@ -137,6 +174,17 @@ def _exported(model: str) -> Bundle:
     from whisperport.build.export.export import export  # it imports every target
     from whisperport.build.export.export_options import ExportOptions
 
+    checkpoint = _checkpoint(model)
+    key = _key(checkpoint)
+    with _place(model, key) as folder:
+        bundle = _opened(folder)
+        if bundle is None:
+            bundle = export(checkpoint, TARGET, folder, ExportOptions(batch=BATCH))
+        write_atomic(_record(model), key.encode())
+    return bundle
+
+
+def _checkpoint(model: str) -> "Checkpoint":
     begin_stage(f"reading {model}")
     with needs(
         f"cannot export `{model}`: torch is not installed",
@@ -146,25 +194,29 @@ def _exported(model: str) -> Bundle:
     ):
         from whisperport.model.checkpoint import load_checkpoint
 
-        checkpoint = load_checkpoint(model)
-    key = _key(checkpoint)
-    folder, record = _bundles() / key, _record(model)
+        return load_checkpoint(model)
+
+
+@contextmanager
+def _place(model: str, name: str) -> Iterator[Path]:
+    """Give the folder of a bundle of a model; no other process writes to it within the block.
+
+    Raises:
+        WhisperportError: the cache is not writable.
+    """
+    folder = _bundles() / name
     try:
-        for parent in (folder.parent, record.parent):
+        for parent in (folder.parent, _record(model).parent):
             parent.mkdir(parents=True, exist_ok=True)
         waiting = f"another process exports {model}: waiting for it"
-        with waiting_for_lock(folder.with_name(f"{key}.lock"), lambda: begin_stage(waiting)):
-            bundle = _opened(folder)
-            if bundle is None:
-                bundle = export(checkpoint, TARGET, folder, ExportOptions(batch=BATCH))
+        with waiting_for_lock(folder.with_name(f"{name}.lock"), lambda: begin_stage(waiting)):
+            yield folder
     except OSError as error:
         raise WhisperportError(
             f"cannot keep the bundle of `{model}`",
             why=f"{folder.parent}: {error.strerror or error}",
             hint="set XDG_CACHE_HOME to a folder that you may write to, on a disk with free space",
         ) from error
-    write_atomic(record, key.encode())
-    return bundle
 
 
 def _opened(folder: Path) -> Bundle | None:
@@ -172,6 +224,19 @@ def _opened(folder: Path) -> Bundle | None:
         return Bundle.open(folder)
     except BundleError:
         return None
+
+
+def _runs_here(bundle: Bundle) -> bool:
+    """Return whether the runtimes of a bundle are installed: another environment may have kept it."""
+    names = {entry.target for entry in bundle.manifest.programs}
+    software = [get_target(name).spec.software for name in names]
+    packages = (package for of in software for package in of.packages.get(of.run_extra, ()))
+    return all(find_spec(package.module) for package in packages)
+
+
+def _of_this_cpu(key: str) -> str:
+    """Return the name of the folder of the fastest bundle of a checkpoint on this CPU."""
+    return f"{key}-{_hash([platform.machine(), instruction_sets() or platform.processor()])}"
 
 
 def _is_bundle(folder: str) -> bool:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Exported
+from whisperport.build.export.model_bundle import BATCH, keep_fastest
 from whisperport.build.search.fastest import export_fastest
 from whisperport.build.search.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError
 from whisperport.program.program_kind import ENCODER
+from whisperport.program.window import WindowOptions
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint
@@ -31,7 +33,7 @@ AUTO = "auto"  # the name of no target and of no precision
 def export_best(
     checkpoint: "Checkpoint | str | os.PathLike[str]",
     target: str,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None,
     options: ExportOptions | None = None,
     *,
     max_increase: float = 0.005,
@@ -50,7 +52,9 @@ def export_best(
         checkpoint: a loaded checkpoint, or anything that `load_checkpoint` accepts.
         target: name of a target, or "auto".
         out: folder of the bundle. A bundle that already exists there is replaced when the new one is
-            complete.
+            complete. None, with the target "auto" and a checkpoint that is given by name or path: the
+            user's cache. Everything that takes a model by this name, such as `Transcriber`, then uses this
+            bundle, on CPUs with the same instruction sets.
         options: see `ExportOptions`; `precisions` may be {"encoder": "auto"}. With the target "auto",
             programs in `options.placement` stay on the target that it names, and with `options.precision`,
             only this precision is measured: with "fp32", the bundle has the text of the checkpoint. A
@@ -59,14 +63,17 @@ def export_best(
             float32's, such as 0.005 for half a point.
 
     Raises:
-        UsageError: both are "auto"; an option does not exist; no target has the precision of a program; the
-            target computes the encoder on this machine in float32 only; or the clips have too few words to
-            show that an increase is within the limit.
+        UsageError: both are "auto"; `out` is missing; an option does not exist; no target has the precision
+            of a program; the target computes the encoder on this machine in float32 only; or the clips have
+            too few words to show that an increase is within the limit.
         LoweringError: no target could be exported.
         VerificationError: no candidate is verified.
         CheckpointError, MissingPackageError, BundleError, WhisperportError: see `export`.
     """
-    options, out = options or ExportOptions(), Path(out)
+    options = options or ExportOptions()
+    if out is None:
+        return _kept(checkpoint, target, options)
+    out = Path(out)
     if options.precisions.get(ENCODER) != AUTO:
         if target == AUTO:
             return export_fastest(checkpoint, out, options)
@@ -76,3 +83,30 @@ def export_best(
     fixed = {program: name for program, name in options.precisions.items() if program != ENCODER}
     options = replace(options, precisions=fixed)
     return export_in_fewest_bits(checkpoint, target, out, options, max_increase)
+
+
+def _kept(
+    checkpoint: "Checkpoint | str | os.PathLike[str]", target: str, options: ExportOptions
+) -> Exported:
+    """Export the fastest verified mix of a model to the user's cache; see `export_best`.
+
+    Raises:
+        UsageError: whoever gives the model's name would get another window, or what is not verified.
+    """
+    if (
+        target != AUTO
+        or not isinstance(checkpoint, str | os.PathLike)
+        or options.allow_unverified
+        or options.window != WindowOptions()
+    ):
+        raise UsageError(
+            "there is no folder to write the bundle to",
+            why="without one, the bundle is kept in the cache, for whatever is given the model's name. It "
+            "must be the verified choice of the target `auto`, with the model's own window",
+            hint="give a folder with `--out`; or `--target auto`, without options for windows and without "
+            "`--allow-unverified`",
+        )
+    options = replace(options, batch=options.batch or BATCH)
+    return keep_fastest(
+        os.fspath(checkpoint), lambda loaded, folder: export_fastest(loaded, folder, options)
+    )
