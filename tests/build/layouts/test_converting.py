@@ -21,7 +21,7 @@ from whisperport.apps.cli.checks_table import print_in_app
 from whisperport.apps.cli.verify import verify
 from whisperport.build.layouts import convert as converting
 from whisperport.build.layouts import faster_whisper, layout_of, sherpa_onnx, whisper_cpp
-from whisperport.build.layouts.client import run_client
+from whisperport.build.layouts.client import run_client, run_script
 from whisperport.build.layouts.convert import ConvertOptions, convert
 from whisperport.build.layouts.environments import (
     COMPLETE,
@@ -86,7 +86,7 @@ def decoded_once(checkpoint: Any) -> Iterator[None]:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("reference_of", "_with_heads"):
+        for name in ("reference_of", "with_heads"):
             patch.setattr(converting, name, once(getattr(converting, name)))
         yield
 
@@ -255,6 +255,22 @@ def test_a_client_cannot_hold_up_the_command(
     monkeypatch.setattr("whisperport.build.layouts.client.TIMEOUT_S", 0.5)
     with pytest.raises(VerificationError, match="did not end"):
         run_client(app, tmp_path, [clip], precision="fp32", language="en")
+
+
+def test_a_script_in_an_app_writes_nothing_beside_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a folder that is being written, and a file of the user beside it
+    app = layout_of("openvino-genai").apps["openvino-genai"]
+    monkeypatch.setenv(variable(app), sys.executable)
+    (tmp_path / "script.py").write_text("print('text'); open('made', 'w')")
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "printed.log").write_text("the user's")
+    # when a script runs in the app's environment
+    run_script(app, tmp_path / "script.py", tmp_path / "draft")
+    # then what it prints and makes is not beside the folder
+    assert (tmp_path / "printed.log").read_text() == "the user's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "printed.log", "script.py"]
 
 
 def test_a_client_that_cannot_be_started_is_named(

@@ -1,5 +1,8 @@
 """`whisperport explain`"""
 
+import re
+from typing import TYPE_CHECKING
+
 import click
 
 from whisperport.apps.cli.console import print_json, print_lines, print_next, print_table
@@ -7,6 +10,13 @@ from whisperport.apps.cli.shared_options import as_json
 from whisperport.apps.cli.verb import Verb
 from whisperport.errors import UsageError
 from whisperport.targets import TARGETS
+
+if TYPE_CHECKING:
+    from whisperport.build.layouts import LayoutRule
+    from whisperport.model.inspection.rules import Rule
+
+QUOTED = re.compile(r'"([^"]*)"')
+SHORTEST = 9  # characters of a message in a rule's text
 
 
 @click.command(
@@ -18,12 +28,14 @@ from whisperport.targets import TARGETS
 def explain(code: str | None, as_json: bool) -> None:
     """Explain a rule that `whisperport check` or `whisperport judge` reports: meaning, and what to do.
 
-    CODE is a rule's code, such as WP301. Without CODE, all rules are listed.
+    CODE is a rule's code, such as WP301, or the message with which an app fails. Without CODE, all rules
+    are listed.
 
     \b
     Examples:
       $ whisperport explain
       $ whisperport explain WP301
+      $ whisperport explain "invalid unordered_map key"
     """
     from whisperport.build.layouts import LayoutRule, all_rules
     from whisperport.build.layouts.rules import rule_section as section_of_app
@@ -45,17 +57,16 @@ def explain(code: str | None, as_json: bool) -> None:
         return
     rule = every.get(code.upper())
     if rule is None:
-        words = code.lower()
-        about = [
-            f"{candidate.code} ({candidate.title})"
-            for candidate in every.values()
-            if words in " ".join(f"{candidate.title} {candidate.text}".lower().split())
-        ]
-        raise UsageError(
-            f"there is no rule `{code}`",
-            why=f"these rules mention it: {', '.join(about)}" if about else "",
-            hint="`whisperport explain` lists the rules; docs/problems.md lists problems by their messages",
-        )
+        about = [candidate for candidate in every.values() if _is_about(candidate, code)]
+        if len(about) != 1:
+            names = ", ".join(f"{candidate.code} ({candidate.title})" for candidate in about)
+            raise UsageError(
+                f"there is no rule `{code}`",
+                why=f"these rules mention it: {names}" if about else "",
+                hint="`whisperport explain` lists the rules; docs/problems.md lists problems by their "
+                "messages",
+            )
+        (rule,) = about
     if as_json:
         print_json({"rule": rule.code, "title": rule.title, "text": rule.text})
     elif rule.code in of_apps:
@@ -67,3 +78,15 @@ def explain(code: str | None, as_json: bool) -> None:
         print_next("judge", "PATH")
     else:
         print_next("check", "PROGRAM", "--target", "TARGET")
+
+
+def _is_about(rule: "Rule | LayoutRule", message: str) -> bool:
+    """Return whether a rule mentions a message, or the message has one that the rule quotes."""
+    quoted = [part for part in QUOTED.findall(rule.text) if len(part) >= SHORTEST]
+    words = _plain(message)
+    return words in _plain(f"{rule.title} {rule.text}") or any(_plain(q) in words for q in quoted)
+
+
+def _plain(text: str) -> str:
+    """Return a text without what differs between two messages of the same kind: numbers and quotes."""
+    return re.sub(r"\b\d+", "0", re.sub(r"[\"'`*]", "", " ".join(text.lower().split())))

@@ -47,6 +47,12 @@ from whisperport.targets import get_target
     metavar="CHECKPOINT",
     help="Checkpoint that the files of an app were made of; some repairs need it",
 )
+@option(
+    *("--for", "app"),
+    group="Input",
+    metavar="APP",
+    help="Run only this app with the repaired files. Default: every installed app that loads such files",
+)
 @sizes_option
 @option(
     "--inputs",
@@ -68,6 +74,7 @@ def fix(
     program: Path,
     target: str | None,
     checkpoint: str | None,
+    app: str | None,
     sizes: dict[str, int],
     inputs: tuple[Path, ...],
     trust: bool,
@@ -98,10 +105,11 @@ def fix(
             if value:
                 raise UsageError(f"`--{flag}` is for programs", hint="give `--target`, too")
         check_free(out, overwrite=overwrite)
-        _fix_files(program, checkpoint, out, as_json)
+        _fix_files(program, checkpoint, app, out, as_json)
         return
-    if checkpoint is not None:
-        raise UsageError("`--checkpoint` is for files of an app", hint="leave out `--target`")
+    for flag, name in (("checkpoint", checkpoint), ("for", app)):
+        if name is not None:
+            raise UsageError(f"`--{flag}` is for files of an app", hint="leave out `--target`")
     pages = [] if html is None else [Output(html, "--html", "page")]
     check_outputs([Output(out, "--out", "file"), *pages], [program, *inputs])
     check_free(out, overwrite=overwrite)
@@ -125,10 +133,12 @@ def fix(
         sys.exit(1)
 
 
-def _fix_files(path: Path, checkpoint: str | None, out: Path, as_json: bool) -> None:
+def _fix_files(
+    path: Path, checkpoint: str | None, app: str | None, out: Path, as_json: bool
+) -> None:
     """Repair the files of an app, and print what was changed and how they are judged."""
     with stages():
-        fixed = fix_program(path, out=out, checkpoint=checkpoint)
+        fixed = fix_program(path, out=out, checkpoint=checkpoint, app=app)
     if as_json:
         print_json(fixed.to_json())
     else:

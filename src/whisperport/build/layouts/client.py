@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from whisperport.build.layouts.environments import command_of, variable
 from whisperport.build.layouts.layout import App
@@ -94,7 +95,7 @@ def run_client(
 
 
 def run_script(app: App, script: Path, argument: Path) -> None:
-    """Run a script with one argument in an app's environment, in the folder of the argument.
+    """Run a script with one argument in an app's environment, in that folder or the argument's folder.
 
     Raises:
         MissingPackageError: the app is not installed.
@@ -114,39 +115,38 @@ def run_script(app: App, script: Path, argument: Path) -> None:
         line = [*command, "-I", os.fspath(script), os.fspath(argument)]
     # Some libraries choose their threads by it; the results of one thread are the same on every machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    printed = argument.with_name("printed.log")  # a pipe would be held open by what the app starts
-    try:
-        with printed.open("wb") as log:
-            child = Child(line, cwd=argument.parent, env=environment, stdout=log, stderr=log)
-    except OSError as error:
-        raise MissingPackageError(
-            f"{app.name} cannot be started",
-            why=f"{line[0]}: {error.strerror}",
-            hint=f"install it: `whisperport apps --install {app.name}`; "
-            f"or {variable(app)} can name its interpreter",
-        ) from error
-    try:
-        code = child.process.wait(TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise VerificationError(
-            f"{app.name} did not end within {TIMEOUT_S} s",
-            hint="verify with fewer or shorter clips",
-        ) from error
-    finally:
-        child.end()
-    if code:
-        raise VerificationError(
-            f"{app.name} failed with these files",
-            why=f"{exit_reason(code)}: {_last_line(printed)}",
-            hint=f"if the app is damaged, install it again: `whisperport apps --install {app.name}`",
-        )
+    folder = argument if argument.is_dir() else argument.parent
+    with tempfile.TemporaryFile() as printed:  # a pipe would be held open by what the app starts
+        try:
+            child = Child(line, cwd=folder, env=environment, stdout=printed, stderr=printed)
+        except OSError as error:
+            raise MissingPackageError(
+                f"{app.name} cannot be started",
+                why=f"{line[0]}: {error.strerror}",
+                hint=f"install it: `whisperport apps --install {app.name}`; "
+                f"or {variable(app)} can name its interpreter",
+            ) from error
+        try:
+            code = child.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise VerificationError(
+                f"{app.name} did not end within {TIMEOUT_S} s",
+                hint="verify with fewer or shorter clips",
+            ) from error
+        finally:
+            child.end()
+        if code:
+            raise VerificationError(
+                f"{app.name} failed with these files",
+                why=f"{exit_reason(code)}: {_last_line(printed)}",
+                hint=f"if the app is damaged, install it again: `whisperport apps --install {app.name}`",
+            )
 
 
-def _last_line(printed: Path) -> str:
+def _last_line(printed: IO[bytes]) -> str:
     """Return the last line that is not empty, cut to its first characters."""
-    with printed.open("rb") as file:
-        file.seek(max(0, printed.stat().st_size - MAX_PRINTED))
-        lines = file.read().decode(errors="replace").split("\n")
+    printed.seek(max(0, printed.seek(0, os.SEEK_END) - MAX_PRINTED))
+    lines = printed.read().decode(errors="replace").split("\n")
     texts = (line.strip()[:MAX_LINE] for line in reversed(lines))
     return next((text for text in texts if text), "it printed nothing")
 
