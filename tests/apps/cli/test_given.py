@@ -148,6 +148,17 @@ def test_a_missing_input_is_found_before_any_work(run, words):
     assert ran.lines[0].endswith("no` does not exist")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("judge",), ("check", *OUT[:2]), ("fix", *OUT), ("bench",), ("verify",), ("inspect",)],
+)
+def test_a_path_that_is_too_long_is_named_as_the_cause(run, words):
+    ran = run(words[0], "n" * 300, *words[1:])
+
+    assert ran.code == 1
+    assert ran.lines[:2] == [f"error: `{'n' * 300}` does not exist", "  why: File name too long"]
+
+
 @pytest.mark.parametrize("seconds", ["0.5", "0", "10.01"])
 def test_an_impossible_window_is_refused_before_the_checkpoint_is_read(run, seconds):
     # given: a checkpoint that cannot be read

@@ -5,6 +5,7 @@ arguments, is an error that says what it is, and which command is for it. `Input
 option whose file or folder must exist.
 """
 
+import errno
 import os
 import re
 import shlex
@@ -66,6 +67,8 @@ class Given(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         text = os.fspath(value)
         if _ADDRESS.match(text):
             raise _address(text, "checkpoint" in self.kinds)
+        if not self._as_text:
+            _expect_possible(text)
         kind, why = kind_of(text)
         if "layout" in self.kinds:
             from whisperport.build.layouts.record import (
@@ -150,6 +153,17 @@ def _expect_there(path: str, option: str = "") -> None:
         raise UsageError(
             f"`{f'{option} ' if option else ''}{path}` does not exist", hint="check the path"
         )
+
+
+def _expect_possible(path: str) -> None:
+    """Raise an error for a path of a length that no file has: asking whether it is a folder fails too."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(
+                f"`{path}` does not exist", why=error.strerror or "", hint="check the path"
+            ) from error
 
 
 def _hint(kind: Kind, text: str, ctx: click.Context | None) -> str:
