@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from whisperport.model.inspection.cost import contracted
 from whisperport.model.inspection.graph import Graph, Node
 from whisperport.model.inspection.rules.rule import Finding, format_shape, rule
-from whisperport.model.inspection.rules.shapes import MATMULS
+from whisperport.model.inspection.rules.tensors import MATMULS
 from whisperport.model.inspection.written_views import VIEWS
 from whisperport.program.dims import KNOWN_VOCABULARIES
 from whisperport.program.spec import Limit
@@ -42,22 +42,22 @@ class _Projection:
 @rule("WP601", "A decoder projects the encoder's output again for every token", "split (`export`)")
 def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
     """The cross-attention of a decoder multiplies the encoder's output by the weights of its keys and
-    values. The result is the same for every token of a window. A decoder with the encoder's output as an
-    input computes it again for every token, and the caller passes the complete output each time: 1,500 rows
-    in a window of 30 s. In Whisper large-v3-turbo, the eight projections need 39 GFLOP (19.7 billion
+    values: the result is the same for every token of a window. A decoder with the encoder's output as
+    an input computes it again for every token, and the caller passes 1,500 rows each time, in a window
+    of 30 s. In Whisper large-v3-turbo, the eight projections need 39 GFLOP (19.7 billion
     multiply-accumulates) per token, and the encoder's output has 7.68 MB in float32.
 
-    The check finds a matmul with a stored weight that depends on one input only and has more rows than the
-    decoder has tokens. This is a warning: the node runs on the target, but at every token. Bytes are those
-    of the matmul's operands and result.
+    The check finds a matmul with a stored weight that depends on one input only and has more rows than
+    the decoder has tokens. The node runs on the target, but at every token. Bytes are those of the
+    matmul's operands and result.
 
-    Exporters remove computations whose results are not used. A decoder that projects the encoder's output
-    and then overwrites the keys and values with its cache contains no projection after the export: only an
-    unused input may remain (WP602).
+    Exporters remove computations whose results are not used. A decoder that projects the encoder's
+    output and then overwrites the keys and values with its cache contains no projection after the
+    export: only an unused input may remain (WP602).
 
-    What to do: split the decoder. One program computes the keys and values of all layers, once per window.
-    The decoder takes them as inputs and has no input for the encoder's output. `whisperport export` writes
-    these programs as `cross_kv` and `step`: `whisperport export CHECKPOINT --target TARGET --out DIR`.
+    What to do: split the decoder. One program computes the keys and values of all layers, once per
+    window. The decoder takes them as inputs and has no input for the encoder's output:
+    `whisperport export CHECKPOINT --target TARGET --out DIR` writes `cross_kv` and `step`.
     """
     again: dict[str, list[_Projection]] = {}
     for projection in _repeated(graph):
@@ -71,15 +71,13 @@ def projected_again(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @rule("WP602", "An input is not used", "remove the input")
 def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """Nothing that the program returns depends on this input, yet the caller prepares and transfers it at
-    every call. Some compilers remove such an input or warn about it ("received an input tensor that was
-    unused"), so that the compiled program has fewer inputs than the original.
+    """Nothing that the program returns depends on this input, yet the caller prepares and transfers it
+    at every call. Some compilers remove such an input or warn about it ("received an input tensor that
+    was unused"), so that the compiled program has fewer inputs than the original.
 
     The usual case is a decoder with cached cross-attention keys and values: it keeps an input for the
-    encoder's output, which only the first call needs. A dummy of the same shape still costs its transfer.
-
-    Tracers that begin at the outputs, such as PyTorch/XLA, remove the input themselves. Then this check
-    finds nothing, although the caller may still pass it.
+    encoder's output, which only the first call needs. Tracers that begin at the outputs, such as
+    PyTorch/XLA, remove the input themselves. Then this check finds nothing.
 
     What to do: remove the input, and export the program again.
     """
@@ -94,16 +92,16 @@ def unused_input(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @rule("WP604", "The program keeps state in a buffer", "cache as an input")
 def kept_state(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """The program writes to a tensor that it stores, such as the static cache of a decoder: the next call
-    depends on this one. Most compilers drop such a write without an error, or store the tensor as a
-    constant. `whisperport lower` and `fix` reject the program, because a comparison of one call
-    does not show it.
+    """The program writes to a tensor that it stores, such as the static cache of a decoder: the next
+    call depends on this one. Most compilers drop such a write without an error, or store the tensor as
+    a constant. `whisperport lower` and `fix` reject the program, because a comparison of one call does
+    not show it.
 
-    The check finds an operator of torch that writes to a stored tensor in place, also through a view, and a
-    stored tensor that the program returns with other values.
+    The check finds an operator of torch that writes to a stored tensor in place, also through a view,
+    and a stored tensor that the program returns with other values.
 
-    What to do: pass the cache to the program as an input, and return the new rows or the new cache as an
-    output. The caller keeps it. A program of `whisperport export` has this form.
+    What to do: pass the cache to the program as an input, and return the new rows or the new cache as
+    an output. The caller keeps it. A program of `whisperport export` has this form.
     """
     known = {value.name for value in graph.inputs}
     stored: dict[str, str] = {}  # tensor -> name of the stored tensor whose memory it has

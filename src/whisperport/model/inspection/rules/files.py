@@ -11,12 +11,11 @@ from whisperport.program.spec import Limit
 
 @rule("WP401", "The target does not read this ONNX opset")
 def opset(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """An ONNX file states the version of the operator set (the opset) that it uses. A vendor's parser reads
-    some opsets only. Exporters do not always write the requested opset, so this check reads it from the
-    file.
+    """A vendor's parser reads some versions of ONNX's operator set (the opset) only. Exporters do not
+    always write the requested opset, so this check reads it from the file.
 
-    What to do: write the file with an opset that the target reads, for example with
-    `whisperport lower --opset`, and check the file again.
+    What to do: write the file with an opset that the target reads, for example with `whisperport lower
+    --opset`.
     """
     if graph.opset is not None and graph.opset not in limit.value:
         known = ", ".join(map(str, sorted(limit.value)))
@@ -25,9 +24,9 @@ def opset(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @rule("WP404", "The ONNX opset was not seen in programs known to compile")
 def opset_seen(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """The vendor does not publish which opsets its parser reads, and no program that is known to compile
-    has the opset of this file. It may be supported anyway, so this is not a rejection: it is counted
-    separately and does not make `whisperport check` exit with status 1.
+    """The vendor does not publish which opsets its parser reads, and no program that is known to
+    compile has that of this file. It may be supported anyway: it is counted separately and does not
+    make `whisperport check` exit with status 1.
 
     What to do: write an opset that was seen to compile, with `whisperport lower --opset`, or try the
     vendor's parser.
@@ -51,12 +50,11 @@ def format_read(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @node_rule("WP501", "GELU with approximate='tanh' is computed with erf")
 def gelu_form(graph: Graph, node: Node, _: Any) -> str:
-    """The target ignores the argument of the node: it computes GELU with the error function (erf), where
-    the graph requests the tanh approximation. The two differ by up to 4.7e-4 in absolute value. This is a
-    warning: the node is delegated.
+    """The graph requests the tanh approximation of GELU, and the target computes it with the error
+    function (erf). The two differ by up to 4.7e-4 in absolute value. The node is delegated.
 
-    What to do: nothing for Whisper, which was trained with the error function. For a model trained with the
-    tanh approximation, verify the outputs of the compiled program, or write the approximation with
+    What to do: nothing for Whisper, which was trained with the error function. For a model trained with
+    the tanh approximation, verify the outputs of the compiled program, or write the approximation with
     elementary operators.
     """
     form = node.attributes.get("approximate", "none")
@@ -69,12 +67,12 @@ def gelu_form(graph: Graph, node: Node, _: Any) -> str:
 
 @node_rule("WP502", "A linear of this batch size is computed as a convolution")
 def linear_batch(graph: Graph, node: Node, sizes: Set[int]) -> str:
-    """The accelerator computes a linear for a few batch sizes only. The compiler replaces a linear of any
-    other batch size by a convolution with a kernel of 1 × 1, which computes the same function. The batch
-    size of a linear is the number of rows that it multiplies by the weight: all axes but the last.
+    """The accelerator computes a linear for a few batch sizes only: the number of rows, which are all
+    axes but the last. The compiler replaces any other by a convolution with a kernel of 1 × 1, which
+    computes the same function.
 
-    What to do: nothing. If the convolution is rejected, for example because the engine's buffers are too
-    small for it, pad the rows to one of these batch sizes.
+    What to do: nothing. If the convolution is rejected, for example because the engine's buffers are
+    too small for it, pad the rows to one of these batch sizes.
     """
     shape = node.tensors[0].shape if node.op == "linear" and node.tensors else None
     if not shape or any(isinstance(axis, str) for axis in shape):

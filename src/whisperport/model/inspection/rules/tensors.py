@@ -1,4 +1,4 @@
-"""WP2xx: ranks, dtypes and sizes of tensors."""
+"""WP2xx: ranks, dtypes, sizes and scales of tensors."""
 
 from collections.abc import Iterator, Set
 
@@ -16,9 +16,9 @@ def rank(graph: Graph, node: Node, limit: int) -> str:
     """Accelerators keep the sizes of a tensor in a fixed number of registers: four on most neural
     processors. Their compilers reject a tensor of higher rank, even if all but four axes have length 1.
 
-    What to do: fold axes before the node and unfold them after it. `whisperport lower` does this with the
-    rewrite `fold-axes`, except for inputs and outputs: fold those on the host. With a batch of 1, attention
-    needs three axes: (heads, tokens, head width).
+    What to do: fold axes before the node and unfold them after it. `whisperport lower` does this with
+    the rewrite `fold-axes`, except for inputs and outputs: fold those on the host. With a batch of 1,
+    attention needs three axes: (heads, tokens, head width).
     """
     ranks = [len(value.shape) for value in (*node.tensors, *node.outputs) if value.shape]
     return (
@@ -30,11 +30,11 @@ def rank(graph: Graph, node: Node, limit: int) -> str:
 
 @rule("WP202", "An input or output has an unsupported dtype")
 def boundary_dtype(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """Each input and output must have a dtype that the target's runtime can pass. Token ids are the usual
-    case: they are int64 in torch, and neural processors have no int64.
+    """Each input and output must have a dtype that the target's runtime can pass. Token ids are the
+    usual case: they are int64 in torch, and neural processors have no int64.
 
-    What to do: look tokens up on the host and pass their embeddings. Convert float64 to float32 before the
-    program runs.
+    What to do: look tokens up on the host and pass their embeddings. Convert float64 to float32 before
+    the program runs.
     """
     for what, values in (("input", graph.inputs), ("output", graph.outputs)):
         for value in values:
@@ -45,8 +45,8 @@ def boundary_dtype(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @node_rule("WP203", "A node computes in an unsupported dtype")
 def node_dtype(graph: Graph, node: Node, dtypes: Set[str]) -> str:
-    """The accelerator computes in few dtypes, and all operands of a node must have the same one. Arithmetic
-    on integers, booleans, float64 or mixed dtypes runs on the CPU.
+    """The accelerator computes in few dtypes, and all operands of a node must have the same one.
+    Arithmetic on integers, booleans, float64 or mixed dtypes runs on the CPU.
 
     What to do: compute positions, masks and indices on the host, or fold them into constants. Convert
     all weights to one dtype before the export.
@@ -64,8 +64,8 @@ def node_dtype(graph: Graph, node: Node, dtypes: Set[str]) -> str:
 
 @rule("WP204", "A shape is dynamic")
 def dynamic(graph: Graph, limit: Limit) -> Iterator[Finding]:
-    """A compiler for an accelerator plans memory and tiling in advance, so the length of every axis must be
-    a fixed number. One dynamic input makes every tensor that depends on it dynamic.
+    """A compiler for an accelerator plans memory and tiling in advance, so every axis needs a fixed
+    length.
 
     What to do: give `check`, `fix` and `lower` a number for each symbol of a `.pt2` file, such as
     `--size s27=128`. Or export again with static shapes: from torch without `dynamic_shapes`, to ONNX
@@ -98,7 +98,8 @@ def conv_rank(graph: Graph, node: Node, ranks: Set[int]) -> str:
     """Whisper's encoder begins with two convolutions along time, of rank 3: (batch, channels, frames).
     Compilers made for images support convolutions of rank 4 only.
 
-    What to do: apply the suggested rewrite. It adds an axis of length 1, which does not change the result.
+    What to do: apply the suggested rewrite. It adds an axis of length 1, which does not change the
+    result.
     """
     if node.op != "conv":
         return ""
@@ -138,9 +139,9 @@ def empty(graph: Graph, node: Node, _: None) -> str:
 
 @node_rule("WP207", "A matmul has too many output columns")
 def matmul_width(graph: Graph, node: Node, limit: int) -> str:
-    """Whisper's last matmul computes one score for each of about 51,865 tokens. A small neural processor
-    cannot allocate a matmul of this width. The vendor's compiler fails late, and its message does not name
-    the cause.
+    """Whisper's last matmul computes one score for each of about 51,865 tokens. A small neural
+    processor cannot allocate a matmul of this width. The vendor's compiler fails late, and its message
+    does not name the cause.
 
     What to do: apply the suggested rewrite, which splits the weight into pieces and concatenates the
     results.
@@ -171,14 +172,77 @@ def batch(graph: Graph, limit: Limit) -> Iterator[Finding]:
 
 @node_rule("WP210", "An axis is too long")
 def axis_length(graph: Graph, node: Node, limit: int) -> str:
-    """The accelerator counts along each axis of an activation with a register of fixed width, for example
-    of 16 bits. Weights are not counted: the compiler splits them.
+    """The accelerator counts along each axis of an activation with a register of fixed width, for
+    example of 16 bits. Weights are not counted: the compiler splits them.
 
-    What to do: split the tensor along this axis, and join the results; for the logits of the vocabulary,
-    `split-vocab-projection` does this.
+    What to do: split the tensor along this axis, and join the results; for the logits of the
+    vocabulary, `split-vocab-projection` does this.
     """
     for value in (*node.tensors, *node.outputs):
         axes = [axis for axis in value.shape or () if isinstance(axis, int)]
         if not value.constant and max(axes, default=0) > limit:
             return f"an axis of length {max(axes):,}; the limit is {limit:,}"
     return ""
+
+
+@node_rule("WP211", "A quantized tensor has one scale per channel")
+def per_channel(graph: Graph, node: Node, operators: Set[str]) -> str:
+    """One scale for each output channel is more accurate than one for the complete weight, but the
+    accelerator reads it for some operators only.
+
+    What to do: quantize the tensors of this operator with one scale each, or do not quantize the
+    operator.
+    """
+    if node.op in operators:
+        return ""
+    counts = [v.quantization.scales for v in (*node.tensors, *node.outputs) if v.quantization]
+    if max(counts, default=1) < 2:
+        return ""
+    supported = ", ".join(sorted(operators)) or "none"
+    return f"{node.op} on a tensor with {max(counts)} scales; one per channel: {supported} only"
+
+
+@node_rule("WP212", "An activation has an unsupported dtype")
+def activation_dtype(graph: Graph, node: Node, dtypes: Set[str]) -> str:
+    """The accelerator computes in few dtypes. 64-bit integers and booleans may be stored in the file,
+    for example as a shape or an axis, but no node may compute with them.
+
+    What to do: compute positions, indices and masks on the host, and pass the mask as floating-point
+    numbers that are added to the scores.
+    """
+    for value in (*node.tensors, *node.outputs):
+        if value.dtype and not value.constant and value.dtype not in dtypes:
+            return f"{node.op} on {value.dtype}; the target computes in {', '.join(sorted(dtypes))}"
+    return ""
+
+
+@node_rule("WP213", "A tensor of 16-bit integers is not symmetric with one scale")
+def symmetric_16_bit(graph: Graph, node: Node, _: None) -> str:
+    """The accelerator reads 16-bit activations only if the zero point is 0, and if the complete tensor
+    has one scale. Quantizers for 16-bit activations write this form by default.
+
+    What to do: quantize activations of 16 bits symmetrically, with one scale per tensor.
+    """
+    for value in (*node.tensors, *node.outputs):
+        stated = value.quantization
+        if value.dtype != "int16" or stated is None:
+            continue
+        if stated.scales > 1:
+            return f"{node.op} on int16 with {stated.scales} scales; supported: one scale"
+        if not stated.symmetric:
+            return f"{node.op} on int16 with a zero point that is not 0; supported: 0"
+    return ""
+
+
+@node_rule("WP214", "16-bit activations with 8-bit weights are not supported")
+def mixed_16_and_8_bit(graph: Graph, node: Node, _: None) -> str:
+    """The accelerator does not support a matmul with activations of 16 bits and weights of 8 bits
+    (w8a16).
+
+    What to do: keep the program in floating point, or quantize activations and weights to 8 bits (w8a8)
+    and check the accuracy. The activations of Whisper's encoder have outliers, for which 8 bits are not
+    enough.
+    """
+    wide = any(value.dtype == "int16" and not value.constant for value in node.tensors)
+    narrow = any(value.dtype == "int8" and value.constant for value in node.tensors)
+    return f"{node.op} of int16 activations with int8 weights" if wide and narrow else ""
