@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from whisperport.model.checkpoint import load_checkpoint
-from whisperport.model.network import cached_decoder
-from whisperport.model.network.cached_decoder import CachedDecoder
-from whisperport.model.network.whisper import Whisper, build_model
+from whisperport.model.network import whisper
+from whisperport.model.network.whisper import CachedDecoder, Whisper, build_model
 from whisperport.program.bundle import Bundle
 from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.eager import KEPT_LOGITS, CrossKV, greedy_tokens, run_eager
@@ -135,7 +134,7 @@ def test_a_reference_made_with_wrong_guesses_is_the_same(
     micro: Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = reference(micro).to_arrays()
-    monkeypatch.setattr(cached_decoder, "CachedDecoder", random_tokens)
+    monkeypatch.setattr(whisper, "CachedDecoder", random_tokens)
 
     found = reference(micro).to_arrays()
 

@@ -107,7 +107,7 @@ def _run_clip(
 ) -> ReferenceClip:
     import torch
 
-    from whisperport.model.network.cached_decoder import CachedDecoder
+    from whisperport.model.network.whisper import CachedDecoder
 
     dims = model.dims
     samples = to_int16(clip.samples)[: round(dims.window_s * SAMPLE_RATE)]

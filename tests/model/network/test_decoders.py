@@ -11,13 +11,12 @@ from torch import Tensor
 
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.network.batch_decoder import BatchDecode
-from whisperport.model.network.cached_decoder import CachedDecoder
 from whisperport.model.network.decoder import CrossKV, Decode, Prefill
 from whisperport.model.network.encoder import NchwEncoder
-from whisperport.model.network.rank4_decoder import Rank4CrossKV, Rank4Decode, Rank4Prefill
+from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill
 from whisperport.model.network.short_window import PaddedCrossKV
 from whisperport.model.network.uncached_decoder import UncachedDecoder
-from whisperport.model.network.whisper import Whisper, build_model
+from whisperport.model.network.whisper import CachedDecoder, Whisper, build_model
 from whisperport.program.spec import UncachedForm
 from whisperport.program.window import Window
 from whisperport.verification.array_comparison import compare
@@ -287,7 +286,7 @@ def test_the_decoder_without_a_cache_attends_to_no_padding(
     ],
 )
 def test_pieces_of_the_vocabulary_differ_by_one_column(n_vocab: int, columns: list[int]) -> None:
-    from whisperport.model.network.vocab_projection import vocabulary_pieces
+    from whisperport.model.network.decoder import vocabulary_pieces
 
     table = torch.arange(n_vocab, dtype=torch.float32)[:, None]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whisperport.model.network.attention import Attention
-from whisperport.model.network.rank4_attention import attend
+from whisperport.model.network.rank4 import attend
 from whisperport.program.dims import Dims
 
 

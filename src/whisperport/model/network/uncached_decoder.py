@@ -5,9 +5,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from whisperport.model.network.decoder import Decoder, DecoderBlock
-from whisperport.model.network.rank4_attention import attend
-from whisperport.model.network.vocab_projection import vocabulary_pieces
+from whisperport.model.network.decoder import Decoder, DecoderBlock, vocabulary_pieces
+from whisperport.model.network.rank4 import attend
 from whisperport.program.spec import UncachedForm
 
 # -inf as in the published graphs that are known to compile; the targets that export this program name them.

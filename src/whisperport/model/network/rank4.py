@@ -1,9 +1,15 @@
-"""The `rank4` variants of the decoder programs: attention with four axes, of which the first is 1.
+"""Attention of four axes, the first of size 1: of the `nchw` variants, and the `rank4` decoder programs.
 
-They compute what the programs of `decoder.py` compute. Mask, logits and all K/V have one more axis, the
+    x (1,P,d) ─ query · s ─ reshape (1,P,H,D) ─ perm (1,H,P,D) ─┐
+    y (1,T,d) ─ key ─────── reshape (1,T,H,D) ─ perm (1,H,D,T) ─┴─ matmul ─ + mask ─ softmax ─┐
+    y (1,T,d) ─ value ───── reshape (1,T,H,D) ─ perm (1,H,T,D) ────────────────────────────┴─ matmul ─┐
+                                            out ◄─ reshape (1,P,d) ─ perm (1,P,H,D) ◄─ (1,H,P,D) ──────┘
+
+The programs compute what those of `decoder.py` compute. Mask, logits and all K/V have one more axis, the
 first one, of size 1, so the host passes its own arrays without a copy. Compilers for NPUs were made for
-images: some reshape tensors to four axes, and published Whisper decoders for them have a mask and caches of
-four. Targets that use these variants name the source.
+images: some reshape tensors to four axes, and they are known to have compiled encoders and decoders of
+these shapes, with a mask and caches of four axes. For the rank-3 matmuls of the other variants, no such
+case is known. Targets that use these variants name the source.
 """
 
 from collections.abc import Sequence
@@ -12,10 +18,41 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from whisperport.model.network.attention import Attention
+from whisperport.model.network.attention import Attention, Projections
 from whisperport.model.network.decoder import CrossKV, Decode, Decoder, DecoderBlock, Prefill
-from whisperport.model.network.rank4_attention import keys, merge, queries, values
 from whisperport.model.network.short_window import AudioPadding
+
+
+def queries(block: Projections, x: Tensor) -> Tensor:
+    """Project x (1, P, d) to scaled queries (1, H, P, D)."""
+    return _heads(block, cast(Tensor, block.query(x)) * block.head_width**-0.5).permute(0, 2, 1, 3)
+
+
+def keys(block: Projections, y: Tensor) -> Tensor:
+    """Project y (1, T, d) to transposed keys (1, H, D, T)."""
+    return _heads(block, block.key(y)).permute(0, 2, 3, 1)
+
+
+def values(block: Projections, y: Tensor) -> Tensor:
+    """Project y (1, T, d) to values (1, H, T, D)."""
+    return _heads(block, block.value(y)).permute(0, 2, 1, 3)
+
+
+def merge(block: Projections, heads: Tensor, x: Tensor) -> Tensor:
+    """Join heads (1, H, P, D), and apply the output projection: a tensor of the shape of x (1, P, d)."""
+    return cast(Tensor, block.out(heads.permute(0, 2, 1, 3).reshape(x.shape)))
+
+
+def attend(block: Projections, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attend from x (1, P, d) to y (1, T, d), with `mask` (P, T) added to the scores: (1, P, d)."""
+    scores = torch.matmul(queries(block, x), keys(block, y))
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    return merge(block, torch.matmul(weights, values(block, y)), x)
+
+
+def _heads(block: Projections, projected: Tensor) -> Tensor:
+    """Split (1, T, d) into heads: (1, T, H, D)."""
+    return projected.reshape(1, -1, block.n_head, block.head_width)
 
 
 class Rank4CrossKV(CrossKV):
