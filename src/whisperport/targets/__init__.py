@@ -22,7 +22,7 @@ __all__ = ["PROFILERS", "RUNTIMES", "TARGETS", "RunOptions", "Target", "get_targ
 MODULES = (
     "cpu.onnxruntime",
     "cpu.xnnpack.target",
-    "cpu.litert.target",
+    "cpu.litert",
     "cpu.openvino.target",
     "vendors.hailo.target",
     "vendors.mediatek.target",

@@ -26,7 +26,7 @@ from whisperport.model.trace.program import Program, trace
 from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, get_target
-from whisperport.targets.cpu.litert.target import LiteRt, xnnpack_delegation
+from whisperport.targets.cpu.litert import LiteRt, xnnpack_delegation
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 from whisperport.verification.array_comparison import compare

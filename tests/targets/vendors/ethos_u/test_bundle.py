@@ -20,7 +20,7 @@ from whisperport.program.bundle import Bundle
 from whisperport.program.placement import Placement
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.vendors.ethos_u import stages
-from whisperport.targets.vendors.ethos_u.estimate import read_estimate, summary
+from whisperport.targets.vendors.ethos_u.compiler import read_estimate, summary
 
 from ....embedded import default_bundle
 from ...compiled_files import pte

@@ -14,7 +14,7 @@ import numpy as np
 from whisperport.errors import BundleError
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.npy_file import open_array
+from whisperport.system.array_files import open_array
 from whisperport.targets.importer import Importer, ImportForm
 from whisperport.targets.target_options import Option
 from whisperport.targets.vendors.hailo.chips import Chip

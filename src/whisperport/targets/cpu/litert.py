@@ -16,6 +16,7 @@ from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import (
+    Limit,
     Lowering,
     LoweringCost,
     Package,
@@ -28,7 +29,6 @@ from whisperport.program.spec import (
 from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
-from whisperport.targets.cpu.litert.limits import LIMITS
 from whisperport.targets.quantizing import Sensitive, static_calibration
 from whisperport.targets.target_options import Option
 from whisperport.targets.tflite.quantization import (
@@ -41,8 +41,85 @@ from whisperport.targets.tflite.quantization import (
 from whisperport.targets.tflite.quantize_in_place import quantize_in_place, quantize_statically
 from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner
 
-if TYPE_CHECKING:  # boards have no torch
+if TYPE_CHECKING:
     from whisperport.model.trace.program import Program
+
+
+SOURCE = "google-ai-edge/LiteRT@038d2a2 tflite/delegates/xnnpack/xnnpack_delegate.cc, "
+TFLITE = frozenset({"tflite"})
+# By the names of `whisperport check`; capital letters are names of TFLite's schema.
+XNNPACK_OPERATORS = frozenset(
+    [
+        *(
+            "abs",
+            "add",
+            "amax",
+            "cat",
+            "ceil",
+            "constant_pad_nd",
+            "conv",
+            "cos",
+            "div",
+            "elu",
+            "exp",
+        ),
+        *(
+            "floor",
+            "gelu",
+            "linear",
+            "log",
+            "matmul",
+            "maximum",
+            "mean",
+            "minimum",
+            "mul",
+            "neg",
+            "relu",
+        ),
+        *("reshape", "rsqrt", "sigmoid", "sin", "slice", "softmax", "split", "sqrt", "square"),
+        *("squared_difference", "sub", "sum", "tanh", "transpose", "unsqueeze"),
+        *(
+            "ASSIGN_VARIABLE",
+            "AVERAGE_POOL_2D",
+            "DEPTHWISE_CONV_2D",
+            "DEPTH_TO_SPACE",
+            "DEQUANTIZE",
+        ),
+        *("HARD_SWISH", "LEAKY_RELU", "MAX_POOL_2D", "PRELU", "QUANTIZE", "READ_VARIABLE"),
+        *("REDUCE_MIN", "RELU6", "RELU_N1_TO_1", "RESIZE_BILINEAR", "ROUND", "SPACE_TO_DEPTH"),
+        *("TRANSPOSE_CONV", "VAR_HANDLE"),
+    ]
+)
+LIMITS = (
+    Limit(rule="WP101", value=XNNPACK_OPERATORS, formats=TFLITE, source=SOURCE + "VisitNode"),
+    Limit(
+        rule="WP212",
+        value=frozenset({"float32", "float16", "int8", "uint8"}),
+        formats=TFLITE,
+        source=SOURCE + "CheckTensorFloat32OrQUInt8Type",
+    ),
+    Limit(
+        rule="WP301",
+        operators=frozenset({"linear"}),
+        formats=TFLITE,
+        source="LiteRT 2.3.0 lists FULLY_CONNECTED with a computed weight outside of XNNPACK",
+    ),
+    Limit(
+        rule="WP305",
+        operators=frozenset({"slice"}),
+        value=("step", frozenset({"1"})),
+        formats=TFLITE,
+        source="LiteRT 2.3.0 lists STRIDED_SLICE with steps of 2 outside of XNNPACK",
+    ),
+    Limit(
+        rule="WP311",
+        operators=frozenset({"cat"}),
+        value=5,
+        formats=TFLITE,
+        source="LiteRT 2.3.0 lists CONCATENATION of 6 tensors outside of XNNPACK, and not of 5",
+    ),
+)
+
 
 FOLDER = "litert"
 EXTRA, RUN_EXTRA = "litert-export", "litert"

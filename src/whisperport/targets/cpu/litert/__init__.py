@@ -1,1 +1,0 @@
-"""The target `litert`: LiteRT (TensorFlow Lite) with XNNPACK on the CPU."""
