@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from whisperport.apps.serving.keys import Keys
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.system import outputs, regular_file
+from whisperport.system.array_files import open_array
 from whisperport.system.atomic import clear_temporaries, write_atomic
-from whisperport.system.npy_file import open_array
 from whisperport.system.outputs import Kind, Output, check_outputs, write_page
 from whisperport.system.page import html_page
 from whisperport.system.regular_file import read_short_text

@@ -19,7 +19,7 @@ from whisperport.program.json_records import from_json, to_json
 from whisperport.program.runner import Array
 from whisperport.program.spec import TensorSpec
 from whisperport.program.strict_json import plain
-from whisperport.system.npy_file import open_array
+from whisperport.system.array_files import open_array
 from whisperport.system.regular_file import other_kind
 
 LARGEST_JSON = 2**20  # bytes; a file written by this module has about 800

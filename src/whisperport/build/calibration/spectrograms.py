@@ -11,7 +11,7 @@ from whisperport.errors import AudioError
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.speech.audio import log_mel
-from whisperport.system.npy_file import open_array
+from whisperport.system.array_files import open_array
 from whisperport.targets.compiler import Layout, undone
 from whisperport.verification.recording.audio_files import CalibrationAudio, Floats
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec
+from whisperport.system.array_files import open_array
 from whisperport.system.atomic import write_atomic
-from whisperport.system.npy_file import open_array
 from whisperport.targets.compiler import EmulationNeed
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from whisperport.errors import CheckpointError
 from whisperport.model.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
 from whisperport.model.checkpoint.sizes import shorten
-from whisperport.system.unpacking import UnpacksToMoreError, check_unpacked_size
+from whisperport.system.array_files import UnpacksToMoreError, check_unpacked_size
 
 # torch's message when its restricted unpickler finds anything except tensors and plain data.
 _CODE = re.compile(r"GLOBAL ([\w.]+)|reduce for unrecognized function (.+)")

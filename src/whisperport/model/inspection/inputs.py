@@ -10,8 +10,8 @@ import numpy as np
 from whisperport.errors import ProgramError
 from whisperport.model.inspection.graph import Graph, Shape, Value
 from whisperport.program.runner import Array
+from whisperport.system.array_files import check_unpacked_size
 from whisperport.system.regular_file import other_kind
-from whisperport.system.unpacking import check_unpacked_size
 
 HIGHEST_TOKEN = 99  # random integers are valid token ids and positions: few tables are shorter
 SEED = 0

@@ -24,9 +24,9 @@ from whisperport.errors import ProgramError
 from whisperport.model.checkpoint.pickled_file import check_pickled_bytes
 from whisperport.model.trace.program import Program, as_program
 from whisperport.program.sizes import NO_SIZES, dynamic_shapes, fix_sizes
+from whisperport.system.array_files import check_unpacked_size
 from whisperport.system.child import first_line
 from whisperport.system.regular_file import other_kind
-from whisperport.system.unpacking import check_unpacked_size
 
 MAX_GRAPH = 512 * 2**20  # bytes of JSON; the graph of the decoder of whisper-large has 3 MB
 # Exceptions of reading a zip file of JSON that is incomplete, changed or encrypted.

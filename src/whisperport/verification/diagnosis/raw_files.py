@@ -13,7 +13,7 @@ from whisperport.errors import BundleError, UsageError
 from whisperport.program.json_records import from_json
 from whisperport.program.runner import Array
 from whisperport.program.strict_json import parse
-from whisperport.system.npy_file import KINDS, open_array
+from whisperport.system.array_files import KINDS, open_array
 from whisperport.system.regular_file import other_kind
 from whisperport.verification.diagnosis.expected import Quantization
 

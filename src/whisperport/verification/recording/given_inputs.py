@@ -15,7 +15,7 @@ from whisperport.program.host_part import HostPart
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.speech.audio import FRAMES_PER_SECOND, log_mel
-from whisperport.system.npy_file import open_array
+from whisperport.system.array_files import open_array
 from whisperport.verification.recording.audio_files import CalibrationAudio
 from whisperport.verification.samples import mel_shape
 

@@ -1,5 +1,6 @@
-"""Read `.npy` files of unknown origin."""
+"""Read arrays of unknown origin: `.npy` files, and archives that may unpack to more than the memory."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,31 @@ def open_array(path: Path) -> NDArray[Any]:
     except Exception as error:  # numpy raises nine types of exceptions for damaged files
         raise ValueError(f"{type(error).__name__}: {error}"[:200]) from error
     return array
+
+
+MAX_EXPANSION = 8  # unpacked size / size on disk; float32 weights do not reach half of this ratio
+MIN_UNPACKED_BYTES = 64 * 2**20  # allowed for every archive: silence and zeros compress well
+
+
+class UnpacksToMoreError(ValueError):
+    """The unpacked size that an archive states exceeds the limit."""
+
+
+def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
+    """Check the total of the unpacked sizes that an archive states for its members.
+
+    zip readers never unpack more of a member than the archive states.
+
+    Args:
+        archive: the open archive.
+        size: bytes of the archive on disk.
+
+    Raises:
+        UnpacksToMoreError: the total exceeds both 64 MiB and eight times `size`.
+    """
+    total = sum(member.file_size for member in archive.infolist())
+    limit = max(MIN_UNPACKED_BYTES, MAX_EXPANSION * size)
+    if total > limit:
+        raise UnpacksToMoreError(
+            f"it unpacks to {total} bytes; at most {limit} are allowed for a file of {size} bytes"
+        )
