@@ -1,12 +1,19 @@
-"""The transcription of one audio file on the lanes of a server."""
+"""The transcription of one audio file on the lanes of a server: by windows, or by chunks of speech."""
 
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from functools import partial
+from threading import Thread
+from typing import Any, TypeVar
 
 from whisperport.apps.serving.lanes import Lanes, Urgency, settle
+from whisperport.runtime import Decoder, Steps
 from whisperport.runtime.decoding.decode import check_language
-from whisperport.speech.audio import FRAMES_PER_SECOND, AudioSource, MelWindows
+from whisperport.speech.audio import FRAMES_PER_SECOND, AudioSource, AudioStream, MelWindows
 from whisperport.transcription import TranscribeOptions, Transcript
+from whisperport.transcription.session import Session, SessionWindow, clip_frames
+from whisperport.transcription.speech_pipeline import ChunkedTranscription
 
 LARGEST_KEPT = 4 * 2**20  # bytes of a spectrogram in memory: many files may be waiting
 
@@ -114,3 +121,148 @@ class Job:
             self.lanes.admission.expect(self.request, 0.0)
         self._on_end(self)
         settle(self.future, transcript, error)
+
+
+class WindowJob(Job):
+    """Reads a window on a reader's thread, submits its decoding, and goes on when that is done."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._mel: MelWindows | None = None
+        self._session: Session | None = None
+        self._decoding: Future[None] | None = None
+        self.future.add_done_callback(lambda _: self._stop())
+
+    def start(self) -> None:
+        self.lanes.open(partial(self._guarded, self._begin))
+
+    def _begin(self) -> None:
+        """Read the file for the first time, and begin with the language or the first window."""
+        self._mel = mel = self.open_mel()
+        engine, tokenizer = self.lanes.transcriber.engine, self.lanes.transcriber.tokenizer
+        parts = clip_frames(self.options.clip_timestamps)
+        self._session = session = Session(engine, tokenizer, self.options, mel, None, parts)
+        if session.state.language.code:
+            self._go_on(session)
+        else:
+            self._submit(session, None)
+
+    def _go_on(self, session: Session) -> None:
+        """Read the next window and submit it, or end."""
+        window = session.next_window()
+        if window is None:
+            self._end(session)
+        else:
+            self._submit(session, window)
+
+    def _submit(self, session: Session, window: SessionWindow | None) -> None:
+        """Submit a window; None: the detection of the language, which comes before the first window."""
+        start = partial(self._decode, session, window, time.monotonic())
+        self._decoding = decoding = self.lanes.submit(start, self.urgency)
+        if self.is_stopped:  # before `_decoding` was set
+            decoding.cancel()
+        task = partial(self._guarded, partial(self._decoded, session, decoding))
+        decoding.add_done_callback(lambda _: self.lanes.read(task))
+
+    def _decode(
+        self, session: Session, window: SessionWindow | None, submitted: float, decoder: Decoder
+    ) -> Steps[None]:
+        begun = time.monotonic()
+        self.future.waited_s += begun - submitted
+        if window is None:
+            session.detect_language(decoder)
+        else:
+            yield from session.decode_window(decoder, window)
+        self.future.decoded_s += time.monotonic() - begun
+
+    def _decoded(self, session: Session, decoding: Future[None]) -> None:
+        """Report a window that was decoded, and go on with the next."""
+        decoding.result()
+        if (duration_s := session.mel.duration_s) is not None:
+            self.expect(duration_s - session.state.done_s)
+        self.report(session.transcript)
+        self._go_on(session)
+
+    def _guarded(self, stage: Any) -> None:
+        """Run a stage of the work; its exception ends the job."""
+        try:
+            stage()
+        except BaseException as error:
+            self._end(None, error)
+
+    def _end(self, session: Session | None, error: BaseException | None = None) -> None:
+        if self._mel is not None:
+            self._mel.close()
+        self.end(session.transcript() if session else None, error)
+
+    def _stop(self) -> None:
+        """End the decoding that is waiting or running; if there is none, a stage is, which sees the end."""
+        if self._decoding is not None:
+            self._decoding.cancel()
+
+
+T = TypeVar("T")
+
+CHUNK_S = 1.0  # about the time to decode a chunk
+
+
+class SpeechJob(Job):
+    """Finds and reads speech on a thread of its own; the decodings of the chunks are submitted."""
+
+    def start(self) -> None:
+        Thread(target=self._run, name="chunks", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            transcript = self._transcribed()
+        except BaseException as error:
+            self.end(None, error)
+        else:
+            self.end(transcript)
+
+    def _transcribed(self) -> Transcript:
+        transcriber = self.lanes.transcriber
+        assert self.options.vad is not None
+        decoders = _SharedDecoders(self)
+        parts = transcriber.engine, transcriber.tokenizer, self.options, self.options.vad, None
+        chunked = ChunkedTranscription(*parts, decoders)
+        self.future.add_done_callback(lambda _: chunked.stop())
+        self.future.add_done_callback(lambda _: decoders.cancel())
+
+        def progress(done_s: float, of_s: float | None) -> None:
+            if of_s is not None:
+                self.expect(of_s - done_s)
+            self.report(chunked.transcript)
+
+        def open_mel(is_stopped: Callable[[], bool]) -> MelWindows:
+            return self.open_mel(is_stopped)
+
+        with AudioStream(self.source, look_back_s=0) as stream:
+            return chunked.run(stream, open_mel, progress)
+
+
+class _SharedDecoders:
+    """The decoders of the lanes, as a chunked transcription uses them."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._submitted = job, set[Future[Any]]()
+
+    def submit(self, start: Callable[[Decoder], Steps[T]]) -> Future[T]:
+        # Not all chunks that are ahead before those of other files.
+        ahead_s = len(self._submitted) * CHUNK_S
+        future = self._job.lanes.submit(start, self._job.urgency, yields_s=ahead_s)
+        self._submitted.add(future)
+        future.add_done_callback(self._submitted.discard)
+        if self._job.is_stopped:
+            future.cancel()
+        return future
+
+    def cancel(self) -> None:
+        """End the decodings at their next step."""
+        for future in list(self._submitted):
+            future.cancel()
+
+    def shutdown(self, *, cancel_futures: bool = False) -> None:
+        if cancel_futures:
+            self.cancel()
+        wait(list(self._submitted))

@@ -11,10 +11,8 @@ and times equal those of `Transcriber.transcribe`, whatever else is decoded at t
 from threading import Lock
 
 from whisperport.apps.serving.admission import CLOSED_RETRY_S, Admission
-from whisperport.apps.serving.job import Job, OnWindow, Transcription
+from whisperport.apps.serving.job import Job, OnWindow, SpeechJob, Transcription, WindowJob
 from whisperport.apps.serving.lanes import Lanes, Urgency
-from whisperport.apps.serving.speech_job import SpeechJob
-from whisperport.apps.serving.window_job import WindowJob
 from whisperport.errors import QueueFullError
 from whisperport.speech.audio import AudioSource
 from whisperport.transcription import TranscribeOptions, Transcriber
