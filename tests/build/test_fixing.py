@@ -1,6 +1,7 @@
 """Fixing a program: verification of each rewrite, samples, remaining problems."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from whisperport.build import fix as fixing
 from whisperport.build.check import check
 from whisperport.build.fix import Fixed, fix
+from whisperport.build.lower import LowerOptions, lower
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.rewrites import REWRITES, Rewrite
 from whisperport.model.rewrites.graph_edits import aten, calls, store
 from whisperport.model.trace.program import Program, trace
+from whisperport.system.child import memory_within
 from whisperport.targets import TARGETS
 
 from ..extent import EVERYTHING
@@ -401,3 +404,52 @@ def test_what_one_rewrite_adds_and_a_later_one_replaces_is_kept(fixed: Fixed) ->
 
     assert {"attention-by-softmax", "matmul-by-bmm"} <= kept  # the first adds products that copy
     assert not any(step.left_out for step in fixed.steps)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
+
+MB = 10**6
+
+
+class Large(nn.Module):
+    """Fills 80 GB of constants, of which a file holds nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.full((20 * 10**9,), 1.0).sum()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pt2") / "large.pt2"
+    torch.export.save(torch.export.export(Large(), (torch.ones(2),), strict=False), path)
+    return path
+
+
+@on_linux
+def test_a_constant_of_80_gb_is_not_fixed(large: Path) -> None:
+    with pytest.raises(ProgramError, match=r"(?s)torch cannot run the program `large`.*--trust"):
+        fix(large, "xnnpack")
+
+
+@on_linux
+def test_a_constant_of_80_gb_is_not_lowered(large: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="torch cannot run the program `large`"):
+        lower(large, "onnxruntime", tmp_path / "large.onnx", LowerOptions(preflight=False))
+
+    assert not list(tmp_path.iterdir())
+
+
+@on_linux
+def test_memory_is_limited_within_the_block_only() -> None:
+    with memory_within(300 * MB):
+        assert len(bytearray(100 * MB)) == 100 * MB
+        with pytest.raises(MemoryError):
+            bytearray(500 * MB)
+
+    assert len(bytearray(500 * MB)) == 500 * MB
+
+
+@on_linux
+def test_a_limit_is_lowered_by_another_and_never_raised() -> None:
+    with memory_within(300 * MB), memory_within(3000 * MB), pytest.raises(MemoryError):
+        bytearray(500 * MB)

@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from whisperport.build.calibration.sensitivity import Sensitivity, sensitivities
+from whisperport.build.sensitivity import Sensitivity, sensitivities
 from whisperport.errors import ProgramError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.network.whisper import build_model

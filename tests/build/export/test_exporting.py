@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from whisperport.build.export import drafting
-from whisperport.build.export import not_verified as module
-from whisperport.build.export.export import export
+from whisperport.build.export import export as module
+from whisperport.build.export.export import export, not_verified
 from whisperport.build.export.export_options import ExportOptions
-from whisperport.build.export.not_verified import not_verified
 from whisperport.build.export.placing import place_programs
 from whisperport.errors import (
     BundleError,

@@ -5,7 +5,9 @@
 `drafting.py` has the stages that need torch.
 """
 
+import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,21 +17,26 @@ from whisperport.build.calibration import CalibrationOptions
 from whisperport.build.export.drafting import Draft, drafting, run_further_clips
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Exported
-from whisperport.build.export.not_verified import not_verified
 from whisperport.build.export.placing import place_programs
 from whisperport.build.export.quantizing import quantize_programs
-from whisperport.program.bundle import BundleWriter, Manifest, writing_bundle
+from whisperport.errors import VerificationError, WhisperportError
+from whisperport.program.bundle import Bundle, BundleWriter, Manifest, writing_bundle
 from whisperport.program.bundle.origin import record_own
 from whisperport.program.dims import published_dims
 from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
 from whisperport.targets.preflight import requires_torch
-from whisperport.verification.bundle_check import verify
+from whisperport.verification import Report
+from whisperport.verification.bundle_check import check_words, verify
 from whisperport.verification.evidence import with_evidence
 from whisperport.verification.partitions import with_partitions
+from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.recording import BundleSession
+from whisperport.verification.reference import Reference
+from whisperport.verification.report import rejection
+from whisperport.verification.tolerances import BY_WORDS
 
-if TYPE_CHECKING:  # torch is not installed where bundles only run
+if TYPE_CHECKING:
     from whisperport.model.checkpoint import Checkpoint
 
 
@@ -102,3 +109,53 @@ def _verified(
     manifest = with_evidence(bundle.manifest, report, run.options)
     manifest = with_partitions(manifest, writer.folder)
     return replace(manifest, verification=report.to_json())
+
+
+log = logging.getLogger(__name__)
+
+
+def not_verified(
+    out: Path,
+    report: Report,
+    bundle: Bundle,
+    run: RunOptions,
+    further_reference: Callable[[], Reference] | None,
+) -> VerificationError:
+    """Return the error for a bundle whose report failed.
+
+    A few clips may show no loss in a precision whose outputs are far off. More clips are transcribed then.
+
+    Args:
+        out: the folder that the bundle is not written to.
+        bundle: the complete bundle, in a temporary folder.
+        run: how it was verified.
+        further_reference: makes a reference with further clips; None: there are none.
+    """
+    checks, reference = list(report.checks), Reference.from_arrays(bundle.reference())
+    missing = report.failures()[sum(not check.passed for check in checks) :]
+    words = [check for check in checks if "differ" in check.value]
+    by_words = coarsest(precisions(bundle, run).values()) in BY_WORDS
+    if (
+        further_reference is not None
+        and by_words
+        and words
+        and all(check.passed for check in words)
+    ):
+        begin_stage("the words show no loss: more clips")
+        try:
+            clips = (*reference.clips, *further_reference().clips)
+            word_checks = check_words(bundle, replace(reference, clips=clips), run)
+            checks = [check for check in checks if check.level != "words"] + word_checks
+        except WhisperportError as error:  # the bundle is rejected anyway
+            log.warning("the words of more clips are not known: %s", error)
+    rejected = VerificationError(
+        f"the bundle for {out} does not agree with its checkpoint, and was not written",
+        why=rejection(checks, reference, bundle.manifest.programs, missing),
+        hint="choose another precision with `--precision`, also for single programs; `--allow-unverified` "
+        "writes it anyway, permanently marked as failed",
+    )
+    failed = (
+        check.program for check in report.checks if check.level == "arrays" and not check.passed
+    )
+    rejected.programs = tuple(dict.fromkeys(failed))
+    return rejected
