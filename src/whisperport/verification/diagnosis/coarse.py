@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from whisperport.program.runner import Array
 from whisperport.verification.array_comparison import compare
 from whisperport.verification.diagnosis.buffers import limits_of
-from whisperport.verification.diagnosis.candidates import Candidate
+from whisperport.verification.diagnosis.candidates import Candidate, file_values
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
 from whisperport.verification.diagnosis.expected import (
     Alternative,
@@ -29,7 +29,6 @@ from whisperport.verification.diagnosis.expected import (
 )
 from whisperport.verification.diagnosis.explaining import Explanation
 from whisperport.verification.diagnosis.explanation_search import search
-from whisperport.verification.diagnosis.file_values import file_values
 from whisperport.verification.diagnosis.geometries import rolled_channels
 from whisperport.verification.diagnosis.moved_channels import channels_moved_back, moved_channels
 from whisperport.verification.diagnosis.raw_files import RawOutput

@@ -19,9 +19,8 @@ from whisperport.verification.diagnosis.buffers import (
     stale_finding,
     tail_finding,
 )
-from whisperport.verification.diagnosis.candidates import Candidate
+from whisperport.verification.diagnosis.candidates import Candidate, FileValues, file_values
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
-from whisperport.verification.diagnosis.file_values import FileValues, file_values
 from whisperport.verification.diagnosis.fitting import (
     ROUNDING_FACTOR,
     Fitted,

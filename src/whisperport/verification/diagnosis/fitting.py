@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.verification.diagnosis.buffers import Region
+from whisperport.verification.diagnosis.candidates import FileValues
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
-from whisperport.verification.diagnosis.file_values import FileValues
 from whisperport.verification.diagnosis.geometries import Geometry, geometries, in_order
 from whisperport.verification.diagnosis.readings import Reading
 from whisperport.verification.diagnosis.scales import (

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.verification.diagnosis.candidates import FileValues
 from whisperport.verification.diagnosis.causes import CauseCode, Finding
-from whisperport.verification.diagnosis.file_values import FileValues
 from whisperport.verification.diagnosis.reference_outputs import ReferenceOutput
 
 Doubles = NDArray[np.float64]
