@@ -397,7 +397,7 @@ def eager_runners() -> Make:
     from whisperport.program.runner import Binding, Runner
     from whisperport.program.spec import ProgramSpec, TensorSpec
 
-    from .overwriting import OverwritingBinding
+    from .fake_target import OverwritingBinding
 
     class EagerRunner(Runner):
         def __init__(self, module: Any, spec: ProgramSpec, n_single: int, n_layers: int) -> None:

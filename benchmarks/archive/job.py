@@ -56,8 +56,7 @@ from whisperport.verification import text_errors, versions
 
 from ..peers.contenders import Contender
 from ..peers.engines.whisperport_engine import GREEDY
-from ..peers.measuring import in_turn
-from ..peers.process import Process
+from ..peers.measuring import Process, in_turn
 from ..record import compact, record
 
 ENGLISH = DecodeOptions(language="en")

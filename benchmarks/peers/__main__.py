@@ -32,9 +32,8 @@ from whisperport.verification import versions
 from ..models import SIZES
 from ..record import RESULTS, record
 from .contenders import AUTO, CONTENDERS, OURS, START, Case, Contender, forced, transcribed
-from .measuring import Row, measure, measure_start, print_tables
+from .measuring import FailedError, Process, Row, measure, measure_start, print_tables
 from .preparing import prepare
-from .process import FailedError, Process
 
 EMBEDDED = "embedded"
 ALL_MODELS = (EMBEDDED, "tiny", "base", "small", "turbo-narrowed")

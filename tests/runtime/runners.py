@@ -14,8 +14,8 @@ from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.runtime import Cache, Engine
 from whisperport.runtime.engine.scores import Scores
 
+from ..fake_target import OverwritingBinding
 from ..micro import DIMS, GENERATION
-from ..overwriting import OverwritingBinding
 
 # A decoder for tests of decoding, whose every token is known beforehand.
 
