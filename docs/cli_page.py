@@ -23,7 +23,7 @@ HEAD = """\
 Results are printed to standard output; progress, warnings and errors to standard error. With `--json`
 the result is one JSON document. If `NO_COLOR` is set, the output has no colors. `whisperport COMMAND
 --help` prints what this page says, with examples and the options of all targets, which are also on the
-[pages of the targets](README.md#targets). Brackets contain the default and the allowed values.
+[pages of the targets](../README.md#chips-and-runtimes). In brackets: the default and the allowed values.
 
 | Exit code | Meaning |
 |---|---|

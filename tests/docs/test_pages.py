@@ -181,17 +181,17 @@ STATED = (
         (FLOOR_DB + MARGINS_DB["w8"], FLOOR_DB),
     ),
     (VERIFICATION, f"No limit is below {NUMBER} dB", (FLOOR_DB,)),
-    (VERIFICATION, f"reference's features as its input, and must reach {NUMBER} dB", (60.0,)),
+    (VERIFICATION, f"reference's features as its input, at {NUMBER} dB", (60.0,)),
     (VERIFICATION, f"in 8 bits, the words decide, above {NUMBER} dB", (FLOOR_DB,)),
-    (VERIFICATION, f"an encoder below {NUMBER} dB fails", (FLOOR_DB,)),
+    (VERIFICATION, f"so below {NUMBER} dB an encoder fails", (FLOOR_DB,)),
     (
         VERIFICATION,
-        f"may be at most {NUMBER} percentage points above the WER of the reference",
+        f"may be at most {NUMBER} percentage points above that of the reference",
         (100 * max_change("fp32"),),
     ),
     (
         VERIFICATION,
-        f"than `fp32` and `fp16` the limit is {NUMBER} points",
+        f"than `fp32` and `fp16`, {NUMBER} points",
         (100 * max_change("w8a8"),),
     ),
     (
@@ -210,7 +210,11 @@ STATED = (
     ),
     (f"{HOW_TO}/compare-two-programs.md", rf"\({NUMBER} dB for a quantized program\)", (W8A8,)),
     (f"{HOW_TO}/ethos-u85.md", f"`prefill_4` 7.1 dB; the limit is {NUMBER} dB", (W8A8,)),
-    (f"{HOW_TO}/raspberry-pi-hailo.md", f"from it, if it has at least {NUMBER} dB", (FLOOR_DB,)),
+    (
+        f"{HOW_TO}/raspberry-pi-hailo.md",
+        f"judges an 8-bit encoder of at least {NUMBER} dB",
+        (FLOOR_DB,),
+    ),
     (
         f"{HOW_TO}/mediatek-genio.md",
         f"which is rejected, because the limit is {NUMBER} dB",

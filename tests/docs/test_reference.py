@@ -120,8 +120,8 @@ def test_the_first_pages_are_short(page):
 def test_the_pages_grow_no_further():
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.md"))
 
-    # 68,050 before the pages on other apps: how to convert and judge, and the rules WP7.
-    assert words <= 72_000
+    # A new page or rule is paid for by shorter sentences elsewhere.
+    assert words <= 68_200
 
 
 def test_every_page_is_linked_from_the_index():
@@ -142,7 +142,7 @@ def test_no_page_is_for_a_target_that_is_not_there():
     there = {page.stem for page in (DOCS / "reference" / "targets").glob("*.md")}
 
     assert there == set(SCRIPT.targets_by_page())
-    assert all(f"](targets/{name}.md)" in read("docs/reference/README.md") for name in there)
+    assert all(f"](reference/targets/{name}.md)" in read("docs/README.md") for name in there)
 
 
 def test_every_error_class_is_documented_and_no_other():

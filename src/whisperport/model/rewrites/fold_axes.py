@@ -3,10 +3,9 @@
     before   x(1,T,3d) ─ view (1,T,3,H,D) ─ permute (3,1,H,T,D) ─ select ─────────────► q(1,H,T,D)
     after    x(1,T,3d) ─ reshape (T,3,H,D) ─ permute (3,H,T,D) ─ reshape (1,3,HTD) ─ select ─ reshape ─► q
 
-Why: most neural processors have four registers for sizes. Tensors of rank 5 and 6 occur if one matmul
-computes queries, keys and values, if keys are repeated for several heads, and if an image is split into
-windows.
-Exact: all numbers stay in the same order. Only their division into axes changes.
+Why: most neural processors have four registers for sizes. Ranks 5 and 6 occur if one matmul computes
+queries, keys and values, if keys are repeated for several heads, and if an image is split into windows.
+Exact: all numbers stay in the same order.
 """
 
 from collections.abc import Sequence

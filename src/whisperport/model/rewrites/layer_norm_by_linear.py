@@ -5,9 +5,9 @@
                 └──────── x - m ── c(…,d) ──┬── c · c ──┘                                      │
                                             └────────────────── c · r(…,1) · w + b ◄───────────┘ ► y
 
-Why: XNNPACK has no layer norm, and its partitioner does not support a mean over the last axis. It
-supports a linear. Measured with ExecuTorch 1.5.1 on Whisper's encoder: 9 subgraphs and 9 undelegated
-nodes become 1 subgraph and 0 undelegated nodes.
+Why: XNNPACK has no layer norm, and its partitioner supports no mean over the last axis. Measured
+with ExecuTorch 1.5.1 on Whisper's encoder: 9 subgraphs and 9 undelegated nodes become 1 subgraph and 0
+undelegated nodes.
 Exact: a linear with all weights equal to 1/d computes the mean, and the variance is the mean of c · c.
 """
 
