@@ -55,7 +55,7 @@ from whisperport.speech.audio.load import AUDIO_SUFFIXES
 from whisperport.verification import text_errors, versions
 
 from ..peers.contenders import Contender
-from ..peers.engines.whisperport_engine import GREEDY
+from ..peers.engines import greedy
 from ..peers.measuring import Process, in_turn
 from ..record import compact, record
 
@@ -434,7 +434,7 @@ def peers(clips: list[Path], folder: Path) -> dict[str, Any]:
 
 
 def _started(folder: Path, mode: str) -> Process:
-    contender = Contender(mode, "faster_whisper_engine", mode)
+    contender = Contender(mode, "FasterWhisper", mode)
     python = Path(".venv-peers/bin/python")
     return Process(contender, python, PEERS / "embedded", 1, folder / f"{mode}.log")
 
@@ -442,7 +442,7 @@ def _started(folder: Path, mode: str) -> Process:
 def _archived(folder: Path, clips: list[Path]) -> Chunk:
     out = folder / "out"
     with measured() as took:
-        transcribe_archive(clips, out, GREEDY, save_every=30)
+        transcribe_archive(clips, out, greedy(), save_every=30)
     texts = {row["path"]: row["text"] for row in read(out)}
     shutil.rmtree(out)
     return _chunk(took["seconds"], took["cpu_s"], clips, [texts[str(clip)] for clip in clips])

@@ -29,7 +29,7 @@ class Contender:
     """One way of transcribing."""
 
     name: str
-    engine: str  # module in `engines/`
+    engine: str  # class in engines.py
     mode: str = ""
     format: str = ""  # of `convert.py`; "": one that `models.py` writes
     kinds: tuple[str, ...] = (
@@ -43,7 +43,7 @@ class Contender:
 
     @property
     def is_ours(self) -> bool:
-        return self.engine == "whisperport_engine"
+        return self.engine == "Whisperport"
 
     @property
     def target(self) -> str:
@@ -53,91 +53,87 @@ class Contender:
 
 NOT_FOR_ONE = "for one window, the same as without"
 CONTENDERS = (
-    Contender(OURS, "whisperport_engine", "onnxruntime"),
-    Contender("whisperport --no-batch", "whisperport_engine", "onnxruntime single", kinds=(FILES,)),
-    Contender(
-        "whisperport, 2 workers", "whisperport_engine", "onnxruntime workers", kinds=(FILES,)
-    ),
+    Contender(OURS, "Whisperport", "onnxruntime"),
+    Contender("whisperport --no-batch", "Whisperport", "onnxruntime single", kinds=(FILES,)),
+    Contender("whisperport, 2 workers", "Whisperport", "onnxruntime workers", kinds=(FILES,)),
     Contender(
         "whisperport, 8-bit, 2 workers",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE} workers",
         kinds=(FILES,),
     ),
-    Contender("whisperport --vad", "whisperport_engine", "onnxruntime vad", kinds=(AUDIO, LONG)),
-    Contender(
-        "whisperport --vad --pack", "whisperport_engine", "onnxruntime vad pack", kinds=(LONG,)
-    ),
+    Contender("whisperport --vad", "Whisperport", "onnxruntime vad", kinds=(AUDIO, LONG)),
+    Contender("whisperport --vad --pack", "Whisperport", "onnxruntime vad pack", kinds=(LONG,)),
     Contender(
         "whisperport --vad --no-batch",
-        "whisperport_engine",
+        "Whisperport",
         "onnxruntime vad single",
         kinds=(LONG,),
     ),
     Contender(
         "whisperport --vad, 2 workers",
-        "whisperport_engine",
+        "Whisperport",
         "onnxruntime vad workers",
         kinds=(LONG,),
     ),
-    Contender("whisperport, 8-bit logits", "whisperport_engine", f"onnxruntime{COARSE}"),
-    Contender("whisperport, 8-bit logits, spin", "whisperport_engine", f"onnxruntime{COARSE} spin"),
+    Contender("whisperport, 8-bit logits", "Whisperport", f"onnxruntime{COARSE}"),
+    Contender("whisperport, 8-bit logits, spin", "Whisperport", f"onnxruntime{COARSE} spin"),
     Contender(
         "whisperport, mixed, spin",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE}{ENCODER} spin",
     ),
     Contender(
         "whisperport, bf16 encoder, spin",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE}{ENCODER}{IN_BF16} spin",
     ),
     Contender(
         "whisperport, bf16 encoder",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE}{ENCODER}{IN_BF16}",
     ),
     Contender(
         "whisperport, 8-bit logits --vad",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE} vad",
         kinds=(LONG,),
     ),
     Contender(
         "whisperport, 8-bit --vad --pack",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE} vad pack",
         kinds=(LONG,),
     ),
     Contender(
         "whisperport, 8-bit --pack, text",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE} vad pack text",
         kinds=(LONG,),
     ),
     Contender(
         "whisperport, bf16 --vad --pack",
-        "whisperport_engine",
+        "Whisperport",
         f"onnxruntime{COARSE}{ENCODER}{IN_BF16} vad pack",
         kinds=(LONG,),
     ),
-    Contender("whisperport, auto", "whisperport_engine", AUTO),
-    Contender("whisperport, auto --vad", "whisperport_engine", f"{AUTO} vad", kinds=(LONG,)),
+    Contender("whisperport, auto", "Whisperport", AUTO),
+    Contender("whisperport, auto --vad", "Whisperport", f"{AUTO} vad", kinds=(LONG,)),
     Contender(
         "whisperport, auto --vad --pack",
-        "whisperport_engine",
+        "Whisperport",
         f"{AUTO} vad pack",
         kinds=(LONG,),
     ),
-    Contender("whisperport, w8", "whisperport_engine", f"onnxruntime{IN_W8}"),
-    Contender("whisperport, openvino", "whisperport_engine", "openvino"),
-    Contender("whisperport, openvino bf16", "whisperport_engine", f"openvino{ALL_BF16}"),
-    Contender("whisperport, openvino --vad", "whisperport_engine", "openvino vad", kinds=(LONG,)),
-    Contender("faster-whisper fp32", "faster_whisper_engine", "float32", "ctranslate2"),
-    Contender("faster-whisper int8", "faster_whisper_engine", "int8", "ctranslate2"),
+    Contender("whisperport, w8", "Whisperport", f"onnxruntime{IN_W8}"),
+    Contender("whisperport, openvino", "Whisperport", "openvino"),
+    Contender("whisperport, openvino bf16", "Whisperport", f"openvino{ALL_BF16}"),
+    Contender("whisperport, openvino --vad", "Whisperport", "openvino vad", kinds=(LONG,)),
+    Contender("faster-whisper fp32", "FasterWhisper", "float32", "ctranslate2"),
+    Contender("faster-whisper int8", "FasterWhisper", "int8", "ctranslate2"),
     Contender(
         "faster-whisper fp32 batched",
-        "faster_whisper_engine",
+        "FasterWhisper",
         "float32 batched",
         "ctranslate2",
         kinds=(AUDIO, LONG, FILES),
@@ -145,28 +141,28 @@ CONTENDERS = (
     ),
     Contender(
         "faster-whisper int8 batched",
-        "faster_whisper_engine",
+        "FasterWhisper",
         "int8 batched",
         "ctranslate2",
         kinds=(AUDIO, LONG, FILES),
         why_not=NOT_FOR_ONE,
     ),
-    Contender("openvino-genai fp32", "openvino_engine", "fp32", "openvino-fp32"),
-    Contender("openvino-genai, defaults", "openvino_engine", "fp32 own", "openvino-fp32"),
-    Contender("openvino-genai int8", "openvino_engine", "int8", "openvino-int8"),
-    Contender("openvino-genai int8, defaults", "openvino_engine", "int8 own", "openvino-int8"),
-    Contender("faster-whisper bf16", "faster_whisper_engine", "bfloat16", "ctranslate2"),
-    Contender("whisper.cpp f16", "whisper_cpp_engine", "f16", "ggml-f16"),
+    Contender("openvino-genai fp32", "OpenvinoGenai", "fp32", "openvino-fp32"),
+    Contender("openvino-genai, defaults", "OpenvinoGenai", "fp32 own", "openvino-fp32"),
+    Contender("openvino-genai int8", "OpenvinoGenai", "int8", "openvino-int8"),
+    Contender("openvino-genai int8, defaults", "OpenvinoGenai", "int8 own", "openvino-int8"),
+    Contender("faster-whisper bf16", "FasterWhisper", "bfloat16", "ctranslate2"),
+    Contender("whisper.cpp f16", "WhisperCpp", "f16", "ggml-f16"),
     Contender(
         "sherpa-onnx fp32",
-        "sherpa_onnx_engine",
+        "SherpaOnnx",
         "",
         "sherpa-onnx",
         kinds=(FORCED, AUDIO, FILES, START),
         why_not="reads the first 30 s only",
     ),
-    Contender("openai-whisper fp32", "openai_whisper_engine"),
-    Contender("transformers fp32", "transformers_engine"),
+    Contender("openai-whisper fp32", "OpenaiWhisper"),
+    Contender("transformers fp32", "Transformers"),
 )
 
 

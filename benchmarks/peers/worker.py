@@ -21,14 +21,18 @@ import sys
 import time
 from pathlib import Path
 
+import engines
+
 
 def main():
     answers = own_standard_output()
     name, folder, threads, *mode = sys.argv[1:]
     clock = Clock()
-    module = importlib.import_module(f"engines.{name}")
+    engine_class = getattr(engines, name)
+    for package in engine_class.PACKAGES:
+        importlib.import_module(package)
     imported = clock.lap()
-    engine = module.Engine(Path(folder).resolve(), int(threads), " ".join(mode))
+    engine = engine_class(Path(folder).resolve(), int(threads), " ".join(mode))
     loaded = clock.lap()
     answer(answers, {"import": imported, "load": loaded, "peak_mib": peak_mib()})
     for line in sys.stdin:
