@@ -73,8 +73,7 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_reference.py
 	@$(BIN)/python docs/cli_page.py
-	@$(BIN)/python docs/npu_page.py
-	@$(BIN)/python docs/predictions_page.py
+	@$(BIN)/python docs/measured_pages.py
 	@$(BIN)/python docs/make_readme.py
 	@$(BIN)/python -m pytest tests/docs
 

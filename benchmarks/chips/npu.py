@@ -12,7 +12,7 @@ With `--work`, finished stages are kept in that folder: after an interruption, t
 A row of which a stage was already finished has no seconds.
 
 Writes `results/chips.json` after every chip; chips that are not run again keep their rows.
-`python docs/npu_page.py` makes docs/reference/npu-compilers.md from it.
+`python docs/measured_pages.py` makes docs/reference/npu-compilers.md from it.
 Seconds are those of the compiler and the simulator on this machine, never of a chip.
 """
 

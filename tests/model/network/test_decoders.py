@@ -13,9 +13,8 @@ from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.network.batch_decoder import BatchDecode
 from whisperport.model.network.decoder import CrossKV, Decode, Prefill
 from whisperport.model.network.encoder import NchwEncoder
-from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill
+from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill, UncachedDecoder
 from whisperport.model.network.short_window import PaddedCrossKV
-from whisperport.model.network.uncached_decoder import UncachedDecoder
 from whisperport.model.network.whisper import CachedDecoder, Whisper, build_model
 from whisperport.program.spec import UncachedForm
 from whisperport.program.window import Window

@@ -11,7 +11,7 @@ import torch
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.placing import place_programs
 from whisperport.errors import BundleError, NumericalError
-from whisperport.model.network.uncached_decoder import UncachedDecoder as UncachedModule
+from whisperport.model.network.rank4 import UncachedDecoder as UncachedModule
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.program import Program
 from whisperport.model.trace.variants import PIECES

@@ -18,8 +18,13 @@ from whisperport.model.inspection.graph import Graph, Value
 from whisperport.model.inspection.inputs import hint_for, inputs_for
 from whisperport.model.inspection.node_modules import vocabulary_projection
 from whisperport.model.inspection.quiet import quiet
-from whisperport.model.inspection.read_pte import Instruction, Method, needs_executorch, read_pte
-from whisperport.model.inspection.read_xnnpack import BACKEND
+from whisperport.model.inspection.read_pte import (
+    BACKEND,
+    Instruction,
+    Method,
+    needs_executorch,
+    read_pte,
+)
 from whisperport.program.profiling import (
     NodeProfile,
     Profile,

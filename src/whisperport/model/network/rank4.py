@@ -1,4 +1,4 @@
-"""Attention of four axes, the first of size 1: of the `nchw` variants, and the `rank4` decoder programs.
+"""Attention of four axes, the first of size 1: of the `nchw` variants, and decoder programs with it.
 
     x (1,P,d) ─ query · s ─ reshape (1,P,H,D) ─ perm (1,H,P,D) ─┐
     y (1,T,d) ─ key ─────── reshape (1,T,H,D) ─ perm (1,H,D,T) ─┴─ matmul ─ + mask ─ softmax ─┐
@@ -9,7 +9,8 @@ The programs compute what those of `decoder.py` compute. Mask, logits and all K/
 first one, of size 1, so the host passes its own arrays without a copy. Compilers for NPUs were made for
 images: some reshape tensors to four axes, and they are known to have compiled encoders and decoders of
 these shapes, with a mask and caches of four axes. For the rank-3 matmuls of the other variants, no such
-case is known. Targets that use these variants name the source.
+case is known. Targets that use these variants name the source. `UncachedDecoder` is for those that keep no
+state: every call computes all tokens.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from whisperport.model.network.attention import Attention, Projections
-from whisperport.model.network.decoder import CrossKV, Decode, Decoder, DecoderBlock, Prefill
+from whisperport.model.network.decoder import (
+    CrossKV,
+    Decode,
+    Decoder,
+    DecoderBlock,
+    Prefill,
+    vocabulary_pieces,
+)
 from whisperport.model.network.short_window import AudioPadding
+from whisperport.program.spec import UncachedForm
 
 
 def queries(block: Projections, x: Tensor) -> Tensor:
@@ -118,3 +127,52 @@ class Rank4Decode(Decode):
 
 class Rank4Prefill(Rank4Decode, Prefill):
     """The `prefill` programs with attention of four axes: `Prefill.forward`, with logits (1, R, V)."""
+
+
+# -inf as in the published graphs that are known to compile; the targets that export this program name them.
+# A finite value extends the range of the scores that a quantizer covers: with -30000, the step of 16-bit
+# scores is 0.46.
+MASKED = -torch.inf
+
+
+class UncachedDecoder(nn.Module):
+    """The `uncached_decoder` program, with the weights of a `Decoder`.
+
+    The host looks up the embeddings of the tokens and joins the pieces of the logits, as for the published
+    graphs. The targets that export this program name the source.
+    """
+
+    causal: Tensor
+    positions: Tensor
+
+    def __init__(self, decoder: Decoder, form: UncachedForm) -> None:
+        super().__init__()
+        self.blocks, self.ln, self.form = decoder.blocks, decoder.ln, form
+        causal = torch.full((form.sequence_length, form.sequence_length), MASKED).triu(1)
+        self.register_buffer("causal", causal, persistent=False)
+        if form.positions == "graph":
+            positions = decoder.positional_embedding[: form.sequence_length].clone()
+            self.register_buffer("positions", positions, persistent=False)
+        self.heads = nn.ModuleList(vocabulary_pieces(decoder.token_embedding.weight, form.pieces))
+
+    def forward(self, features: Tensor, embeddings: Tensor) -> tuple[Tensor, ...]:
+        """Decode a sequence of S tokens. The caller ignores the outputs after its last token.
+
+        Args:
+            features: (1, T, d) output of the encoder.
+            embeddings: (1, d, S, 1) embeddings of the tokens plus positions; or, if the graph adds the
+                positions, (1, d, 1, S) embeddings only.
+
+        Returns:
+            The logits of each piece of the vocabulary, (1, S, V / pieces).
+        """
+        x = embeddings.flatten(2).permute(0, 2, 1)
+        if self.form.positions == "graph":
+            x = x + self.positions
+        for block in (cast(DecoderBlock, block) for block in self.blocks):
+            normed = block.attn_ln(x)
+            x = x + attend(block.attn, normed, normed, self.causal)
+            x = x + attend(block.cross_attn, block.cross_attn_ln(x), features)
+            x = x + cast(Tensor, block.mlp(block.mlp_ln(x)))
+        x = self.ln(x)
+        return tuple(head(x) for head in self.heads)

@@ -9,9 +9,8 @@ from whisperport.model.network.batch_decoder import BatchDecode
 from whisperport.model.network.coarse_projection import CoarseProjection
 from whisperport.model.network.decoder import Align, CrossKV, Decode, Prefill, VocabProjection
 from whisperport.model.network.encoder import NchwEncoder
-from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill
+from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill, UncachedDecoder
 from whisperport.model.network.short_window import PaddedCrossKV
-from whisperport.model.network.uncached_decoder import UncachedDecoder
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.program import Untraced
 from whisperport.program.dims import Dims

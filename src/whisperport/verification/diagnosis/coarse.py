@@ -27,10 +27,13 @@ from whisperport.verification.diagnosis.expected import (
     ExpectedTensor,
     Simulations,
 )
-from whisperport.verification.diagnosis.explaining import Explanation
+from whisperport.verification.diagnosis.explaining import (
+    Explanation,
+    channels_moved_back,
+    moved_channels,
+)
 from whisperport.verification.diagnosis.explanation_search import search
 from whisperport.verification.diagnosis.geometries import rolled_channels
-from whisperport.verification.diagnosis.moved_channels import channels_moved_back, moved_channels
 from whisperport.verification.diagnosis.raw_files import RawOutput
 from whisperport.verification.diagnosis.reference_outputs import (
     ReferenceOutput,
