@@ -19,8 +19,8 @@ from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.atomic import write_atomic
 
-ROUNDS = 9  # runs of each program of the fastest candidates, after one that is not measured
-HEATS = 3  # rounds after which a candidate leaves that cannot win
+ROUNDS = 5  # runs of each program of the fastest candidates, after one that is not measured
+HEATS = 2  # rounds after which a candidate leaves that cannot win
 HOPELESS = 1.3  # times the fastest: such a candidate leaves
 
 
