@@ -170,6 +170,7 @@ CONTENDERS = (
 
 WINDOW_S = 30
 LONGEST_FILE_S = 12.0
+COMMAND_S = 3.0
 PAUSES = GAPS["pauses of 0.3 to 2 s"]
 
 
@@ -208,7 +209,9 @@ def transcribed(folder: Path, minutes: float, n_files: int) -> list[Case]:
     files = [load_audio(file.path) for file in chosen]
     texts = tuple(file.text for file in chosen)
     talk, spoken = made(60 * minutes, PAUSES)
+    command = min(clips, key=lambda clip: abs(clip.seconds - COMMAND_S))
     return [
+        _case("a command of 3 s", AUDIO, folder, [load_audio(command.path)], (command.text,)),
         _case("one window", AUDIO, folder, [window], (text,)),
         _case(f"{long.seconds:.0f} s", LONG, folder, [load_audio(long.path)], (long.text,)),
         _case(f"{n_files} short files", FILES, folder, files, texts),

@@ -145,6 +145,7 @@ def row_of(name: str, found: Sequence[Row], base: Sequence[Row] | None, case: Ca
         "cpu_s_per_audio_s": median(found, "cpu_s") / case.audio_s,
         "peak_mib": peak(found),
         "ratio": base and median_ratio(found, base, "wall_s"),
+        "ratios": base and [min(ratios(found, base, "wall_s")), max(ratios(found, base, "wall_s"))],
         "cpu_ratio": base and median_ratio(found, base, "cpu_s"),
     }
     if case.tokens is not None:
@@ -160,9 +161,11 @@ def median(found: Sequence[Row], what: str) -> float:
 
 def median_ratio(found: Sequence[Row], base: Sequence[Row], what: str) -> float:
     """Return the median of the rounds' ratios: load that lasts longer than a round affects it less."""
-    return statistics.median(
-        mine[what] / ours[what] for mine, ours in zip(found, base, strict=True)
-    )
+    return statistics.median(ratios(found, base, what))
+
+
+def ratios(found: Sequence[Row], base: Sequence[Row], what: str) -> list[float]:
+    return [mine[what] / ours[what] for mine, ours in zip(found, base, strict=True)]
 
 
 def peak(found: Sequence[Row]) -> float | None:
