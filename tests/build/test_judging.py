@@ -604,6 +604,14 @@ def test_a_folder_of_anything_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         judge(tmp_path)
 
 
+def test_a_checkpoint_is_an_error_with_the_command_that_writes_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UsageError, match="is a checkpoint") as caught:
+        judge(tmp_path)
+    assert f"whisperport convert {tmp_path} --for APP" in caught.value.hint
+
+
 def test_files_of_no_app_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no app that is known"):
         judge(tmp_path)

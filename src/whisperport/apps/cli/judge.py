@@ -98,7 +98,8 @@ def judge(
 def _next(judgement: Judgement) -> tuple[Argument, ...]:
     remedies = {problem.remedy for problem in judgement.problems}
     if remedies & {"fix", "fix --checkpoint"}:
-        known = ("--checkpoint", judgement.checkpoint) if judgement.checkpoint else ()
+        name = judgement.checkpoint or ("CHECKPOINT" if "fix" not in remedies else "")
+        known = ("--checkpoint", name) if name else ()
         return ("fix", judgement.path, *known, "--out", "build/fixed")
     if not judgement.checkpoint:
         return ("judge", judgement.path, "--checkpoint", "CHECKPOINT")

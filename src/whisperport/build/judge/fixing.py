@@ -26,6 +26,8 @@ from whisperport.system.progress import begin_stage
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
+# What a repair raises where a file's members or nodes are not what its format says.
+MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, StopIteration)
 SAME = 0.5  # of a checkpoint's weights: with fewer, the files are another model's
 
 
@@ -109,7 +111,11 @@ def _repaired(layout: Layout, draft: Path, checkpoint: "Checkpoint | None") -> d
         files = Files(draft)  # again: an earlier repair may have changed them
         if rule.repair is not None and any(rule.problems(files)):
             begin_stage(f"repairing {rule.code}")
-            if change := rule.repair(Draft(files, layout.reader.sizes(files), checkpoint)):
+            try:
+                change = rule.repair(Draft(files, layout.reader.sizes(files), checkpoint))
+            except MALFORMED:
+                change = ""
+            if change:
                 changes[rule.code] = change
     return changes
 

@@ -230,6 +230,13 @@ def layout_of_files(files: Files) -> Layout:
             hint=f"give its folder: whisperport judge {files.path.absolute().parent}",
         )
     known = "\n".join(f"{', '.join(layout.apps)}: {layout.title}" for layout in all_layouts())
+    if any(files.has(name) for name in ("model.safetensors", "pytorch_model.bin")):
+        raise UsageError(
+            f"{files.path} is a checkpoint, which no app loads",
+            why="it has weights, and not the files that an app loads",
+            hint=f"whisperport convert {files.path} --for APP --out build/converted\n"
+            f"APP is one of these:\n{known}",
+        )
     raise UsageError(
         f"{files.path} has the files of no app that is known here",
         hint=f"give the folder, or the only file, that one of these apps loads:\n{known}\n"

@@ -166,7 +166,7 @@ def merges(files: Files) -> Iterator[tuple[str, str]]:
     model = files.json(TOKENIZER).get("model")
     stored = model.get("merges") if isinstance(model, dict) else None
     if isinstance(stored, list) and any(isinstance(merge, list) for merge in stored):
-        yield TOKENIZER, "merges are pairs"
+        yield TOKENIZER, 'merges are pairs; old versions: "untagged enum ModelWrapper"'
 
 
 @layout_rule(
@@ -280,7 +280,8 @@ def heads_exist(files: Files) -> Iterator[tuple[str, str]]:
         if not (0 <= pair[0] < layers and 0 <= pair[1] < count):
             yield (
                 GENERATION,
-                f"layer {pair[0]}, head {pair[1]}; the decoder has {layers} layers of {count} heads",
+                f"layer {pair[0]}, head {pair[1]}; the decoder has {layers} layers of {count} heads: "
+                f'"Layer index {pair[0]} out of bounds"',
             )
             return
 

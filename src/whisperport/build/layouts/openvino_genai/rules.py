@@ -43,6 +43,7 @@ from whisperport.targets.cpu.openvino.ir import IrGraph, constants, read_ir
 ENCODER, DECODER = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
 DETOKENIZER = "openvino_detokenizer.xml"
 STATE = re.compile(r"past_key_values\.(\d+)\.decoder\.(key|value)present\.\1\.decoder\.\2")
+MISSING = "unordered_map::at"  # what NPUW says of positions that it does not find
 NEEDED = (GENERATION, DETOKENIZER)
 APP = "openvino-genai"
 
@@ -168,7 +169,8 @@ def positions(files: Files) -> Iterator[tuple[str, str]]:
     if not any(_is_early(graph, tile) for tile in tiles):
         is_late = any(position_chain(graph, tile, LATE) for tile in tiles)
         fails = "the static pipeline does not find" if is_late else "no pipeline of an NPU finds"
-        yield DECODER, f"{fails} the positions of the tokens"
+        message = "Port for tensor name cache_position was not found" if is_late else MISSING
+        yield DECODER, f'{fails} the positions of the tokens: "{message}"'
 
 
 @layout_rule(
