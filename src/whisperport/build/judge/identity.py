@@ -5,7 +5,6 @@ among all stored arrays of its shape: first equal to the bit, then rounded to fl
 8 bits.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,39 +30,34 @@ BLOCK = 32  # values of ggml's blocks, which have a step of their own
 ROWS = 64  # of an array, by which its levels are found
 QUICK = 4  # rows and columns, by which most other weights of the same shape are ruled out
 SIMILAR = 0.5  # of a weight's standard deviation: an array farther away is another weight
+MUCH = 1e6  # distance by which a weight that a name says is nearer
 SAMPLE = 256  # elements, by which the nearest array is found
+HALF_BITS, TINY = 2.0**-10, 2.0**-24  # relative and absolute error of float16
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedWeight:
-    """A weight of the checkpoint that no array equals.
+    """A weight of the checkpoint that no array equals, or of which one copy differs.
 
     Attributes:
-        name: openai-whisper's.
+        name: openai-whisper's; empty: the array is of no weight.
         stored: file and name of the array that is nearest; empty: none is near.
-        n_changed: elements that differ.
-        n_elements: of the weight.
-        largest: the largest difference, in standard deviations of the weight.
+        reason: how it differs.
     """
 
     name: str
     stored: str = ""
-    n_changed: int = 0
-    n_elements: int = 0
-    largest: float = math.inf
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.difference}"
+        return f"{self.name or self.stored}: {self.difference}"
 
     @property
     def difference(self) -> str:
         """How far it is from what is stored, in words."""
         if not self.stored:
             return "no array is near it"
-        return (
-            f"{self.n_changed:,} of {self.n_elements:,} values differ from {self.stored}, "
-            f"by up to {self.largest:.2g} standard deviations"
-        )
+        return f"{self.reason}, in {self.stored}" if self.name else self.reason
 
 
 @dataclass(slots=True)
@@ -76,6 +70,7 @@ class Identity:
         eight_bits: of those that are stored within half a step of 8 bits.
         changed: the others.
         n_arrays: stored arrays that were compared.
+        odd: names of square matrices whose axes have another order than those of all others.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -83,6 +78,7 @@ class Identity:
     eight_bits: list[str] = field(default_factory=list)
     changed: list[ChangedWeight] = field(default_factory=list)
     n_arrays: int = 0
+    odd: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Whether each weight was found, and there is one."""
@@ -106,11 +102,9 @@ class Identity:
             "eight_bits": len(self.eight_bits),
             "changed": [
                 {
-                    "name": weight.name,
+                    "name": weight.name or None,
                     "stored": weight.stored or None,
-                    "n_changed": weight.n_changed,
-                    "n_elements": weight.n_elements,
-                    "largest": weight.largest if weight.stored else None,
+                    "reason": weight.reason or None,
                 }
                 for weight in self.changed
             ],
@@ -129,14 +123,22 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     for array in arrays:
         result.n_arrays += search.compare(array)
     for name in checkpoint.weights:
-        if name in search.equal:
+        if name in search.wrong:
+            result.changed.append(search.wrong[name])
+        elif name in search.equal:
             result.equal.append(name)
         elif name in search.half:
             result.half.append(name)
         elif name in search.eight_bits:
             result.eight_bits.append(name)
         else:
-            result.changed.append(search.nearest.get(name) or ChangedWeight(name))
+            result.changed.append(
+                search.nearest.get(name) or search.reordered(name) or ChangedWeight(name)
+            )
+    if not result.changed:  # else, what is of no weight is where those are that were not found
+        of_none = "it is no weight of the checkpoint"
+        result.changed = [ChangedWeight("", at, of_none) for at in search.unplaced.values()]
+    result.odd = min(search.axes.values(), key=len)
     return result
 
 
@@ -148,7 +150,10 @@ class _Search:
         self.equal: set[str] = set()
         self.half: set[str] = set()
         self.eight_bits: set[str] = set()
+        self.wrong: dict[str, ChangedWeight] = {}
+        self.axes: dict[bool, list[str]] = {False: [], True: []}
         self.nearest: dict[str, ChangedWeight] = {}
+        self.unplaced: dict[bytes, str] = {}  # digest of sorted values -> the array
         self.by_shape: Mapping[tuple[int, ...], list[str]] = defaultdict(list)
         self.digests: dict[tuple[str, bool, str, float], bytes] = {}
         self.halves: dict[str, bool] = {}
@@ -160,23 +165,63 @@ class _Search:
         """Compare an array with every weight that it may be; return whether there is one."""
         shape = _squeezed(array.values.shape)
         candidates = [(name, False) for name in self.by_shape.get(shape, ())]
-        if len(shape) == 2:
+        # An array that is called as openai-whisper calls the weight has its axes, too.
+        if len(shape) == 2 and array.name not in self.checkpoint.weights:
             candidates += [(name, True) for name in self.by_shape.get(shape[::-1], ())]
         if not candidates or array.values.size < SMALLEST:
             return False
         values = np.ascontiguousarray(array.values).reshape(shape)
+        label = self._label(array)
+        candidates.sort(key=lambda candidate: candidate[0] != label)
         if values.dtype.kind in "iu":
-            self._compare_integers(array, values, candidates)
-        elif not self._is_equal(values, candidates) and not self._is_rounded(values, candidates):
-            self._note_nearest(array, values.astype(np.float32), candidates)
+            names = self._near_integers(values, candidates)
+        elif array.step is not None:
+            names = self._near_steps(values, array.step, candidates)
+        else:
+            names = self._equal(values, candidates) or self._rounded(values, candidates)
+        if label and names and label not in names:
+            self._note(label, array, f"its place holds {names[0]}")
+        elif not names and values.dtype.kind == "f":
+            self._note_nearest(array, values.astype(np.float32), label, candidates)
         return True
 
-    def _is_equal(self, values: Array, candidates: list[tuple[str, bool]]) -> bool:
-        """Note each weight that an array equals: exactly, else scaled, else rounded to float16."""
+    def reordered(self, name: str) -> ChangedWeight | None:
+        """Return the array that has a weight's values in another order; None: there is none."""
+        stored = self.unplaced.get(_digest(np.sort(self._weight(name, False), axis=None)))
+        return (
+            ChangedWeight(name, stored, "its values are in another order or axis")
+            if stored
+            else None
+        )
+
+    def _label(self, array: StoredArray) -> str:
+        """Return the weight that an array's name, or its node's, says; empty: none."""
+        from whisperport.model.checkpoint.names import from_exported
+
+        if array.name in self.checkpoint.weights:
+            return array.name
+        side = "encoder" if "encoder" in array.file else "decoder"
+        for text in (array.name, array.user):
+            label = from_exported(text, side) or ""
+            if label in self.checkpoint.weights:
+                return label
+        return ""
+
+    def _note(self, name: str, array: StoredArray, reason: str, *, is_sure: bool = True) -> None:
+        """Keep that an array differs from a weight; one that is not sure counts if nothing equals it."""
+        kept = self.wrong if is_sure else self.nearest
+        kept.setdefault(name, ChangedWeight(name, f"{array.file}: {array.name}", reason))
+
+    def _equal(self, values: Array, candidates: list[tuple[str, bool]]) -> list[str]:
+        """Note and return what an array equals: exactly, else scaled, else rounded to float16."""
         form = "float16" if values.dtype == np.float16 else "float32"
         digest = _digest(values.astype(form, copy=False))
         exact = [c for c in candidates if form == "float32" or self._is_half(c[0])]
-        equal = [name for name, swapped in exact if self._digest(name, swapped, form) == digest]
+        pairs = [pair for pair in exact if self._digest(*pair, form) == digest]
+        equal = [name for name, _ in pairs]
+        for name, swapped in pairs:
+            if values.ndim == 2 and len(values) == len(values[0]):
+                self.axes[swapped].append(name)
         equal = equal or [
             name
             for name, swapped in exact
@@ -185,27 +230,38 @@ class _Search:
         ]
         self.equal.update(equal)
         if equal:
-            return True
+            return equal
         rounded = "rounded to " + form
         half = [
             name for name, swapped in candidates if self._digest(name, swapped, rounded) == digest
         ]
         self.half.update(half)
-        return bool(half)
+        return half
 
-    def _compare_integers(
-        self, array: StoredArray, values: Array, candidates: list[tuple[str, bool]]
-    ) -> None:
+    def _near_integers(self, values: Array, candidates: list[tuple[str, bool]]) -> list[str]:
+        """Note and return the weight that integers hold, whose step is not known."""
         integers = values.astype(np.float32)
         for name, transposed in candidates:
-            if name not in self.eight_bits and _is_near(integers, self._weight(name, transposed)):
+            if _is_near(integers, self._weight(name, transposed)):
                 self.eight_bits.add(name)
-                return
+                return [name]
+        return []
 
-    def _is_rounded(self, values: Array, candidates: list[tuple[str, bool]]) -> bool:
-        """Note a weight that an array holds as integers of 8 bits, already multiplied by their step."""
+    def _near_steps(
+        self, values: Array, step: Array, candidates: list[tuple[str, bool]]
+    ) -> list[str]:
+        """Note and return the weight from which no value is farther than its step allows."""
+        for name, transposed in candidates:
+            near = np.abs(values - self._weight(name, transposed)) <= HALF_STEP * step
+            if near.mean() >= MOST:
+                self.eight_bits.add(name)
+                return [name]
+        return []
+
+    def _rounded(self, values: Array, candidates: list[tuple[str, bool]]) -> list[str]:
+        """Note and return what an array holds as integers of 8 bits, already multiplied by their step."""
         if values.ndim < 2:
-            return False
+            return []
         for size in {values[0].size, BLOCK}:
             groups = (
                 values.astype(np.float32).reshape(-1, size) if values.size % size == 0 else None
@@ -214,34 +270,41 @@ class _Search:
                 continue
             for name, transposed in candidates:
                 weight = self._weight(name, transposed).reshape(-1, size)
-                if name not in self.eight_bits and _groups_are_near(groups, weight):
+                if _groups_are_near(groups, weight):
                     self.eight_bits.add(name)
-                    return True
-        return False
+                    return [name]
+        return []
 
     def _note_nearest(
-        self, array: StoredArray, values: Array, candidates: list[tuple[str, bool]]
+        self,
+        array: StoredArray,
+        values: Array,
+        label: str,
+        candidates: list[tuple[str, bool]],
     ) -> None:
-        """Keep the array that is nearest to a weight that nothing equals."""
+        """Note the weight that an array is near to, or that its name or node says."""
         places = np.linspace(0, values.size - 1, min(SAMPLE, values.size)).astype(np.intp)
-        sample = values.reshape(-1)[places]
+        sample, near = values.reshape(-1)[places], list[tuple[float, str, bool]]()
         for name, transposed in candidates:
+            weight_sample = self._weight(name, transposed).reshape(-1)[places]
+            deviation = float(weight_sample.std()) or 1.0
+            distance = float(np.median(np.abs(sample - weight_sample))) / deviation
+            if name == label or distance < SIMILAR:
+                near.append((distance - (MUCH if name == label else 0), name, transposed))
+        if near:
+            *_, name, transposed = min(near, key=lambda entry: entry[0])
             weight = self._weight(name, transposed)
-            weight_sample = weight.reshape(-1)[places]
-            distance = float(np.median(np.abs(sample - weight_sample)))
-            if name in self.equal or not distance < SIMILAR * (float(weight_sample.std()) or 1.0):
-                continue
-            difference = np.abs(values - weight)
-            changed = ChangedWeight(
-                name,
-                f"{array.file}: {array.name}",
-                int(np.count_nonzero(difference)),
-                int(weight.size),
-                float(difference.max()) / (float(weight.std()) or 1.0),
-            )
-            kept = self.nearest.get(name)
-            if kept is None or changed.n_changed < kept.n_changed:
-                self.nearest[name] = changed
+            allowed: Array = np.abs(weight) * HALF_BITS + TINY
+            if array.step is not None:
+                allowed = allowed + HALF_STEP * array.step
+            if transposed:
+                values, weight, allowed = (
+                    np.ascontiguousarray(a.T) for a in (values, weight, allowed)
+                )
+            reason = how_it_differs(values, weight, allowed, self.head_width)
+            self._note(name, array, reason, is_sure=bool(label) or values.ndim > 1)
+        elif values.ndim > 1:
+            self.unplaced[_digest(np.sort(values, axis=None))] = f"{array.file}: {array.name}"
 
     def _weight(self, name: str, transposed: bool) -> Array:
         array: Array = weight_of(self.checkpoint, name)
@@ -263,6 +326,74 @@ class _Search:
         if name not in self.halves:
             self.halves[name] = is_half(self.checkpoint, name)
         return self.halves[name]
+
+
+def how_it_differs(values: Array, weight: Array, allowed: Array, head_width: int) -> str:
+    """Return in words how an array differs from a weight of the same shape (n, …).
+
+    Args:
+        values: of the array.
+        weight: of the checkpoint.
+        allowed: how far a value may be from the weight's.
+        head_width: of the decoder's heads; those of the encoder are as wide.
+    """
+
+    def same(changed: Array, right: Array, room: Array, factor: float = 1) -> bool:
+        return bool(np.mean(np.abs(changed - factor * right) <= abs(factor) * room) >= MOST)
+
+    if bad := int(np.count_nonzero(~np.isfinite(values))):
+        return f"{bad:,} of {values.size:,} values are infinite or not a number"
+    if not values.any():
+        return "all values are 0"
+    factor = float((values * weight).sum() / ((weight * weight).sum() or 1))
+    if abs(factor - 1) > HALF_BITS * 4 and same(values, weight, allowed, factor):
+        return f"it is multiplied by {factor:.3g}"
+    if len(weight) > 2:
+        for shift, where in ((1, "late"), (-1, "early")):
+            inner = slice(1, -1)
+            if same(np.roll(values, -shift, 0)[inner], weight[inner], allowed[inner]):
+                return f"its rows are one too {where}"
+    for axis in range(values.ndim):
+        if same(np.flip(values, axis), weight, allowed):
+            return f"axis {axis} is reversed"
+    if values.ndim == 2 and values.shape[0] == values.shape[1] and same(values.T, weight, allowed):
+        return "its axes are swapped"
+    differs = np.abs(values - weight) > allowed
+    for axis, kind in enumerate(("row", "column")[: values.ndim]):
+        lines = np.flatnonzero(np.moveaxis(differs, axis, 0).reshape(values.shape[axis], -1).any(1))
+        mine, right = (
+            np.moveaxis(a, axis, 0)[lines].reshape(len(lines), -1) for a in (values, weight)
+        )
+        if 0 < len(lines) < values.shape[axis] or axis == 0:
+            if _is_permuted(mine, right):
+                return f"{kind}s {_listed(lines)} are in another order"
+            head = int(lines[0]) // head_width
+            if len(lines) <= head_width and lines[-1] // head_width == head and not mine.any():
+                return f"{kind}s {_listed(lines)}, of head {head}, are 0"
+    count, largest = int(np.count_nonzero(values != weight)), float(np.abs(values - weight).max())
+    rows = np.flatnonzero(differs.reshape(len(values), -1).any(1))
+    where = (
+        f" in {len(rows):,} rows, such as {_listed(rows[:2])}"
+        if 0 < len(rows) < len(values)
+        else ""
+    )
+    return (
+        f"{count:,} of {values.size:,} values differ{where}, by up to "
+        f"{largest / (float(weight.std()) or 1.0):.2g} standard deviations"
+    )
+
+
+def _is_permuted(rows: Array, right: Array) -> bool:
+    """Return whether rows (n, k) are those of a weight in another order; each is summed in a random way."""
+    if len(rows) < 2:
+        return False
+    factors = np.random.default_rng(0).standard_normal((rows.shape[1],)).astype(np.float32)
+    sums, expected = np.sort(rows @ factors), np.sort(right @ factors)
+    return bool(np.allclose(sums, expected, rtol=1e-2, atol=1e-3 * float(np.abs(expected).max())))
+
+
+def _listed(lines: Array) -> str:
+    return ", ".join(map(str, lines[:4])) + (", …" if len(lines) > 4 else "")
 
 
 def _has_levels(groups: Array) -> bool:

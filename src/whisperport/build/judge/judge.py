@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whisperport.build.judge.graphs import GRAPHS, check_computed
 from whisperport.build.judge.identity import Identity, identify
 from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import all_layouts, layout_of
@@ -22,8 +23,16 @@ from whisperport.build.layouts.record import LayoutRecord, hashes
 from whisperport.build.layouts.reference import Emitted, reference_of
 from whisperport.build.layouts.rules import Problem
 from whisperport.build.layouts.verifying import ClipSet, run_and_compare
-from whisperport.errors import UsageError, VerificationError, needs
+from whisperport.errors import (
+    CheckpointError,
+    MissingPackageError,
+    ProgramError,
+    UsageError,
+    VerificationError,
+    needs,
+)
 from whisperport.program.checks import Check
+from whisperport.system.child import StoppedError
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip
 
@@ -168,6 +177,10 @@ def judge(
             f"{files.path} has no files of the precision `{precision[:40]}`",
             hint=f"choose one of {', '.join(precisions)}",
         )
+    name = os.fspath(checkpoint) if isinstance(checkpoint, str | os.PathLike) else "the checkpoint"
+    if checkpoint is not None:
+        begin_stage("reading the checkpoint")
+        files.checkpoint = checkpoint = read_checkpoint(checkpoint)
     problems = tuple(problem for rule in layout.rules for problem in rule.problems(files))
     judgement = Judgement(
         path=files.path,
@@ -178,11 +191,14 @@ def judge(
     )
     if checkpoint is None:
         return judgement
-    name = os.fspath(checkpoint) if isinstance(checkpoint, str | os.PathLike) else "the checkpoint"
-    begin_stage("reading the checkpoint")
-    checkpoint = read_checkpoint(checkpoint)
     begin_stage("comparing weights")
-    identity = identify(checkpoint, stored_arrays(layout, files, precision))
+    try:
+        identity = identify(checkpoint, stored_arrays(layout, files, precision))
+    except (CheckpointError, ProgramError) as error:
+        if judgement:
+            raise
+        run = AppRun(app="the weights", reason=f"{error.what}: {error.why}", failed=True)
+        return replace(judgement, checkpoint=name, runs=(run,))  # a rule says why
     spoken = spoken_language(checkpoint, language)
     folder = None if verify_with is None else Path(verify_with)
     clips = ClipSet.of(folder, spoken, checkpoint.dims.window_s)
@@ -197,7 +213,14 @@ def judge(
         # Only a run could change them.
         files=hashes(files.path) if any(map(is_installed, apps)) else {},
     )
-    runs = tuple(_runs(files.path, apps, record, checkpoint, clips))
+    runs = (
+        *(
+            _runs_of_graphs(files.path, layout, record, checkpoint, clips, identity)
+            if identity
+            else ()
+        ),
+        *_runs(files.path, apps, record, checkpoint, clips),
+    )
     return replace(judgement, checkpoint=name, identity=identity, runs=runs, clips=clips.clips)
 
 
@@ -224,6 +247,8 @@ def layout_of_files(files: Files) -> Layout:
     files.check_entries()
     if layout := _recognized(files):
         return layout
+    if files.path.is_file() and not files.path.stat().st_size:
+        raise ProgramError(f"{files.path} is empty", hint="download or export it again")
     if files.path.is_file() and _recognized(Files(files.path.absolute().parent)):
         raise UsageError(
             f"{files.path} is a part of what an app loads",
@@ -246,6 +271,35 @@ def layout_of_files(files: Files) -> Layout:
 
 def _recognized(files: Files) -> Layout | None:
     return next((layout for layout in all_layouts() if layout.reader.recognize(files)), None)
+
+
+def _runs_of_graphs(
+    path: Path,
+    layout: Layout,
+    record: LayoutRecord,
+    checkpoint: "Checkpoint",
+    clips: ClipSet,
+    identity: Identity,
+) -> Iterator[AppRun]:
+    """Run the graphs without an app, if the files hold graphs."""
+    if layout.logits is None:
+        return
+    try:
+        check = check_computed(
+            layout,
+            path,
+            record.precision,
+            checkpoint,
+            clips.clips[0],
+            exact=record.exact,
+            swapped=identity.odd,
+        )
+    except MissingPackageError as error:
+        yield AppRun(app=GRAPHS, reason=error.what)
+    except StoppedError as error:
+        yield AppRun(app=GRAPHS, reason=f"they do not run: {error}", failed=True)
+    else:
+        yield AppRun(app=GRAPHS, checks=(check,))
 
 
 def _runs(

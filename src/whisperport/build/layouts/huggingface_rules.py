@@ -7,6 +7,13 @@ are written from the checkpoint.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from whisperport.build.layouts import huggingface_files as files_of
+from whisperport.build.layouts.checkpoint_rules import (
+    Setting,
+    checkpoint_rules,
+    settings_of,
+    token_setting,
+)
 from whisperport.build.layouts.huggingface_files import (
     added_tokens,
     alignment_heads,
@@ -303,7 +310,38 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
         yield TOKENIZER, f"its last id is {max(tokens.values())}; the model has {size} tokens"
 
 
-RULES = (merges, ids, languages, bands, heads, heads_exist, vocabulary)
+SIZES = (
+    *("d_model", "vocab_size", "num_mel_bins", "encoder_layers", "encoder_attention_heads"),
+    *("encoder_ffn_dim", "decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
+    *("max_source_positions", "max_target_positions", "activation_function", "scale_embedding"),
+)
+IDS = (*NAMED_IDS, "is_multilingual", "lang_to_id", "task_to_id")
+DECODING = ("suppress_tokens", "begin_suppress_tokens", "alignment_heads", "max_length")
+
+
+def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    """Yield what the JSON files say, and what the checkpoint has."""
+    stated, right = files.json(GENERATION), files_of.generation_config(checkpoint)
+    yield from settings_of(CONFIG, files.json(CONFIG), files_of.config(checkpoint), SIZES)
+    yield from settings_of(GENERATION, stated, right, IDS)
+    yield from settings_of(GENERATION, stated, right, DECODING, is_decoding=True)
+    sound = files_of.preprocessor_config(checkpoint.dims)
+    keys = ("feature_size", "n_fft", "hop_length", "sampling_rate", "chunk_length")
+    yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, keys)
+    yield from tokenizer_setting(files, checkpoint)
+
+
+def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    """Yield the tokens of tokenizer.json that are not the checkpoint's."""
+    stated = {i: token for token, i in stored_ids(files.json(TOKENIZER)).items()}
+    right = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
+    yield from token_setting(TOKENIZER, stated, right)
+
+
+RULES = (
+    *(merges, ids, languages, bands, heads, heads_exist, vocabulary),
+    *checkpoint_rules(settings),
+)
 
 
 def stored_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:

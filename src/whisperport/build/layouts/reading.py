@@ -4,12 +4,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import BundleError, ProgramError, UsageError
 from whisperport.program.strict_json import parse
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 T = TypeVar("T")
 MAX_JSON_BYTES = 64 << 20  # a tokenizer.json of Whisper has 4 MB
@@ -21,10 +25,11 @@ class Files:
 
     Args:
         path: their folder, or the only file.
+        checkpoint: of which they were made; None: not known.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, checkpoint: "Checkpoint | None" = None) -> None:
+        self.path, self.checkpoint = path, checkpoint
         self._read: dict[tuple[str, object], object] = {}
 
     def has(self, name: str) -> bool:
@@ -87,11 +92,42 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array of a file: its name there, and its values; integers are not yet multiplied by their step."""
+    """An array of a file.
+
+    Attributes:
+        file: its path in the folder.
+        name: in the file.
+        values: integers whose step was not found are not multiplied by it.
+        user: name of the node that reads it; empty: it has none, or is not known.
+        step: of integers that were multiplied by it, in a shape that broadcasts; None: they were not.
+    """
 
     file: str
     name: str
     values: NDArray[Any]
+    user: str = ""
+    step: NDArray[np.float32] | None = None
+
+
+def in_steps(
+    integers: NDArray[Any], scale: NDArray[Any], zero: NDArray[Any], *, axis: int
+) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    """Return integers (n, k) times their step, and the step; the integers if no axis has its size.
+
+    Args:
+        integers: of 8 bits.
+        scale: the step of all, of each row or of each column.
+        zero: the integer that stands for 0, in the same form or one number.
+        axis: of the scale, if the axes are equally long.
+    """
+    size = scale.size
+    if size not in (1, *integers.shape):
+        return integers, None
+    axis = axis if integers.shape[axis] == size or size == 1 else 1 - axis
+    form = (-1, 1) if axis == 0 else (1, -1)
+    step = scale.astype(np.float32).reshape(form)
+    zeros = zero.astype(np.float32).reshape(form) if zero.size in (1, size) else np.float32(0)
+    return (integers.astype(np.float32) - zeros) * step, step
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,11 +110,31 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     """
     with BinaryReader(path) as reader:
         dims = _dims(reader, path)
-        reader.tensor(torch.float32, reader.numbers("2i", "the size of the mel filters"), "filters")
+        _filters(reader)
         for _ in range(reader.number("i", "the number of tokens")):
             _token(reader)
         weights, _ = _tensors(reader, expected_shapes(dims))
     return weights
+
+
+def read_sound_and_text(path: Path) -> tuple[Tensor, list[bytes]]:
+    """Return the mel filters in a file, and the bytes of its tokens, without a check of either.
+
+    Raises:
+        CheckpointError: the file is damaged, or is not Whisper's.
+        OSError: it cannot be read.
+    """
+    with BinaryReader(path) as reader:
+        _dims(reader, path)
+        filters = _filters(reader)
+        count = reader.number("i", "the number of tokens")
+        return filters, [bytes(_token(reader)) for _ in range(count)]
+
+
+def _filters(reader: BinaryReader) -> Tensor:
+    return reader.tensor(
+        torch.float32, reader.numbers("2i", "the size of the mel filters"), "mel filters"
+    )
 
 
 def _dims(reader: BinaryReader, path: Path) -> Dims:
@@ -127,8 +147,7 @@ def _dims(reader: BinaryReader, path: Path) -> Dims:
 
 
 def _check_filters(reader: BinaryReader, dims: Dims) -> None:
-    shape = reader.numbers("2i", "the size of the mel filters")
-    filters = reader.tensor(torch.float32, shape, "mel filters").numpy()
+    filters = _filters(reader).numpy()
     try:
         expected = mel_filters(dims.n_mels)
     except ValueError as error:

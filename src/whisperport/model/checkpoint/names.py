@@ -115,3 +115,31 @@ HUB_IDS = {
     "distil-large-v3": "distil-whisper/distil-large-v3",
     "distil-large-v3.5": "distil-whisper/distil-large-v3.5",
 }
+
+
+_ENDS = re.compile(r"(\.T|\.half|\.u?int8|_merged_\d+|_quantized|/(MatMul|Gemm|Add|Conv)(_\d+)?)+$")
+_KINDS = {"MatMul": "weight", "Gemm": "weight", "Add": "bias"}
+
+
+def from_exported(name: str, side: str) -> str | None:
+    """Translate the name of an array, or of the node that reads it, in an exported file; None: not known.
+
+    `layers.0.fc1.bias_merged_0` of a decoder becomes `decoder.blocks.0.mlp.0.bias`, and so does the node
+    `/model/decoder/layers.0/fc1/Add`.
+
+    Args:
+        name: as an exporter writes it.
+        side: encoder or decoder: which of the two a name means that does not say it.
+    """
+    stem = _ENDS.sub("", name)
+    if name.startswith("/"):
+        kind = _KINDS.get(name.rpartition("/")[2].partition("_")[0])
+        if kind is None:
+            return None
+        stem = f"{stem[1:].replace('/', '.')}.{kind}"
+    stem = stem.removeprefix("self.").removeprefix("model.")
+    if _OPENAI_LAYER.fullmatch(stem) or stem in _TOP_HUGGINGFACE:
+        return stem
+    if stem == PROJECTION:
+        return EMBEDDING
+    return from_huggingface(stem) or from_huggingface(f"{side}.{stem}")

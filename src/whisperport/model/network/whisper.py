@@ -63,7 +63,13 @@ class Whisper(nn.Module):
 
     @torch.no_grad()
     def logits(
-        self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...], *, first: int = 0
+        self,
+        tokens: Tensor,
+        cross_kv: tuple[tuple[Tensor, Tensor], ...],
+        *,
+        first: int = 0,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits after each token from the index `first` on: (S - first, V).
 
@@ -71,8 +77,10 @@ class Whisper(nn.Module):
             tokens: (S,) int64.
             cross_kv: keys and values of each layer, as `cross_kv` returns them.
             first: index of the first token whose logits are computed.
+            positions: (S,) of the tokens; None: 0 to S - 1. A wrong graph may have others.
+            mask: (S, S), added to the scores of self-attention; None: a token sees no later one.
         """
-        hidden = self._hidden(tokens, cross_kv)[first:]
+        hidden = self._hidden(tokens, cross_kv, positions, mask)[first:]
         return hidden @ self.decoder.token_embedding.weight.T
 
     def cross_scores(
@@ -102,18 +110,30 @@ class Whisper(nn.Module):
         for parameter in self.parameters():
             parameter.data = torch.empty(0)
 
-    def _hidden(self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+    def _hidden(
+        self,
+        tokens: Tensor,
+        cross_kv: tuple[tuple[Tensor, Tensor], ...],
+        positions: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
         """Return the normalized output of the last decoder layer: (S, d)."""
-        *_, (x, _) = self._layers(tokens, cross_kv)
+        *_, (x, _) = self._layers(tokens, cross_kv, positions, mask)
         return cast(Tensor, self.decoder.ln(x)[0])
 
     def _layers(
-        self, tokens: Tensor, cross_kv: tuple[tuple[Tensor, Tensor], ...]
+        self,
+        tokens: Tensor,
+        cross_kv: tuple[tuple[Tensor, Tensor], ...],
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the output (1, S, d) and the cross-attention queries (H, S, D) of each decoder layer."""
         decoder, length = self.decoder, tokens.shape[0]
-        x = (decoder.token_embedding(tokens) + decoder.positional_embedding[:length])[None]
-        mask = torch.full((length, length), -torch.inf, dtype=x.dtype).triu(1)
+        places = torch.arange(length) if positions is None else positions
+        x = (decoder.token_embedding(tokens) + decoder.positional_embedding[places])[None]
+        if mask is None:
+            mask = torch.full((length, length), -torch.inf, dtype=x.dtype).triu(1)
         for block, (keys, values) in zip(decoder.blocks, cross_kv, strict=True):
             x, queries = _decode_block(cast(DecoderBlock, block), x, mask, keys, values)
             yield x, queries

@@ -57,13 +57,13 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     """
     with (folder / "model.bin").open("wb") as file:
         _write_model(checkpoint, precision, file)
-    write_json(folder / "config.json", _config(checkpoint))
+    write_json(folder / "config.json", config(checkpoint))
     write_json(folder / "vocabulary.json", tokens_by_id(checkpoint))
     write_json(folder / "tokenizer.json", tokenizer_json(checkpoint))
     write_json(folder / "preprocessor_config.json", preprocessor_config(checkpoint.dims))
 
 
-def _config(checkpoint: "Checkpoint") -> dict[str, Any]:
+def config(checkpoint: "Checkpoint") -> dict[str, Any]:
     generation = checkpoint.generation
     return {
         "alignment_heads": alignment_heads(checkpoint),

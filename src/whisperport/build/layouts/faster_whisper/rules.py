@@ -6,7 +6,15 @@ Source: faster-whisper 1.2.1, faster_whisper/transcribe.py, and runs with folder
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from whisperport.build.layouts.checkpoint_rules import (
+    Setting,
+    checkpoint_rules,
+    settings_of,
+    token_setting,
+)
+from whisperport.build.layouts.faster_whisper.folder import config
 from whisperport.build.layouts.huggingface_files import (
     alignment_heads,
     all_tokens,
@@ -23,6 +31,7 @@ from whisperport.build.layouts.huggingface_rules import (
     TOKENIZER,
     merges,
     stored_ids,
+    tokenizer_setting,
     update,
 )
 from whisperport.build.layouts.reading import (
@@ -33,8 +42,12 @@ from whisperport.build.layouts.reading import (
 from whisperport.build.layouts.rules import Draft, layout_rule
 from whisperport.errors import ProgramError
 
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
 MODEL, VOCABULARY = "model.bin", "vocabulary.json"
 DEFAULT_BANDS = 80
+LONGEST_NAME = 200
 
 
 def _write_tokenizer(draft: Draft) -> str:
@@ -144,12 +157,38 @@ def heads(files: Files) -> Iterator[tuple[str, str]]:
     layers = _layers(files)
     pairs = files.json(CONFIG).get("alignment_heads")
     for pair in pairs if isinstance(pairs, list) and layers else ():
-        if not (isinstance(pair, list) and len(pair) == 2 and pair[0] in layers):
+        if not (isinstance(pair, list) and len(pair) == 2 and _is_layer(pair[0], layers)):
             yield CONFIG, f"{str(pair)[:80]}; the decoder has layers 0 to {max(layers)}"
             return
 
 
-RULES = (merges, tokenizer, vocabulary, bands, heads)
+def _is_layer(value: object, layers: set[int]) -> bool:
+    return isinstance(value, int) and value in layers
+
+
+def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
+
+    tensors = files.read(MODEL, read_model_bin).tensors
+    for side, count in (
+        ("encoder", checkpoint.dims.n_audio_head),
+        ("decoder", checkpoint.dims.n_text_head),
+    ):
+        stated = tensors.get(f"{side}/num_heads")
+        yield Setting(
+            MODEL, f"{side}/num_heads", None if stated is None else stated.tolist(), count
+        )
+    yield from settings_of(CONFIG, files.json(CONFIG), config(checkpoint), is_decoding=True)
+    if files.has(PREPROCESSOR):
+        right = {"feature_size": checkpoint.dims.n_mels}
+        yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), right)
+    yield from tokenizer_setting(files, checkpoint)
+    if files.has(VOCABULARY):
+        tokens = dict(enumerate(files.read(VOCABULARY, _tokens)))
+        yield from token_setting(VOCABULARY, tokens, dict(enumerate(tokens_by_id(checkpoint))))
+
+
+RULES = (merges, tokenizer, vocabulary, bands, heads, *checkpoint_rules(_settings))
 
 
 def _sizes(files: Files) -> dict[str, tuple[int, ...]]:

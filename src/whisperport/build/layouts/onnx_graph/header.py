@@ -24,17 +24,23 @@ def read_header(path: Path) -> OnnxHeader:
         ProgramError: the file cannot be read, or is no ONNX model.
         MissingPackageError: onnx is not installed.
     """
-    from whisperport.model.inspection.read_onnx import read_skeleton
+    from whisperport.model.inspection.read_onnx import damaged, read_skeleton
 
     try:
         model = read_skeleton(path)
     except OSError as error:
         raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
+    if not model.graph.node:
+        raise damaged(path, ValueError("it has no nodes"))
     stored = {tensor.name for tensor in model.graph.initializer}
     return OnnxHeader(
-        {value.name: _sizes(value) for value in model.graph.input if value.name not in stored},
-        {value.name: _sizes(value) for value in model.graph.output},
-        {entry.key: entry.value for entry in model.metadata_props},
+        {
+            text(value.name): _sizes(value)
+            for value in model.graph.input
+            if value.name not in stored
+        },
+        {text(value.name): _sizes(value) for value in model.graph.output},
+        {text(entry.key): text(entry.value) for entry in model.metadata_props},
     )
 
 
@@ -58,6 +64,11 @@ def change_model(path: Path, change: Callable[[Any], None]) -> None:
         raise damaged(path, error) from error
 
 
+def text(value: str | bytes) -> str:
+    """Return a text of a file; protobuf returns one that is not UTF-8 as bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
 def _sizes(value: Any) -> list[int | str]:
     axes = value.type.tensor_type.shape.dim
-    return [axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in axes]
+    return [axis.dim_value if axis.HasField("dim_value") else text(axis.dim_param) for axis in axes]

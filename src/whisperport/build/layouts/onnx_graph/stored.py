@@ -1,10 +1,23 @@
 """Yield the arrays of an ONNX file, one at a time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from whisperport.build.layouts.reading import Files, StoredArray
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.build.layouts.onnx_graph.header import text
+from whisperport.build.layouts.reading import Files, StoredArray, in_steps
 from whisperport.errors import ProgramError, needs
+
+LARGEST_SCALE = 1 << 20  # elements
+ZERO = 128  # of 8 bits without a sign, where the file does not say it
+# Ends of the name of a matrix of 8 bits; its scale and its zero point have other ends.
+INTEGERS = ("_quantized", ".T.int8", ".T.uint8", ".int8", ".uint8")
+SCALES, ZEROS = ("_scale", ".scale"), ("_zero_point",)
+
+Scales = Mapping[str, tuple[str, str]]
+"""Matrix of 8 bits -> the names of its scale and of its zero point; empty: not known."""
 
 
 def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
@@ -17,28 +30,84 @@ def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
     with needs("cannot read an ONNX file: the package onnx is not installed", extra="export"):
         import onnx
         from google.protobuf.message import DecodeError
-        from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+        from onnx.checker import ValidationError
 
         from whisperport.model.inspection.read_onnx import damaged
     for name in names:
         path = files.path / name
         try:
             model = onnx.load(path, load_external_data=False)
-            for tensor in _tensors(model.graph):
-                if uses_external_data(tensor):
-                    load_external_data_for_tensor(tensor, str(path.parent))
-                yield StoredArray(name, tensor.name, onnx.numpy_helper.to_array(tensor))
-                tensor.Clear()
+            if not model.graph.node:
+                raise ValueError("it has no nodes")
+            yield from _arrays(name, model.graph, str(path.parent))
         except OSError as error:
             raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
         except (
             ValueError,
             TypeError,
+            LookupError,
             RuntimeError,
             DecodeError,
-            onnx.checker.ValidationError,
+            ValidationError,
         ) as error:
             raise damaged(path, error) from error
+
+
+def _arrays(file: str, graph: Any, folder: str) -> Iterator[StoredArray]:
+    scales, users = dict[str, tuple[str, str]](), dict[str, str]()
+    _read_nodes(graph, scales, users)
+    small = {
+        text(tensor.name): _values(tensor, folder)
+        for tensor in _tensors(graph)
+        if ("scale" in text(tensor.name) or "zero_point" in text(tensor.name))
+        and np.prod(tensor.dims) <= LARGEST_SCALE
+    }
+    for tensor in _tensors(graph):
+        name = text(tensor.name)
+        values = small[name] if name in small else _values(tensor, folder)
+        step = None
+        if values.dtype in (np.int8, np.uint8) and values.ndim == 2:
+            values, step = _multiplied(name, values, scales, small)
+        yield StoredArray(file, name, values, users.get(name, ""), step)
+        tensor.Clear()
+
+
+def _values(tensor: Any, folder: str) -> NDArray[Any]:
+    from onnx import numpy_helper
+    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+    if uses_external_data(tensor):
+        load_external_data_for_tensor(tensor, folder)
+    return np.asarray(numpy_helper.to_array(tensor))
+
+
+def _multiplied(
+    name: str, values: NDArray[Any], scales: Scales, small: Mapping[str, NDArray[Any]]
+) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    """Return a matrix of 8 bits times its step, and the step; if it is not found, the integers."""
+    stated = scales.get(name, ("", ""))
+    base = next((name.removesuffix(end) for end in INTEGERS if name.endswith(end)), name)
+    scale = small.get(stated[0] or next((base + end for end in SCALES if base + end in small), ""))
+    if scale is None:
+        return values, None
+    zero = small.get(stated[1] or base + ZEROS[0])
+    if zero is None:
+        zero = np.array(ZERO if values.dtype == np.uint8 and not stated[0] else 0)
+    rows = name.endswith((".uint8", ".int8")) and ".T." not in name
+    return in_steps(values, scale, zero, axis=0 if rows else 1)
+
+
+def _read_nodes(graph: Any, scales: dict[str, tuple[str, str]], users: dict[str, str]) -> None:
+    """Note the node that reads each tensor, and the scales that a node states."""
+    for node in graph.node:
+        inputs = [text(name) for name in node.input]
+        for name in inputs:
+            users.setdefault(name, text(node.name))
+        if node.op_type == "DequantizeLinear" and len(inputs) > 1:
+            scales[inputs[0]] = inputs[1], inputs[2] if len(inputs) > 2 else ""
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _read_nodes(inner, scales, users)
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

@@ -3,17 +3,8 @@
 from pathlib import Path
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
-from whisperport.build.layouts.onnx_graph.stored import stored_arrays
-from whisperport.build.layouts.onnxruntime_genai.folder import (
-    DECODER,
-    ENCODER,
-    logits,
-    unsupported,
-    write,
-)
-from whisperport.build.layouts.reading import Reader
-
-FILES = (ENCODER, DECODER)
+from whisperport.build.layouts.onnxruntime_genai.folder import logits, unsupported, write
+from whisperport.build.layouts.onnxruntime_genai.rules import READER, RULES
 
 LAYOUT = Layout(
     title="folder of ONNX files: encoder, decoder, settings and tokenizer",
@@ -40,11 +31,8 @@ LAYOUT = Layout(
         ),
     ),
     write=write,
-    reader=Reader(
-        lambda files: files.has("genai_config.json") and all(map(files.has, FILES)),
-        lambda _files: ["fp32"],
-        lambda files, _precision: stored_arrays(files, FILES),
-    ),
+    reader=READER,
+    rules=RULES,
     logits=logits,
     unsupported=unsupported,
 )

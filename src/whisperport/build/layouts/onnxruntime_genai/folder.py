@@ -43,7 +43,7 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     """
     write_encoder(checkpoint, precision, folder / ENCODER)
     write_decoder(checkpoint, precision, folder / DECODER)
-    write_json(folder / "genai_config.json", _config(checkpoint))
+    write_json(folder / "genai_config.json", genai_config(checkpoint))
     write_json(folder / "audio_processor_config.json", _audio_config(checkpoint.dims))
     # For the caller, who writes the prompt: the app reads no file of this name.
     write_json(folder / "generation_config.json", generation_config(checkpoint))
@@ -51,7 +51,7 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer_config())
 
 
-def _config(checkpoint: "Checkpoint") -> dict[str, Any]:
+def genai_config(checkpoint: "Checkpoint") -> dict[str, Any]:
     dims, end = checkpoint.dims, checkpoint.generation.end_of_text
     # The app makes caches of the decoder's sizes.
     decoder = _sizes(dims.n_text_state, dims.n_text_head, dims.n_text_layer)

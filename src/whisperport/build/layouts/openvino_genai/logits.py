@@ -34,12 +34,17 @@ def logits(
 
     features = opened("encoder")({"input_features": mel[None]})[0]
     request = opened("decoder").create_infer_request()
-    rows = []
+    has_places = any("cache_position" in i.get_names() for i in request.get_compiled_model().inputs)
+    rows: list[Floats] = []
+    n_cached = 0
     for piece in decoded_together(tokens, n_prompt):
         inputs = {
             "input_ids": np.array([piece], np.int64),
             "encoder_hidden_states": features,
             "beam_idx": np.zeros(1, np.int32),
         }
+        if has_places:  # as some versions of transformers export it
+            inputs["cache_position"] = np.arange(n_cached, n_cached + len(piece))
+        n_cached += len(piece)
         rows.append(request.infer(inputs)["logits"][0].copy())
     return np.concatenate(rows)

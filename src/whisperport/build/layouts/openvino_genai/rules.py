@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.client import is_installed, run_script
 from whisperport.build.layouts.huggingface_files import (
@@ -36,7 +38,7 @@ from whisperport.build.layouts.openvino_genai.repairs import (
     write_positions,
     write_state_names,
 )
-from whisperport.build.layouts.reading import Files, Reader, StoredArray
+from whisperport.build.layouts.reading import Files, Reader, StoredArray, in_steps
 from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
 from whisperport.targets.cpu.openvino.ir import IrGraph, constants, read_ir
 
@@ -271,8 +273,40 @@ def _precisions(files: Files) -> list[str]:
 
 def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
     for name in (ENCODER, DECODER):
-        for node, values in constants(files.path / name):
-            yield StoredArray(name, node, values)
+        stored = dict(constants(files.path / name))
+        steps = _steps(files.read(name, read_ir))
+        for node, values in stored.items():
+            scale, zero = (stored.get(source) for source in steps.get(node, ("", "")))
+            if scale is None or values.ndim != 2 or values.dtype not in (np.int8, np.uint8):
+                yield StoredArray(name, node, values)
+                continue
+            zero = np.array(0) if zero is None else zero
+            multiplied, step = in_steps(values, scale, zero, axis=0)
+            yield StoredArray(name, node, multiplied, step=step)
+
+
+def _steps(graph: IrGraph) -> dict[str, tuple[str, str]]:
+    """Return the name of each matrix that is multiplied by a step -> the names of its step and zero."""
+    steps = {}
+    for _, product in graph.of_type("Multiply"):
+        if len(product.inputs) != 2:
+            continue
+        for matrix, scale in (product.inputs, product.inputs[::-1]):
+            zero = ""
+            if graph.nodes[matrix[0]].type == "Subtract":
+                matrix, other = graph.nodes[matrix[0]].inputs[:2]
+                zero = _constant(graph, other[0])
+            if (source := _constant(graph, matrix[0])) and (step := _constant(graph, scale[0])):
+                steps[source] = step, zero
+    return steps
+
+
+def _constant(graph: IrGraph, index: int) -> str:
+    """Return the name of a constant, which may be converted or reshaped; empty: the node is none."""
+    node = graph.nodes[index]
+    while node.type in ("Convert", "Reshape") and node.inputs:
+        node = graph.nodes[node.inputs[0][0]]
+    return node.name if node.type == "Const" else ""
 
 
 def _sizes(files: Files) -> Mapping[str, int]:

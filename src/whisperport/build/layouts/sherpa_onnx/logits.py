@@ -21,16 +21,21 @@ def logits(
         tokens: the prompt, and the text after it.
         n_prompt: how many the first run decodes; the others follow one by one, with the cache.
     """
-    cross = open_session(folder / ENCODER).run(None, {"mel": mel[None]})
-    decoder = open_session(folder / DECODER)
+    # Another script may call the files tiny-encoder.onnx, and leave the number of texts open.
+    encoder_path, decoder_path = (
+        min(folder.glob(f"*{Path(name).stem}*.onnx")) for name in (ENCODER, DECODER)
+    )
+    encoder, decoder = open_session(encoder_path), open_session(decoder_path)
+    cross = encoder.run(None, {encoder.get_inputs()[0].name: mel[None]})
     names = [value.name for value in decoder.get_inputs()]
-    caches = [np.zeros(value.shape, np.float32) for value in decoder.get_inputs()[1:3]]
+    shapes = ([n if isinstance(n, int) else 1 for n in v.shape] for v in decoder.get_inputs()[1:3])
+    caches = [np.zeros(shape, np.float32) for shape in shapes]
     rows: list[Floats] = []
     n_cached = 0
     for new in decoded_together(tokens, n_prompt):
         ids, offset = np.array([new], np.int64), np.array([n_cached], np.int64)
         inputs = dict(zip(names, (ids, *caches, *cross, offset), strict=True))
-        new_logits, *caches, _attention = decoder.run(None, inputs)
+        new_logits, *caches = decoder.run(None, inputs)[:3]
         rows.append(new_logits[0])
         n_cached += len(new)
     return np.concatenate(rows)

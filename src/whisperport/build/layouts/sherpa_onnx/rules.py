@@ -7,8 +7,9 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, token_setting
 from whisperport.build.layouts.onnx_graph.header import OnnxHeader, change_model, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
@@ -19,6 +20,9 @@ from whisperport.build.layouts.sherpa_onnx.folder import text_tokens
 from whisperport.program.dims import KNOWN_VOCABULARIES
 from whisperport.speech.text.vocabulary import openai_generation
 
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
 NUMBERS = (
     *("n_mels", "n_text_layer", "n_text_ctx", "n_text_state", "n_vocab", "sot", "eot"),
     *("blank_id", "translate", "transcribe", "is_multilingual", "no_timestamps", "no_speech"),
@@ -27,6 +31,7 @@ LISTS = ("sot_sequence", "all_language_tokens", "all_language_codes")
 ENCODER, DECODER, TOKENS = "encoder*.onnx", "decoder*.onnx", "tokens.txt"
 BLANK = 220  # id of the token of a space in OpenAI's vocabularies
 MAX_TOKENS_BYTES = 64 << 20
+MOST_DIGITS = 10  # of an id
 
 
 def _write_metadata(draft: Draft) -> str:
@@ -171,11 +176,23 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
             yield file, f"line {number + 1} is not base64"
             return
     count = len({line.rpartition(" ")[2] for line in lines})
-    if end.isdecimal() and count < int(end):
+    if end.isdecimal() and len(end) < MOST_DIGITS and count < int(end):
         yield file, f"it has {count} tokens; 'eot' is {end}"
 
 
-RULES = (metadata, sizes, dynamic, tokens)
+def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    name, header = _encoder(files)
+    for key, right in metadata_of(checkpoint).items():
+        if key in (*NUMBERS, *LISTS) and (stated := header.metadata.get(key)):
+            yield Setting(name, f"'{key}'", sorted(stated.split(",")), sorted(right.split(",")))
+    file = _name(files, TOKENS)
+    parts = (line.rpartition(" ") for line in files.read(file, _token_lines))
+    lines = {int(number): text for text, _, number in parts if number.isdecimal()}
+    expected = (line.rpartition(" ") for line in text_tokens(checkpoint).splitlines())
+    yield from token_setting(file, lines, {int(number): text for text, _, number in expected})
+
+
+RULES = (metadata, sizes, dynamic, tokens, *checkpoint_rules(_settings))
 
 
 def _is_right(key: str, metadata: Mapping[str, str]) -> bool:

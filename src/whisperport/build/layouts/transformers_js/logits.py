@@ -24,6 +24,8 @@ def logits(
         n_prompt: how many the first run decodes; the others follow one by one, with the cache.
     """
     encoder_path, decoder_path = graph_paths(folder, precision)
+    if not encoder_path.exists():  # optimum writes them beside the settings
+        encoder_path, decoder_path = folder / encoder_path.name, folder / decoder_path.name
     (features,) = open_session(encoder_path).run(None, {"input_features": mel[None]})
     decoder = open_session(decoder_path)
     names = [output.name for output in decoder.get_outputs()]

@@ -12,7 +12,9 @@ from typing import Any
 from whisperport.build.layouts.huggingface_files import all_tokens, write_json
 from whisperport.build.layouts.huggingface_rules import (
     CONFIG,
+    GENERATION,
     NO_TIMESTAMPS,
+    PREPROCESSOR,
     TOKENIZER,
     n_vocab,
     stored_ids,
@@ -103,6 +105,17 @@ def _move_graphs(draft: Draft) -> str:
         if path.is_file():
             os.replace(path, target / path.name)
     return "the graphs are in the folder `onnx`"
+
+
+@layout_rule("WP710", "A file of settings is missing")
+def needed(files: Files) -> Iterator[tuple[str, str]]:
+    """Apps read sizes, ids, mel bands and tokens from JSON files: "Could not locate file".
+
+    What to do: copy it from the checkpoint, or `whisperport convert CHECKPOINT --for transformers.js`.
+    """
+    for name in (CONFIG, GENERATION, PREPROCESSOR, TOKENIZER):
+        if not files.has(name):
+            yield name, "the file is missing"
 
 
 @layout_rule("WP711", "The merged decoder is missing")
@@ -242,6 +255,7 @@ def folder(files: Files) -> Iterator[tuple[str, str]]:
 
 RULES = (
     *SETTINGS,
+    needed,
     merged,
     branch,
     order,

@@ -52,7 +52,7 @@ def write(checkpoint: "Checkpoint", precision: str, path: Path) -> None:
         path: of the file.
     """
     dims = checkpoint.dims
-    filters, tokens = mel_filters(dims.n_mels), _text_tokens(checkpoint)
+    filters, tokens = mel_filters(dims.n_mels), text_tokens(checkpoint)
     with path.open("wb") as file:
         file.write(
             struct.pack(
@@ -71,7 +71,7 @@ def write(checkpoint: "Checkpoint", precision: str, path: Path) -> None:
             _write_tensor(file, name, weight(checkpoint, name), precision)
 
 
-def _text_tokens(checkpoint: "Checkpoint") -> list[bytes]:
+def text_tokens(checkpoint: "Checkpoint") -> list[bytes]:
     """Return the bytes of the tokens before <|endoftext|>, in the order of their ids."""
     vocabulary = json.loads(checkpoint.tokenizer_json)["model"]["vocab"]
     texts = {i: token for token, i in vocabulary.items()}

@@ -6,12 +6,20 @@ Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp, and runs of files that ha
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, token_setting
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import Draft, layout_rule
-from whisperport.build.layouts.whisper_cpp.file import write
+from whisperport.build.layouts.whisper_cpp.file import text_tokens, write
 from whisperport.errors import ProgramError
 from whisperport.program.dims import KNOWN_VOCABULARIES
+from whisperport.speech.audio import mel_filters
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 MAGIC_BYTES = 4
 NUMBERS = (
@@ -20,6 +28,7 @@ NUMBERS = (
 )
 CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
 DISTILLED_LAYERS = 2
+FILTERS = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 
 
 def is_taken_for_distilled(n_text_layer: int, n_vocab: int) -> bool:
@@ -81,7 +90,26 @@ def known_vocabulary(files: Files) -> Iterator[tuple[str, str]]:
         yield files.path.name, f"{size} tokens; known are {known}"
 
 
-RULES = (full_precision, distilled, known_vocabulary)
+def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    from whisperport.model.checkpoint.ggml import read_sound_and_text
+
+    name = files.path.name
+    for key, size in _header(files).items():
+        if key != "ftype":
+            yield Setting(name, key, size, getattr(checkpoint.dims, key))
+    filters, tokens = files.read("", read_sound_and_text)
+    right = mel_filters(checkpoint.dims.n_mels)
+    if filters.shape != right.shape or not np.allclose(filters, right, rtol=0, atol=FILTERS):
+        reason = "the mel filters are not those of the checkpoint"
+        yield Setting(name, "mel filters", 0, 1, reason=reason)
+    stated, expected = (
+        {i: token.decode("utf-8", "backslashreplace") for i, token in enumerate(texts)}
+        for texts in (tokens, text_tokens(checkpoint))
+    )
+    yield from token_setting(name, stated, expected)
+
+
+RULES = (full_precision, distilled, known_vocabulary, *checkpoint_rules(_settings))
 
 
 def _header(files: Files) -> Mapping[str, int]:

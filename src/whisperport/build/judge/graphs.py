@@ -1,0 +1,402 @@
+"""Run the graphs of files without their app, and say what they compute if it is not the checkpoint's.
+
+They run in a child process with limits. If the logits are wrong, the checkpoint is run in torch with one
+fault after the other that exporters make: the one that gives the same wrong logits is the cause.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.arrays import Floats
+from whisperport.build.layouts.exact import LIMIT
+from whisperport.build.layouts.layout import Layout
+from whisperport.build.layouts.reference import KnownLogits, known_logits, spectrogram
+from whisperport.program.checks import Check
+from whisperport.system.child import Limits, StoppedError, run_limited
+from whisperport.system.progress import begin_stage
+from whisperport.verification.clips import Clip
+
+if TYPE_CHECKING:  # it needs torch
+    from torch import Tensor
+
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+    from whisperport.model.network.whisper import Whisper
+
+GRAPHS = "the graphs, without an app"
+JOB = f"{__name__}:run_graphs"
+SECONDS = 600.0
+MEMORY = 2 << 30  # bytes, beside four times those of the files
+MOST_LAYERS = 8  # whose keys and values are exchanged, one layer after the other
+# What masks of exported graphs hold: the lowest numbers of float16 and float32.
+LOWEST = -65504.0, float(np.finfo(np.float32).min)
+HALF_SAME = 0.5  # of the positions: quantized graphs that are right have that many best tokens
+FIT = 0.1  # of the mean error: a cause may leave so much, as where the weights are rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A fault that exporters make.
+
+    Attributes:
+        sentence: what the graphs do.
+        change: makes the fault in a model of its own.
+        positions: (S,) of the tokens; None: the right ones.
+        mask: (S, S) of self-attention; None: the right one.
+        n_rows: how many of the first logits are compared; None: all.
+    """
+
+    sentence: str
+    change: "Callable[[Whisper], None]" = lambda _model: None
+    positions: "Tensor | None" = None
+    mask: "Tensor | None" = None
+    n_rows: int | None = None
+
+
+def check_computed(
+    layout: Layout,
+    path: Path,
+    precision: str,
+    checkpoint: "Checkpoint",
+    clip: Clip,
+    *,
+    exact: bool,
+    swapped: Sequence[str],
+) -> Check:
+    """Run the graphs on a clip with the tokens that the checkpoint emits, and compare the logits.
+
+    Args:
+        layout: it has `logits`.
+        path: of its files.
+        precision: of their weights.
+        checkpoint: of which they were made.
+        clip: its first seconds are used.
+        exact: whether the weights are those of the checkpoint to the bit.
+        swapped: weights whose axes have another order in the files than those of all others.
+
+    Raises:
+        StoppedError: the graphs cannot be run.
+        MissingPackageError: the package that runs them is not installed.
+    """
+    dims = checkpoint.dims
+    profile = next(iter(layout.apps.values())).profile_of(checkpoint)
+    known = known_logits(checkpoint, profile, [clip], ())
+    # Positions that are too late by one must be there, too.
+    known = replace(known, tokens=known.tokens[: dims.n_text_ctx - 1])
+    mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, "mel")[:, : dims.n_frames]
+    logits = _run(layout, path, precision, mel, known)
+    comparison = _Comparison(checkpoint, mel, known, logits, exact=exact)
+    reason = "" if comparison.is_right else comparison.cause(swapped)
+    return Check(
+        level="arrays",
+        program=GRAPHS,
+        what=f"logits of {clip.name}",
+        value={"positions": len(known.tokens), "max_relative": comparison.error()},
+        rule=f"logits within {LIMIT:g} of those in eager torch"
+        if exact
+        else f"after at least {HALF_SAME:.0%} of the tokens, the best token is that of eager torch",
+        passed=not reason,
+        reason=reason,
+    )
+
+
+def run_graphs(
+    app: str, path: str, precision: str, mel: str, tokens: list[int], n_prompt: int, out: str
+) -> None:
+    """Run graphs, and write the logits to an .npy file; the job of the child process."""
+    layout = layout_of(app)
+    begin_stage("running the graphs")
+    assert layout.logits is not None
+    logits = layout.logits(Path(path), precision, np.load(mel), tokens, n_prompt)
+    np.save(out, np.asarray(logits, np.float32))
+
+
+def _run(layout: Layout, path: Path, precision: str, mel: Floats, known: KnownLogits) -> Floats:
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    begin_stage("running the graphs")
+    with TemporaryDirectory() as folder:
+        np.save(Path(folder) / "mel.npy", mel)
+        out = Path(folder) / "logits.npy"
+        arguments = {
+            "app": next(iter(layout.apps)),
+            "path": str(path.absolute()),
+            "precision": precision,
+            "mel": str(Path(folder) / "mel.npy"),
+            "tokens": list(known.tokens),
+            "n_prompt": known.n_prompt,
+            "out": str(out),
+        }
+        run_limited(JOB, arguments, Limits(MEMORY + 4 * size, SECONDS))
+        logits: Floats = np.load(out)
+    if logits.ndim != 2 or len(logits) != len(known.tokens):
+        raise StoppedError(f"the logits have the shape {logits.shape}")
+    return logits
+
+
+class _Comparison:
+    """Compares the logits of graphs with what the checkpoint computes, with and without a fault."""
+
+    def __init__(
+        self,
+        checkpoint: "Checkpoint",
+        mel: Floats,
+        known: KnownLogits,
+        logits: Floats,
+        *,
+        exact: bool,
+    ) -> None:
+        import torch
+
+        self.checkpoint, self.known, self.logits, self.exact = checkpoint, known, logits, exact
+        self.mel = torch.from_numpy(mel[None])
+        self.tokens = torch.tensor(known.tokens)
+        self.expected = self.computed(Cause("nothing is wrong"))
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the logits are the checkpoint's, as far as its weights are."""
+        if self.logits.shape != self.expected.shape:
+            return False
+        if self.exact:
+            return self.error() <= LIMIT
+        same = self.logits.argmax(axis=1) == self.expected.argmax(axis=1)
+        return bool(np.isfinite(self.logits).all() and same.mean() >= HALF_SAME)
+
+    def error(self, expected: Floats | None = None, rows: slice | None = None) -> float:
+        """Return the largest difference, as part of the largest logit."""
+        right = self.expected if expected is None else expected
+        if self.logits.shape != right.shape:
+            return float("inf")
+        rows = rows or slice(None)
+        largest = float(np.abs(right[rows]).max())
+        return float(np.abs(self.logits[rows] - right[rows]).max()) / largest
+
+    def computed(self, cause: Cause) -> Floats:
+        """Return the logits (S, V) that the checkpoint computes with a fault."""
+        from whisperport.model.network.whisper import build_model
+
+        model = build_model(self.checkpoint)
+        cause.change(model)
+        cross_kv = model.cross_kv(model.encode(self.mel))
+        logits: Floats = model.logits(
+            self.tokens, cross_kv, positions=cause.positions, mask=cause.mask
+        ).numpy()
+        return logits
+
+    def cause(self, swapped: Sequence[str]) -> str:
+        """Return in words what the graphs compute instead; for `swapped`, see `causes`."""
+        if self.logits.shape != self.expected.shape:
+            return (
+                f"the logits are of {self.logits.shape[1]} tokens; the checkpoint has "
+                f"{self.expected.shape[1]}"
+            )
+        if bad := int(np.count_nonzero(~np.isfinite(self.logits).all(axis=1))):
+            return f"after {bad} of {len(self.logits)} tokens, logits are infinite or not a number"
+        plain = float(np.abs(self.logits - self.expected).mean())
+        n_prompt = self.known.n_prompt
+        nearest = (float("inf"), "")
+        for cause in causes(self.checkpoint, self.tokens, n_prompt, swapped):
+            begin_stage(f"looking for the cause: {cause.sentence}")
+            try:
+                computed = self.computed(cause)
+            except (RuntimeError, IndexError):  # sizes that do not fit this checkpoint
+                continue
+            rows = slice(cause.n_rows)
+            left = float(np.abs(self.logits[rows] - computed[rows]).mean())
+            if self.error(computed, rows) <= LIMIT / 10:
+                return cause.sentence
+            nearest = min(nearest, (left, cause.sentence))
+        if nearest[0] <= FIT * plain:
+            return nearest[1]
+        right = np.abs(self.logits - self.expected).max(axis=1)
+        right = right <= 10 * LIMIT * float(np.abs(self.expected).max())
+        if right[:n_prompt].all():
+            return (
+                "the first run is right, and the tokens after it are wrong: the cache, or the mask or the "
+                "positions with a cache"
+            )
+        if right[0]:
+            return "the first token is right, and later ones of its run are wrong: the mask or positions"
+        return f"the first run is wrong, by {self.error():.1g} of the largest logit: encoder or decoder"
+
+
+def causes(
+    checkpoint: "Checkpoint", tokens: "Tensor", n_prompt: int, swapped: Sequence[str]
+) -> Iterator[Cause]:
+    """Yield the faults that are tried, the most frequent first.
+
+    Args:
+        checkpoint: its sizes are used.
+        tokens: (S,), of which the first run decodes `n_prompt`, and then one after the other follows.
+        swapped: weights that may be used with their axes swapped.
+    """
+    import torch
+
+    n = len(tokens)
+    places, later = torch.arange(n), torch.arange(n) >= n_prompt
+    for step, word in ((1, "late"), (-1, "early")):
+        shifted = (places + step).clamp(0, checkpoint.dims.n_text_ctx - 1)
+        yield Cause(f"the positions of all tokens are one too {word}", positions=shifted)
+        yield Cause(
+            f"the positions of tokens after the first run are one too {word}",
+            positions=torch.where(later, shifted, places),
+        )
+    from_0 = torch.where(later, 0, places)
+    yield Cause(
+        "the positions of tokens after the first run begin at 0 again: the cache is not counted",
+        positions=from_0,
+    )
+    hidden = torch.full((n, n), LOWEST[0])
+    causal = hidden.triu(1)
+    in_first_run = ~later[:, None] & ~later[None]
+    yield Cause(
+        "the mask of self-attention is missing: a token sees later ones of the same run",
+        mask=torch.where(in_first_run, 0, causal),
+    )
+    for lowest in LOWEST:
+        yield Cause(
+            "the mask of self-attention is inverted: a token sees later ones only",
+            mask=torch.where(
+                in_first_run,
+                torch.full((n, n), lowest).tril(0),
+                torch.where(later[:, None], causal, -torch.inf),
+            ),
+            n_rows=n_prompt - 1,
+        )
+    same_run = torch.eye(n, dtype=torch.bool) | in_first_run
+    for positions in (None, from_0):  # where the cache stays empty, its length is 0
+        yield Cause(
+            "the cache is not read: a token sees those of its own run only",
+            mask=torch.where(same_run, causal, hidden),
+            positions=positions,
+        )
+    prompt_or_self = same_run | ~later[None]
+    yield Cause(
+        "the cache is not updated after the first run: a token does not see those between",
+        mask=torch.where(prompt_or_self, causal, hidden),
+    )
+    yield from _changes(checkpoint, swapped)
+
+
+def _changes(checkpoint: "Checkpoint", swapped: Sequence[str]) -> Iterator[Cause]:
+    """Yield faults in the modules of the model."""
+    from torch import nn
+
+    dims = checkpoint.dims
+    layers = range(dims.n_text_layer)
+    for kind, name in (("attn", "self"), ("cross_attn", "cross")):
+        exchanged = f"keys and values of {name}-attention are exchanged in"
+        yield Cause(
+            f"{exchanged} every decoder layer", partial(_exchange, kind=kind, layers=layers)
+        )
+        for layer in layers[:MOST_LAYERS]:
+            yield Cause(
+                f"{exchanged} decoder layer {layer}", partial(_exchange, kind=kind, layers=[layer])
+            )
+    for name in swapped:
+        yield Cause(
+            f"{name} is used with its axes swapped: no other matrix is stored so",
+            partial(_swap_axes, name=name),
+        )
+    for sides in (("decoder",), ("encoder",), ("encoder", "decoder")):
+        part = " and ".join(sides)
+        for activation, word in ((nn.GELU("tanh"), "GELU's tanh form"), (nn.ReLU(), "ReLU")):
+            yield Cause(
+                f"{part}: {word} is computed in place of GELU",
+                partial(_replace, sides=sides, activation=activation),
+            )
+        for epsilon in (1e-6, 1e-12, 1e-3, 1e-8):
+            yield Cause(
+                f"{part}: the layer norms have the epsilon {epsilon:g} in place of 1e-05",
+                partial(_set_epsilon, sides=sides, value=epsilon),
+            )
+        n_head = dims.n_text_head if sides == ("decoder",) else dims.n_audio_head
+        for heads in (n_head // 2, n_head * 2, 1):
+            if heads not in (0, n_head) and dims.n_text_state % heads == 0:
+                yield Cause(
+                    f"{part}: attention has {heads} heads; the checkpoint has {n_head}",
+                    partial(_split, sides=sides, heads=heads),
+                )
+        yield Cause(
+            f"{part}: attention scores are not divided by the root of a head's width",
+            partial(_scale, sides=sides),
+        )
+        yield Cause(f"{part}: no positions are added", partial(_without_positions, sides=sides))
+    yield Cause("the audio does not reach the decoder", _without_audio)
+
+
+def _part(model: "Whisper", name: str) -> Any:
+    return model.get_submodule(name)
+
+
+def _exchange(model: "Whisper", kind: str, layers: Iterable[int]) -> None:
+    for layer in layers:
+        attention = _part(model, f"decoder.blocks.{layer}.{kind}")
+        attention.key, attention.value = attention.value, attention.key
+
+
+def _replace(model: "Whisper", sides: Sequence[str], activation: Any) -> None:
+    for side in sides:
+        for block in _part(model, side).blocks:
+            block.mlp[1] = activation
+
+
+def _set_epsilon(model: "Whisper", sides: Sequence[str], value: float) -> None:
+    from torch import nn
+
+    for module in _modules(model, sides, nn.LayerNorm):
+        module.eps = value
+
+
+def _split(model: "Whisper", sides: Sequence[str], heads: int) -> None:
+    for module in _attentions(model, sides):
+        module.head_width = module.n_head * module.head_width // heads
+        module.n_head = heads
+
+
+def _scale(model: "Whisper", sides: Sequence[str]) -> None:
+    for module in _attentions(model, sides):
+        for name in ("weight", "bias"):
+            _multiply(module.query, name, module.head_width**0.5)
+
+
+def _without_positions(model: "Whisper", sides: Sequence[str]) -> None:
+    for side in sides:
+        _multiply(_part(model, side), "positional_embedding", 0)
+
+
+def _swap_axes(model: "Whisper", name: str) -> None:
+    from torch import nn
+
+    module, _, kind = name.rpartition(".")
+    swapped = getattr(_part(model, module), kind).T.contiguous()
+    setattr(_part(model, module), kind, nn.Parameter(swapped, requires_grad=False))
+
+
+def _attentions(model: "Whisper", sides: Sequence[str]) -> Iterator[Any]:
+    from whisperport.model.network.attention import Projections
+
+    return _modules(model, sides, Projections)
+
+
+def _modules(model: "Whisper", sides: Sequence[str], kind: type) -> Iterator[Any]:
+    modules = (module for side in sides for module in _part(model, side).modules())
+    return (module for module in modules if isinstance(module, kind))
+
+
+def _multiply(module: Any, name: str, factor: float) -> None:
+    """Multiply a parameter of this model alone: its memory is the checkpoint's."""
+    from torch import nn
+
+    setattr(module, name, nn.Parameter(getattr(module, name) * factor, requires_grad=False))
+
+
+def _without_audio(model: "Whisper") -> None:
+    encoder = cast(Any, model.encoder)
+    encoder.forward = lambda mel: mel.new_zeros(1, model.dims.n_audio_ctx, model.dims.n_audio_state)

@@ -1,0 +1,134 @@
+"""Two rules of every layout: what its files state is what the checkpoint has, of which they were made."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from whisperport.build.layouts.reading import Files
+from whisperport.build.layouts.rules import LayoutRule
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+MOST = 5  # settings of a file that are named
+LONGEST = 60  # characters of a value
+
+SIZES_TEXT = """
+With `--checkpoint`, sizes, ids and tokens in the files are compared with the checkpoint's. If one differs,
+the app computes with other heads or other mel bands, gives the wrong prompt, or writes other words.
+
+What to do: take all files from the same checkpoint, or `whisperport convert CHECKPOINT --for APP`.
+"""
+DECODING_TEXT = """
+With `--checkpoint`, the tokens that are suppressed, the heads of word timestamps and the longest text are
+compared. The app then emits what the checkpoint does not, stops early, or gives other word timestamps.
+
+What to do: take the settings from the checkpoint, or `whisperport convert CHECKPOINT --for APP`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a file states, and what the checkpoint has.
+
+    Attributes:
+        file: its path in the folder.
+        name: of the setting.
+        stated: in the file; None: it is not there.
+        right: of the checkpoint.
+        is_decoding: whether the app would decode with it, and only loses something.
+        reason: how the two differ; empty: both are named.
+    """
+
+    file: str
+    name: str
+    stated: Any
+    right: Any
+    is_decoding: bool = False
+    reason: str = ""
+
+
+def checkpoint_rules(
+    settings: "Callable[[Files, Checkpoint], Iterator[Setting]]",
+) -> tuple[LayoutRule, LayoutRule]:
+    """Return the two rules of a layout, whose files state some settings."""
+    return (
+        LayoutRule(
+            "WP708",
+            "A size, an id or a token is not the checkpoint's",
+            inspect.cleandoc(SIZES_TEXT),
+            partial(_differences, settings, is_decoding=False),
+        ),
+        LayoutRule(
+            "WP709",
+            "A setting of decoding is not the checkpoint's",
+            inspect.cleandoc(DECODING_TEXT),
+            partial(_differences, settings, is_decoding=True),
+            is_warning=True,
+        ),
+    )
+
+
+def settings_of(
+    file: str,
+    stated: Mapping[str, Any],
+    right: Mapping[str, Any],
+    keys: tuple[str, ...] = (),
+    *,
+    is_decoding: bool = False,
+) -> Iterator[Setting]:
+    """Yield the settings of a JSON file that the checkpoint has, too; keys: these only."""
+    for key in keys or right:
+        yield Setting(file, key, stated.get(key), right.get(key), is_decoding)
+
+
+def token_setting(
+    file: str, stated: Mapping[int, str], right: Mapping[int, str]
+) -> Iterator[Setting]:
+    """Yield how the tokens of a file differ from the checkpoint's; those that one lacks are left out."""
+    changed = [i for i, token in stated.items() if right.get(i, token) != token]
+    if changed:
+        first = changed[0]
+        reason = (
+            f"{len(changed):,} of {len(stated):,} tokens are not the checkpoint's, such as id {first}: "
+            f"{_short(stated[first])}, not {_short(right[first])}"
+        )
+        yield Setting(file, "tokens", 0, 1, reason=reason)
+
+
+def _differences(
+    settings: "Callable[[Files, Checkpoint], Iterator[Setting]]", files: Files, *, is_decoding: bool
+) -> Iterator[tuple[str, str]]:
+    if files.checkpoint is None:
+        return
+    named = 0
+    for setting in settings(files, files.checkpoint):
+        if setting.is_decoding != is_decoding or setting.stated is None or setting.right is None:
+            continue
+        stated, right = _comparable(setting.stated), _comparable(setting.right)
+        if isinstance(right, dict) and isinstance(stated, dict):
+            # Files of a model may name more languages than a checkpoint that was trained for one.
+            stated = {key: stated.get(key) for key in right}
+        if stated != right and named < MOST:
+            named += 1
+            yield (
+                setting.file,
+                setting.reason
+                or f"{setting.name} is {_short(stated)}; the checkpoint has {_short(right)}",
+            )
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value as it is in JSON; of a list, its order does not count."""
+    if isinstance(value, list | tuple | set):
+        return sorted((_comparable(entry) for entry in value), key=repr)
+    if isinstance(value, Mapping):
+        return {str(key): _comparable(entry) for key, entry in value.items()}
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
