@@ -646,7 +646,7 @@ def said_of(path: Path, checkpoint: Any) -> str:
     found = judgement.to_json()
     wrong = [check for run in found["runs"] for check in run["checks"] if not check["passed"]]
     failed = [run["reason"] for run in found["runs"] if run["failed"]]
-    changed = judgement.identity.changed if judgement.identity else []
+    changed = judgement.identity.changed if judgement.identity is not None else []
     return " ".join(map(str, (*found["problems"], *changed, *wrong, *failed)))
 
 

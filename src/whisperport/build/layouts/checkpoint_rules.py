@@ -16,16 +16,14 @@ MOST = 5  # settings of a file that are named
 LONGEST = 60  # characters of a value
 
 SIZES_TEXT = """
-With `--checkpoint`, sizes, ids and tokens in the files are compared with the checkpoint's. If one differs,
-the app computes with other heads or other mel bands, gives the wrong prompt, or writes other words.
+Found with `--checkpoint`. The app computes or prompts wrongly, or writes other words.
 
-What to do: take all files from the same checkpoint, or `whisperport convert CHECKPOINT --for APP`.
+What to do: `whisperport convert CHECKPOINT --for APP`.
 """
 DECODING_TEXT = """
-With `--checkpoint`, the tokens that are suppressed, the heads of word timestamps and the longest text are
-compared. The app then emits what the checkpoint does not, stops early, or gives other word timestamps.
+Found with `--checkpoint`: suppressed tokens, heads of word timestamps, or the longest text.
 
-What to do: take the settings from the checkpoint, or `whisperport convert CHECKPOINT --for APP`.
+What to do: `whisperport convert CHECKPOINT --for APP`.
 """
 
 

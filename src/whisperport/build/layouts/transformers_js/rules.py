@@ -109,9 +109,9 @@ def _move_graphs(draft: Draft) -> str:
 
 @layout_rule("WP710", "A file of settings is missing")
 def needed(files: Files) -> Iterator[tuple[str, str]]:
-    """Apps read sizes, ids, mel bands and tokens from JSON files: "Could not locate file".
+    """The app fails: "Could not locate file".
 
-    What to do: copy it from the checkpoint, or `whisperport convert CHECKPOINT --for transformers.js`.
+    What to do: copy it from the checkpoint.
     """
     for name in (CONFIG, GENERATION, PREPROCESSOR, TOKENIZER):
         if not files.has(name):
