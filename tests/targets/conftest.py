@@ -1,5 +1,6 @@
 """The built-in programs in the form that each target gets."""
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -64,3 +65,20 @@ def micro_bundle_on(
             return export(micro_checkpoint, "onnxruntime", folder, options).folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def short_features(micro: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """`short_features(mel)`: what torch computes with the first rows of the table of positions."""
+
+    import torch
+
+    def computed(mel: np.ndarray) -> np.ndarray:
+        encoder = copy.deepcopy(micro.encoder)
+        table = encoder.positional_embedding[: mel.shape[2] // 2]
+        encoder.positional_embedding = torch.nn.Parameter(table, requires_grad=False)
+        with torch.no_grad():
+            features: np.ndarray = encoder(torch.from_numpy(mel)).numpy()
+        return features
+
+    return computed

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 import torch
+from openvino import opset13
 from torch import Tensor, nn
 
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, LoweringError, UsageError
+from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.program import Program, trace
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.profiling import ProfileOptions
 from whisperport.program.runner import Runner
@@ -24,6 +30,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, decode_together, decode_window, load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu.openvino import target as openvino_target
+from whisperport.targets.cpu.openvino.audio_length import with_any_audio
 from whisperport.targets.cpu.openvino.runtime import Device, OpenVinoRunner, start
 from whisperport.targets.cpu.openvino.target import DeviceOptions
 from whisperport.verification.array_comparison import compare
@@ -31,6 +38,7 @@ from whisperport.verification.clips import Clip
 from whisperport.verification.tolerances import GATES
 
 from ...extent import EVERYTHING
+from ...micro import DIMS
 
 OPENVINO = get_target("openvino")
 ONE_THREAD = RunOptions(threads=1)
@@ -305,3 +313,51 @@ def test_texts_decoded_together_are_those_decoded_alone(
     assert bundle.manifest.verified
     assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert any(one.tokens for one in alone)
+
+
+# Audio of any length.
+
+
+@pytest.fixture(scope="module")
+def audio_programs(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The encoder and `cross_kv` of the micro model: the folder and the entries."""
+    folder, names = tmp_path_factory.mktemp("audio"), ["encoder", "cross_kv"]
+    return folder, OPENVINO.lower(list(whisper_programs(Parts(micro, [(0, 0)]), names)), folder)
+
+
+@pytest.mark.parametrize("positions", [1, 4, DIMS.n_audio_ctx])
+def test_a_short_window_gives_what_torch_computes_with_as_many_positions(
+    audio_programs: Any, short_features: Callable[..., np.ndarray], positions: int
+) -> None:
+    runners = OPENVINO.load(*audio_programs, RunOptions(threads=1, short_windows=True))
+    random = np.random.default_rng(0)
+    mel = random.standard_normal((1, DIMS.n_mels, 2 * positions)).astype(np.float32)
+
+    features = runners["encoder"].run({"mel": mel})["features"]
+    cross_kv = runners["cross_kv"].run({"features": features})
+
+    np.testing.assert_allclose(features, short_features(mel), atol=1e-5)
+    for name, array in cross_kv.items():
+        assert array.shape[runners["cross_kv"].free_axes[name]] == positions
+
+
+def test_without_short_windows_a_model_has_one_length(audio_programs: Any) -> None:
+    for runner in OPENVINO.load(*audio_programs, ONE_THREAD).values():
+        assert not runner.free_axes
+
+
+def test_a_model_whose_result_does_not_follow_the_audio_stays_static(audio_programs: Any) -> None:
+    folder, (entry, _) = audio_programs
+    model = start(Device()).read_model(*(folder / file for file in entry.files))
+    twice = opset13.concat([model.output(0).get_node().input_value(0)] * 2, 2)
+    longer = openvino.Model([opset13.result(twice)], model.get_parameters())
+    for changed in (longer, padded(model)):
+        assert with_any_audio(changed, entry.spec)[1] == {}
+
+
+def padded(model: Any) -> Any:
+    """The model with a row of zeros after its result."""
+    zeros = opset13.constant(np.zeros((1, 1, DIMS.n_audio_state), np.float32))
+    source = model.output(0).get_node().input_value(0)
+    joined = opset13.concat([source, zeros.output(0)], 1)
+    return openvino.Model([opset13.result(joined)], model.get_parameters())

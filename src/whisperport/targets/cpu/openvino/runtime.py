@@ -12,6 +12,7 @@ from typing import Any
 from whisperport.errors import BundleError, LoweringError, needs
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
+from whisperport.targets.cpu.openvino.audio_length import with_any_audio
 from whisperport.targets.cpu.openvino.bfloat16 import Bf16Copy, copies, inputs_in_bf16, read_in_bf16
 from whisperport.targets.stated_signature import (
     expect_counts,
@@ -90,6 +91,8 @@ class OpenVinoRunner(Runner):
         weights: Path,
         device: Device,
         properties: Mapping[str, Any],
+        *,
+        any_audio: bool = False,
     ) -> None:
         """Read the program.
 
@@ -100,6 +103,7 @@ class OpenVinoRunner(Runner):
             weights: the .bin file.
             device: where the program runs.
             properties: of OpenVINO, for compiling the program.
+            any_audio: whether the program reads audio of any length, on the CPU and if its form is known.
 
         Raises:
             BundleError: OpenVINO cannot read the files, or their signature differs from `spec`.
@@ -112,6 +116,8 @@ class OpenVinoRunner(Runner):
         except (RuntimeError, ValueError) as error:  # ValueError: a name is not UTF-8
             raise _unreadable(model.name, error) from error
         check_signature(self._model, spec, model.name)
+        if any_audio and device.name == CPU:
+            self._model, self.free_axes = with_any_audio(self._model, spec)
         in_bf16 = device.name == CPU and self._properties.get("INFERENCE_PRECISION_HINT") == "bf16"
         self.in_bf16 = inputs_in_bf16(spec) if in_bf16 else ()
         if self.in_bf16:

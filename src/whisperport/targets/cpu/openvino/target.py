@@ -141,7 +141,14 @@ class OpenVino(Target):
                 w8=entry.precision == "w8",
             )
             files = _files(folder, entry)
-            runners[entry.spec.name] = OpenVinoRunner(core, entry.spec, *files, device, properties)
+            runners[entry.spec.name] = OpenVinoRunner(
+                core,
+                entry.spec,
+                *files,
+                device,
+                properties,
+                any_audio=options.short_windows is True,
+            )
         return runners
 
     def _lower(
