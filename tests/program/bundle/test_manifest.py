@@ -286,7 +286,8 @@ def test_an_unknown_program_is_answered_with_the_known_ones(manifest: Manifest) 
 def test_any_value_anywhere_raises_a_bundle_error_or_nothing(
     manifest: Manifest, data: st.DataObject
 ) -> None:
-    document = with_a_file(manifest).to_json()
+    windows = ShortWindows(positions=(3, 4), min_logprob=-0.5)
+    document = replace(with_a_file(manifest), short_windows=windows).to_json()
     for _ in range(data.draw(st.integers(1, 3))):
         path = data.draw(st.sampled_from(paths_into(document)))
         holder(document, path)[path[-1]] = data.draw(ANYTHING)
