@@ -127,9 +127,9 @@ short_windows = option(
     group="Runtime",
     default=None,
     show_default="where the bundle verified them",
-    help="Compute as little as the rest of the audio needs, not a window of 30 s: with ONNX Runtime or "
-    "OpenVINO on the CPU, speech of 2 to 4 s takes a quarter of the time. Few texts differ from those of "
-    "30 s, which are openai-whisper's",
+    help="Compute as little as the rest of the audio needs, not a window of 30 s: where a runtime "
+    "on the CPU reads audio of any length, 2 to 4 s take a quarter of the time. Few texts differ from "
+    "those of 30 s, which are openai-whisper's",
 )
 sizes_option = option(
     "--size",

@@ -282,8 +282,8 @@ def load_engine(
         raise UsageError(
             "this bundle has no short windows",
             why="its encoder or its `cross_kv` reads windows of one length only",
-            hint="use a bundle of ONNX Runtime or OpenVINO for the CPU with windows of 30 s, or do not "
-            "set `short_windows`",
+            hint="use a bundle with windows of 30 s for a runtime on the CPU that reads audio of any "
+            "length, or do not set `short_windows`",
         )
     return engine
 
