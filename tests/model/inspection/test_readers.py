@@ -443,6 +443,18 @@ def test_external_data_that_is_not_beside_the_model_is_named(tmp_path: Path, loc
     assert repr(location) in raised.value.why
 
 
+@pytest.mark.parametrize("text", [b"w.bin", b"offset"])
+def test_a_place_of_external_data_that_is_not_utf_8_is_an_error(
+    tmp_path: Path, text: bytes
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx_model(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    path.write_bytes(path.read_bytes().replace(text, b"\xff" + text[1:]))
+
+    with pytest.raises(ProgramError, match="is damaged"):
+        read_graphs(path)
+
+
 def test_external_data_that_was_cut_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(onnx_model(), path, save_as_external_data=True, location="w.bin", size_threshold=0)

@@ -93,6 +93,8 @@ def _check_external_data(path: Path, model: "onnx.ModelProto") -> None:
     sizes: dict[str, int] = {}
     for tensor in model.graph.initializer:
         entries = {entry.key: entry.value for entry in tensor.external_data}
+        if any(isinstance(text, bytes) for text in (*entries, *entries.values())):
+            raise damaged(path, ValueError("the place of a tensor's data is not UTF-8"))
         if "location" not in entries:
             continue
         name = entries["location"]
