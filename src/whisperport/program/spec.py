@@ -238,6 +238,7 @@ class Runs:
         timed_precisions: those that `--target auto` measures if the user names none. A lowering that takes
             long is left out where another target has the same kernels, or is as fast.
         windows_s: width of the encoder -> longest window known to compile, in seconds; empty: any window.
+        any_audio: whether its runtime reads windows of any length, from programs of one length.
         emulation: run options that run the lowered programs on the CPU in float32: name without the
             target's name -> value. `export` verifies with them, because the device may be absent.
         trial_options: run options that replace the user's options in a trial run, which uses no device:
@@ -250,6 +251,7 @@ class Runs:
     precisions: tuple[str, ...] = ("fp32",)
     timed_precisions: tuple[str, ...] = ("fp32",)
     windows_s: Mapping[int, float] = field(default_factory=dict)
+    any_audio: bool = False
     emulation: Mapping[str, str] = field(default_factory=dict)
     trial_options: Mapping[str, str] = field(default_factory=dict)
 

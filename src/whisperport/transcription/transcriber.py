@@ -114,7 +114,8 @@ class Transcriber:
         CheckpointError: there is no such bundle and no such model.
         MissingPackageError: a target's runtime is not installed; or a model must be exported, and torch is
             not installed.
-        UsageError: `max_concurrent` is below 1, or no bundle is given.
+        UsageError: `max_concurrent` is below 1, no bundle is given, or short windows are asked of a bundle
+            that has none.
     """
 
     def __init__(
@@ -129,6 +130,13 @@ class Transcriber:
         self.turns = Turns(max_concurrent)
         self.bundle = opened = open_bundle(bundle)
         self.engine: Engine = load_engine(opened, run, wrap_runner, encoder=encoder)
+        if run is not None and run.short_windows and self.engine.short_windows is None:
+            raise UsageError(
+                "this bundle has no short windows",
+                why="its encoder or its `cross_kv` reads windows of one length only",
+                hint="use a bundle with windows of 30 s for a runtime on the CPU that reads audio of any "
+                "length, or do not set `short_windows`",
+            )
         self.idle = IdleDecoders(self.engine)
         self.tokenizer = Tokenizer.from_json(
             opened.tokenizer_json(), self.engine.generation, check_merges=False

@@ -14,10 +14,11 @@ from whisperport.program.bundle.writing import check_rewritable
 from whisperport.program.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
+from whisperport.program.window import ShortWindows
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, Step, decode_window, load_engine
 from whisperport.runtime.engine.scores import Scores
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
-from whisperport.speech.audio import log_mel
+from whisperport.speech.audio import HOP_LENGTH, log_mel
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets import RUNTIMES, RunOptions
@@ -29,6 +30,7 @@ from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference, ReferenceClip
 from whisperport.verification.report import ClipText, Report
+from whisperport.verification.short_windows import ShortText, short_text, short_window_check
 from whisperport.verification.tokens import compare_logits, compare_tokens, token_gate
 from whisperport.verification.tolerances import limit_of
 from whisperport.verification.word_check import (
@@ -80,7 +82,7 @@ def _verified(opened: Bundle, run: RunOptions | None, clips: Sequence[str]) -> R
     """Run a bundle on its reference clips and compare; see `verify`."""
     started = time.perf_counter()
     reference = _with_clips(Reference.from_arrays(opened.reference()), clips)
-    checks, last, texts = _session_checks(opened, reference, run)
+    checks, last, texts, short_windows = _session_checks(opened, reference, run)
     if last:
         begin_stage("checking isolation: the last clip in a new session")
         checks.append(_isolation_check(opened, reference, last, run))
@@ -90,6 +92,7 @@ def _verified(opened: Bundle, run: RunOptions | None, clips: Sequence[str]) -> R
         machine=machine(),
         versions=versions(PACKAGES),
         seconds=round(time.perf_counter() - started, 3),
+        short_windows=short_windows,
         texts=tuple(
             ClipText(
                 clip=transcribed.clip.name,
@@ -154,6 +157,9 @@ class _Session:
     """A loaded bundle. Its encoder runs once per clip."""
 
     def __init__(self, bundle: Bundle, run: RunOptions | None) -> None:
+        run = run or RunOptions()
+        if run.short_windows is None:  # they are measured, too
+            run = replace(run, short_windows=True)
         self.decoder = Decoder(load_engine(bundle, run))
         self._features: dict[int, np.ndarray] = {}  # identity of a clip -> its features
 
@@ -167,13 +173,14 @@ class _Session:
 
 def _session_checks(
     bundle: Bundle, reference: Reference, run: RunOptions | None
-) -> tuple[list[Check], Decoded | None, list[Transcribed]]:
+) -> tuple[list[Check], Decoded | None, list[Transcribed], ShortWindows | None]:
     """Compare arrays, tokens and words in one session.
 
     The programs are freed at the end: those of two sessions would need twice the memory.
 
     Returns:
-        The checks, the result of the last clip (None: no clip was decoded), and the text of each.
+        The checks, the result of the last clip (None: no clip was decoded), the text of each, and the
+        windows that may be as short as the audio.
     """
     begin_stage("loading the programs")
     session = _Session(bundle, run)
@@ -186,10 +193,50 @@ def _session_checks(
             begin_stage(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
             decoded.append(_transcribe(session, clip, reference))
     except NumericalError as error:
-        return [*checks, _not_finite("tokens", "transcripts", error)], None, []
+        return [*checks, _not_finite("tokens", "transcripts", error)], None, [], None
     texts = _texts(bundle, reference, decoded)
     checks += _decoded_checks(bundle, reference, decoded, texts, coarsest(precision.values()))
-    return checks, decoded[-1] if decoded else None, texts
+    windows, short_checks = _short_windows(bundle, session, texts, reference)
+    return [*checks, *short_checks], decoded[-1] if decoded else None, texts, windows
+
+
+def _short_windows(
+    bundle: Bundle, session: "_Session", texts: Sequence[Transcribed], reference: Reference
+) -> tuple[ShortWindows | None, list[Check]]:
+    """Decode the clips in windows as short as they are, if the programs read such windows.
+
+    A clip whose reference does not end shows nothing: its text would be decoded in full.
+    """
+    engine, generation = session.decoder.engine, bundle.manifest.generation
+    if engine.short_windows is None:
+        return None, []
+    begin_stage("decoding the clips in short windows")
+    tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), generation)
+    short: list[ShortText | None] = []
+    try:
+        for text in texts:
+            if text.clip.tokens[-1:] == (generation.end_of_text,):
+                options = DecodeOptions(
+                    language=_language(generation, text.clip), max_tokens=reference.max_tokens
+                )
+                features, mel = session.features(text.clip), reference_mel(engine.dims, text.clip)
+                frames = min(len(text.clip.samples) // HOP_LENGTH, engine.dims.n_frames)
+                short.append(
+                    short_text(
+                        session.decoder,
+                        tokenizer,
+                        mel,
+                        features,
+                        frames,
+                        options,
+                        correct=text.clip.text,
+                        unit=text.unit,
+                    )
+                )
+    except NumericalError as error:
+        return None, [_not_finite("words", "short windows", error)]
+    windows, check = short_window_check([s for s in short if s], bundle.manifest.short_windows)
+    return windows, [check]
 
 
 def check_words(

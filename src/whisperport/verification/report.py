@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.checks import LEVELS, Check, Level
-from whisperport.program.json_records import from_json, members
+from whisperport.program.json_records import Member, from_json, members
 from whisperport.program.strict_json import plain
+from whisperport.program.window import ShortWindows
 from whisperport.targets import get_target
 from whisperport.verification.error_rate import Unit
 from whisperport.verification.loss import TORCH_PRECISIONS, Loss
@@ -38,6 +40,10 @@ class Report:
     seconds: float = 0.0  # duration of the verification
     required: tuple[Level, ...] = LEVELS  # levels that must have a check
     texts: tuple[ClipText, ...] = ()  # of each clip
+    # Windows as short as the audio that lost no word; None: none did, or they were not measured.
+    short_windows: Annotated[
+        ShortWindows | None, Member(is_omitted=True), partial(from_json, ShortWindows)
+    ] = None
 
     def __bool__(self) -> bool:
         return not self.failures()

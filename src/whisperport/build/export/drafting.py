@@ -20,6 +20,7 @@ from whisperport.program.bundle import (
     EMBEDDING,
     POSITIONS,
     REFERENCE,
+    SILENCE,
     TOKENIZER,
     Manifest,
     ProgramEntry,
@@ -29,6 +30,7 @@ from whisperport.program.generation import Generation
 from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import (
     COARSE_PROJECTION,
+    CROSS_KV,
     ENCODER,
     PREFILL,
     UNCACHED_DECODER,
@@ -73,6 +75,7 @@ class Original:
     model: "Whisper"
     generation: Generation
     reference: Reference
+    silence: NDArray[np.floating[Any]] | None  # features (T, d) of silence; None: not needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,7 @@ def _read(
 
 def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
     """Build the model in torch, and run it on the clips that the bundle is verified with."""
+    from whisperport.model.network.short_window import silent_features
     from whisperport.model.network.whisper import build_model
     from whisperport.verification.eager import run_eager
 
@@ -166,7 +170,11 @@ def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
         uncached=source.uncached,
         precisions=precisions,
     )
-    return Original(model=model, generation=generation, reference=reference)
+    reads_any = all(placed.target_of(name).spec.runs.any_audio for name in (ENCODER, CROSS_KV))
+    silence = None
+    if reads_any and source.window is None:
+        silence = _in_float16(silent_features(model.encoder, model.dims)[0].numpy())
+    return Original(model=model, generation=generation, reference=reference, silence=silence)
 
 
 def run_further_clips(original: Original) -> Reference:
@@ -188,6 +196,8 @@ def _lowered(source: Source, original: Original, placed: Placed, folder: Path) -
     (folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
     np.save(folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
     np.save(folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
+    if original.silence is not None:
+        np.save(folder / SILENCE, original.silence)
     np.savez_compressed(folder / REFERENCE, allow_pickle=False, **reference.to_arrays())
     return Manifest(
         name=f"{checkpoint.source.name} on {', '.join(placed.targets)}",
@@ -379,3 +389,10 @@ def _table(checkpoint: "Checkpoint", name: str) -> NDArray[np.floating[Any]]:
     weight = checkpoint.weights[name]
     array = (weight if weight.dtype == torch.float16 else weight.float()).numpy()
     return np.ascontiguousarray(array)
+
+
+def _in_float16(table: NDArray[np.float32]) -> NDArray[np.floating[Any]]:
+    """Return a table in float16, or as it is if a value is too large for it."""
+    with np.errstate(over="ignore"):
+        half = table.astype(np.float16)
+    return half if np.isfinite(half).all() else table

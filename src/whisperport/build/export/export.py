@@ -20,7 +20,13 @@ from whisperport.build.export.exported import Exported
 from whisperport.build.export.placing import place_programs
 from whisperport.build.export.quantizing import quantize_programs
 from whisperport.errors import VerificationError, WhisperportError
-from whisperport.program.bundle import Bundle, BundleWriter, Manifest, writing_bundle
+from whisperport.program.bundle import (
+    SILENCE,
+    Bundle,
+    BundleWriter,
+    Manifest,
+    writing_bundle,
+)
 from whisperport.program.bundle.origin import record_own
 from whisperport.program.dims import published_dims
 from whisperport.system.progress import begin_stage
@@ -108,7 +114,9 @@ def _verified(
         raise not_verified(out, report, bundle, run, further)
     manifest = with_evidence(bundle.manifest, report, run.options)
     manifest = with_partitions(manifest, writer.folder)
-    return replace(manifest, verification=report.to_json())
+    if report.short_windows is None:
+        (writer.folder / SILENCE).unlink(missing_ok=True)
+    return replace(manifest, verification=report.to_json(), short_windows=report.short_windows)
 
 
 log = logging.getLogger(__name__)

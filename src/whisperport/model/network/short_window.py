@@ -87,16 +87,14 @@ def shorten_checkpoint(checkpoint: Checkpoint, positions: int) -> Checkpoint:
     )
 
 
-def silent_features(encoder: nn.Module, window: Window, dims: Dims) -> Tensor:
-    """Return the features of silence at the padded positions: (1, padded, d).
+def silent_features(encoder: nn.Module, dims: Dims) -> Tensor:
+    """Return the features of a window of silence: (1, T, d).
 
     Silence is zeros in the spectrogram, as in openai-whisper after the end of the audio.
 
     Args:
         encoder: the encoder of the checkpoint's own window.
-        window: the short window.
         dims: sizes of the checkpoint.
     """
     with torch.no_grad():
-        features = cast(Tensor, encoder(torch.zeros(1, dims.n_mels, dims.n_frames)))
-    return features[:, window.positions : window.context_positions].clone()
+        return cast(Tensor, encoder(torch.zeros(1, dims.n_mels, dims.n_frames)))

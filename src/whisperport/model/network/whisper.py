@@ -164,7 +164,9 @@ def build_model(checkpoint: Checkpoint, window: Window | None = None) -> Whisper
     model = _model(shorten_checkpoint(checkpoint, window.positions), window)
     if window.padding == "silence":
         encoder = _model(checkpoint, None).encoder
-        model.padding = AudioPadding(window, silent_features(encoder, window, checkpoint.dims))
+        silence = silent_features(encoder, checkpoint.dims)
+        padding = silence[:, window.positions : window.context_positions].clone()
+        model.padding = AudioPadding(window, padding)
     return model
 
 

@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from whisperport.errors import BundleError, UsageError
+from whisperport.errors import BundleError
 from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
@@ -250,8 +250,7 @@ def load_engine(
         MissingPackageError: a target's runtime is not installed.
         BundleError: a program is missing, cannot be read, or failed its trial run; or the bundle was
             replaced while it was loaded.
-        UsageError: no target of the bundle has one of the options, or its value is out of range; or
-            the bundle has no short windows, and they are asked for.
+        UsageError: no target of the bundle has one of the options, or its value is out of range.
     """
     manifest, options = bundle.manifest, options or RunOptions()
     names = tuple(dict.fromkeys(entry.target for entry in manifest.programs))
@@ -259,7 +258,7 @@ def load_engine(
         options.options, {name: get_target(name).run_options for name in names}
     )  # checks them
     ensure_tried(bundle, options)
-    short, asked = _short_windows(manifest, options), options.short_windows
+    short = _short_windows(manifest, options)
     options = replace(options, short_windows=short is not None)
     with bundle.unchanged():
         loaded = load_runners(bundle, options, encoder=encoder)
@@ -267,7 +266,7 @@ def load_engine(
         # As plain arrays: indexing an `np.memmap` takes several times as long.
         embedding, positions = np.asarray(bundle.embedding()), np.asarray(bundle.positions())
         silence = bundle.silence() if short else None
-    engine = Engine(
+    return Engine(
         manifest.dims,
         manifest.generation,
         used,
@@ -278,14 +277,6 @@ def load_engine(
         short_windows=short,
         silence=silence,
     )
-    if asked and engine.short_windows is None:
-        raise UsageError(
-            "this bundle has no short windows",
-            why="its encoder or its `cross_kv` reads windows of one length only",
-            hint="use a bundle with windows of 30 s for a runtime on the CPU that reads audio of any "
-            "length, or do not set `short_windows`",
-        )
-    return engine
 
 
 def _short_windows(manifest: Manifest, options: RunOptions) -> ShortWindows | None:

@@ -173,6 +173,7 @@ class OnnxRuntime(Target):
         runs=Runs(
             precisions=("fp32", W8, W8A8),
             timed_precisions=("fp32", W8),
+            any_audio=True,
             further_programs=frozenset({COARSE_PROJECTION}),  # it has an operator of ONNX Runtime
             trial_options={"provider": CPU},
         ),

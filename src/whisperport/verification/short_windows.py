@@ -1,0 +1,189 @@
+"""Measure whether windows as short as the audio keep the words of the full window.
+
+Each clip of the reference is decoded in the full window and in the shortest one that holds it, with
+timestamps, as transcriptions are by default. The runtime trusts the text of a short window if the mean
+log-probability of its tokens is not below a limit, which belongs to the checkpoint: it follows from these
+clips. What it misses is counted on each clip with the limit that follows from the others.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whisperport.program.checks import ALL_PROGRAMS, Check
+from whisperport.program.dims import SECONDS_PER_POSITION
+from whisperport.program.window import UNVERIFIED, ShortWindows
+from whisperport.runtime import DecodeOptions, Decoder, decode_window, split_segments
+from whisperport.speech.text import Tokenizer
+from whisperport.verification.error_rate import TextErrors, Unit, increase_bounds, text_errors
+
+FEWEST_CLIPS = 4  # fewer tell nothing about the next one
+MAX_CHANGE = 0.003  # of WER or CER, absolute
+MOST_AGAIN = (
+    1 / 3
+)  # share of clips decoded again in full; a short window takes a quarter of the time
+ABOVE_WRONG = 0.01  # from the log-probability of a text that differs to the limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortText:
+    """The text of a clip in the shortest window that holds it, and in the full one.
+
+    Attributes:
+        correct: transcript; the full window's text if there is none.
+        full: text of the full window.
+        short: text of the short window.
+        positions: length of the short window, in encoder positions.
+        avg_logprob: mean log-probability of the tokens of `short`.
+        is_whole: whether `short` ends with the audio; no other text is trusted.
+        unit: in which errors are counted.
+    """
+
+    correct: str
+    full: str
+    short: str
+    positions: int
+    avg_logprob: float
+    is_whole: bool
+    unit: Unit
+
+    def is_trusted(self, min_logprob: float) -> bool:
+        """Return whether the runtime uses the text of the short window."""
+        return self.is_whole and self.avg_logprob >= min_logprob
+
+    def errors(self, min_logprob: float) -> tuple[TextErrors, TextErrors]:
+        """Return the errors of the text that the runtime uses, and those of the full window's."""
+        used = self.short if self.is_trusted(min_logprob) else self.full
+        return (
+            text_errors(used, self.correct, self.unit),
+            text_errors(self.full, self.correct, self.unit),
+        )
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two windows have different words."""
+        return text_errors(self.short, self.full, self.unit).errors > 0
+
+
+def short_text(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    mel: np.ndarray,
+    features: np.ndarray,
+    n_frames: int,
+    options: DecodeOptions,
+    *,
+    correct: str,
+    unit: Unit,
+) -> ShortText | None:
+    """Decode a clip in the full window and in the shortest one that holds it; None: none does.
+
+    Args:
+        decoder: of an engine whose programs read windows of any length.
+        tokenizer: of the bundle.
+        mel: spectrogram of the full window, (n_mels, 2T) float32.
+        features: of the full window, (T, d) float32.
+        n_frames: mel frames of `mel` that are audio.
+        options: of both decodings.
+        correct: transcript; empty: not known.
+        unit: in which errors are counted.
+    """
+    positions = UNVERIFIED.shortest(n_frames)
+    if positions is None or positions >= decoder.engine.dims.n_audio_ctx:
+        return None
+    full = decode_window(decoder, features, options)
+    short_mel = mel[:, : 2 * positions].copy()
+    short_mel[:, n_frames:] = 0  # as in a transcription
+    short = decode_window(decoder, decoder.engine.encode(short_mel), options)
+    begin, text_of = decoder.engine.generation.timestamp_begin, tokenizer.decode
+    return ShortText(
+        correct=correct or text_of(full.tokens),
+        full=text_of(full.tokens),
+        short=text_of(short.tokens),
+        positions=positions,
+        avg_logprob=short.avg_logprob,
+        is_whole=short.ended and split_segments(short.tokens, begin, n_frames).closed,
+        unit=unit,
+    )
+
+
+def short_window_check(
+    texts: Sequence[ShortText], stated: ShortWindows | None = None
+) -> tuple[ShortWindows | None, Check]:
+    """Decide whether the runtime may use short windows, and which texts it trusts.
+
+    Args:
+        texts: of the clips.
+        stated: what the bundle states; the check fails if that loses words. None: nothing yet; then the
+            check says why there are windows or none, and passes, since the full window is always there.
+
+    Returns:
+        The windows that may be used, None if none may; and the check.
+    """
+    value: dict[str, float] = {"clips": len(texts)}
+    if len(texts) < FEWEST_CLIPS:
+        return stated, _check(value, f"not decided: fewer than {FEWEST_CLIPS} clips fit in one")
+    limit = lowest_trusted(texts) if stated is None else stated.min_logprob
+    limits = [
+        limit if stated is not None else lowest_trusted([*texts[:i], *texts[i + 1 :]])
+        for i in range(len(texts))
+    ]
+    pairs = [text.errors(own) for text, own in zip(texts, limits, strict=True)]
+    again = sum(not text.is_trusted(own) for text, own in zip(texts, limits, strict=True))
+    extra = sum(used.errors - full.errors for used, full in pairs)
+    length = sum(full.length for _, full in pairs)
+    unit = texts[0].unit
+    value |= {
+        unit: length,
+        "texts_differ": sum(text.differs for text in texts),
+        "decoded_again": again,
+        "extra_errors": extra,
+        "min_logprob": limit,
+    }
+    if not length:
+        return stated, _check(value, "not decided: the clips have no words")
+    _, high = increase_bounds(pairs)
+    value["increase_at_most"] = high
+    lost = f"{extra} more errors in {length} {unit}" if extra > MAX_CHANGE * length else ""
+    rule = f"at most {MAX_CHANGE:.1%} more errors than in the full window; with 95%, at most {high:+.1%}"
+    if stated is not None:
+        return stated, _check(value, rule, lost)
+    if again > MOST_AGAIN * len(texts):
+        return None, _check(value, f"not used: {again} of {len(texts)} clips need the full window")
+    if lost:
+        return None, _check(value, f"not used: {lost}")
+    shortest = min(text.positions for text in texts)
+    windows = ShortWindows(
+        positions=tuple(count for count in UNVERIFIED.positions if count >= shortest),
+        min_logprob=limit,
+    )
+    seconds = ", ".join(f"{count * SECONDS_PER_POSITION:g}" for count in windows.positions)
+    return windows, _check(value, f"used, of {seconds} s: {rule}")
+
+
+def lowest_trusted(texts: Sequence[ShortText]) -> float:
+    """Return the mean log-probability from which on the text of a short window is trusted.
+
+    It is as far below the lowest of the texts that are right as that is below their median, so that few
+    texts of the same kind are decoded again, and above each that differs from the full window's.
+    """
+    right = [text.avg_logprob for text in texts if text.is_whole and not text.differs]
+    wrong = [text.avg_logprob for text in texts if text.is_whole and text.differs]
+    if not right:
+        return 0.0
+    lowest = 2 * min(right) - statistics.median(right)
+    return min(0.0, round(max([lowest, *(value + ABOVE_WRONG for value in wrong)]), 3))
+
+
+def _check(value: dict[str, float], rule: str, reason: str = "") -> Check:
+    return Check(
+        level="words",
+        program=ALL_PROGRAMS,
+        what="short windows",
+        value=value,
+        rule=rule,
+        passed=not reason,
+        reason=reason,
+    )
