@@ -476,14 +476,14 @@ def test_ctrl_c_keeps_every_chunk_that_was_at_work(
 
 def on_window(number: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Act before a window is decoded, counted from 0."""
-    decode, windows = session.decoding_with_fallback, count()
+    decode, windows = session.Session.decode_window, count()
 
     def decode_window(*arguments: Any) -> Any:
         if next(windows) == number:
             act()
         return decode(*arguments)
 
-    monkeypatch.setattr(session, "decoding_with_fallback", decode_window)
+    monkeypatch.setattr(session.Session, "decode_window", decode_window)
 
 
 def fail() -> None:

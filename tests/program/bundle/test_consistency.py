@@ -53,7 +53,12 @@ def window(**sizes: Any) -> Change:
         "context_positions": 1500,
         "padding": "none",
     }
-    return lambda document: document.update(window=given | sizes)
+
+    def change(document: dict[str, Any]) -> None:
+        document.pop("short_windows", None)  # a bundle has one or the other
+        document["window"] = given | sizes
+
+    return change
 
 
 def rename(name: str, new: str) -> Change:

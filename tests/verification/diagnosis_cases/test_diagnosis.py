@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.program.bundle import MANIFEST, Bundle, FileEntry
+from whisperport.program.bundle import MANIFEST, SILENCE, Bundle, FileEntry
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.signatures import expected_signature
 from whisperport.verification.diagnosis.causes import CauseCode
@@ -338,8 +338,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         replace(entry, spec=expected_signature(entry.spec, dims, None, _heads(entry.spec)))
         for entry in manifest.programs
     )
+    (folder / SILENCE).unlink()
+    kept = {name: entry for name, entry in manifest.files.items() if name != SILENCE}
     made = replace(
-        manifest, name="small", dims=dims, programs=programs, files={**manifest.files, **files}
+        manifest,
+        name="small",
+        dims=dims,
+        programs=programs,
+        files={**kept, **files},
+        short_windows=None,
     )
     (folder / MANIFEST).write_bytes(made.to_bytes())
     return Bundle.open(folder)
