@@ -80,6 +80,7 @@ class OpenVino(Target):
         ),
         lowering=Lowering(sums_exponentials=True, lowered_suffix=".xml"),
         runs=Runs(
+            any_audio=True,
             precisions=("fp32", "fp16", "w8", "bf16"),
             # In float32 it is as fast as ONNX Runtime; bfloat16 saves time where the CPU multiplies it.
             timed_precisions=("w8", *["bf16"] * bool(BF16.intersection(instruction_sets()))),
