@@ -23,8 +23,7 @@ HEADS, WIDTH = "num_attention_heads", "head_size"
 
 @layout_rule("WP761", "The settings and the graphs state other sizes")
 def sizes(files: Files) -> Iterator[tuple[str, str]]:
-    """The app makes caches of the sizes in `genai_config.json`. Its own converter counts the
-    encoder's layers for the cross-attention, so that turbo fails.
+    """The app makes caches of the sizes in `genai_config.json`.
 
     What to do: `whisperport convert CHECKPOINT --for onnxruntime-genai`.
     """
