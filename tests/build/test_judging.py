@@ -18,6 +18,7 @@ import onnx
 
 from whisperport import fix, judge
 from whisperport.apps.cli.judge import judge as judge_verb
+from whisperport.build.judge import layers
 from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.layouts import all_rules, layout_of
@@ -455,15 +456,60 @@ def test_one_precision_of_several_is_judged_and_named(
         judge(folder, precision="w8")
 
 
+@pytest.fixture
+def without_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No app is installed, and layers are compared in this process."""
+    monkeypatch.setattr("whisperport.build.judge.judge.is_installed", lambda app: False)
+
+    def run_limited(_job: str, arguments: dict[str, Any], _limits: object) -> Any:
+        return json.loads(json.dumps(layers.in_child(**arguments)))
+
+    monkeypatch.setattr(layers, "run_limited", run_limited)
+
+
+@pytest.mark.usefixtures("without_apps")
 def test_files_are_hashed_only_if_an_app_runs(
     right_files: dict[str, Path], checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whisperport.build.judge.judge.is_installed", lambda app: False)
     monkeypatch.setattr("whisperport.build.judge.judge.hashes", None)
     judgement = judge(right_files["sherpa-onnx"], checkpoint)
     assert judgement
+    assert not judgement.graphs
     _graphs, *apps = judgement.runs
     assert [run.reason for run in apps] == ["not installed, so it did not run"] * 2
+
+
+@pytest.mark.usefixtures("without_apps")
+def test_the_first_layer_that_diverges_is_named(
+    right_files: dict[str, Path], checkpoint: Any, tmp_path: Path
+) -> None:
+    # given an encoder whose weight is permuted, and a decoder whose weights are right, but not its scale
+    folder = tmp_path / "web"
+    shutil.copytree(right_files["transformers.js"], folder)
+
+    def change(name: str, edited: Callable[[Any], Any]) -> Callable[[Any], None]:
+        def plant(model: Any) -> None:
+            (tensor,) = (t for t in model.graph.initializer if t.name == name)
+            array = np.ascontiguousarray(edited(onnx.numpy_helper.to_array(tensor)))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
+
+        return plant
+
+    weight = "encoder.blocks.1.attn.value.weight"
+    edit_onnx("onnx/encoder_model.onnx", change(f"{weight}.T", lambda a: a[::-1]))(folder)
+    edit_onnx(ONNX_DECODER, change("float32_0d_0.125", lambda a: a * 2))(folder)
+    # when it is judged
+    judgement = judge(folder, checkpoint)
+    # then the layer of each graph is named, and that all before it is right
+    assert not judgement
+    firsts = [graph["layers"]["first"] for graph in judgement.to_json()["graphs"]]
+    assert [first["name"] for first in firsts] == [
+        "encoder.blocks.1.attn.value",
+        "decoder.blocks.0.attn.out",
+    ]
+    assert max(first["before"] for first in firsts) < 1e-5
+    assert judgement.identity is not None
+    assert [changed.name for changed in judgement.identity.changed] == [weight]
 
 
 @pytest.mark.parametrize("app", ["faster-whisper", "whisper.cpp"])

@@ -70,7 +70,7 @@ LOWEST = 1e-8  # error of an empty bar, below the rounding of float32; a full ba
 DECIBELS = 20.0
 
 _HEADINGS = ("", ">error", ">SQNR", "operator")
-_STYLE = f"""{PLOT_STYLE}
+COMPARE_STYLE = f"""{PLOT_STYLE}
 .legend span {{ margin-right: 1.2rem; font-size: 13px }}
 .legend b {{ display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem;
   vertical-align: -.1em; border-radius: .2rem }}
@@ -84,8 +84,7 @@ def compare_page(comparison: ComparedPrograms, command: str = "") -> str:
         comparison: the compared programs.
         command: the suggested next command. Default: none.
     """
-    layers = comparison.layers
-    body = _verdict(comparison, command) + _picture(comparison, layers) + _near(comparison, layers)
+    body = _verdict(comparison, command) + compared_layers(comparison)
     remainder = len(comparison.values) - MAX_ROWS
     body += (
         f"<details><summary><b>All {len(comparison.values)} matched values</b></summary>\n"
@@ -100,7 +99,13 @@ def compare_page(comparison: ComparedPrograms, command: str = "") -> str:
         )
         + "</details>\n"
     )
-    return html_page(f"{comparison.a} compared with {comparison.b}", body, _STYLE)
+    return html_page(f"{comparison.a} compared with {comparison.b}", body, COMPARE_STYLE)
+
+
+def compared_layers(comparison: ComparedPrograms) -> str:
+    """Return a picture of the errors, and the layers around the first that diverges."""
+    layers = comparison.layers
+    return _picture(comparison, layers) + _near(comparison, layers)
 
 
 def _verdict(comparison: ComparedPrograms, command: str) -> str:

@@ -71,7 +71,8 @@ def judge(
     needs and the files lack is listed, with a rule's code; `whisperport explain CODE` says more. With
     --checkpoint, each weight is looked for in the files, and each app that is installed must return what
     the checkpoint emits. The exit status is 1 if anything is wrong, and 0 if the app only loses something
-    (a warning). The files are only read, except by the apps that load them.
+    (a warning). The files are only read, except by the apps that load them; if something
+    differs, graphs are compared layer by layer in a process with limits.
 
     \b
     Examples:

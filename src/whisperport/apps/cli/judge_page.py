@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from whisperport.apps.cli.compare_page import COMPARE_STYLE, compared_layers, error_text
 from whisperport.apps.cli.console import shortened
 from whisperport.apps.cli.verify_page import (
     MAX_AUDIO,
@@ -13,6 +14,7 @@ from whisperport.apps.cli.verify_page import (
     player,
 )
 from whisperport.build.judge.judge import AppRun, Judgement
+from whisperport.build.judge.layers import ComparedGraph
 from whisperport.build.layouts.rules import LayoutRule, Problem
 from whisperport.speech.audio.pcm import to_int16
 from whisperport.system.page import facts, html_page, prose, table, text, verdict, within
@@ -44,6 +46,8 @@ def verdict_sentence(judgement: Judgement) -> str:
         causes.append(f"{_listed(failed)} failed")
     if lossy := [run.name for run in runs if not run and not run.failed]:
         causes.append(f"{_listed(lossy)} returned something else than the checkpoint emits")
+    if not causes and not all(judgement.graphs):
+        causes.append("the graphs compute something else than the checkpoint")
     if causes:
         return f"Wrong: {'; '.join(causes)}."
     codes = dict.fromkeys(problem.code for problem in judgement.problems)
@@ -51,7 +55,9 @@ def verdict_sentence(judgement: Judgement) -> str:
     if identity is None:
         return f"No rule is broken.{loss} Weights and words were not compared."
     n_run = sum(run.words is not None for run in runs)
-    words = f"all {n_run} runs of apps return what it emits" if n_run else "no app was run"
+    words = "its graphs compute the same" if judgement.graphs else "no app was run"
+    if n_run:
+        words = f"all {n_run} runs of apps return what it emits"
     return f"Nothing is wrong: the weights are those of {judgement.checkpoint}, and {words}.{loss}"
 
 
@@ -66,6 +72,7 @@ def answers(judgement: Judgement) -> dict[str, list[str]]:
         "What it is": [f"{judgement.layout.title}; {precision}; for {apps}"],
         "This checkpoint?": _weights(judgement),
         "Words": _words(judgement.runs),
+        "Where": list(map(_where, judgement.graphs)),
         "Lost": [str(_named(p)) for p in judgement.problems if p.is_warning][:MOST],
         NPU: _npu(judgement),
         "What now": _advice(judgement),
@@ -89,12 +96,13 @@ def judge_page(judgement: Judgement, command: str = "") -> str:
     body = (
         verdict(verdict_sentence(judgement), kind, facts(shown))
         + _clips(judgement)
+        + _graphs(judgement)
         + _problems(judgement)
         + _changed(judgement)
         + _comparisons(judgement)
         + _limits(judgement)
     )
-    return html_page(f"Judgement of {judgement.path}", body, WORDS_STYLE)
+    return html_page(f"Judgement of {judgement.path}", body, WORDS_STYLE + COMPARE_STYLE)
 
 
 def _weights(judgement: Judgement) -> list[str]:
@@ -124,6 +132,40 @@ def _run_words(run: AppRun) -> list[str]:
         for kind, losses in run.words.by_kind().items()
     ]
     return [str(run.words), *losses]
+
+
+def _where(graph: ComparedGraph) -> str:
+    """Say at which layer a graph diverges, or which one the rounding of weights changes most."""
+    compared = graph.programs
+    if compared is None:
+        return f"{graph.part}: not compared: {graph.reason}"
+    output = compared.outputs[0]
+    result = (
+        f"its output has {output.sqnr_db:.0f} dB" if output.sqnr_db is not None else output.reason
+    )
+    if compared.first is not None:
+        first = compared.values[compared.first]
+        return (
+            f"{graph.part}: diverges first at {first.name}: the error is {error_text(first)}, before it at "
+            f"most {first.before:.1e}; {result}"
+        )
+    if compared.worst is not None:
+        worst = compared.values[compared.worst]
+        return (
+            f"{graph.part}: rounding costs most at {worst.name}: the error grows from "
+            f"{worst.before:.1e} to {error_text(worst)}; {result}"
+        )
+    return f"{graph.part}: no layer diverges; {result}"
+
+
+def _graphs(judgement: Judgement) -> str:
+    """Return the layers of each graph that diverges."""
+    return "".join(
+        f"<h2>Where the {text(graph.part)} goes wrong</h2>\n<p>{text(_where(graph))}</p>\n"
+        f"{compared_layers(graph.programs)}"
+        for graph in judgement.graphs
+        if graph.programs is not None and not graph.programs
+    )
 
 
 def _npu(judgement: Judgement) -> list[str]:
@@ -202,12 +244,15 @@ def _different(clip: Clip, runs: Sequence[AppRun]) -> bool:
 def _clip(clip: Clip, runs: Sequence[AppRun], audio: str) -> str:
     same: list[str] = []
     different: dict[str, list[str]] = {}  # HTML -> the apps that returned it
+    correct = ""
     for run in runs:
         assert run.words is not None
         (entry,) = (entry for entry in run.words.texts if entry.clip == clip.name)
         if not differs(entry):
             same.append(run.name)
             continue
+        if clip.text and differs(replace(entry, text=clip.text)):  # else it stands below the words
+            correct = f'<p class="dim" dir="auto">The transcript: {text(clip.text)}</p>'
         losses = "; ".join(f"{x.kind}: {x.reason}" for x in run.words.losses if x.clip == clip.name)
         shown = replace(entry, text=shortened(entry.text, MAX_CHARACTERS))
         html = (
@@ -217,9 +262,6 @@ def _clip(clip: Clip, runs: Sequence[AppRun], audio: str) -> str:
         different.setdefault(html, []).append(run.name)
     rows = (f"<h3>{text(_listed(names))} {html}" for html, names in different.items())
     agreeing = f'<p class="dim">No word differs: {text(_listed(same))}</p>' if same else ""
-    correct = (
-        f'<p class="dim" dir="auto">The transcript: {text(clip.text)}</p>' if clip.text else ""
-    )
     return (
         f'<section class="clip"><h3>{text(clip.name)}</h3>{audio}{"".join(rows)}{agreeing}{correct}'
         "</section>\n"

@@ -71,6 +71,7 @@ class Identity:
         changed: the others.
         n_arrays: stored arrays that were compared.
         odd: names of square matrices whose axes have another order than those of all others.
+        places: weight -> file and name of each array that it is; several weights may be the same array.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Identity:
     changed: list[ChangedWeight] = field(default_factory=list)
     n_arrays: int = 0
     odd: list[str] = field(default_factory=list)
+    places: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether each weight was found, and there is one."""
@@ -122,6 +124,7 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     result = Identity()
     for array in arrays:
         result.n_arrays += search.compare(array)
+    result.places = dict(search.places)
     for name in checkpoint.weights:
         if name in search.wrong:
             result.changed.append(search.wrong[name])
@@ -153,6 +156,7 @@ class _Search:
         self.wrong: dict[str, ChangedWeight] = {}
         self.axes: dict[bool, list[str]] = {False: [], True: []}
         self.nearest: dict[str, ChangedWeight] = {}
+        self.places: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.unplaced: dict[bytes, str] = {}  # digest of sorted values -> the array
         self.by_shape: Mapping[tuple[int, ...], list[str]] = defaultdict(list)
         self.digests: dict[tuple[str, bool, str, float], bytes] = {}
@@ -179,6 +183,8 @@ class _Search:
             names = self._near_steps(values, array.step, candidates)
         else:
             names = self._equal(values, candidates) or self._rounded(values, candidates)
+        for name in names:
+            self.places[name].append((array.file, array.name))
         if label and names and label not in names:
             self._note(label, array, f"its place holds {names[0]}")
         elif not names and values.dtype.kind == "f":

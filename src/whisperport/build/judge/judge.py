@@ -1,6 +1,7 @@
 """Judge files that an app loads, whoever wrote them: what they are, and what is wrong with them.
 
-Nothing of the files is executed here; an app that is run loads them in a process of its own.
+Nothing of the files is executed in this process: apps load them in processes of their own, and graphs are
+compared layer by layer in one with limits.
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.build.judge.graphs import GRAPHS, check_computed
 from whisperport.build.judge.identity import Identity, identify
+from whisperport.build.judge.layers import ComparedGraph, compare_graphs
 from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import all_layouts, layout_of
 from whisperport.build.layouts.client import is_installed
@@ -20,7 +22,7 @@ from whisperport.build.layouts.convert import read_checkpoint, spoken_language
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout
 from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import LayoutRecord, hashes
-from whisperport.build.layouts.reference import Emitted, reference_of
+from whisperport.build.layouts.reference import Emitted, known_logits, reference_of
 from whisperport.build.layouts.rules import Problem
 from whisperport.build.layouts.verifying import ClipSet, run_and_compare
 from whisperport.errors import (
@@ -99,6 +101,8 @@ class Judgement:
         identity: how its weights were found; None: there was no checkpoint.
         runs: what each app of the layout returned.
         clips: that they transcribed.
+        graphs: the layers of the files' graphs, compared with the checkpoint's if weights or results are
+            not; empty: they were not compared.
     """
 
     path: Path
@@ -110,12 +114,13 @@ class Judgement:
     identity: Identity | None = None
     runs: tuple[AppRun, ...] = ()
     clips: tuple[Clip, ...] = ()
+    graphs: tuple[ComparedGraph, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether nothing wrong was found but for warnings."""
         same = self.identity is None or bool(self.identity)
         broken = any(not problem.is_warning for problem in self.problems)
-        return not broken and same and all(self.runs)
+        return not broken and same and all(self.runs) and all(self.graphs)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -133,6 +138,7 @@ class Judgement:
             "checkpoint": self.checkpoint or None,
             "weights": self.identity.to_json() if self.identity is not None else None,
             "runs": [run.to_json() for run in self.runs],
+            "graphs": [graph.to_json() for graph in self.graphs],
         }
 
 
@@ -206,7 +212,7 @@ def judge(
     record = LayoutRecord(
         app="",
         precision=precision,
-        exact=bool(identity) and not identity.half and not identity.eight_bits,
+        exact=not identity.half and not identity.eight_bits,
         language=spoken,
         window_s=checkpoint.dims.window_s,
         source={},
@@ -221,7 +227,25 @@ def judge(
         ),
         *_runs(files.path, apps, record, checkpoint, clips),
     )
-    return replace(judgement, checkpoint=name, identity=identity, runs=runs, clips=clips.clips)
+    judgement = replace(judgement, checkpoint=name, identity=identity, runs=runs, clips=clips.clips)
+    if layout.logits is None or (identity and all(runs)):
+        return judgement
+    clip = _differing_clip(judgement)
+    known = known_logits(checkpoint, apps[0].profile_of(checkpoint), [clip], [])
+    graphs = tuple(compare_graphs(files.path, identity, checkpoint, clip, known))
+    return replace(judgement, graphs=graphs)
+
+
+def _differing_clip(judgement: Judgement) -> Clip:
+    """Return the first clip whose text is not the checkpoint's; the first clip if there is none."""
+    names = {
+        entry.clip
+        for run in judgement.runs
+        if run.words is not None
+        for entry in run.words.texts
+        if entry.text.strip() != entry.expected.strip()
+    }
+    return next((c for c in judgement.clips if c.name in names), judgement.clips[0])
 
 
 def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[StoredArray]:
