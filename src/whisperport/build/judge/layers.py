@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # torch may be missing at run time
     from whisperport.model.inspection.graph import Graph, Node, Value
 
 Array = NDArray[Any]
-NEAR = 3  # operators after one that reads a weight: a product, its bias, a scale, an order of axes
+NEAR = 3  # operators after one that reads a weight: its bias, a scale, an order of axes
 OUTPUT = {"encoder": "encoder.ln_post", "decoder": "logits"}  # part -> what its graph returns
 BASE_BYTES = 8 * 2**30  # the inner values of Whisper's small encoder, twice
 MEMORY = 4.0  # times the bytes of the file
