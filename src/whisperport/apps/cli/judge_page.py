@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from whisperport.apps.cli.compare_page import COMPARE_STYLE, compared_layers, error_text
+from whisperport.apps.cli.compare_page import COMPARE_STYLE, compared_layers, decibels, error_text
 from whisperport.apps.cli.console import shortened
 from whisperport.apps.cli.verify_page import (
     MAX_AUDIO,
@@ -109,7 +109,7 @@ def _weights(judgement: Judgement) -> list[str]:
     identity = judgement.identity
     if identity is None:
         return ["not compared: no checkpoint is given"]
-    named = [f"not found: {weight}" for weight in identity.changed[:MOST]]
+    named = [f"differs: {weight}" for weight in identity.changed[:MOST]]
     if len(identity.changed) > MOST:
         named.append(f"and {len(identity.changed) - MOST} more")
     return [f"{identity}; compared with {judgement.checkpoint}", *named]
@@ -140,9 +140,9 @@ def _where(graph: ComparedGraph) -> str:
     if compared is None:
         return f"{graph.part}: not compared: {graph.reason}"
     output = compared.outputs[0]
-    result = (
-        f"its output has {output.sqnr_db:.0f} dB" if output.sqnr_db is not None else output.reason
-    )
+    result = f"its output: {decibels(output.sqnr_db)}"
+    if output.reason:
+        result += f" ({output.rule})"
     if compared.first is not None:
         first = compared.values[compared.first]
         return (
