@@ -198,8 +198,8 @@ def test_the_shortest_window_that_holds_the_audio_and_a_second_is_chosen(
 
 
 def test_a_window_of_5_s_holds_4_s_of_audio() -> None:
-    assert [UNVERIFIED.shortest(n) for n in (1, 400, 401, 900, 1900, 1901)] == [
-        *(250, 250, 500, 500, 1000),
+    assert [UNVERIFIED.shortest(n) for n in (1, 400, 401, 650, 651, 900, 1900, 1901)] == [
+        *(250, 250, 375, 375, 500, 500, 1000),
         None,
     ]
 

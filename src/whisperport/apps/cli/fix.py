@@ -73,8 +73,6 @@ from whisperport.targets import get_target
 def fix(
     program: Path,
     target: str | None,
-    checkpoint: str | None,
-    app: str | None,
     sizes: dict[str, int],
     inputs: tuple[Path, ...],
     trust: bool,
@@ -82,6 +80,7 @@ def fix(
     overwrite: bool,
     html: Path | None,
     as_json: bool,
+    **of_app: str | None,
 ) -> None:
     """Apply the rewrites that a target needs to a program, verify each, and write the fixed program.
 
@@ -105,9 +104,9 @@ def fix(
             if value:
                 raise UsageError(f"`--{flag}` is for programs", hint="give `--target`, too")
         check_free(out, overwrite=overwrite)
-        _fix_files(program, checkpoint, app, out, as_json)
+        _fix_files(program, out, as_json, **of_app)
         return
-    for flag, name in (("checkpoint", checkpoint), ("for", app)):
+    for flag, name in (("checkpoint", of_app["checkpoint"]), ("for", of_app["app"])):
         if name is not None:
             raise UsageError(f"`--{flag}` is for files of an app", hint="leave out `--target`")
     pages = [] if html is None else [Output(html, "--html", "page")]
@@ -134,7 +133,7 @@ def fix(
 
 
 def _fix_files(
-    path: Path, checkpoint: str | None, app: str | None, out: Path, as_json: bool
+    path: Path, out: Path, as_json: bool, *, checkpoint: str | None, app: str | None
 ) -> None:
     """Repair the files of an app, and print what was changed and how they are judged."""
     with stages():

@@ -175,7 +175,6 @@ def live(
     as_json: bool,
     threads: int | None,
     run_options: tuple[str, ...],
-    short_windows: bool | None,
     trust: bool,
     **chosen: Any,
 ) -> None:
@@ -196,7 +195,7 @@ def live(
         )
     if audio is not None and device is not None:
         raise click.UsageError("--microphone and AUDIO exclude each other; give one of them")
-    run = run_options_of(threads, run_options, trust=trust, short_windows=short_windows)
+    run = run_options_of(threads, run_options, trust=trust, short_windows=chosen["short_windows"])
     options = LiveOptions(
         transcribe=transcribe_options(chosen, run), **field_values(LiveOptions, chosen)
     )

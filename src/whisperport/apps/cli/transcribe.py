@@ -94,7 +94,6 @@ def transcribe(
     output: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
-    short_windows: bool | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -123,7 +122,8 @@ def transcribe(
     if threads is None and chosen["workers"] > 1:
         threads = max(1, usable_cores() // chosen["workers"])
     options = transcribe_options(
-        chosen, run_options_of(threads, run_options, trust=trust, short_windows=short_windows)
+        chosen,
+        run_options_of(threads, run_options, trust=trust, short_windows=chosen["short_windows"]),
     )
     options = with_speech_chunks(options, chosen)
     if not several:
