@@ -1,6 +1,7 @@
 """The embedded model three times: in openai-whisper, in transformers, and in a bundle for each target."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from whisperport.transcription import Transcriber
 from ..embedded import default_bundle, unpacked
 from ..extent import core_or_all
 from ..openai_original import openai_original
+
+FULL_WINDOWS = RunOptions(threads=1, short_windows=False)  # openai-whisper has no others
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +49,6 @@ ALL = [target.spec.name for target in TARGETS if not target.spec.runs.fallback]
 def transcriber(request: pytest.FixtureRequest, exported: Callable[..., Bundle]) -> Transcriber:
     """The embedded bundle; in test-all, the embedded model exported for each target in turn."""
     if request.param == "embedded":
-        return Transcriber(default_bundle(), run=RunOptions(threads=1))
+        return Transcriber(default_bundle(), FULL_WINDOWS)
     emulation = with_target(get_target(request.param).spec.runs.emulation, request.param)
-    return Transcriber(exported(request.param, "default"), RunOptions(threads=1, options=emulation))
+    return Transcriber(exported(request.param, "default"), replace(FULL_WINDOWS, options=emulation))

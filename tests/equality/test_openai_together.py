@@ -95,7 +95,7 @@ def together(
     request: pytest.FixtureRequest, exported: Callable[..., Bundle], threads: Threads
 ) -> Transcriber:
     """The embedded bundle; in test-all, also the embedded model with `step_B` for each target."""
-    run = RunOptions(threads=1)
+    run = RunOptions(threads=1, short_windows=False)
     if request.param == "embedded":
         bundle = Bundle.open(default_bundle())
     else:

@@ -345,6 +345,7 @@ class Meeting(Runner):
     def __init__(self, inner: Runner, call: int, barrier: threading.Barrier) -> None:
         super().__init__(inner.spec)
         self.inner, self.call, self.barrier = inner, call, barrier
+        self.free_axes = inner.free_axes
 
     def _run(self, inputs: list[Array]) -> list[Array]:
         if self.call == 0:

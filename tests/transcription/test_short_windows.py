@@ -53,7 +53,7 @@ class Recorded(Runner):
 
 @pytest.fixture(scope="module")
 def full() -> Transcriber:
-    return Transcriber(default_bundle(), RunOptions(threads=1))
+    return Transcriber(default_bundle(), RunOptions(threads=1, short_windows=False))
 
 
 @pytest.fixture(scope="module")
@@ -306,13 +306,14 @@ def test_concurrent_calls_return_what_single_calls_return(short: Transcriber) ->
 def test_short_windows_are_off_without_evidence_and_on_with_it(tmp_path: Path) -> None:
     windows = ShortWindows(positions=(300,), min_logprob=-0.5)
     bundle = Bundle.open(default_bundle())
+    without = replace(bundle, manifest=replace(bundle.manifest, short_windows=None))
     verified = replace(bundle, manifest=replace(bundle.manifest, short_windows=windows))
 
     def loaded(of: Bundle, short_windows: bool | None) -> ShortWindows | None:
         options = RunOptions(threads=1, trust=True, short_windows=short_windows)
         return load_engine(of, options).short_windows
 
-    assert loaded(bundle, None) is None
+    assert loaded(without, None) is None
     assert [loaded(verified, choice) for choice in (None, False, True)] == [windows, None, windows]
 
 
@@ -320,7 +321,7 @@ def test_a_bundle_whose_programs_have_one_length_cannot_be_asked_for_short_windo
     micro_bundle: Bundle,
 ) -> None:
     with pytest.raises(UsageError, match="no short windows"):
-        load_engine(micro_bundle, SHORT)
+        Transcriber(micro_bundle, SHORT)
 
 
 def with_table(folder: Path, table: np.ndarray) -> Path:

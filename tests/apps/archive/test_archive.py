@@ -106,7 +106,9 @@ def test_every_row_is_that_of_a_single_call(ran: dict[str, Any]) -> None:
 
     for clip in CLIPS:
         row, single = found[f"night/{clip.name}"], transcriber.transcribe(clip, OPTIONS)
-        expected = json.loads(json.dumps([asdict(one) for one in single.segments]))
+        expected = json.loads(json.dumps([asdict(segment) for segment in single.segments]))
+        for segment in expected:
+            del segment["window_s"]
         assert (row["text"], row["segments"]) == (single.text, expected)
         assert (row["duration"], row["language"]) == (single.duration_s, "en")
         assert (row["error"], row["marks"], row["warnings"]) == (None, [], [])

@@ -147,14 +147,14 @@ def test_calls_are_as_many_as_another_observer_counts(
     seen = Counter[str]()
 
     def counted(run: Any) -> Any:
-        def count(self: Any, inputs: Any) -> Any:
+        def count(self: Any, *arrays: Any) -> Any:
             seen.update([getattr(self, "runner", self).spec.name])
-            return run(self, inputs)
+            return run(self, *arrays)
 
         return count
 
-    for kind in (Runner, Binding):
-        monkeypatch.setattr(kind, "run", counted(kind.run))
+    for kind, name in ((Runner, "run"), (Runner, "run_into"), (Binding, "run")):
+        monkeypatch.setattr(kind, name, counted(getattr(kind, name)))
     transcriber = Transcriber(bundle, ONE_THREAD)
     transcript = transcriber.transcribe(recording.path, TranscribeOptions(word_timestamps=True))
 

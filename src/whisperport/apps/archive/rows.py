@@ -55,7 +55,7 @@ def row_of(
         "modified_ns": job.modified_ns,
         "duration": transcript.duration_s if transcript else None,
         "text": transcript.text if transcript else None,
-        "segments": [asdict(segment) for segment in segments],
+        "segments": [_segment(segment) for segment in segments],
         "language": transcript.language or None if transcript else None,
         "language_probability": transcript.language_probability if transcript else None,
         "avg_logprob": logprob,
@@ -66,6 +66,13 @@ def row_of(
         "error": _error(error, job.path) if error else None,
         "audio_sha256": audio_sha256,
     }
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    """Return the members of a segment that a row has."""
+    members = asdict(segment)
+    del members["window_s"]
+    return members
 
 
 def marks(transcript: Transcript, warnings: Sequence[str], thresholds: Thresholds) -> list[str]:

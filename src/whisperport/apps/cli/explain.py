@@ -1,6 +1,7 @@
 """`whisperport explain`"""
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -57,7 +58,7 @@ def explain(code: str | None, as_json: bool) -> None:
         return
     rule = every.get(code.upper())
     if rule is None:
-        about = [candidate for candidate in every.values() if _is_about(candidate, code)]
+        about = _rules_about(every.values(), code)
         if len(about) != 1:
             names = ", ".join(f"{candidate.code} ({candidate.title})" for candidate in about)
             raise UsageError(
@@ -80,11 +81,21 @@ def explain(code: str | None, as_json: bool) -> None:
         print_next("check", "PROGRAM", "--target", "TARGET")
 
 
-def _is_about(rule: "Rule | LayoutRule", message: str) -> bool:
-    """Return whether a rule mentions a message, or the message has one that the rule quotes."""
-    quoted = [part for part in QUOTED.findall(rule.text) if len(part) >= SHORTEST]
-    words = _plain(message)
-    return words in _plain(f"{rule.title} {rule.text}") or any(_plain(q) in words for q in quoted)
+def _rules_about(rules: "Iterable[Rule | LayoutRule]", message: str) -> "list[Rule | LayoutRule]":
+    """Return the rules that mention a message; if none does, those that quote the longest part of it."""
+    rules, words = list(rules), _plain(message)
+    mentioned = [rule for rule in rules if words in _plain(f"{rule.title} {rule.text}")]
+    if mentioned:
+        return mentioned
+    quoted = {
+        rule.code: max(
+            (len(q) for part in QUOTED.findall(rule.text) if (q := _plain(part)) in words),
+            default=0,
+        )
+        for rule in rules
+    }
+    longest = max(quoted.values())
+    return [rule for rule in rules if quoted[rule.code] == longest >= SHORTEST]
 
 
 def _plain(text: str) -> str:

@@ -31,10 +31,10 @@ class Segment:
     temperature: float = 0.0  # at which the window was decoded
     compression_ratio: float = 0.0  # bytes of the window's text per byte after zlib compression
     seek: int = 0  # first mel frame (10 ms) of the window
-    window_s: float | None = None  # length of the window; None: that of the checkpoint
     words: tuple[Word, ...] | None = None  # None: no word timestamps were requested
     # Natural log-probability of each of `tokens`; of a beam: none. `avg_logprob` is what is compared.
     logprobs: tuple[float, ...] = field(default=(), repr=False, compare=False)
+    window_s: float | None = None  # length of the window in seconds; None: that of the checkpoint
 
     def __post_init__(self) -> None:
         for name, seconds in (("start", self.start), ("end", self.end)):

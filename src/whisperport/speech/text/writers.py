@@ -80,7 +80,6 @@ def segment_fields(number: int, segment: Segment) -> dict[str, Any]:
         "avg_logprob": segment.avg_logprob,
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
-        **({} if segment.window_s is None else {"window_s": segment.window_s}),
     }
 
 
