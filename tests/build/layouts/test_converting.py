@@ -21,6 +21,7 @@ from whisperport.apps.cli.checks_table import print_in_app
 from whisperport.apps.cli.verify import verify
 from whisperport.build.layouts import convert as converting
 from whisperport.build.layouts import faster_whisper, layout_of, sherpa_onnx, whisper_cpp
+from whisperport.build.layouts.checks import checks_of
 from whisperport.build.layouts.client import run_client, run_script
 from whisperport.build.layouts.convert import ConvertOptions, convert
 from whisperport.build.layouts.environments import (
@@ -302,6 +303,19 @@ def test_text_and_timestamps_are_compared_where_an_app_returns_no_ids(
     with pytest.raises(VerificationError) as caught, unchanged(tmp_path):
         convert(checkpoint, "whisper.cpp", out, with_clips)
     assert "a timestamp differs by 0.06 s" in caught.value.why
+
+
+def test_words_of_a_checkpoint_that_understands_nothing_are_no_evidence() -> None:
+    # given a checkpoint that emits far more words than are spoken, and an app that returns others
+    clip = Clip("a.wav", "turn the light on", np.zeros(16000, np.float32))
+    emitted = Emitted((1,), "never " * 40, ())
+    app = layout_of("openvino-genai").apps["openvino-genai"]
+    # when they are compared by words
+    (check,) = checks_of(app, "w8", [clip], [emitted], [replace(emitted, text="")], exact=False)
+    # then fewer errors than the checkpoint's do not pass
+    assert not check.passed
+    assert "the checkpoint itself has WER" in check.reason
+    assert "--verify-with" in check.reason
 
 
 def test_fewer_bits_are_judged_by_words(

@@ -16,7 +16,7 @@ from whisperport.verification.error_rate import (
     text_errors,
     unit_of,
 )
-from whisperport.verification.word_check import max_change
+from whisperport.verification.word_check import LOST, max_change
 
 # Of an app that computes its own features: the worst that was seen differs by a word in thirty clips.
 MAX_DIFFERENCE = 0.05
@@ -224,7 +224,12 @@ def _words(
     change = tested.rate - compared.rate
     cause = f"{app.name} computes its own features" if exact else "the weights were rounded"
     reason = ""
-    if change > allowed:
+    if compared.rate > LOST:
+        reason = (
+            f"the checkpoint itself has {compared.name} {compared.rate:.0%} on these clips, so that they "
+            "show nothing: give clips that it understands with `--verify-with`"
+        )
+    elif change > allowed:
         reason = f"the {compared.name} is {change:.2%} above the checkpoint's in {compared.length} {unit}"
     return Check(
         level="words",
