@@ -41,7 +41,7 @@ def test_windows_that_keep_all_words_are_used_from_the_shortest_one_on_that_held
     assert windows == ShortWindows(positions=(250, 375, 500, 750, 1000), min_logprob=-0.4)
     assert check.passed
     assert check.value["extra_errors"] == 0
-    assert check.value["increase_at_most"] == pytest.approx(3 / (5 * 8))
+    assert check.value["increase_bound"] == pytest.approx(3 / (5 * 8))
     # When no clip fits in the shortest
     longer = [text(each.avg_logprob, positions=500) for each in RIGHT]
     windows, _ = short_window_check(longer)

@@ -145,7 +145,7 @@ def short_window_check(
     if not length:
         return stated, _check(value, "not decided: the clips have no words")
     _, high = increase_bounds(pairs)
-    value["increase_at_most"] = high
+    value["increase_bound"] = high
     lost = f"{extra} more errors in {length} {unit}" if extra > MAX_CHANGE * length else ""
     rule = f"at most {MAX_CHANGE:.1%} more errors than in the full window; with 95%, at most {high:+.1%}"
     if stated is not None:

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from whisperport.apps.cli.evidence_words import mix_words
 from whisperport.errors import WhisperportError
+from whisperport.program.bundle import Bundle
 from whisperport.program.placement import Placement
 from whisperport.targets import TARGETS
 
@@ -404,3 +406,15 @@ def test_it_records_no_evidence(run):
 
     assert ran.code == 2
     assert "--each-program cannot be used with --record" in ran.err
+
+
+def test_a_mix_is_named_with_what_its_words_cost() -> None:
+    # Given the manifest of a bundle whose report has a check of short windows, too
+    manifest = Bundle.open(default_bundle()).manifest
+    checks = [check for check in manifest.verification["checks"] if check["level"] == "words"]
+    assert [check["what"] for check in checks] == ["word error rate", "short windows"]
+    # When the line for a mix is made of it
+    # Then it has the targets and precisions, and the bound of the error rate once
+    assert mix_words(manifest) == (
+        "onnxruntime fp32, verified: +0.00 points of WER over float32, at most 5.45 with 95%"
+    )
