@@ -24,7 +24,11 @@ def evidence_file(target: Target) -> Path:
     group, plugin = type(target).__module__.removeprefix(f"{PLUGINS}.").split(".")[:2]
     folder = Path(str(files(PLUGINS))) / group
     own = folder / plugin
-    return own / "evidence.json" if own.is_dir() else folder / f"{plugin}.evidence.json"
+    return (
+        own / "evidence.json"
+        if (own / "__init__.py").is_file()
+        else folder / f"{plugin}.evidence.json"
+    )
 
 
 def project_evidence(target: str) -> tuple[Evidence, ...]:
