@@ -82,13 +82,13 @@ def fix(
     as_json: bool,
     **of_app: str | None,
 ) -> None:
-    """Apply the rewrites that a target needs to a program, verify each, and write the fixed program.
+    """Rewrite the nodes of a program that a target rejects, or repair the files of an app.
 
-    PROGRAM is a .pt2 file of any model. Each rewrite is verified: the program runs in PyTorch before and
-    after it, on random inputs, and on speech if an input is a mel spectrogram. A rewrite that fails its
-    verification is not applied. Parts that move to the host, such as the token embedding lookup, are
-    written to files beside FILE.pt2. The exit status is 1 if a rewrite fails its verification, or a
-    rejected node that computes something remains.
+    With --target, PROGRAM is a .pt2 file of any model. Each rewrite is verified: the program runs in
+    PyTorch before and after it, on random inputs, and on speech if an input is a mel spectrogram. A
+    rewrite that fails its verification is not applied. Parts that move to the host, such as the token
+    embedding lookup, are written to files beside FILE.pt2. The exit status is 1 if a rewrite fails its
+    verification, or a rejected node that computes something remains.
 
     Without --target, PROGRAM is a folder or file that an app loads. What `whisperport judge` finds wrong
     and can be corrected is corrected in a copy, which is judged again; the original is not changed. The

@@ -127,9 +127,9 @@ short_windows = option(
     group="Runtime",
     default=None,
     show_default="where the bundle verified them",
-    help="Compute as little as the rest of the audio needs, not a window of 30 s: where a runtime "
-    "on the CPU reads audio of any length, 2 to 4 s take a quarter of the time. Few texts differ from "
-    "those of 30 s, which are openai-whisper's",
+    help="Encode a window as short as the rest of the audio, of 5 to 20 s, in place of one of 30 s, if the "
+    "bundle's runtime on the CPU can: 2 to 4 s of audio take about a third of the time. A few texts differ "
+    "from openai-whisper's, whose windows have 30 s",
 )
 sizes_option = option(
     "--size",
