@@ -69,7 +69,6 @@ class Identity:
         half: of those that are stored rounded to float16.
         eight_bits: of those that are stored within half a step of 8 bits.
         changed: the others.
-        n_arrays: stored arrays that were compared.
         odd: names of square matrices whose axes have another order than those of all others.
         places: weight -> file and name of each array that it is; several weights may be the same array.
     """
@@ -78,7 +77,6 @@ class Identity:
     half: list[str] = field(default_factory=list)
     eight_bits: list[str] = field(default_factory=list)
     changed: list[ChangedWeight] = field(default_factory=list)
-    n_arrays: int = 0
     odd: list[str] = field(default_factory=list)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
@@ -123,7 +121,7 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     search = _Search(checkpoint)
     result = Identity()
     for array in arrays:
-        result.n_arrays += search.compare(array)
+        search.compare(array)
     result.places = dict(search.places)
     for name in checkpoint.weights:
         if name in search.wrong:
@@ -165,15 +163,15 @@ class _Search:
         for name, tensor in checkpoint.weights.items():
             self.by_shape[_squeezed(tuple(tensor.shape))].append(name)
 
-    def compare(self, array: StoredArray) -> bool:
-        """Compare an array with every weight that it may be; return whether there is one."""
+    def compare(self, array: StoredArray) -> None:
+        """Compare an array with every weight that it may be."""
         shape = _squeezed(array.values.shape)
         candidates = [(name, False) for name in self.by_shape.get(shape, ())]
         # An array that is called as openai-whisper calls the weight has its axes, too.
         if len(shape) == 2 and array.name not in self.checkpoint.weights:
             candidates += [(name, True) for name in self.by_shape.get(shape[::-1], ())]
         if not candidates or array.values.size < SMALLEST:
-            return False
+            return
         values = np.ascontiguousarray(array.values).reshape(shape)
         label = self._label(array)
         candidates.sort(key=lambda candidate: candidate[0] != label)
@@ -189,7 +187,6 @@ class _Search:
             self._note(label, array, f"its place holds {names[0]}")
         elif not names and values.dtype.kind == "f":
             self._note_nearest(array, values.astype(np.float32), label, candidates)
-        return True
 
     def reordered(self, name: str) -> ChangedWeight | None:
         """Return the array that has a weight's values in another order; None: there is none."""

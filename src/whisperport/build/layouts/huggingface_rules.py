@@ -222,7 +222,7 @@ def languages(files: Files) -> Iterator[tuple[str, str]]:
     tokens = stored_ids(files.json(TOKENIZER))
     if tokens and TRANSCRIBE not in tokens:
         return  # English-only
-    missing = [key for key in ("lang_to_id", "task_to_id") if not settings.get(key)]
+    missing = [key for key in TABLES if not settings.get(key)]
     if missing:
         yield GENERATION, f"no {' and no '.join(missing)}"
 
@@ -315,7 +315,7 @@ SIZES = (
     *("encoder_ffn_dim", "decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
     *("max_source_positions", "max_target_positions", "activation_function", "scale_embedding"),
 )
-IDS = (*NAMED_IDS, "is_multilingual", "lang_to_id", "task_to_id")
+IDS = (*NAMED_IDS, "is_multilingual", *TABLES)
 DECODING = ("suppress_tokens", "begin_suppress_tokens", "alignment_heads", "max_length")
 
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # it needs torch
 
 MODEL, VOCABULARY = "model.bin", "vocabulary.json"
 DEFAULT_BANDS = 80
-LONGEST_NAME = 200
 
 
 def _write_tokenizer(draft: Draft) -> str:

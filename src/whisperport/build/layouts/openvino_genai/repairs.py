@@ -20,9 +20,6 @@ PARTS = ("key", "value")  # of attention, at its inputs 1 and 2
 MASK = 3  # the input of attention
 FRAMES = 3000
 EVERYTHING = {"begin": 0, "end": 2**63 - 1, "step": 1, "axis": -1}  # inputs of a Slice
-MAX_BYTES = (
-    32 << 20
-)  # the decoder of large-v3 has 2 MB; a tree of elements takes several times as much
 
 
 class EditedIr:
