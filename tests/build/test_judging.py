@@ -21,7 +21,7 @@ from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import layers
 from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
-from whisperport.build.layouts import all_rules, layout_of
+from whisperport.build.layouts import all_layouts, all_rules, layout_of
 from whisperport.build.layouts.openvino_genai.repairs import (
     EARLY,
     EditedIr,
@@ -382,6 +382,20 @@ def test_what_no_repair_corrects_is_not_written(
     assert fixed.path is None
     assert code in [problem.code for problem in fixed.judgement.problems]
     assert not (tmp_path / f"fixed{path.suffix}").exists()
+
+
+def test_a_rule_has_a_repair_if_its_remedy_is_one() -> None:
+    rules = [rule for layout in all_layouts() for rule in layout.rules]
+    wrong = [r.code for r in rules if (r.repair is not None) != r.remedy.startswith("fix")]
+    assert wrong == []
+
+
+def test_another_app_is_an_error_before_anything_is_copied(
+    right_files: dict[str, Path], tmp_path: Path
+) -> None:
+    path = planted("onnx-asr", remove("added_tokens.json"), right_files, tmp_path)
+    with pytest.raises(UsageError, match=re.escape(f"{path} has no files of sherpa-onnx")):
+        fix(path, out=tmp_path / "fixed", app="sherpa-onnx")
 
 
 def test_every_rule_has_a_planted_fault() -> None:

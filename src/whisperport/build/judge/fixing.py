@@ -67,8 +67,9 @@ def fix_files(
 ) -> FixedFiles:
     """Repair a copy of an app's files, and judge it; `whisperport.fix` describes the arguments."""
     files = Files(path)
-    layout = layout_of_files(files)
-    check_out(layout, next(iter(layout.apps.values())), out, (path, checkpoint))
+    layout = layout_of_files(files, app)
+    chosen = layout.apps[app or next(iter(layout.apps))]
+    check_out(layout, chosen, out, (path, checkpoint))
     source = {name: path / name for name in _names(path)} if path.is_dir() else {"": path}
     if not layout.suffix:
         check_writable(out, needed_bytes=sum(file.stat().st_size for file in source.values()))
@@ -92,7 +93,7 @@ def fix_files(
             return FixedFiles(None, {}, judged(path, path))
         judgement = judged(draft, out)
         record = LayoutRecord(
-            app=app or next(iter(layout.apps)),
+            app=chosen.name,
             precision=judgement.precision,
             exact=False,
             language="en",

@@ -173,9 +173,7 @@ def judge(
     with needs("cannot judge files: torch is not installed", extra="export"):
         import_module("torch")  # for the readers of some layouts
     begin_stage("reading the files")
-    layout = layout_of_files(files)
-    if app is not None and layout_of(app) is not layout:
-        raise UsageError(f"{files.path} has no files of {app}", why=f"it is a {layout.title}")
+    layout = layout_of_files(files, app)
     precisions = tuple(layout.reader.precisions(files)) or layout.precisions[:1]
     precision = precision or precisions[0]
     if precision not in precisions:
@@ -208,7 +206,7 @@ def judge(
     spoken = spoken_language(checkpoint, language)
     folder = None if verify_with is None else Path(verify_with)
     clips = ClipSet.of(folder, spoken, checkpoint.dims.window_s)
-    apps = [layout_of(app).apps[app]] if app is not None else list(layout.apps.values())
+    apps = [layout.apps[app]] if app is not None else list(layout.apps.values())
     record = LayoutRecord(
         app="",
         precision=precision,
@@ -260,16 +258,18 @@ def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[Stor
             )
 
 
-def layout_of_files(files: Files) -> Layout:
-    """Return the layout of files.
+def layout_of_files(files: Files, app: str | None) -> Layout:
+    """Return the layout of files, which an app loads; None: any app.
 
     Raises:
-        UsageError: none has such files.
+        UsageError: none has such files, or the app loads others.
     """
     if not files.path.exists():
         raise UsageError(f"there is no file or folder {files.path}")
     files.check_entries()
     if layout := _recognized(files):
+        if app is not None and layout_of(app) is not layout:
+            raise UsageError(f"{files.path} has no files of {app}", why=f"it is a {layout.title}")
         return layout
     if files.path.is_file() and not files.path.stat().st_size:
         raise ProgramError(f"{files.path} is empty", hint="download or export it again")

@@ -83,11 +83,14 @@ def _write_missing(draft: Draft) -> str:
 
 def _with_graphs(rule: LayoutRule) -> LayoutRule:
     """Return a rule of the settings; if its repair changes the tokenizer, WP737 makes its graphs again."""
+    correct = rule.repair
+    if correct is None:
+        return rule
 
     def repair(draft: Draft) -> str:
         tokenizer = draft.files.path / TOKENIZER
         before = tokenizer.read_bytes() if tokenizer.is_file() else b""
-        change = rule.repair(draft) if rule.repair else ""
+        change = correct(draft)
         if before and tokenizer.read_bytes() != before:
             for path in draft.files.path.glob("openvino_*tokenizer.*"):
                 path.unlink()
