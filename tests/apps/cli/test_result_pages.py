@@ -612,6 +612,13 @@ def test_the_page_begins_with_what_is_wrong_and_what_to_do() -> None:
     assert "Wrong: " not in first_of(judge_page(judgement("a", spoken="a", problems=problems[1:])))
 
 
+def test_an_array_that_is_no_weight_is_named() -> None:
+    extra = ChangedWeight("", "decoder.xml: lora.a", "it is no weight of the checkpoint")
+    page = judge_page(judgement(identity=Identity(equal=["a"], changed=[extra])))
+    assert "Wrong: decoder.xml: lora.a is not as in openai/whisper-tiny." in first_of(page)
+    assert "<td>decoder.xml: lora.a</td>" in page
+
+
 def test_words_that_are_lost_are_shown_with_their_audio() -> None:
     page = judge_page(judgement("turn off the light", "turn"))
     assert "early stop in 1 of 2 clips: 1.wav, after 1 of 4 words" in first_of(page)

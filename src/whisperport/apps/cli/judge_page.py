@@ -38,7 +38,7 @@ def verdict_sentence(judgement: Judgement) -> str:
         causes.append(f"{wrong[0].code} ({_rules(judgement)[wrong[0].code].title}){more}")
     if identity is not None and not identity:
         n_changed = len(identity.changed)
-        what = identity.changed[0].name if n_changed == 1 else f"{n_changed} weights"
+        what = identity.changed[0].label if n_changed == 1 else f"{n_changed} weights"
         causes.append(
             f"{what} {'is' if n_changed == 1 else 'are'} not as in {judgement.checkpoint}"
         )
@@ -301,7 +301,7 @@ def _changed(judgement: Judgement) -> str:
         f"<h2>Weights that are not those of {text(judgement.checkpoint)}</h2>\n"
         + table(
             ("weight", "nearest array in the files"),
-            ((text(w.name), text(w.difference)) for w in changed[:MAX_ROWS]),
+            ((text(w.label), text(w.difference)) for w in changed[:MAX_ROWS]),
         )
         + (f"<p>{remainder} more are not shown.</p>\n" if remainder > 0 else "")
     )

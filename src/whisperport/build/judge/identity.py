@@ -50,7 +50,12 @@ class ChangedWeight:
     reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name or self.stored}: {self.difference}"
+        return f"{self.label}: {self.difference}"
+
+    @property
+    def label(self) -> str:
+        """The weight; of an array that is of no weight, the array."""
+        return self.name or self.stored
 
     @property
     def difference(self) -> str:
