@@ -252,6 +252,23 @@ def test_a_window_without_an_end_of_its_text_is_decoded_in_full(
     assert {segment.window_s for segment in transcript.segments} <= {None}
 
 
+def test_a_window_whose_last_segment_is_open_is_decoded_in_full(
+    short: Transcriber, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = session.decoding_in_short_window
+
+    def without_last_timestamp(*arguments: Any) -> Any:
+        decoded, ratio = yield from decode(*arguments)
+        return replace(decoded, tokens=decoded.tokens[:-1]), ratio
+
+    monkeypatch.setattr(session, "decoding_in_short_window", without_last_timestamp)
+
+    transcript = short.transcribe(clip())
+
+    assert sizes["encoder"][-2:] == [500, 3000]
+    assert {segment.window_s for segment in transcript.segments} == {None}
+
+
 def test_the_language_is_detected_in_the_window_that_is_decoded(
     short: Transcriber, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +332,22 @@ def test_short_windows_are_off_without_evidence_and_on_with_it(tmp_path: Path) -
 
     assert loaded(without, None) is None
     assert [loaded(verified, choice) for choice in (None, False, True)] == [windows, None, windows]
+
+
+def test_an_export_writes_the_windows_that_it_verified_and_the_table_of_silence() -> None:
+    bundle = Bundle.open(default_bundle())
+    (check,) = (
+        check
+        for check in bundle.manifest.verification["checks"]
+        if check["what"] == "short windows"
+    )
+
+    assert bundle.manifest.short_windows == ShortWindows(
+        positions=(250, 375, 500, 750, 1000), min_logprob=check["value"]["min_logprob"]
+    )
+    silence = bundle.silence()
+    assert silence is not None
+    assert silence.dtype == np.float16
 
 
 def test_a_bundle_whose_programs_have_one_length_cannot_be_asked_for_short_windows(

@@ -58,9 +58,12 @@ def test_a_text_that_differs_is_below_the_limit() -> None:
     assert wrong.is_trusted(lowest_trusted(RIGHT))
     assert not wrong.is_trusted(lowest_trusted([*RIGHT, wrong]))
     # When the clip is judged
-    _, check = short_window_check([*RIGHT, wrong])
-    # Then its error counts, because the limit of the others did not see it
+    windows, check = short_window_check([*RIGHT, wrong])
+    # Then its error counts, because the limit of the others did not see it, and there are no windows
     assert check.value["extra_errors"] == 1
+    assert check.value["decoded_again"] == 0
+    assert windows is None
+    assert check.rule == "not used: 1 more errors in 48 words"
 
 
 def test_an_improbable_text_that_differs_is_decoded_again_and_no_error() -> None:
