@@ -13,9 +13,9 @@ from whisperport.runtime.decoding.fallback import (
     TEMPERATURES,
     Thresholds,
     compression_ratio,
-    decoding_in_short_window,
     decoding_with_fallback,
     is_silence,
+    is_trusted,
 )
 from whisperport.runtime.decoding.search import TokenSampler
 from whisperport.runtime.engine.engine import Engine, RunnerWrapper, load_engine
@@ -49,10 +49,10 @@ __all__ = [
     "decode_together",
     "decode_window",
     "decoding",
-    "decoding_in_short_window",
     "decoding_with_fallback",
     "detect_language",
     "is_silence",
+    "is_trusted",
     "load_engine",
     "split_segments",
     "start_tokens",

@@ -21,10 +21,10 @@ from whisperport.runtime import (
     Steps,
     TokenSampler,
     complete,
-    decoding_in_short_window,
     decoding_with_fallback,
     detect_language,
     is_silence,
+    is_trusted,
     split_segments,
 )
 from whisperport.runtime.decoding.decode import own_language, prefix_room, prompt_room
@@ -189,14 +189,11 @@ class Session:
     def decode_window(self, decoder: Decoder, window: SessionWindow) -> Steps[None]:
         """Decode a window, keep its segments, and set where the next window begins."""
         state, end = self.state, window.seek + window.n_frames
-        positions = self.engine.positions_for(window.n_frames)
-        result = None
-        if positions < self.engine.dims.n_audio_ctx:
-            result = yield from self._decoding_short(decoder, window, positions)
-        if result is None:
-            positions = self.engine.dims.n_audio_ctx
-            result = yield from self._decoding_full(decoder, window)
-        decoded, ratio = result
+        positions, full = self.engine.positions_for(window.n_frames), self.engine.dims.n_audio_ctx
+        decoded, ratio = yield from self._decoding(decoder, window, positions)
+        if positions < full and not self._is_trusted(decoded, ratio, window.n_frames):
+            positions = full
+            decoded, ratio = yield from self._decoding(decoder, window, positions)
         state.language = replace(state.language, encoded=None)
         if is_silence(decoded, self.options.thresholds):
             state.seek = end
@@ -214,44 +211,38 @@ class Session:
                 self._keep([_cleared(segment) for segment in kept.segments], decoded)
         state.processed_s = end / FRAMES_PER_SECOND
 
-    def _decoding_short(
+    def _decoding(
         self, decoder: Decoder, window: SessionWindow, positions: int
-    ) -> Steps[tuple[Decoded, float] | None]:
-        """Decode a window of so many positions; None if its text does not end, or seems to be wrong."""
-        result = yield from decoding_in_short_window(
-            decoder,
-            self._features(window, positions),
-            self._window_options(),
-            self.options.temperatures[0],
-            self.options.thresholds,
-            self.tokenizer.decode_with_special_tokens,
-            self.sampler,
-        )
-        if result is None or self.options.decode.without_timestamps:
-            return result
-        used, _ = self._segments_of(result[0], window.n_frames)
-        return result if used.closed and used.advance >= window.n_frames else None
-
-    def _decoding_full(
-        self, decoder: Decoder, window: SessionWindow
     ) -> Steps[tuple[Decoded, float]]:
-        """Decode a window of the checkpoint's length. A language that a short one had is detected again."""
-        features = self._features(window, self.engine.dims.n_audio_ctx)
-        detected = self.state.language
-        if detected.encoded and len(detected.encoded[1]) < len(features):
+        """Decode a window of so many positions: once if it is short, else at each temperature.
+
+        A language that a short window had is detected again in the full one.
+        """
+        temperatures = self.options.temperatures
+        features = self._features(window, positions)
+        if positions < self.engine.dims.n_audio_ctx:
+            temperatures = temperatures[:1]
+        elif (encoded := self.state.language.encoded) and len(encoded[1]) < positions:
             decoder.start_window(features)
             self.state.language = Language(*detect_language(decoder))
         return (
             yield from decoding_with_fallback(
                 decoder,
                 features,
-                self._window_options(),
-                self.options.temperatures,
+                replace(self.decode, language=self.state.language.code, prompt=self._prompt()),
+                temperatures,
                 self.options.thresholds,
                 self.tokenizer.decode_with_special_tokens,
                 self.sampler,
             )
         )
+
+    def _is_trusted(self, decoded: Decoded, ratio: float, n_frames: int) -> bool:
+        """Return whether the text of a short window is used: it is sure, and ends with the audio."""
+        if not is_trusted(decoded, ratio, self.options.thresholds, self.engine.short_windows):
+            return False
+        used, _ = self._segments_of(decoded, n_frames)
+        return used.closed or self.options.decode.without_timestamps
 
     def transcript(self) -> Transcript:
         """Return the transcript so far."""
@@ -406,10 +397,6 @@ class Session:
             return replace(options, prefix=tuple(tokens))
         warn_if_truncated(self.tokenizer, "the prefix", options.prefix, room or len(options.prefix))
         return options
-
-    def _window_options(self) -> DecodeOptions:
-        """Return the decoding options of the next window."""
-        return replace(self.decode, language=self.state.language.code, prompt=self._prompt())
 
     def _prompt(self) -> tuple[int, ...]:
         """Return the prompt of the next window: initial prompt and previous text."""

@@ -1,6 +1,6 @@
 """Decode a window again at a higher temperature if the result looks like a failure.
 
-A window that is as short as its audio is decoded again in full instead.
+A window that is as short as its audio is decoded once, and again in full if its text is not trusted.
 
 Source: openai/whisper@v20250625, whisper/transcribe.py:188-232.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from whisperport.program.window import ShortWindows
 from whisperport.runtime.decoding.decode import Decoded, decoding
 from whisperport.runtime.decoding.decode_options import DecodeOptions
 from whisperport.runtime.decoding.search import TokenSampler
@@ -108,31 +109,22 @@ def decoding_with_fallback(
     return decoded, ratio
 
 
-def decoding_in_short_window(
-    decoder: Decoder,
-    features: Floats,
-    options: DecodeOptions,
-    temperature: float,
-    thresholds: Thresholds,
-    text_of: Callable[[tuple[int, ...]], str],
-    sampler: TokenSampler | None = None,
-) -> Steps[tuple[Decoded, float] | None]:
-    """Decode a window of few positions once; the caller runs the steps. For arguments see above.
+def is_trusted(
+    decoded: Decoded, ratio: float, thresholds: Thresholds, windows: ShortWindows | None
+) -> bool:
+    """Return whether the text of a short window is used, so that the full window is not needed.
 
-    Returns:
-        The result and the compression ratio of its text; None if the full window is needed: the result is a
-        failure, or its tokens are less probable than those of a text that does not depend on the window.
+    It ends, is no failure, and its tokens are as probable as those of a text that does not depend on the
+    window.
+
+    Args:
+        decoded: result of one temperature.
+        ratio: compression ratio of its text.
+        thresholds: what counts as a failure.
+        windows: of the engine.
     """
-    decoded, ratio = yield from decoding_with_fallback(
-        decoder, features, options, (temperature,), thresholds, text_of, sampler
-    )
-    windows = decoder.engine.short_windows
-    unsure = windows is None or decoded.avg_logprob < windows.min_logprob
-    return (
-        None
-        if unsure or not decoded.ended or _failed(decoded, ratio, thresholds)
-        else (decoded, ratio)
-    )
+    is_sure = windows is not None and decoded.avg_logprob >= windows.min_logprob
+    return is_sure and decoded.ended and not _failed(decoded, ratio, thresholds)
 
 
 def is_silence(decoded: Decoded, thresholds: Thresholds) -> bool:

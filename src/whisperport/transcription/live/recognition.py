@@ -10,9 +10,9 @@ from whisperport.runtime import (
     Decoder,
     Steps,
     WindowSegment,
-    decoding_in_short_window,
     decoding_with_fallback,
     is_silence,
+    is_trusted,
     split_segments,
 )
 from whisperport.runtime.segments.alignment import align_words
@@ -83,26 +83,18 @@ def _recognition(
 ) -> Steps[Hypothesis | None]:
     """Decode the spectrogram of a buffer."""
     engine, text_of = transcriber.engine, transcriber.tokenizer.decode_with_special_tokens
-    positions, result = engine.positions_for(buffer.frames), None
-    if positions < engine.dims.n_audio_ctx:
-        result = yield from decoding_in_short_window(
+    full = engine.dims.n_audio_ctx
+    for positions in sorted({engine.positions_for(buffer.frames), full}):
+        decoded, ratio = yield from decoding_with_fallback(
             decoder,
             engine.encode(mel[:, : 2 * positions]),
             options.decode,
-            options.temperatures[0],
+            options.temperatures if positions == full else options.temperatures[:1],
             options.thresholds,
             text_of,
         )
-    if result is None:
-        result = yield from decoding_with_fallback(
-            decoder,
-            engine.encode(mel),
-            options.decode,
-            options.temperatures,
-            options.thresholds,
-            text_of,
-        )
-    decoded, ratio = result
+        if is_trusted(decoded, ratio, options.thresholds, engine.short_windows):
+            break
     if is_silence(decoded, options.thresholds):
         return None
     segments, n_complete = _segments_of(
