@@ -50,14 +50,13 @@ from whisperport.targets import RunOptions
 from whisperport.targets.tflite.lowering import lower_to_tflite
 from whisperport.verification import versions
 from whisperport.verification.array_comparison import compare
-from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.clips import clips_of, shipped_audio
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
 from whisperport.verification.diagnosis.expected import Expected, Quantization
 from whisperport.verification.diagnosis.expected_outputs import expected_outputs
 from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
-from whisperport.verification.reference import Reference, ReferenceClip
+from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
 from whisperport.verification.tolerances import GATES
 
 from ..record import record

@@ -12,13 +12,10 @@ from whisperport.errors import NumericalError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.writing import check_rewritable
 from whisperport.program.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
-from whisperport.program.dims import Dims
-from whisperport.program.generation import Generation
 from whisperport.program.window import ShortWindows
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, Step, decode_window, load_engine
 from whisperport.runtime.engine.scores import Scores
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
-from whisperport.speech.audio import HOP_LENGTH, log_mel
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets import RUNTIMES, RunOptions
@@ -28,9 +25,9 @@ from whisperport.verification.error_rate import unit_of
 from whisperport.verification.evidence import record_evidence
 from whisperport.verification.machine import machine, versions
 from whisperport.verification.precision import coarsest, precisions
-from whisperport.verification.reference import Reference, ReferenceClip
+from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
 from whisperport.verification.report import ClipText, Report
-from whisperport.verification.short_windows import ShortText, short_text, short_window_check
+from whisperport.verification.short_windows import check_short_windows
 from whisperport.verification.tokens import compare_logits, compare_tokens, token_gate
 from whisperport.verification.tolerances import limit_of
 from whisperport.verification.word_check import (
@@ -196,47 +193,17 @@ def _session_checks(
         return [*checks, _not_finite("tokens", "transcripts", error)], None, [], None
     texts = _texts(bundle, reference, decoded)
     checks += _decoded_checks(bundle, reference, decoded, texts, coarsest(precision.values()))
-    windows, short_checks = _short_windows(bundle, session, texts, reference)
-    return [*checks, *short_checks], decoded[-1] if decoded else None, texts, windows
-
-
-def _short_windows(
-    bundle: Bundle, session: "_Session", texts: Sequence[Transcribed], reference: Reference
-) -> tuple[ShortWindows | None, list[Check]]:
-    """Decode the clips in windows as short as they are, if the programs read such windows.
-
-    A clip whose reference does not end shows nothing: its text would be decoded in full.
-    """
-    engine, generation = session.decoder.engine, bundle.manifest.generation
-    if engine.short_windows is None:
-        return None, []
-    begin_stage("decoding the clips in short windows")
-    tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), generation)
-    short: list[ShortText | None] = []
-    try:
-        for text in texts:
-            if text.clip.tokens[-1:] == (generation.end_of_text,):
-                options = DecodeOptions(
-                    language=_language(generation, text.clip), max_tokens=reference.max_tokens
-                )
-                features, mel = session.features(text.clip), reference_mel(engine.dims, text.clip)
-                frames = min(len(text.clip.samples) // HOP_LENGTH, engine.dims.n_frames)
-                short.append(
-                    short_text(
-                        session.decoder,
-                        tokenizer,
-                        mel,
-                        features,
-                        frames,
-                        options,
-                        correct=text.clip.text,
-                        unit=text.unit,
-                    )
-                )
-    except NumericalError as error:
-        return None, [_not_finite("words", "short windows", error)]
-    windows, check = short_window_check([s for s in short if s], bundle.manifest.short_windows)
-    return windows, [check]
+    windows = None
+    if session.decoder.engine.short_windows is not None:
+        begin_stage("decoding the clips in short windows")
+        try:
+            windows, check = check_short_windows(
+                bundle, session.decoder, session.features, texts, reference.max_tokens
+            )
+        except NumericalError as error:
+            check = _not_finite("words", "short windows", error)
+        checks.append(check)
+    return checks, decoded[-1] if decoded else None, texts, windows
 
 
 def check_words(
@@ -296,7 +263,7 @@ def _texts(bundle: Bundle, reference: Reference, results: list[Decoded]) -> list
             tokens=decoded.tokens,
             text=tokenizer.decode(decoded.tokens),
             expected=tokenizer.decode([t for t in clip.tokens if t != generation.end_of_text]),
-            unit=unit_of(_language(generation, clip)),
+            unit=unit_of(clip.language(generation)),
         )
         for decoded, clip in zip(results, reference.clips, strict=True)
     ]
@@ -434,11 +401,6 @@ def other_features(clip: ReferenceClip, reference: Reference) -> dict[str, np.nd
     }
 
 
-def reference_mel(dims: Dims, clip: ReferenceClip) -> np.ndarray:
-    """Return the spectrogram of the first window of a clip: (n_mels, 2T) float32."""
-    return log_mel(clip.audio, dims.n_mels, n_frames=dims.n_frames)
-
-
 def _forced_scores(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> list[Scores]:
     """Return K scores: after the prompt, and after each of the reference's first K - 1 tokens."""
     decoder.start_window(features)
@@ -493,18 +455,12 @@ def _decode(
 ) -> Decoded:
     """Decode the features (T, d) of a clip with the options that the reference was decoded with."""
     options = DecodeOptions(
-        language=_language(decoder.engine.generation, clip),
+        language=clip.language(decoder.engine.generation),
         max_tokens=reference.max_tokens,
         without_timestamps=True,
         repetition_penalty=1.0,  # the reference was decoded without a penalty
     )
     return decode_window(decoder, features, options)
-
-
-def _language(generation: Generation, clip: ReferenceClip) -> str:
-    """Return the code of the language in which the reference decoded the clip."""
-    codes = {token: code for code, token in generation.languages.items()}
-    return next((codes[token] for token in clip.prompt if token in codes), "en")
 
 
 def _token_check(decoded: Decoded, clip: ReferenceClip, end_of_text: int, precision: str) -> Check:

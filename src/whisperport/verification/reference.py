@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import BundleError
-from whisperport.speech.audio import HOP_LENGTH
+from whisperport.program.dims import Dims
+from whisperport.program.generation import Generation
+from whisperport.speech.audio import HOP_LENGTH, log_mel
 from whisperport.verification.loss import TORCH_PRECISIONS, Loss, worst
 
 Floats = NDArray[np.float32]
@@ -53,6 +55,16 @@ class ReferenceClip:
     def frames(self) -> int:
         """Number of the window's frames, of 20 ms, up to the end of the clip; at least one."""
         return max(1, math.ceil(len(self.samples) / (2 * HOP_LENGTH)))
+
+    def language(self, generation: Generation) -> str:
+        """Return the code of the language in which the reference decoded the clip."""
+        codes = {token: code for code, token in generation.languages.items()}
+        return next((codes[token] for token in self.prompt if token in codes), "en")
+
+
+def reference_mel(dims: Dims, clip: ReferenceClip) -> Floats:
+    """Return the spectrogram of the first window of a clip: (n_mels, 2T) float32."""
+    return log_mel(clip.audio, dims.n_mels, n_frames=dims.n_frames)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,21 @@ clips. What it misses is counted on each clip with the limit that follows from t
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from whisperport.program.bundle import Bundle
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.program.window import UNVERIFIED, ShortWindows
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, split_segments
+from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.text import Tokenizer
 from whisperport.verification.error_rate import TextErrors, Unit, increase_bounds, text_errors
+from whisperport.verification.reference import ReferenceClip, reference_mel
+from whisperport.verification.word_check import Transcribed
 
 FEWEST_CLIPS = 4  # fewer tell nothing about the next one
 MAX_CHANGE = 0.003  # of WER or CER, absolute
@@ -67,46 +71,58 @@ class ShortText:
         return text_errors(self.short, self.full, self.unit).errors > 0
 
 
-def short_text(
+def check_short_windows(
+    bundle: Bundle,
     decoder: Decoder,
-    tokenizer: Tokenizer,
-    mel: np.ndarray,
-    features: np.ndarray,
-    n_frames: int,
-    options: DecodeOptions,
-    *,
-    correct: str,
-    unit: Unit,
-) -> ShortText | None:
-    """Decode a clip in the full window and in the shortest one that holds it; None: none does.
+    features_of: Callable[[ReferenceClip], np.ndarray],
+    texts: Sequence[Transcribed],
+    max_tokens: int,
+) -> tuple[ShortWindows | None, Check]:
+    """Decode clips in windows as short as they are, and decide whether the runtime may use such windows.
+
+    A clip whose reference does not end shows nothing: its text would be decoded in full.
 
     Args:
-        decoder: of an engine whose programs read windows of any length.
-        tokenizer: of the bundle.
-        mel: spectrogram of the full window, (n_mels, 2T) float32.
-        features: of the full window, (T, d) float32.
-        n_frames: mel frames of `mel` that are audio.
-        options: of both decodings.
-        correct: transcript; empty: not known.
-        unit: in which errors are counted.
+        bundle: the bundle.
+        decoder: of its engine, whose programs read windows of any length.
+        features_of: returns the features (T, d) of the full window of a clip.
+        texts: the clips.
+        max_tokens: largest number of tokens per clip.
+
+    Returns:
+        The windows that may be used, None if none may; and the check.
+
+    Raises:
+        NumericalError: a program returned a NaN or an infinity.
     """
-    positions = UNVERIFIED.shortest(n_frames)
-    if positions is None or positions >= decoder.engine.dims.n_audio_ctx:
-        return None
-    full = decode_window(decoder, features, options)
-    short_mel = mel[:, : 2 * positions].copy()
-    short_mel[:, n_frames:] = 0  # as in a transcription
-    short = decode_window(decoder, decoder.engine.encode(short_mel), options)
-    begin, text_of = decoder.engine.generation.timestamp_begin, tokenizer.decode
-    return ShortText(
-        correct=correct or text_of(full.tokens),
-        full=text_of(full.tokens),
-        short=text_of(short.tokens),
-        positions=positions,
-        avg_logprob=short.avg_logprob,
-        is_whole=short.ended and split_segments(short.tokens, begin, n_frames).closed,
-        unit=unit,
-    )
+    generation = bundle.manifest.generation
+    tokenizer = Tokenizer.from_json(bundle.tokenizer_json(), generation)
+    short = []
+    for text in texts:
+        clip = text.clip
+        n_frames = min(len(clip.samples) // HOP_LENGTH, decoder.engine.dims.n_frames)
+        positions = decoder.engine.positions_for(n_frames)
+        ends = clip.tokens[-1:] == (generation.end_of_text,)
+        if not ends or positions == decoder.engine.dims.n_audio_ctx:
+            continue
+        options = DecodeOptions(language=clip.language(generation), max_tokens=max_tokens)
+        full = decode_window(decoder, features_of(clip), options)
+        mel = reference_mel(decoder.engine.dims, clip)[:, : 2 * positions]
+        mel[:, n_frames:] = 0  # as in a transcription
+        decoded = decode_window(decoder, decoder.engine.encode(mel), options)
+        split = split_segments(decoded.tokens, generation.timestamp_begin, n_frames)
+        short.append(
+            ShortText(
+                correct=clip.text or tokenizer.decode(full.tokens),
+                full=tokenizer.decode(full.tokens),
+                short=tokenizer.decode(decoded.tokens),
+                positions=positions,
+                avg_logprob=decoded.avg_logprob,
+                is_whole=decoded.ended and split.closed,
+                unit=text.unit,
+            )
+        )
+    return short_window_check(short, bundle.manifest.short_windows)
 
 
 def short_window_check(

@@ -19,8 +19,7 @@ from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window, load_engine
 from whisperport.targets import RunOptions, get_target
-from whisperport.verification.bundle_check import reference_mel
-from whisperport.verification.reference import Reference, ReferenceClip
+from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
 
 from ...embedded import default_bundle
 from ...micro import DIMS, GENERATION

@@ -32,8 +32,7 @@ from whisperport.runtime.engine.coarse import TOLERANCE, CoarseLogits, CoarsePro
 from whisperport.runtime.engine.scores import log_sum_exp
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.batch_check import bound_check
-from whisperport.verification.bundle_check import reference_mel
-from whisperport.verification.reference import Reference
+from whisperport.verification.reference import Reference, reference_mel
 
 from ...extent import EVERYTHING, core_or_all
 from ...micro import DIMS

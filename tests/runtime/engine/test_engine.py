@@ -24,9 +24,8 @@ from whisperport.runtime.engine.engine import in_standard_form
 from whisperport.runtime.engine.trial import limits_of, try_bundle
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions
-from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.recording import BundleSession
-from whisperport.verification.reference import Reference
+from whisperport.verification.reference import Reference, reference_mel
 
 from ...extent import EVERYTHING
 from ...micro import DIMS, GENERATION

@@ -13,9 +13,9 @@ from whisperport.program.bundle import Bundle, Manifest
 from whisperport.program.checks import ALL_PROGRAMS, Check
 from whisperport.runtime import Decoder, Engine
 from whisperport.targets import RunOptions, get_target
-from whisperport.verification.bundle_check import check_decoded_features, reference_mel
+from whisperport.verification.bundle_check import check_decoded_features
 from whisperport.verification.precision import coarsest, precisions
-from whisperport.verification.reference import Reference
+from whisperport.verification.reference import Reference, reference_mel
 
 How = Literal["emulated on the CPU", "simulated here", "run here"]  # weakest first
 Evidence = How | Literal["not run"]

@@ -41,10 +41,10 @@ from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 from whisperport.targets.compiler import EmulationNeed, Layout, same_layout
 from whisperport.verification.array_comparison import Gate, compare
-from whisperport.verification.bundle_check import check_decoded_features, reference_mel
+from whisperport.verification.bundle_check import check_decoded_features
 from whisperport.verification.precision import precisions
 from whisperport.verification.recording import BundleSession
-from whisperport.verification.reference import Reference
+from whisperport.verification.reference import Reference, reference_mel
 from whisperport.verification.report import rejection
 from whisperport.verification.tolerances import limit_of
 

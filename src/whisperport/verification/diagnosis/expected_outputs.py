@@ -16,7 +16,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import Engine
 from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
-from whisperport.verification.bundle_check import other_features, reference_mel
+from whisperport.verification.bundle_check import other_features
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.expected import (
     Alternative,
@@ -29,7 +29,7 @@ from whisperport.verification.diagnosis.simulated_encoder import SimulatedEncode
 from whisperport.verification.diagnosis.wrong_inputs import input_mistakes
 from whisperport.verification.precision import precisions
 from whisperport.verification.recording import BundleSession
-from whisperport.verification.reference import Reference, ReferenceClip
+from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
 
 AFTER_AUDIO = (ENCODER, "cross_kv")  # programs whose outputs depend on the audio only
 CALIBRATION_CLIPS = 4  # of the reference, whose ranges the simulation has

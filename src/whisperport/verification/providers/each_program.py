@@ -33,9 +33,8 @@ from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.onnx.runner import CPU, require_provider
 from whisperport.targets.preflight import available_memory
 from whisperport.verification.array_comparison import compare_output
-from whisperport.verification.bundle_check import reference_mel
 from whisperport.verification.providers.provider_report import ProviderReport, Trial
-from whisperport.verification.reference import Reference
+from whisperport.verification.reference import Reference, reference_mel
 from whisperport.verification.tolerances import GATES
 
 TARGET = "onnxruntime"  # whose programs are ONNX files for any provider
