@@ -111,6 +111,27 @@ def test_a_model_is_exported_once_for_all_its_names(
     assert first.manifest.verified
 
 
+def test_a_checkpoint_that_is_replaced_during_its_export_is_exported_again(
+    exports: list[Path], one_layer_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: a checkpoint that a training writes again while its older weights are exported
+    path = tmp_path / "training.pt"
+    path.write_bytes(one_layer_pt.read_bytes())
+    copied = exporting.export
+
+    def slow(*arguments: Any) -> Any:
+        os.utime(path, (1, 1))
+        return copied(*arguments)
+
+    monkeypatch.setattr(exporting, "export", slow)
+
+    # when
+    bundle_of(str(path))
+
+    # then: the bundle of the older weights is not that of the file that is there now
+    assert cached_bundle(str(path)) is None
+
+
 def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with_the_way(
     tmp_path: Path,
 ) -> None:

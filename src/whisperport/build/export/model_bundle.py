@@ -18,8 +18,7 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -142,12 +141,7 @@ def keep_fastest(model: str, export: "Callable[[Checkpoint, Path], B]") -> B:
     Raises:
         WhisperportError: see `bundle_of`, and what `export` raises. A bundle of an earlier call is kept.
     """
-    checkpoint = _checkpoint(model)
-    key = _key(checkpoint)
-    with _place(model, _of_this_cpu(key)) as folder:
-        bundle = export(checkpoint, folder)
-        write_atomic(_record(model), key.encode())
-    return bundle
+    return _kept(model, _of_this_cpu, export)
 
 
 def cache_folder() -> Path:
@@ -174,13 +168,39 @@ def _exported(model: str) -> Bundle:
     from whisperport.build.export.export import export  # it imports every target
     from whisperport.build.export.export_options import ExportOptions
 
+    def export_if_missing(checkpoint: "Checkpoint", folder: Path) -> Bundle:
+        bundle = _opened(folder)  # of another name, or of another process
+        return bundle or export(checkpoint, TARGET, folder, ExportOptions(batch=BATCH))
+
+    return _kept(model, str, export_if_missing)
+
+
+def _kept(
+    model: str, name_of: Callable[[str], str], export: "Callable[[Checkpoint, Path], B]"
+) -> B:
+    """Call `export` for the folder `name_of(KEY)` of a model; no other process writes to it meanwhile.
+
+    Raises:
+        WhisperportError: the cache is not writable, and see `bundle_of`.
+    """
+    record = _record(model)  # before the files are read: they may be replaced during the export
     checkpoint = _checkpoint(model)
     key = _key(checkpoint)
-    with _place(model, key) as folder:
-        bundle = _opened(folder)
-        if bundle is None:
-            bundle = export(checkpoint, TARGET, folder, ExportOptions(batch=BATCH))
-        write_atomic(_record(model), key.encode())
+    folder = _bundles() / name_of(key)
+    try:
+        for parent in (folder.parent, record.parent):
+            parent.mkdir(parents=True, exist_ok=True)
+        waiting = f"another process exports {model}: waiting for it"
+        lock = folder.with_name(f"{folder.name}.lock")
+        with waiting_for_lock(lock, lambda: begin_stage(waiting)):
+            bundle = export(checkpoint, folder)
+    except OSError as error:
+        raise WhisperportError(
+            f"cannot keep the bundle of `{model}`",
+            why=f"{folder.parent}: {error.strerror or error}",
+            hint="set XDG_CACHE_HOME to a folder that you may write to, on a disk with free space",
+        ) from error
+    write_atomic(record, key.encode())
     return bundle
 
 
@@ -195,28 +215,6 @@ def _checkpoint(model: str) -> "Checkpoint":
         from whisperport.model.checkpoint import load_checkpoint
 
         return load_checkpoint(model)
-
-
-@contextmanager
-def _place(model: str, name: str) -> Iterator[Path]:
-    """Give the folder of a bundle of a model; no other process writes to it within the block.
-
-    Raises:
-        WhisperportError: the cache is not writable.
-    """
-    folder = _bundles() / name
-    try:
-        for parent in (folder.parent, _record(model).parent):
-            parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"another process exports {model}: waiting for it"
-        with waiting_for_lock(folder.with_name(f"{name}.lock"), lambda: begin_stage(waiting)):
-            yield folder
-    except OSError as error:
-        raise WhisperportError(
-            f"cannot keep the bundle of `{model}`",
-            why=f"{folder.parent}: {error.strerror or error}",
-            hint="set XDG_CACHE_HOME to a folder that you may write to, on a disk with free space",
-        ) from error
 
 
 def _opened(folder: Path) -> Bundle | None:
