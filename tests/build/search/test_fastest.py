@@ -446,6 +446,11 @@ def test_a_mix_of_another_kind_of_cpu_or_without_its_runtime_is_not_used(
         software = Software(run_extra="fast", packages={"fast": (Package("not_here", "not-here"),)})
         elsewhere.setattr(rivals[1], "spec", replace(rivals[1].spec, software=software))
         assert cached_bundle(micro_pt) is None
+    with monkeypatch.context() as elsewhere:  # of an extra whose packages no target describes
+        software = Software(run_extra="xnnpack")
+        elsewhere.setattr(rivals[1], "spec", replace(rivals[1].spec, software=software))
+        elsewhere.setattr(model_bundle, "find_spec", lambda module: module != "executorch")
+        assert cached_bundle(micro_pt) is None
 
     assert cached_bundle(micro_pt) is not None
 

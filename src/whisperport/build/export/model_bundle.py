@@ -226,9 +226,11 @@ def _opened(folder: Path) -> Bundle | None:
 
 def _runs_here(bundle: Bundle) -> bool:
     """Return whether the runtimes of a bundle are installed: another environment may have kept it."""
+    from whisperport.build.doctor import GENERAL  # its `is_installed` would import every target
+
     names = {entry.target for entry in bundle.manifest.programs}
     software = [get_target(name).spec.software for name in names]
-    packages = (package for of in software for package in of.packages.get(of.run_extra, ()))
+    packages = (p for of in software for p in {**GENERAL, **of.packages}.get(of.run_extra, ()))
     return all(find_spec(package.module) for package in packages)
 
 
