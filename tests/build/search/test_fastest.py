@@ -473,6 +473,13 @@ def test_nothing_but_the_verified_choice_of_auto_goes_to_the_cache(
     assert "--out" in caught.value.hint
 
 
+def test_two_autos_are_an_error_without_a_folder_too(micro_pt: str, rivals: Any) -> None:
+    options = replace(OPTIONS, precisions={"encoder": "auto"})
+
+    with pytest.raises(UsageError, match="cannot both be `auto`"):
+        export_best(micro_pt, "auto", None, options)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not EVERYTHING, reason="exports to four targets, and then the mix")
 def test_the_targets_of_this_machine_give_a_verified_mix(

@@ -71,15 +71,16 @@ def export_best(
         CheckpointError, MissingPackageError, BundleError, WhisperportError: see `export`.
     """
     options = options or ExportOptions()
+    in_fewest_bits = options.precisions.get(ENCODER) == AUTO
+    if in_fewest_bits and target == AUTO:
+        raise UsageError("the target and the encoder's precision cannot both be `auto`")
     if out is None:
         return _kept(checkpoint, target, options)
     out = Path(out)
-    if options.precisions.get(ENCODER) != AUTO:
-        if target == AUTO:
-            return export_fastest(checkpoint, out, options)
-        return export(checkpoint, target, out, options)
     if target == AUTO:
-        raise UsageError("the target and the encoder's precision cannot both be `auto`")
+        return export_fastest(checkpoint, out, options)
+    if not in_fewest_bits:
+        return export(checkpoint, target, out, options)
     fixed = {program: name for program, name in options.precisions.items() if program != ENCODER}
     options = replace(options, precisions=fixed)
     return export_in_fewest_bits(checkpoint, target, out, options, max_increase)
