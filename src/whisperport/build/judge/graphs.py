@@ -47,6 +47,7 @@ class Cause:
     Attributes:
         sentence: what the graphs do.
         change: makes the fault in a model of its own.
+        in_encoder: whether the encoder is changed, too.
         positions: (S,) of the tokens; None: the right ones.
         mask: (S, S) of self-attention; None: the right one.
         n_rows: how many of the first logits are compared; None: all.
@@ -54,6 +55,7 @@ class Cause:
 
     sentence: str
     change: "Callable[[Whisper], None]" = lambda _model: None
+    in_encoder: bool = False
     positions: "Tensor | None" = None
     mask: "Tensor | None" = None
     n_rows: int | None = None
@@ -153,9 +155,15 @@ class _Comparison:
     ) -> None:
         import torch
 
-        self.checkpoint, self.known, self.logits, self.exact = checkpoint, known, logits, exact
+        from whisperport.model.network.whisper import build_model
+
+        # In float32, which every model is: they share this memory.
+        weights = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
+        self.checkpoint = replace(checkpoint, weights=weights)
+        self.known, self.logits, self.exact = known, logits, exact
         self.mel = torch.from_numpy(mel[None])
         self.tokens = torch.tensor(known.tokens)
+        self.features = build_model(self.checkpoint).encode(self.mel)
         self.expected = self.computed(Cause("nothing is wrong"))
 
     @property
@@ -183,9 +191,9 @@ class _Comparison:
 
         model = build_model(self.checkpoint)
         cause.change(model)
-        cross_kv = model.cross_kv(model.encode(self.mel))
+        features = model.encode(self.mel) if cause.in_encoder else self.features
         logits: Floats = model.logits(
-            self.tokens, cross_kv, positions=cause.positions, mask=cause.mask
+            self.tokens, model.cross_kv(features), positions=cause.positions, mask=cause.mask
         ).numpy()
         return logits
 
@@ -303,32 +311,33 @@ def _changes(checkpoint: "Checkpoint", swapped: Sequence[str]) -> Iterator[Cause
         yield Cause(
             f"{name} is used with its axes swapped: no other matrix is stored so",
             partial(_swap_axes, name=name),
+            in_encoder=name.startswith("encoder."),
         )
     for sides in (("decoder",), ("encoder",), ("encoder", "decoder")):
-        part = " and ".join(sides)
+        part, cause = " and ".join(sides), partial(Cause, in_encoder="encoder" in sides)
         for activation, word in ((nn.GELU("tanh"), "GELU's tanh form"), (nn.ReLU(), "ReLU")):
-            yield Cause(
+            yield cause(
                 f"{part}: {word} is computed in place of GELU",
                 partial(_replace, sides=sides, activation=activation),
             )
         for epsilon in (1e-6, 1e-12, 1e-3, 1e-8):
-            yield Cause(
+            yield cause(
                 f"{part}: the layer norms have the epsilon {epsilon:g} in place of 1e-05",
                 partial(_set_epsilon, sides=sides, value=epsilon),
             )
         n_head = dims.n_text_head if sides == ("decoder",) else dims.n_audio_head
         for heads in (n_head // 2, n_head * 2, 1):
             if heads not in (0, n_head) and dims.n_text_state % heads == 0:
-                yield Cause(
+                yield cause(
                     f"{part}: attention has {heads} heads; the checkpoint has {n_head}",
                     partial(_split, sides=sides, heads=heads),
                 )
-        yield Cause(
+        yield cause(
             f"{part}: attention scores are not divided by the root of a head's width",
             partial(_scale, sides=sides),
         )
-        yield Cause(f"{part}: no positions are added", partial(_without_positions, sides=sides))
-    yield Cause("the audio does not reach the decoder", _without_audio)
+        yield cause(f"{part}: no positions are added", partial(_without_positions, sides=sides))
+    yield Cause("the audio does not reach the decoder", _without_audio, in_encoder=True)
 
 
 def _part(model: "Whisper", name: str) -> Any:
