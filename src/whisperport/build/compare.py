@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from whisperport.build.inspect import files_of
+from whisperport.build.inspect import size_of
 from whisperport.errors import ProgramError, UsageError
 from whisperport.program.bundle import MANIFEST
 from whisperport.program.json_records import from_json
@@ -91,10 +91,8 @@ def compare(
     a, b = os.fspath(a), os.fspath(b)
     if options.trust:
         return _compare(a, b, options)
-    files = [file for name in (a, b) for file in files_of(split_name(name)[0]) if file.is_file()]
-    limits = Limits(
-        round(BASE_BYTES + MEMORY * sum(file.stat().st_size for file in files)), SECONDS
-    )
+    size = sum(size_of(split_name(name)[0]) for name in (a, b))
+    limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
     inputs = None if options.inputs is None else os.fspath(options.inputs)
     arguments = {"a": a, "b": b, "inputs": inputs, "seed": options.seed}
     try:

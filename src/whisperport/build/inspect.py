@@ -138,18 +138,19 @@ def _inspect(path: Path, options: InspectOptions) -> "Inspected":
 
 def _limits_of(path: Path, repeat: int) -> Limits:
     """Return limits that grow with the size of the files; the time also grows with the number of runs."""
-    size = sum(file.stat().st_size for file in files_of(path) if file.is_file())
+    size = size_of(path)
     seconds = BASE_S + (repeat + 1) * (RUN_S + size / BYTES_PER_S)
     return Limits(BASE_BYTES + MEMORY_FACTOR * size, seconds)
 
 
-def files_of(path: Path) -> Sequence[Path]:
-    """Return the files of a bundle, or a file and its weights: `model.onnx` and `model.onnx.data`."""
+def size_of(path: Path) -> int:
+    """Return the bytes of a folder, or of a file and its weights: `model.onnx` and `model.onnx.data`."""
     try:
         if path.is_dir():
-            return list(path.rglob("*"))
-        return [
-            file for file in path.absolute().parent.iterdir() if file.name.startswith(path.stem)
-        ]
+            files = list(path.rglob("*"))
+        else:
+            beside = path.absolute().parent.iterdir()
+            files = [file for file in beside if file.name.startswith(path.stem)]
     except OSError:
-        return []
+        return 0
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from whisperport.build.compile.lowered_file import read_lowered
 from whisperport.build.export.drafting import loaded
-from whisperport.build.inspect import files_of
+from whisperport.build.inspect import size_of
 from whisperport.errors import ProgramError
 from whisperport.program.host_part import HostPart
 from whisperport.program.placement import Placement
@@ -164,8 +164,7 @@ def sensitivity(
     if path.suffix not in SUFFIXES:
         with TemporaryDirectory(prefix="whisperport-") as folder:
             return _rows_of(_encoder_of(program, Path(folder)), inputs)
-    size = sum(file.stat().st_size for file in files_of(path) if file.is_file())
-    limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
+    limits = Limits(round(BASE_BYTES + MEMORY * size_of(path)), SECONDS)
     arguments = {"path": os.fspath(path), "inputs": None if inputs is None else os.fspath(inputs)}
     try:
         rows: list[dict[str, Any]] = run_limited(

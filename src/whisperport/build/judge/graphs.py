@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from whisperport.build.inspect import size_of
 from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.exact import LIMIT
@@ -120,7 +121,6 @@ def run_graphs(
 
 
 def _run(layout: Layout, path: Path, precision: str, mel: Floats, known: KnownLogits) -> Floats:
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     begin_stage("running the graphs")
     with TemporaryDirectory() as folder:
         np.save(Path(folder) / "mel.npy", mel)
@@ -134,7 +134,7 @@ def _run(layout: Layout, path: Path, precision: str, mel: Floats, known: KnownLo
             "n_prompt": known.n_prompt,
             "out": str(out),
         }
-        run_limited(JOB, arguments, Limits(MEMORY + 4 * size, SECONDS))
+        run_limited(JOB, arguments, Limits(MEMORY + 4 * size_of(path), SECONDS))
         logits: Floats = np.load(out)
     if logits.ndim != 2 or len(logits) != len(known.tokens):
         raise StoppedError(f"the logits have the shape {logits.shape}")

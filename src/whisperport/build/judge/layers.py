@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.build.compare import BASE_BYTES, MEMORY
+from whisperport.build.inspect import size_of
 from whisperport.build.judge.identity import SCALES, Identity
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
 from whisperport.errors import WhisperportError
@@ -44,8 +46,6 @@ if TYPE_CHECKING:  # torch may be missing at run time
 Array = NDArray[Any]
 NEAR = 3  # operators after one that reads a weight: its bias, a scale, an order of axes
 OUTPUT = {"encoder": "encoder.ln_post", "decoder": "logits"}  # part -> what its graph returns
-BASE_BYTES = 8 * 2**30  # the inner values of Whisper's small encoder, twice
-MEMORY = 4.0  # times the bytes of the file
 SECONDS = 300.0
 
 
@@ -101,11 +101,10 @@ def compare_graphs(
                 begin_stage("computing the layers in torch")
                 np.savez(values, allow_pickle=False, **_layers(checkpoint, clip, known))
             arrays = {
-                name: [array for place, array in found if place == file]
-                for name, found in identity.places.items()
+                name: [array for place, array in places if place == file]
+                for name, places in identity.places.items()
             }
             path = folder / file
-            size = sum(other.stat().st_size for other in path.parent.glob(f"{path.stem}*"))
             arguments = {
                 "path": os.fspath(path),
                 "part": part,
@@ -115,7 +114,7 @@ def compare_graphs(
                 "head_width": checkpoint.dims.text_head_width,
             }
             begin_stage(f"comparing the layers of {file}")
-            limits = Limits(round(BASE_BYTES + MEMORY * size), SECONDS)
+            limits = Limits(round(BASE_BYTES + MEMORY * size_of(path)), SECONDS)
             try:
                 result = run_limited("whisperport.build.judge.layers:in_child", arguments, limits)
             except (StoppedError, WhisperportError) as error:
