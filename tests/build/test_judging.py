@@ -388,6 +388,9 @@ def test_a_rule_has_a_repair_if_its_remedy_is_one() -> None:
     rules = [rule for layout in all_layouts() for rule in layout.rules]
     wrong = [r.code for r in rules if (r.repair is not None) != r.remedy.startswith("fix")]
     assert wrong == []
+    for rule in rules:  # `explain`, too, names the repair first
+        if rule.repair is not None:
+            assert f"What to do: `whisperport {rule.remedy}`. Else: " in rule.text
 
 
 def test_another_app_is_an_error_before_anything_is_copied(

@@ -167,8 +167,7 @@ def merges(files: Files) -> Iterator[tuple[str, str]]:
     `"a b"` only, and fail with "data did not match any variant of untagged enum ModelWrapper". Apps often
     have an older version than the converter.
 
-    What to do: write each pair as one text with a space, which every version reads, or convert the
-    checkpoint again with `whisperport convert`, which does.
+    What to do: write each pair as one text with a space, which every version reads.
     """
     model = files.json(TOKENIZER).get("model")
     stored = model.get("merges") if isinstance(model, dict) else None

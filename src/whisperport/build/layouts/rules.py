@@ -76,17 +76,13 @@ class LayoutRule:
 
     @property
     def what_to_do(self) -> str:
-        """The repair if there is one, and the advice in the last paragraph of `text`, on one line."""
-        advice = " ".join(self.text.partition("What to do: ")[2].split())
-        return f"`whisperport {self.remedy}` corrects it. Else: {advice}" if self.repair else advice
+        """The advice in the last paragraph of `text`, on one line."""
+        return " ".join(self.text.partition("What to do: ")[2].split())
 
 
 def rule_section(rule: LayoutRule, apps: Sequence[str]) -> str:
-    """Return the section of a rule as Markdown: code and title, explanation, apps, and what repairs it."""
-    return (
-        f"## {rule.code}\n\n**{rule.title}.**\n\n{rule.text}\n\nApps: {', '.join(apps)}\n\n"
-        f"Remedy: {rule.remedy}\n"
-    )
+    """Return the section of a rule as Markdown: code and title, explanation, and apps."""
+    return f"## {rule.code}\n\n**{rule.title}.**\n\n{rule.text}\n\nApps: {', '.join(apps)}\n"
 
 
 def layout_rule(
@@ -97,10 +93,13 @@ def layout_rule(
     remedy: Remedy = "convert",
     repair: Repair | None = None,
 ) -> Callable[[Check], LayoutRule]:
-    """Make a rule of a check, whose docstring is the body of the rule's page."""
+    """Make a rule of a check, whose docstring is the body of the rule's page; a repair is advised first."""
 
     def made_of(check: Check) -> LayoutRule:
         text = inspect.getdoc(check) or ""
+        if repair is not None:
+            advice = "What to do: "
+            text = text.replace(advice, f"{advice}`whisperport {remedy}`. Else: ")
         return LayoutRule(code, title, text, check, is_warning, remedy, repair)
 
     return made_of
