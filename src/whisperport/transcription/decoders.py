@@ -30,17 +30,8 @@ def uses_batch(engine: Engine, options: TranscribeOptions) -> bool:
     return engine.batch_size > 1 and options.batch
 
 
-def decoder_of(engine: Engine, options: TranscribeOptions) -> Decoder:
-    """Return a decoder for one text, whose beams or samples are decoded together if that is possible."""
-    candidates = max(options.decode.beam_size or 1, options.decode.best_of or 1)
-    decoder = None
-    if candidates > 1 and uses_batch(engine, options):
-        decoder = Batch(engine).decoder()
-    return decoder or Decoder(engine)
-
-
 class IdleDecoders:
-    """Decoders of one text that no call uses.
+    """Lends decoders of one text, and keeps those that no call uses.
 
     In short windows, a decoder computes keys and values for the audio only, once its arrays hold those of
     silence. So a call continues with the decoder of an earlier one. Without short windows none is kept.
@@ -54,14 +45,25 @@ class IdleDecoders:
         self._idle: list[Decoder] = []
 
     @contextmanager
-    def lend(self, fresh: Decoder) -> Iterator[Decoder]:
-        """Lend an idle decoder; `fresh` if there is none, or if that is a row of a batch."""
-        if self._engine.short_windows is None or type(fresh) is not Decoder:
-            yield fresh
+    def lend(self, options: TranscribeOptions | None = None) -> Iterator[Decoder]:
+        """Lend a row of a new batch if beams or samples are decoded together; else an idle or new decoder.
+
+        Args:
+            options: transcription options; None: beams and samples are decoded one after the other.
+        """
+        if options and (row := self._row(options)):
+            yield row
             return
         try:
             decoder = self._idle.pop()
         except IndexError:
-            decoder = fresh
+            decoder = Decoder(self._engine)
         yield decoder
-        self._idle.append(decoder)
+        if self._engine.short_windows is not None:
+            self._idle.append(decoder)
+
+    def _row(self, options: TranscribeOptions) -> Decoder | None:
+        candidates = max(options.decode.beam_size or 1, options.decode.best_of or 1)
+        if candidates > 1 and uses_batch(self._engine, options):
+            return Batch(self._engine).decoder()
+        return None

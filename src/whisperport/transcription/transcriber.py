@@ -28,7 +28,7 @@ from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import ProgressCallback
 from whisperport.targets import RunOptions
-from whisperport.transcription.decoders import IdleDecoders, decoder_of
+from whisperport.transcription.decoders import IdleDecoders
 from whisperport.transcription.feature_session import (
     FeatureSession,
     check_options,
@@ -244,9 +244,9 @@ class Transcriber:
         check_options(options)
         options.check_for_one()
         windows = checked_features(self.engine, features)
-        with self.turns.turn():
+        with self.turns.turn(), self.idle.lend(options) as decoder:
             session = FeatureSession(self.engine, self.tokenizer, options, windows, sampler)
-            return session.run(decoder_of(self.engine, options), progress)
+            return session.run(decoder, progress)
 
     def _run(
         self,
@@ -259,7 +259,7 @@ class Transcriber:
         options.check_for_one()
         parts = clip_frames(options.clip_timestamps)
         session = Session(self.engine, self.tokenizer, options, mel, sampler, parts)
-        with self.idle.lend(decoder_of(self.engine, options)) as decoder:
+        with self.idle.lend(options) as decoder:
             return session.run(decoder, progress)
 
 

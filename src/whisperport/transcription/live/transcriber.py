@@ -178,8 +178,7 @@ class LiveTranscriber:
 
     def _in_turn(self, start: Callable[[Decoder], Steps[T]]) -> T:
         """Run a decoding as one of the transcriber's concurrent calls."""
-        transcriber, fresh = self._transcriber, Decoder(self._transcriber.engine)
-        with transcriber.turns.turn(), transcriber.idle.lend(fresh) as decoder:
+        with self._transcriber.turns.turn(), self._transcriber.idle.lend() as decoder:
             return complete(decoder, start(decoder))
 
     def _repeats(self, hypothesis: Hypothesis) -> bool:
