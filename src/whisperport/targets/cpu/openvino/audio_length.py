@@ -29,12 +29,13 @@ def with_any_audio(model: Any, spec: ProgramSpec) -> tuple[Any, dict[str, int]]:
     from openvino import Dimension, PartialShape
 
     axis, per_position = INPUTS.get(spec.kind.name, (0, 0))
-    (mel, *further), free = spec.inputs, model.clone()
+    mel, *further = spec.inputs
     if not per_position or further or len(mel.shape) != 3 or mel.shape[axis] % per_position:
         return model, {}
     positions = mel.shape[axis] // per_position
     sizes: list[Any] = list(mel.shape)
     sizes[axis] = Dimension(per_position, mel.shape[axis])
+    free = model.clone()
     _free_constants(free, positions)
     try:
         free.reshape({mel.name: PartialShape(sizes)})
