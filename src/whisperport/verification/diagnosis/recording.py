@@ -254,7 +254,7 @@ def _own(profiler: Profiler, files: Sequence[Path]) -> Recordable:
     graph: Graph = profiler.read_graph(files[0])
 
     def record(inputs: Sequence[Array]) -> Recording:
-        names = [value.name for value in _kept(graph)]
+        names = {value.name for value in _kept(graph)}
         return _recorded(graph, *profiler.run_keeping(files, inputs, names))
 
     return Recordable(graph, record)
