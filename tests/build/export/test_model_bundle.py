@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from whisperport.apps.cli import model_option
 from whisperport.apps.cli.model_option import bundle_of_model
 from whisperport.build.export import export as exporting
 from whisperport.build.export.model_bundle import (
@@ -239,6 +241,18 @@ def test_a_cache_that_cannot_be_made_names_the_variable_that_moves_it(
     assert "cannot keep the bundle of `default`" in raised.value.what
     assert "XDG_CACHE_HOME" in raised.value.hint
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_command_for_a_faster_bundle_is_quoted_for_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(model_option, "run_watched", Mock(side_effect=CheckpointError("missing")))
+
+    with pytest.raises(CheckpointError):
+        bundle_of_model("my model.pt")
+
+    assert "`whisperport export 'my model.pt' --target auto` finds" in capsys.readouterr().err
 
 
 # The model, the bundle and the clips inside the package fit together, and transcription works.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from whisperport.apps.cli.console import print_error, print_note, stages
+from whisperport.apps.cli.console import command_line, print_error, print_note, stages
 from whisperport.apps.cli.evidence_words import mix_words
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.verb import option, together
@@ -81,9 +81,8 @@ def bundle_of_model(model: str) -> Bundle:
     if bundle is None:
         folder = cache_folder()
         print_note(f"exporting {model}, once; its bundle is kept in {folder}")
-        print_note(
-            f"`whisperport export {model} --target auto` finds a faster one for this machine"
-        )
+        faster = command_line("export", model, "--target", "auto")
+        print_note(f"`{faster}` finds a faster one for this machine")
         with stages():
             bundle = run_watched(bundle_of, model, out=folder / "export")
     assert isinstance(bundle, Bundle)
