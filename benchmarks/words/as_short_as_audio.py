@@ -19,19 +19,17 @@ import numpy as np
 
 from whisperport.build.export.export import export
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
-from whisperport.runtime import DecodeOptions
 from whisperport.speech.audio import SAMPLE_RATE
 from whisperport.targets import RunOptions
-from whisperport.transcription import TranscribeOptions, Transcriber
+from whisperport.transcription import Transcriber
 from whisperport.verification import text_errors, versions
 from whisperport.verification.clips import Clip
 from whisperport.verification.error_rate import increase_bounds
 
 from ..record import record
-from .short_windows import together, utterances
+from .short_windows import GREEDY, together, utterances
 
 LONGEST_S = 18.0  # fits in the longest short window
-GREEDY = TranscribeOptions(decode=DecodeOptions(language="en"), temperatures=(0.0,))
 
 
 def main() -> None:
