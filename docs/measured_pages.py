@@ -11,7 +11,8 @@ from typing import Any
 
 from whisperport.targets import get_target
 
-NPU_RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "chips.json"
+ROOT = Path(__file__).parents[1]
+NPU_RESULTS = ROOT / "benchmarks" / "results" / "chips.json"
 NPU_PAGE = Path(__file__).parent / "reference" / "npu-compilers.md"
 
 NPU_HEAD = """\
@@ -149,7 +150,6 @@ def _sdk(target: str) -> str:
     return compiler.toolchain if compiler else target
 
 
-ROOT = Path(__file__).parents[1]
 PREDICTIONS_RESULTS = ROOT / "benchmarks" / "results" / "answers.json"
 PREDICTIONS_PAGE = Path(__file__).parent / "reference" / "predictions.md"
 

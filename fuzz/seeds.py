@@ -454,7 +454,8 @@ def _layouts(folder: Path) -> None:
     with_space = tokenizer_json().replace(b'"W"', json.dumps(to_byte_characters(b" ")).encode())
     checkpoint = replace(micro_checkpoint(), tokenizer_json=with_space)
     for layout in all_layouts():
-        app, path = next(iter(layout.apps)), folder / f"{next(iter(layout.apps))}{layout.suffix}"
+        app = next(iter(layout.apps))
+        path = folder / f"{app}{layout.suffix}"
         if layout.suffix:
             shutil.copyfile(folder_of("ggml", folder.parent) / "ggml.bin", path)
             continue

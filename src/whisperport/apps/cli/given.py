@@ -71,9 +71,8 @@ class Given(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
             _expect_possible(text)
         kind, why = kind_of(text)
         if "layout" in self.kinds:
-            from whisperport.build.layouts.record import (
-                is_layout,
-            )  # a transcription needs no layouts
+            # Here: a transcription needs no layouts.
+            from whisperport.build.layouts.record import is_layout
 
             if is_layout(Path(text)):  # which may be a checkpoint, too
                 kind = "layout"

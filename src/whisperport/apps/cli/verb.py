@@ -54,7 +54,7 @@ class Verb(click.Command):
     def __init__(
         self,
         *args: Any,
-        target_options: "TargetOptions | None" = None,
+        target_options: TargetOptions | None = None,
         **settings: Any,
     ) -> None:
         # Here too, not only for the group: click keeps the option of the first context that asks for it.

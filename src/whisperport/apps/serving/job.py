@@ -15,6 +15,9 @@ from whisperport.transcription import TranscribeOptions, Transcript
 from whisperport.transcription.session import Session, SessionWindow, clip_frames
 from whisperport.transcription.speech_pipeline import ChunkedTranscription
 
+T = TypeVar("T")
+
+CHUNK_S = 1.0  # about the time to decode a chunk
 LARGEST_KEPT = 4 * 2**20  # bytes of a spectrogram in memory: many files may be waiting
 
 OnWindow = Callable[[Transcript], None]
@@ -199,11 +202,6 @@ class WindowJob(Job):
         """End the decoding that is waiting or running; if there is none, a stage is, which sees the end."""
         if self._decoding is not None:
             self._decoding.cancel()
-
-
-T = TypeVar("T")
-
-CHUNK_S = 1.0  # about the time to decode a chunk
 
 
 class SpeechJob(Job):

@@ -20,13 +20,7 @@ from whisperport.build.export.exported import Exported
 from whisperport.build.export.placing import place_programs
 from whisperport.build.export.quantizing import quantize_programs
 from whisperport.errors import VerificationError, WhisperportError
-from whisperport.program.bundle import (
-    SILENCE,
-    Bundle,
-    BundleWriter,
-    Manifest,
-    writing_bundle,
-)
+from whisperport.program.bundle import SILENCE, Bundle, BundleWriter, Manifest, writing_bundle
 from whisperport.program.bundle.origin import record_own
 from whisperport.program.dims import published_dims
 from whisperport.system.progress import begin_stage
@@ -42,8 +36,10 @@ from whisperport.verification.reference import Reference
 from whisperport.verification.report import rejection
 from whisperport.verification.tolerances import BY_WORDS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
 
 
 def export(
@@ -117,9 +113,6 @@ def _verified(
     if report.short_windows is None:
         (writer.folder / SILENCE).unlink(missing_ok=True)
     return replace(manifest, verification=report.to_json(), short_windows=report.short_windows)
-
-
-log = logging.getLogger(__name__)
 
 
 def not_verified(
