@@ -141,7 +141,8 @@ def _fix_files(
     if as_json:
         print_json(fixed.to_json())
     else:
-        print_table(("rule", "changed"), list(fixed.changes.items())) if fixed.changes else None
+        if fixed.changes:
+            print_table(("rule", "changed"), list(fixed.changes.items()))
         print_lines("")
         print_judgement(fixed.judgement)
         print_lines("", f"{fixed.path}: repaired" if fixed.path else "nothing was written")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from whisperport.build.layouts.checks import WordCounts
 from whisperport.build.layouts.reference import Emitted
+from whisperport.program.json_records import to_json
 from whisperport.speech.text import normalize
 from whisperport.verification.clips import Clip
 from whisperport.verification.error_rate import Unit
@@ -75,7 +76,7 @@ class ComparedWords:
             "reference_error_rate": counts.checkpoint.rate,
             "increase_at_least": counts.increase_bounds[0],
             "increase_at_most": counts.increase_bounds[1],
-            "losses": [{"clip": x.clip, "kind": x.kind, "reason": x.reason} for x in self.losses],
+            "losses": to_json(self.losses),
             "texts": [{"clip": x.clip, "text": x.text, "expected": x.expected} for x in self.texts],
         }
 

@@ -344,6 +344,7 @@ RULES = (
 
 
 def stored_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Return token -> id in a tokenizer.json of any content, special tokens included."""
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     tokens = dict(vocabulary) if isinstance(vocabulary, dict) else {}
