@@ -20,6 +20,9 @@ from whisperport.transcription import TranscribeOptions, Transcriber, session, t
 from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber
 from whisperport.verification.clips import shipped_clips
+from whisperport.verification.reference import Reference, reference_mel
+from whisperport.verification.short_windows import check_short_windows
+from whisperport.verification.word_check import Transcribed
 
 from ..embedded import default_bundle
 
@@ -239,6 +242,27 @@ def test_a_window_of_improbable_text_is_decoded_in_full(
     assert [replace(s, avg_logprob=0, no_speech_prob=0) for s in transcript.segments] == [
         replace(s, avg_logprob=0, no_speech_prob=0) for s in full.transcribe(clip()).segments
     ]
+
+
+def test_a_verification_decodes_in_the_windows_that_the_runtime_uses(
+    short: Transcriber, sizes: Sizes
+) -> None:
+    engine, reference = short.engine, Reference.from_arrays(short.bundle.reference())
+    spoken = next(each for each in reference.clips if len(each.samples) < 4 * SECOND)
+    text = Transcribed(clip=spoken, tokens=(), text=spoken.text, expected=spoken.text, unit="words")
+    undo = with_windows(short, ShortWindows(positions=(750,), min_logprob=-0.25))
+    try:
+        check_short_windows(
+            short.bundle,
+            Decoder(engine),
+            lambda clip: engine.encode(reference_mel(engine.dims, clip)),
+            [text],
+            reference.max_tokens,
+        )
+    finally:
+        undo()
+
+    assert sizes["encoder"] == [3000, 1500]  # not 500, of the windows of a new export
 
 
 @pytest.mark.parametrize("max_tokens", [3, 9])

@@ -25,9 +25,8 @@ from whisperport.verification.word_check import Transcribed
 
 FEWEST_CLIPS = 4  # fewer tell nothing about the next one
 MAX_CHANGE = 0.003  # of WER or CER, absolute
-MOST_AGAIN = (
-    1 / 3
-)  # share of clips decoded again in full; a short window takes a quarter of the time
+# Share of clips that are decoded again in full. A short window takes a quarter of the time.
+MOST_AGAIN = 1 / 3
 ABOVE_WRONG = 0.01  # from the log-probability of a text that differs to the limit
 
 
