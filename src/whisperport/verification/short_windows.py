@@ -182,8 +182,8 @@ def lowest_trusted(texts: Sequence[ShortText]) -> float:
     """Return the mean log-probability from which on the text of a short window is trusted.
 
     It is twice as far below the lowest of the texts that are right as that is below their median: with six
-    clips, one to nine of 100 texts of the same kind are decoded again, and with the distance itself twelve
-    to fifteen (benchmarks/words/as_short_as_audio.py). And it is above each that differs from the full
+    clips, at most 4 of 100 texts of the same kind are decoded again, and 12 with the distance itself
+    (benchmarks/words/as_short_as_audio.py, embedded model). And it is above each that differs from the full
     window's.
     """
     right = [text.avg_logprob for text in texts if text.is_whole and not text.differs]
