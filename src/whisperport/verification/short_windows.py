@@ -25,7 +25,7 @@ from whisperport.verification.word_check import Transcribed
 
 FEWEST_CLIPS = 4  # fewer tell nothing about the next one
 MAX_CHANGE = 0.003  # of WER or CER, absolute
-# Share of clips that are decoded again in full. A short window takes a quarter of the time.
+# Share of clips that are decoded again in full. A short window takes a third of the time.
 MOST_AGAIN = 1 / 3
 ABOVE_WRONG = 0.01  # from the log-probability of a text that differs to the limit
 
@@ -182,9 +182,9 @@ def lowest_trusted(texts: Sequence[ShortText]) -> float:
     """Return the mean log-probability from which on the text of a short window is trusted.
 
     It is twice as far below the lowest of the texts that are right as that is below their median: with six
-    clips, at most 4 of 100 texts of the same kind are decoded again, and 12 with the distance itself
-    (benchmarks/words/as_short_as_audio.py, embedded model). And it is above each that differs from the full
-    window's.
+    clips, at most 4 of 100 texts of the same kind are decoded again by three checkpoints, and with the
+    distance itself 12 by the embedded model (benchmarks/words/as_short_as_audio.py). And
+    it is above each that differs from the full window's.
     """
     right = [text.avg_logprob for text in texts if text.is_whole and not text.differs]
     wrong = [text.avg_logprob for text in texts if text.is_whole and text.differs]
