@@ -20,11 +20,13 @@ class ServerProcess:
         arguments: of `whisperport serve`, such as `--model default`.
 
     Attributes:
+        arguments: as they were given.
         url: its address.
         ready_s: seconds from the start of the process to the first answer 200 of `/ready`.
     """
 
     def __init__(self, *arguments: str) -> None:
+        self.arguments = arguments
         self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed at the end
         self.folder = tempfile.TemporaryDirectory()  # where it may have temporary files
         began = time.perf_counter()

@@ -4,6 +4,7 @@
 
     equal     500 requests: alone, 16 at a time, streamed or not, in every format
     speed     overhead of one request for 30 s; 8 clients against `transcribe_files`; start to ready
+    short     a command of 3 s by HTTP and by Wyoming, with windows as short as the audio and of 30 s
     queue     a clip behind a long file
     crowd     200 clients, of which a fifth leave midway
     memory    resident memory after many requests
@@ -31,6 +32,10 @@ from typing import Any
 import httpx
 import numpy as np
 from fuzz.server_process import ServerProcess
+from wyoming.asr import Transcribe
+from wyoming.asr import Transcript as WyomingTranscript
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
 
 from whisperport.speech.audio import load_audio
 from whisperport.speech.audio.pcm import SAMPLE_RATE
@@ -177,6 +182,61 @@ def ratios(pairs: list[tuple[Times, Times]]) -> list[float]:
     return medians([(b[0] / a[0], b[1] / a[1]) for a, b in pairs])
 
 
+def short(server: ServerProcess, transcriber: Transcriber, less: int) -> dict[str, Any]:
+    """A command of 3 s, by HTTP and by Wyoming, of a server with short windows and of one without."""
+    samples = of_length(3.0)
+    clip, pcm = wav(samples), np.round(samples * 32767).astype("<i2").tobytes()
+    arguments = (*server.arguments, "--wyoming", "tcp://127.0.0.1:0")
+    with (
+        ServerProcess(*arguments, "--no-short-windows") as long_windows,
+        ServerProcess(*arguments) as short_windows,
+        connected(long_windows) as long_client,
+        connected(short_windows) as short_client,
+    ):
+        clients = {"30 s": long_client, "short": short_client}
+        servers = {"30 s": long_windows, "short": short_windows}
+        ports = {windows: wyoming_port(server) for windows, server in servers.items()}
+        ways: dict[str, Callable[[str], str]] = {
+            "HTTP": lambda windows: text_of(post(clients[windows], clip).text),
+            "Wyoming": lambda windows: asyncio.run(spoken(ports[windows], pcm)),
+        }
+        result: dict[str, Any] = {"different": 0}
+        for way, ask in ways.items():
+            texts = {ask(windows) for windows in clients}  # the first answers are not measured
+            pairs, count = [], max(5, 30 // less)
+            before = {windows: server.cpu_s for windows, server in servers.items()}
+            for _ in range(count):
+                took = {windows: seconds(partial(ask, windows)) for windows in clients}
+                pairs.append((took["30 s"], took["short"]))
+            cpu = {windows: (server.cpu_s - before[windows]) for windows, server in servers.items()}
+            result["different"] += len(texts) - 1
+            result[f"{way}: CPU s of 30 s, of short"] = [round(s / count, 4) for s in cpu.values()]
+            result[f"{way}: s with 30 s, s, ratio"] = [
+                *(round(statistics.median(column), 4) for column in zip(*pairs, strict=True)),
+                round(statistics.median(b / a for a, b in pairs), 3),
+            ]
+    return result
+
+
+async def spoken(port: int, pcm: bytes) -> str:
+    """Send a whole command to a Wyoming server, and return the transcript."""
+    form = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
+    async with AsyncTcpClient("127.0.0.1", port) as client:
+        await client.write_event(Transcribe(language="en").event())
+        await client.write_event(AudioStart(**form).event())
+        for at in range(0, len(pcm), 2048):
+            await client.write_event(AudioChunk(audio=pcm[at : at + 2048], **form).event())
+        await client.write_event(AudioStop().event())
+        while (event := await client.read_event()) is not None:
+            if WyomingTranscript.is_type(event.type):
+                return WyomingTranscript.from_event(event).text
+    raise RuntimeError("the Wyoming server closed the connection")
+
+
+def wyoming_port(server: ServerProcess) -> int:
+    return int(server.log.rsplit("tcp://127.0.0.1:", 1)[1].split()[0])
+
+
 def queue(server: ServerProcess, transcriber: Transcriber, less: int) -> dict[str, Any]:
     """A clip of 3 s behind a file of one hour."""
     hour, short = wav(of_length(3600.0 / less)), wav(of_length(3.0))
@@ -293,6 +353,7 @@ def outcome(number: signal.Signals, future: Any, text: str) -> str:
 PARTS: dict[str, Callable[[ServerProcess, Transcriber, int], dict[str, Any]]] = {
     "equal": equal,
     "speed": speed,
+    "short": short,
     "queue": queue,
     "crowd": crowd,
     "memory": memory,
