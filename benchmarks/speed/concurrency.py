@@ -26,7 +26,7 @@ from whisperport.model.checkpoint import load_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
 from whisperport.speech.audio import load_audio
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification import versions

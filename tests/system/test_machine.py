@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.system.control_groups import memory_kills
-from whisperport.system.cores import cores_below, instruction_sets
+from whisperport.system.machine import cores_below, instruction_sets, memory_kills
 from whisperport.system.memory import ALIGNMENT, Memory, room
 from whisperport.targets import RunOptions
 

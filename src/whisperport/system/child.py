@@ -37,7 +37,7 @@ from typing import IO, Any
 
 from whisperport import errors
 from whisperport.errors import WhisperportError
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.system.progress import begin_stage, reporting
 from whisperport.system.system_error import system_error
 

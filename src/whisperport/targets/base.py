@@ -13,7 +13,7 @@ from whisperport.program.bundle import ProgramEntry
 from whisperport.program.dims import Dims
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec, Rejection, TargetSpec, UncachedForm
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.system.option import MAX_THREADS, check_range
 from whisperport.targets.target_options import NoOptions, own_options, parse_options, with_target
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from whisperport.errors import WhisperportError, needs
 from whisperport.program.dims import Dims
 from whisperport.system.child import memory_within
-from whisperport.system.control_groups import control_groups, text_of
+from whisperport.system.machine import control_groups, text_of
 from whisperport.targets import TARGETS
 
 ROOT = Path("/")

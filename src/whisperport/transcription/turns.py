@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from threading import Condition, Lock
 
 from whisperport.errors import UsageError
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.system.process import OwnProcess
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from whisperport.system.control_groups import text_of
-from whisperport.system.cores import instruction_sets
+from whisperport.system.machine import instruction_sets, text_of
 
 BOARD = Path("/sys/firmware/devicetree/base/model")  # "Raspberry Pi 5 Model B Rev 1.0"
 CPUS = Path("/proc/cpuinfo")

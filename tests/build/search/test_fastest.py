@@ -26,7 +26,7 @@ from whisperport.program.bundle import Bundle
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import Package, Software
 from whisperport.program.window import WindowOptions
-from whisperport.system.cores import instruction_sets
+from whisperport.system.machine import instruction_sets
 from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions, preflight
 from whisperport.targets.cpu.openvino.target import BF16

@@ -25,7 +25,7 @@ from whisperport.model.trace.whisper import Parts
 from whisperport.model.trace.whisper import step as step_program
 from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.speech.audio import load_audio, log_mel
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu.onnxruntime import OPSETS, LowerOptions
 from whisperport.targets.onnx import runner as onnx_runner

@@ -27,8 +27,8 @@ from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.generation import Generation
 from whisperport.runtime.decoding.decode import check_language
-from whisperport.system.cores import usable_cores
 from whisperport.system.locking import lock_path, locked
+from whisperport.system.machine import usable_cores
 from whisperport.system.option import Option, check_ranges
 from whisperport.system.outputs import is_inside
 from whisperport.targets.preflight import available_memory

@@ -31,7 +31,7 @@ from whisperport.system.child import (
     result_of,
     unpickled,
 )
-from whisperport.system.control_groups import memory_kills
+from whisperport.system.machine import memory_kills
 from whisperport.transcription import TranscribeOptions
 
 WAIT_S = 1.0

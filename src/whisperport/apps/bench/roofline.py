@@ -23,7 +23,7 @@ from whisperport.program.program_kind import (
 )
 from whisperport.program.spec import ProgramSpec
 from whisperport.program.window import Window
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 
 READ_BYTES = 2**28  # much more than the caches of a CPU
 SIZE = 1536  # rows and columns of the multiplied matrices

@@ -54,7 +54,7 @@ from whisperport.apps.cli.verb import Verb, option
 from whisperport.build.export.model_bundle import open_bundle
 from whisperport.errors import AudioError, UsageError
 from whisperport.program.bundle import Bundle
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.system.outputs import write_page
 from whisperport.system.progress import begin_stage
 from whisperport.system.regular_file import read_short_text

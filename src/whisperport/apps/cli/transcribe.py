@@ -45,7 +45,7 @@ from whisperport.apps.cli.transcript_output import (
 )
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.program.bundle import Bundle
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.transcription import (
     FeatureOptions,
     TranscribeOptions,

@@ -29,8 +29,8 @@ from whisperport.errors import BundleError, UsageError, WhisperportError, needs
 from whisperport.program.bundle import FORMAT_VERSION, MANIFEST, Bundle
 from whisperport.speech.data import embedded_model
 from whisperport.system.atomic import write_atomic
-from whisperport.system.cores import instruction_sets
 from whisperport.system.locking import waiting_for_lock
+from whisperport.system.machine import instruction_sets
 from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 

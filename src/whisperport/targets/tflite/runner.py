@@ -19,7 +19,7 @@ import numpy as np
 from whisperport.errors import BundleError, needs
 from whisperport.program.runner import Array, Binding, Part, RunLock, Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.targets.stated_signature import (
     expect_counts,
     expect_tensor,

@@ -12,7 +12,7 @@ from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, Package, Runs, Software, Support, TargetSpec
-from whisperport.system.cores import instruction_sets
+from whisperport.system.machine import instruction_sets
 from whisperport.system.option import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.cpu.openvino.ir_graph import STATE

@@ -28,7 +28,7 @@ from whisperport.errors import BundleError, needs
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
-from whisperport.system.cores import usable_cores
+from whisperport.system.machine import usable_cores
 from whisperport.system.process import SPAWN, OwnProcess
 from whisperport.targets.stated_signature import (
     expect_counts,

@@ -1,17 +1,17 @@
-"""How many CPU cores this process may use, and their instruction sets.
+"""What the machine gives to this process: CPU cores, instruction sets, and the limits of control groups.
 
 The number of cores is the default number of threads of every runtime.
 
 Runtimes count differently: some use all logical CPUs, none knows the CPU quota of a container. With more
 threads than cores, each multiplication waits for the thread that has no core.
+
+Control groups (cgroups) are how Linux limits a container's memory and cores.
 """
 
 import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-from whisperport.system.control_groups import control_groups, text_of
 
 ROOT = Path("/")
 CPU = "sys/devices/system/cpu/cpu{}/topology"
@@ -75,3 +75,52 @@ def _quotas(root: Path) -> Iterator[float]:
             words = [text_of(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         if len(words) == 2 and all(word.isdigit() and int(word) for word in words):
             yield int(words[0]) / int(words[1])
+
+
+def control_groups(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the folder of every group of this process, and of those above it.
+
+    Args:
+        controller: such as "memory" or "cpu".
+        root: folder of the file system.
+
+    Yields:
+        The folder, and whether the group is of version 2; else it is of version 1.
+    """
+    for line in text_of(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        group = mount / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield folder, not controllers
+            if folder == mount:
+                break
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file of the system; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def memory_kills(root: Path = Path("/")) -> int:
+    """Return the number of processes that were ended because memory was short, since the system started.
+
+    A process that ended while this number rose was probably one of them. The counter is that of this
+    process's control group, which its children share, or else that of the system; 0 without any.
+
+    Args:
+        root: folder of the file system.
+    """
+    groups = control_groups("memory", root)
+    files = [folder / ("memory.events" if v2 else "memory.oom_control") for folder, v2 in groups]
+    for file in (*files, root / "proc/vmstat"):
+        for line in text_of(file).splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
