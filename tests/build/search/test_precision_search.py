@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from whisperport.build.export.export_options import ExportOptions
-from whisperport.build.search import kept_attempts, precision_search
-from whisperport.build.search.kept_attempts import KeptAttempts
+from whisperport.build.search import attempts, precision_search
+from whisperport.build.search.attempts import KeptAttempts
 from whisperport.build.search.search import export_best
 from whisperport.errors import UsageError, VerificationError
 from whisperport.program.bundle import MANIFEST, Bundle
@@ -176,14 +176,14 @@ def test_an_interrupted_deletion_leaves_a_folder_that_the_next_search_deletes(
         delete_listed(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept_attempts, "delete_listed", interrupted)
+        patched.setattr(attempts, "delete_listed", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kept.delete()
     assert len(list(kept.folder.iterdir())) == 3  # two attempts, and the index
 
     found = KeptAttempts(tmp_path / "out", "another checkpoint")
 
-    assert [path.name for path in found.folder.iterdir()] == [kept_attempts.INDEX]
+    assert [path.name for path in found.folder.iterdir()] == [attempts.INDEX]
 
 
 def test_what_the_user_has_put_among_the_attempts_is_kept(tmp_path: Path) -> None:

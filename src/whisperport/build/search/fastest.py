@@ -27,7 +27,7 @@ from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Attempt, Candidate, Exported, Timed
 from whisperport.build.export.placing import PlacementRequest
-from whisperport.build.search.first_accepted import first_accepted
+from whisperport.build.search.attempts import first_accepted
 from whisperport.build.search.timing import known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
 from whisperport.program.bundle import check_writable

@@ -20,8 +20,7 @@ from whisperport.build.export.drafting import loaded
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import POINTS, Attempt, Candidate, Exported
-from whisperport.build.search.first_accepted import first_accepted
-from whisperport.build.search.kept_attempts import KeptAttempts, dependencies
+from whisperport.build.search.attempts import KeptAttempts, dependencies, first_accepted
 from whisperport.build.search.timing import race
 from whisperport.errors import UsageError
 from whisperport.program.bundle import MANIFEST, Bundle, Manifest, check_writable

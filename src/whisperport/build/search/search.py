@@ -4,7 +4,7 @@
                                   ▲                 │
                                   └──── rejected ◄──┘
 
-`first_accepted.py` is this loop. `fastest.py` has the candidates and the judge of the target "auto", and
+`attempts.py` is this loop. `fastest.py` has the candidates and the judge of the target "auto", and
 `precision_search.py` those of the precision "auto". A search that is called again uses what the last call
 measured and verified.
 """

@@ -1,15 +1,16 @@
-"""Keep the attempts of a search beside its result until it is complete, so that it can be continued."""
+"""The attempts of a search: candidates are exported until one is accepted, and kept until it ends."""
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whisperport.build.export.drafting import BUILD_PACKAGES
 from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.exported import Attempt
 from whisperport.errors import BundleError, UsageError, VerificationError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.ownership import delete_listed
@@ -17,8 +18,44 @@ from whisperport.program.bundle.staging import clear_leftovers
 from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.verification import versions
 
+C = TypeVar("C")
+B = TypeVar("B", bound=Bundle)
 SUFFIX = ".attempts"
 INDEX = "attempts.json"
+
+
+def first_accepted(
+    candidates: Callable[[list[tuple[C, VerificationError]]], Iterable[C]],
+    export: Callable[[C], B],
+    judge: Callable[[C, B], Attempt],
+) -> tuple[B, tuple[Attempt, ...]]:
+    """Export candidates until one of them is accepted.
+
+    Args:
+        candidates: called once with a list, to which each candidate that is not verified is added; yields
+            the candidates, best first.
+        export: exports a candidate, or returns the verified bundle of an earlier run.
+        judge: returns the attempt, with the reason if a verified candidate is rejected.
+
+    Returns:
+        The bundle, and all attempts in order.
+
+    Raises:
+        VerificationError: no candidate is left.
+    """
+    attempts: list[Attempt] = []
+    failures: list[tuple[C, VerificationError]] = []
+    for candidate in candidates(failures):
+        try:
+            bundle = export(candidate)
+        except VerificationError as error:
+            failures.append((candidate, error))
+            attempts.append(Attempt(name=str(candidate), rejected=f"not verified: {error.why}"))
+            continue
+        attempts.append(judge(candidate, bundle))
+        if not attempts[-1].rejected:
+            return bundle, tuple(attempts)
+    raise failures[-1][1]
 
 
 class KeptAttempts:
