@@ -235,7 +235,7 @@ def _onnx(path: Path) -> Recordable:
 
 def _tflite(path: Path) -> Recordable:
     from whisperport.model.inspection.read_tflite import read_tflite
-    from whisperport.targets.tflite.kept_values import RUNTIME, run_keeping
+    from whisperport.targets.tflite.runner import RUNTIME, run_keeping
 
     graph = read_tflite(path)[0]
     places = {value.name: int(value.name.partition(":")[0]) for value in _kept(graph)}

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.targets.onnx.quantizer import Reader, calibrated, fuse, samples_of
+from whisperport.targets.onnx.static_quantization import Reader, calibrated, fuse, samples_of
 from whisperport.targets.quantizing import replace_by_quantized
 from whisperport.targets.vendors.qualcomm.chips import Operand
 
