@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import layers
 from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
+from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
 from whisperport.build.layouts.openvino_genai.repairs import (
     EARLY,
@@ -566,6 +568,33 @@ def test_a_rounded_or_swapped_weight_is_found(form: str, micro_checkpoint: Any) 
     assert identity, identity.changed
     assert bool(identity.half) == (form == "float16")
     assert bool(identity.eight_bits) == (form == "8 bits")
+
+
+@pytest.mark.parametrize(
+    ("app", "precision"), [("transformers.js", "fp32"), ("faster-whisper", "fp16")]
+)
+def test_files_of_a_verified_checkpoint_are_named_without_it(
+    app: str,
+    precision: str,
+    micro_checkpoint: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given files, and a cache with the hashes of another checkpoint and with a file that is damaged
+    folder, cache = tmp_path / "model", tmp_path / "cache"
+    folder.mkdir()
+    layout_of(app).write(micro_checkpoint, precision, folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    weights = micro_checkpoint.weights
+    doubled = replace(micro_checkpoint, weights={name: 2 * w for name, w in weights.items()})
+    keep_hashes("tiny", doubled)
+    keep_hashes("small", micro_checkpoint).write_text('{"name": "small", "hashes": 5}')
+    before = judge(folder).named
+    # when the hashes of their checkpoint are kept, as by `make test-official`
+    keep_hashes("base", micro_checkpoint)
+    # then the files are those of the checkpoint, which is not given
+    assert before is None
+    assert judge(folder).named == NamedWeights("base", len(weights), len(weights))
 
 
 def test_one_changed_value_is_named(micro_checkpoint: Any) -> None:

@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 
+from whisperport.build.judge.verified import keep_hashes
 from whisperport.errors import CheckpointError, MissingPackageError
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
+from whisperport.model.checkpoint.names import HUB_IDS
 from whisperport.speech.audio import load_audio
 from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.machine import machine, versions
@@ -90,3 +92,5 @@ def record(candidate: Candidate) -> Iterator[dict[str, Any]]:
         }
         Path(RECORD).parent.mkdir(parents=True, exist_ok=True)
         Path(RECORD).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        if candidate.name in HUB_IDS:
+            keep_hashes(candidate.name, candidate.checkpoint)  # for `whisperport judge`

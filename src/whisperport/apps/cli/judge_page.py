@@ -53,7 +53,12 @@ def verdict_sentence(judgement: Judgement) -> str:
     codes = dict.fromkeys(problem.code for problem in judgement.problems)
     loss = f" Something is lost: {', '.join(codes)}." if codes else ""
     if identity is None:
-        return f"No rule is broken.{loss} Weights and words were not compared."
+        weights = (
+            f"As far as is known, {judgement.named}; words"
+            if judgement.named
+            else "Weights and words"
+        )
+        return f"No rule is broken.{loss} {weights} were not compared."
     n_run = sum(run.words is not None for run in runs)
     words = "its graphs compute the same" if judgement.graphs else "no app was run"
     if n_run:
@@ -108,7 +113,7 @@ def judge_page(judgement: Judgement, command: str = "") -> str:
 def _weights(judgement: Judgement) -> list[str]:
     identity = judgement.identity
     if identity is None:
-        return ["not compared: no checkpoint is given"]
+        return [str(judgement.named or "not compared: no checkpoint is given")]
     named = [f"differs: {weight}" for weight in identity.changed[:MOST]]
     if len(identity.changed) > MOST:
         named.append(f"and {len(identity.changed) - MOST} more")

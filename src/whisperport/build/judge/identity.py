@@ -148,6 +148,30 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     return result
 
 
+def weight_hashes(checkpoint: "Checkpoint") -> dict[str, list[str]]:
+    """Return the hash of each form in which converters store a weight -> the names of such weights."""
+    search = _Search(checkpoint)
+    hashes: dict[str, list[str]] = defaultdict(list)
+    for name, tensor in checkpoint.weights.items():
+        is_scaled = ".query." in name or ".key." in name
+        axes = (False, True) if sum(size != 1 for size in tensor.shape) == 2 else (False,)
+        digests = {
+            search.digest(name, swapped, form, power)
+            for swapped in axes
+            for form in ("float32", "float16", "rounded to float32")
+            for power in (0.0, *SCALES)[: 1 + 2 * is_scaled]
+        }
+        for digest in digests:
+            hashes[digest.hex()].append(name)
+    return hashes
+
+
+def array_hash(values: Array) -> str:
+    """Return the hash of a stored array, by which `weight_hashes` finds its weight."""
+    form = np.float16 if values.dtype == np.float16 else np.float32
+    return _digest(values.reshape(_squeezed(values.shape)).astype(form, copy=False)).hex()
+
+
 class _Search:
     """Compares arrays with the weights of the same shape, or of its transpose."""
 
@@ -225,7 +249,7 @@ class _Search:
         form = "float16" if values.dtype == np.float16 else "float32"
         digest = _digest(values.astype(form, copy=False))
         exact = [c for c in candidates if form == "float32" or self._is_half(c[0])]
-        pairs = [pair for pair in exact if self._digest(*pair, form) == digest]
+        pairs = [pair for pair in exact if self.digest(*pair, form) == digest]
         equal = [name for name, _ in pairs]
         for name, swapped in pairs:
             if values.ndim == 2 and len(values) == len(values[0]):
@@ -234,14 +258,14 @@ class _Search:
             name
             for name, swapped in exact
             if (".query." in name or ".key." in name)
-            and any(self._digest(name, swapped, form, power) == digest for power in SCALES)
+            and any(self.digest(name, swapped, form, power) == digest for power in SCALES)
         ]
         self.equal.update(equal)
         if equal:
             return equal
         rounded = "rounded to " + form
         half = [
-            name for name, swapped in candidates if self._digest(name, swapped, rounded) == digest
+            name for name, swapped in candidates if self.digest(name, swapped, rounded) == digest
         ]
         self.half.update(half)
         return half
@@ -319,7 +343,8 @@ class _Search:
         array = array.reshape(_squeezed(array.shape))
         return np.ascontiguousarray(array.T) if transposed else array
 
-    def _digest(self, name: str, transposed: bool, form: str, power: float = 0.0) -> bytes:
+    def digest(self, name: str, transposed: bool, form: str, power: float = 0.0) -> bytes:
+        """Return the digest of a weight as converters store it; `power` is of a head's width."""
         key = name, transposed, form, power
         if key not in self.digests:
             weight = self._weight(name, transposed)

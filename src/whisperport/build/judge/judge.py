@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.build.judge.graphs import GRAPHS, check_computed
 from whisperport.build.judge.identity import Identity, identify
 from whisperport.build.judge.layers import ComparedGraph, compare_graphs
+from whisperport.build.judge.verified import NamedWeights, name_of
 from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import all_layouts, layout_of
 from whisperport.build.layouts.client import is_installed
@@ -34,6 +35,7 @@ from whisperport.errors import (
     needs,
 )
 from whisperport.program.checks import Check
+from whisperport.program.json_records import to_json
 from whisperport.system.child import StoppedError
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip
@@ -99,6 +101,7 @@ class Judgement:
         problems: what breaks a rule.
         checkpoint: name of the checkpoint that they were compared with; empty: with none.
         identity: how its weights were found; None: there was no checkpoint.
+        named: the verified checkpoint that has such weights; None: none is known, or one was given.
         runs: what each app of the layout returned.
         clips: that they transcribed.
         graphs: the layers of the files' graphs, compared with the checkpoint's if weights or results are
@@ -112,6 +115,7 @@ class Judgement:
     problems: tuple[Problem, ...]
     checkpoint: str = ""
     identity: Identity | None = None
+    named: NamedWeights | None = None
     runs: tuple[AppRun, ...] = ()
     clips: tuple[Clip, ...] = ()
     graphs: tuple[ComparedGraph, ...] = ()
@@ -137,6 +141,7 @@ class Judgement:
             ],
             "checkpoint": self.checkpoint or None,
             "weights": self.identity.to_json() if self.identity is not None else None,
+            "named": to_json(self.named),
             "runs": [run.to_json() for run in self.runs],
             "graphs": [graph.to_json() for graph in self.graphs],
         }
@@ -194,7 +199,13 @@ def judge(
         problems=problems,
     )
     if checkpoint is None:
-        return judgement
+        try:
+            named = name_of(stored_arrays(layout, files, precision))
+        except (CheckpointError, ProgramError):
+            if judgement:
+                raise
+            named = None  # a rule says why
+        return replace(judgement, named=named)
     begin_stage("comparing weights")
     try:
         identity = identify(checkpoint, stored_arrays(layout, files, precision))
