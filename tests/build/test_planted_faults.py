@@ -372,7 +372,7 @@ OPENVINO_FAULTS: dict[str, tuple[str, Patch]] = {
     "mask missing": ("mask of self-attention is missing", patch_openvino(_Decoder, "_mask", ov_mask(0))),
     "mask inverted": ("mask of self-attention is inverted", patch_openvino(_Decoder, "_mask", ov_mask(1))),
     "ReLU": ("ReLU", patch_openvino(Nodes, "feed_forward", ov_feed_forward)),
-    "stale cache": ("cache is not read", patch_openvino(_Decoder, "_state", stale_cache)),
+    "stale cache": ("cache is not written", patch_openvino(_Decoder, "_state", stale_cache)),
     "epsilon": ("epsilon 0.001", set_epsilon("openvino_genai.graphs", 1e-3)),
 }  # fmt: skip
 

@@ -150,9 +150,10 @@ def _where(graph: ComparedGraph) -> str:
         result += f" ({output.rule})"
     if compared.first is not None:
         first = compared.values[compared.first]
+        cause = f", so it is {graph.cause}" if graph.cause else ""
         return (
             f"{graph.part}: diverges first at {first.name}: the error is {error_text(first)}, before it at "
-            f"most {first.before:.1e}; {result}"
+            f"most {first.before:.1e}{cause}; {result}"
         )
     if compared.worst is not None:
         worst = compared.values[compared.worst]

@@ -4,7 +4,7 @@ They run in a child process with limits. If the logits are wrong, the checkpoint
 fault after the other that exporters make: the one that gives the same wrong logits is the cause.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,9 @@ MOST_LAYERS = 8  # whose keys and values are exchanged, one layer after the othe
 # What masks of exported graphs hold: the lowest numbers of float16 and float32.
 LOWEST = -65504.0, float(np.finfo(np.float32).min)
 HALF_SAME = 0.5  # of the positions: quantized graphs that are right have that many best tokens
+SAME_CACHE = 1e-2  # of the largest key or value: what rounded weights may change
+NEARER = 0.6  # of the mean error: a cause that leaves less is named as the nearest
+NOTICED = LIMIT / 10  # of the largest logit: below it, rounding alone differs (5e-6 seen)
 FIT = 0.1  # of the mean error: a cause may leave so much, as where the weights are rounded
 
 
@@ -93,9 +96,13 @@ def check_computed(
     # Positions that are too late by one must be there, too.
     known = replace(known, tokens=known.tokens[: dims.n_text_ctx - 1])
     mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, "mel")[:, : dims.n_frames]
-    logits = _run(layout, path, precision, mel, known)
+    logits, caches = _run(layout, path, precision, mel, known)
     comparison = _Comparison(checkpoint, mel, known, logits, exact=exact)
-    reason = "" if comparison.is_right else comparison.cause(swapped)
+    reason = ""
+    if not comparison.is_right:
+        reason = comparison.cause(caches, swapped)
+    elif exact and comparison.error() > NOTICED:
+        reason, _ = comparison.nearest(swapped)
     return Check(
         level="arrays",
         program=GRAPHS,
@@ -112,19 +119,23 @@ def check_computed(
 def run_graphs(
     app: str, path: str, precision: str, mel: str, tokens: list[int], n_prompt: int, out: str
 ) -> None:
-    """Run graphs, and write the logits to an .npy file; the job of the child process."""
+    """Run graphs, and write logits and caches to an .npz file; the job of the child process."""
     layout = layout_of(app)
     begin_stage("running the graphs")
     assert layout.logits is not None
-    logits = layout.logits(Path(path), precision, np.load(mel), tokens, n_prompt)
-    np.save(out, np.asarray(logits, np.float32))
+    caches: dict[str, Floats] = {}
+    logits = layout.logits(Path(path), precision, np.load(mel), tokens, n_prompt, caches)
+    np.savez(out, allow_pickle=False, logits=np.asarray(logits, np.float32), **caches)
 
 
-def _run(layout: Layout, path: Path, precision: str, mel: Floats, known: KnownLogits) -> Floats:
+def _run(
+    layout: Layout, path: Path, precision: str, mel: Floats, known: KnownLogits
+) -> tuple[Floats, dict[str, Floats]]:
+    """Return the logits, and the keys and values that the first run returned."""
     begin_stage("running the graphs")
     with TemporaryDirectory() as folder:
         np.save(Path(folder) / "mel.npy", mel)
-        out = Path(folder) / "logits.npy"
+        out = Path(folder) / "computed.npz"
         arguments = {
             "app": next(iter(layout.apps)),
             "path": str(path.absolute()),
@@ -135,10 +146,12 @@ def _run(layout: Layout, path: Path, precision: str, mel: Floats, known: KnownLo
             "out": str(out),
         }
         run_limited(JOB, arguments, Limits(MEMORY + 4 * size_of(path), SECONDS))
-        logits: Floats = np.load(out)
+        with np.load(out) as computed:
+            caches = dict(computed)
+    logits = caches.pop("logits")
     if logits.ndim != 2 or len(logits) != len(known.tokens):
         raise StoppedError(f"the logits have the shape {logits.shape}")
-    return logits
+    return logits, caches
 
 
 class _Comparison:
@@ -176,6 +189,47 @@ class _Comparison:
         same = self.logits.argmax(axis=1) == self.expected.argmax(axis=1)
         return bool(np.isfinite(self.logits).all() and same.mean() >= HALF_SAME)
 
+    def misplaced(self, caches: Mapping[str, Floats]) -> str:
+        """Return in words which keys or values of the first run are others, or in another order."""
+        from whisperport.model.network.whisper import CachedDecoder, build_model
+
+        model = build_model(self.checkpoint)
+        cross = model.cross_kv(self.features)
+        decoder = CachedDecoder(model.decoder, cross)
+        decoder(self.tokens[: self.known.n_prompt].tolist())
+        right = {
+            f"{layer}.{side}.{part}": np.ascontiguousarray(
+                array.transpose(1, 2) if part == "key" else array
+            )
+            for side, layers in (("decoder", decoder.caches), ("encoder", cross))
+            for layer, pair in enumerate(layers)
+            for part, array in zip(("key", "value"), pair, strict=True)
+        }
+        for name, array in caches.items():
+            if name not in right:
+                continue
+            n_heads, _, width = right[name].shape
+            if array.ndim == 2 and array.shape[1] == n_heads * width:
+                array = array.reshape(-1, n_heads, width).transpose(1, 0, 2)
+            if not array.any():
+                return f"the cache is not written: the first run returns no {_cache(name)}"
+            if array.shape != right[name].shape:
+                return f"the {_cache(name)} have the sizes {array.shape}, not {right[name].shape}"
+            if _is_same(array, right[name]):
+                continue
+            for other, values in right.items():
+                if values.shape == array.shape and _is_same(array, values):
+                    return (
+                        f"in place of the {_cache(name)}, the first run returns the {_cache(other)}"
+                    )
+            order = [
+                next((h for h in range(n_heads) if _is_same(array[i], right[name][h])), -1)
+                for i in range(n_heads)
+            ]
+            if min(order) >= 0:
+                return f"the {_cache(name)} have their heads in another order: {order}"
+        return ""
+
     def error(self, expected: Floats | None = None, rows: slice | None = None) -> float:
         """Return the largest difference, as part of the largest logit."""
         right = self.expected if expected is None else expected
@@ -197,19 +251,12 @@ class _Comparison:
         ).numpy()
         return logits
 
-    def cause(self, swapped: Sequence[str]) -> str:
-        """Return in words what the graphs compute instead; for `swapped`, see `causes`."""
-        if self.logits.shape != self.expected.shape:
-            return (
-                f"the logits are of {self.logits.shape[1]} tokens; the checkpoint has "
-                f"{self.expected.shape[1]}"
-            )
-        if bad := int(np.count_nonzero(~np.isfinite(self.logits).all(axis=1))):
-            return f"after {bad} of {len(self.logits)} tokens, logits are infinite or not a number"
+    def nearest(self, swapped: Sequence[str]) -> tuple[str, str]:
+        """Return the fault that explains the logits, and that which is nearest; empty: there is none."""
         plain = float(np.abs(self.logits - self.expected).mean())
-        n_prompt = self.known.n_prompt
+        limit = min(LIMIT, self.error()) / 10
         nearest = (float("inf"), "")
-        for cause in causes(self.checkpoint, self.tokens, n_prompt, swapped):
+        for cause in causes(self.checkpoint, self.tokens, self.known.n_prompt, swapped):
             begin_stage(f"looking for the cause: {cause.sentence}")
             try:
                 computed = self.computed(cause)
@@ -217,21 +264,60 @@ class _Comparison:
                 continue
             rows = slice(cause.n_rows)
             left = float(np.abs(self.logits[rows] - computed[rows]).mean())
-            if self.error(computed, rows) <= LIMIT / 10:
-                return cause.sentence
+            if self.error(computed, rows) <= limit:
+                return cause.sentence, ""
             nearest = min(nearest, (left, cause.sentence))
         if nearest[0] <= FIT * plain:
-            return nearest[1]
+            return nearest[1], ""
+        return "", nearest[1] if nearest[0] <= NEARER * plain else ""
+
+    def cause(self, caches: Mapping[str, Floats], swapped: Sequence[str]) -> str:
+        """Return in words what the graphs compute instead.
+
+        Args:
+            caches: keys and values that the first run returned; see `Layout.logits`.
+            swapped: see `causes`.
+        """
+        if self.logits.shape != self.expected.shape:
+            return (
+                f"the logits are of {self.logits.shape[1]} tokens; the checkpoint has "
+                f"{self.expected.shape[1]}"
+            )
+        if bad := int(np.count_nonzero(~np.isfinite(self.logits).all(axis=1))):
+            return f"after {bad} of {len(self.logits)} tokens, logits are infinite or not a number"
+        if misplaced := self.misplaced(caches):
+            return misplaced
+        sentence, nearest = self.nearest(swapped)
+        if sentence:
+            return sentence
+        unknown = self._where(has_caches=bool(caches))
+        return f"{unknown}; the nearest fault is: {nearest}" if nearest else unknown
+
+    def _where(self, *, has_caches: bool) -> str:
+        """Return in words which logits are wrong."""
+        n_prompt = self.known.n_prompt
         right = np.abs(self.logits - self.expected).max(axis=1)
         right = right <= 10 * LIMIT * float(np.abs(self.expected).max())
         if right[:n_prompt].all():
+            cache = "how the cache is read" if has_caches else "the cache"
             return (
-                "the first run is right, and the tokens after it are wrong: the cache, or the mask or the "
+                f"the first run is right, and the tokens after it are wrong: {cache}, or the mask or the "
                 "positions with a cache"
             )
         if right[0]:
             return "the first token is right, and later ones of its run are wrong: the mask or positions"
         return f"the first run is wrong, by {self.error():.1g} of the largest logit: encoder or decoder"
+
+
+def _cache(name: str) -> str:
+    """Return a cache in words; `Layout.logits` says its names."""
+    layer, side, part = name.split(".")
+    kind = "self" if side == "decoder" else "cross"
+    return f"{part}s of {kind}-attention in decoder layer {layer}"
+
+
+def _is_same(array: Floats, right: Floats) -> bool:
+    return bool(np.abs(array - right).max() <= SAME_CACHE * np.abs(right).max())
 
 
 def causes(
@@ -299,6 +385,7 @@ def _changes(checkpoint: "Checkpoint", swapped: Sequence[str]) -> Iterator[Cause
     dims = checkpoint.dims
     layers = range(dims.n_text_layer)
     for kind, name in (("attn", "self"), ("cross_attn", "cross")):
+        scores = f"scores of {name}-attention are not divided by the root of a head's width"
         exchanged = f"keys and values of {name}-attention are exchanged in"
         yield Cause(
             f"{exchanged} every decoder layer", partial(_exchange, kind=kind, layers=layers)
@@ -306,6 +393,19 @@ def _changes(checkpoint: "Checkpoint", swapped: Sequence[str]) -> Iterator[Cause
         for layer in layers[:MOST_LAYERS]:
             yield Cause(
                 f"{exchanged} decoder layer {layer}", partial(_exchange, kind=kind, layers=[layer])
+            )
+        for layer in layers[:MOST_LAYERS]:
+            yield Cause(
+                f"{scores} in decoder layer {layer}",
+                partial(_scale, sides=[f"decoder.blocks.{layer}.{kind}"]),
+            )
+    yield Cause("the encoder's attention is causal: a frame sees no later one", _hide_later, True)
+    for name in ("conv1", "conv2"):
+        for pads, where in (((2, 0), "before"), ((0, 2), "after")):
+            yield Cause(
+                f"encoder.{name}: the convolution's padding is {where} the frames, not half on each side",
+                partial(_pad, name=name, pads=pads),
+                in_encoder=True,
             )
     for name in swapped:
         yield Cause(
@@ -373,6 +473,27 @@ def _scale(model: "Whisper", sides: Sequence[str]) -> None:
     for module in _attentions(model, sides):
         for name in ("weight", "bias"):
             _multiply(module.query, name, module.head_width**0.5)
+
+
+def _hide_later(model: "Whisper") -> None:
+    import torch
+
+    def attend(module: Any, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+        scores = torch.bmm(q, k)
+        later = torch.full_like(scores[0], -torch.inf).triu(1)
+        merged: Tensor = module.merge(torch.bmm((scores + later).softmax(-1), v))
+        return merged
+
+    for module in _attentions(model, ("encoder",)):
+        module.attend = partial(attend, module)
+
+
+def _pad(model: "Whisper", name: str, pads: tuple[int, int]) -> None:
+    from torch import nn
+
+    convolution = cast(Any, getattr(model.encoder, name))
+    convolution.padding = (0,)
+    setattr(model.encoder, name, nn.Sequential(nn.ConstantPad1d(pads, 0.0), convolution))
 
 
 def _without_positions(model: "Whisper", sides: Sequence[str]) -> None:

@@ -47,6 +47,17 @@ Array = NDArray[Any]
 NEAR = 3  # operators after one that reads a weight: its bias, a scale, an order of axes
 OUTPUT = {"encoder": "encoder.ln_post", "decoder": "logits"}  # part -> what its graph returns
 SECONDS = 300.0
+# End of a layer's name -> what is computed between it and the layers before it, whose outputs are right.
+BETWEEN = {
+    "conv1": "the convolution's padding, stride or bias",
+    "conv2": "the activation before it, or the convolution's padding, stride or bias",
+    "blocks.0.attn_ln": "the sum of embeddings and positions, or the layer norm's epsilon",
+    "attn.out": "the mask, the scale or the heads of self-attention, or its order of keys and values",
+    "cross_attn.out": "the scale or the heads of cross-attention, or its keys and values",
+    "mlp.2": "the activation",
+    **dict.fromkeys(("ln", "ln_post"), "the sum before it, or the layer norm's epsilon"),
+    **dict.fromkeys(("query", "key", "value", "mlp.0"), "how its weight or its bias is used"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +80,21 @@ class ComparedGraph:
         """Whether nothing that was compared differs."""
         return self.programs is None or bool(self.programs)
 
+    @property
+    def cause(self) -> str:
+        """What must be wrong, as all layers before are right; empty: it is not known."""
+        if self.programs is None or self.programs.first is None:
+            return ""
+        layer = self.programs.values[self.programs.first].name
+        ends = (end for end in sorted(BETWEEN, key=len, reverse=True) if layer.endswith(end))
+        return BETWEEN[end] if (end := next(ends, "")) else ""
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         return {
             "part": self.part,
             "file": self.file,
+            "cause": self.cause or None,
             "layers": None if self.programs is None else self.programs.to_json(),
             "reason": self.reason or None,
         }

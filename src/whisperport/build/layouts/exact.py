@@ -56,7 +56,7 @@ def check_graphs(
     clip = next(clip for clip in clips if clip.name == known.clip)
     window = round(window_s * FRAMES_PER_SECOND)
     mel = spectrogram(clip.samples, known.n_mels, window, known.padding)[:, :window]
-    logits = layout.logits(path, precision, mel, known.tokens, known.n_prompt)
+    logits = layout.logits(path, precision, mel, known.tokens, known.n_prompt, {})
     best, highest = np.array(known.best), np.array(known.highest)
     largest = float(np.abs(highest).max())
     at_best = np.take_along_axis(logits, best[:, None], axis=1)[:, 0]

@@ -89,8 +89,9 @@ class Layout:
         write: writes a checkpoint in a precision to a folder, or to a file.
         unsupported: returns why a checkpoint cannot be written in a precision; empty if it can.
         logits: runs the written graphs here: takes the folder, the precision, a spectrogram (n_mels, 2T),
-            S tokens, and how many of them the first run decodes; returns the logits (S, V) after each
-            token. None: the files hold no graphs.
+            S tokens, how many of them the first run decodes, and a dict; returns the logits (S, V) after
+            each token, and adds the keys and values that the first run returns, such as "0.decoder.key"
+            or, of the audio, "0.encoder.value": (H, n, D) or (n, d). None: the files hold no graphs.
         weights: reads the weights of files without graphs, under openai-whisper's names; None: they hold
             graphs.
         reader: recognizes such files, whoever wrote them, and reads their arrays.
@@ -106,7 +107,7 @@ class Layout:
     reader: Reader
     rules: tuple[LayoutRule, ...] = ()
     unsupported: "Callable[[Checkpoint, str], str]" = lambda _checkpoint, _precision: ""
-    logits: "Callable[[Path, str, Floats, Sequence[int], int], Floats] | None" = None
+    logits: "Callable[[Path, str, Floats, Sequence[int], int, dict[str, Floats]], Floats] | None" = None
     weights: "Callable[[Path], Mapping[str, Tensor]] | None" = None
     warnings: "Callable[[Checkpoint], Iterator[str]]" = lambda _checkpoint: iter(())
 

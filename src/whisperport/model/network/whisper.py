@@ -206,6 +206,11 @@ class CachedDecoder:
         logits: Tensor = self._decode.head(rows[0, -1])
         return logits
 
+    @property
+    def caches(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Keys (H, D, S) and values (H, S, D) of the tokens in self-attention, of each layer."""
+        return tuple(zip(self._self_k, self._self_v, strict=True))
+
     def _keep_shared(self, tokens: list[int]) -> int:
         """Keep the cache rows of the leading tokens that are equal to `tokens`; return their number."""
         pairs = zip(self._tokens, tokens, strict=False)

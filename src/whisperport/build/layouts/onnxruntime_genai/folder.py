@@ -115,7 +115,12 @@ def _audio_config(dims: Dims) -> dict[str, Any]:
 
 
 def logits(
-    folder: Path, _precision: str, mel: Floats, tokens: Sequence[int], n_prompt: int
+    folder: Path,
+    _precision: str,
+    mel: Floats,
+    tokens: Sequence[int],
+    n_prompt: int,
+    caches: dict[str, Floats],
 ) -> Floats:
     """Run the written graphs as the app does; return the logits (S, V) after each of S tokens.
 
@@ -124,15 +129,19 @@ def logits(
         mel: (n_mels, 2T).
         tokens: the prompt, and the text after it.
         n_prompt: how many the first run decodes; the others follow one by one, with the cache.
+        caches: filled with the keys and values of the first run, as `Layout.logits` says.
     """
     _, *cross = open_session(folder / ENCODER).run(None, {"audio_features": mel[None]})
     decoder = open_session(folder / DECODER)
     names = [value.name for value in decoder.get_inputs()]
     _, n_heads, _, width = decoder.get_inputs()[1].shape
-    caches = [np.zeros((1, n_heads, 0, width), np.float32)] * len(cross)
+    past = [np.zeros((1, n_heads, 0, width), np.float32)] * len(cross)
     rows: list[Floats] = []
     for new in decoded_together(tokens, n_prompt):
-        values = (np.array([new], np.int32), *caches, *cross)
-        new_logits, *caches = decoder.run(None, dict(zip(names, values, strict=True)))
+        values = (np.array([new], np.int32), *past, *cross)
+        new_logits, *past = decoder.run(None, dict(zip(names, values, strict=True)))
         rows.append(new_logits[0])
+        for side, arrays in (("decoder", past), ("encoder", cross)):
+            for i, array in enumerate(arrays):
+                caches.setdefault(f"{i // 2}.{side}.{('key', 'value')[i % 2]}", array[0])
     return np.concatenate(rows)

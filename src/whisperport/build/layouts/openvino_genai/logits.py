@@ -1,5 +1,6 @@
 """Run the written graphs on the CPU, on a spectrogram of this package: an exact check."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,16 @@ from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.errors import needs
 from whisperport.targets.cpu.openvino.runtime import FLOAT32
 
+STATE = re.compile(r"past_key_values\.(\d+\.decoder\.(?:key|value))")
+
 
 def logits(
-    folder: Path, _precision: str, mel: Floats, tokens: Sequence[int], n_prompt: int
+    folder: Path,
+    _precision: str,
+    mel: Floats,
+    tokens: Sequence[int],
+    n_prompt: int,
+    caches: dict[str, Floats],
 ) -> Floats:
     """Return the logits (S, V) after each of S tokens.
 
@@ -21,6 +29,7 @@ def logits(
         mel: (n_mels, 2T).
         tokens: the prompt, and the text after it.
         n_prompt: how many the first run decodes; the others follow one by one, with the states.
+        caches: filled with the keys and values of the first run, as `Layout.logits` says.
 
     Raises:
         MissingPackageError: OpenVINO is not installed.
@@ -47,4 +56,7 @@ def logits(
             inputs["cache_position"] = np.arange(n_cached, n_cached + len(piece))
         n_cached += len(piece)
         rows.append(request.infer(inputs)["logits"][0].copy())
+        for state in request.query_state():
+            if place := STATE.match(state.name):
+                caches.setdefault(place[1], state.state.data[0].copy())
     return np.concatenate(rows)

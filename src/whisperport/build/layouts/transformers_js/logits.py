@@ -12,7 +12,12 @@ from whisperport.build.layouts.transformers_js.folder import graph_paths
 
 
 def logits(
-    folder: Path, precision: str, mel: Floats, tokens: Sequence[int], n_prompt: int
+    folder: Path,
+    precision: str,
+    mel: Floats,
+    tokens: Sequence[int],
+    n_prompt: int,
+    caches: dict[str, Floats],
 ) -> Floats:
     """Return the logits (S, V) after each of S tokens.
 
@@ -22,6 +27,7 @@ def logits(
         mel: (n_mels, 2T).
         tokens: the prompt, and the text after it.
         n_prompt: how many the first run decodes; the others follow one by one, with the cache.
+        caches: filled with the keys and values of the first run, as `Layout.logits` says.
     """
     encoder_path, decoder_path = graph_paths(folder, precision)
     if not encoder_path.exists():  # optimum writes them beside the settings
@@ -45,4 +51,5 @@ def logits(
         for name, value in outputs.items():
             if name.startswith("present.") and len(value):
                 inputs[name.replace("present.", "past_key_values.")] = value
+                caches.setdefault(name.removeprefix("present."), value[0])
     return np.concatenate(rows)
