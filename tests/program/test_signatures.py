@@ -101,6 +101,28 @@ def test_a_batch_step_has_the_expected_signature(micro: Any, rows: int, projecte
     assert set(roles(program.spec).values()) == {"input", "state"}
 
 
+@pytest.mark.parametrize("variants", core_or_all([RANK4], [{}, RANK4, {"encoder": "nchw"}]))
+def test_programs_for_a_length_of_audio_have_the_expected_signatures(
+    micro: Any, variants: dict[str, str]
+) -> None:
+    names = ["encoder_4", "cross_kv_4"]
+
+    programs = list(whisper_programs(Parts(micro, [(0, 0)]), names, variants))
+
+    assert check(programs, window=None) == names
+    encoder, cross_kv = (program.spec for program in programs)
+    assert encoder.inputs[0].shape[-1] == 2 * 4
+    assert cross_kv.outputs[0].shape[-1] == 4
+    (longest,) = whisper_programs(Parts(micro, [(0, 0)]), ["cross_kv"], variants)
+    assert form_of(cross_kv, DIMS, None) == form_of(longest.spec, DIMS, None)
+
+
+@pytest.mark.parametrize("name", ["encoder_10", "encoder_0", "cross_kv_11"])
+def test_a_length_that_is_not_shorter_than_the_checkpoints_window_is_no_program(name: str) -> None:
+    with pytest.raises(ValueError, match=r"positions|no program"):
+        expected_signature(ProgramSpec(name, (), ()), DIMS, None, 1)
+
+
 @pytest.mark.parametrize("name", ["step_1", "step_65", "step_08", "step_"])
 def test_a_batch_of_one_row_or_of_too_many_is_no_program(name: str) -> None:
     with pytest.raises(ValueError, match=r"rows|no program"):

@@ -29,6 +29,7 @@ LEVELS = ALL_LEVELS[:4]  # those of a verification, which compares outputs
 ALL_PROGRAMS = (
     "all programs"  # `Check.program` for a result of all programs but the uncached decoder
 )
+SHORT_WINDOWS = "short windows"  # `Check.what` for texts of windows as short as the audio
 
 
 class Compared(Protocol):
@@ -95,13 +96,16 @@ class Check:
     def involves(self, program: str) -> bool:
         """Return whether the named program contributed to the compared result.
 
-        `uncached_decoder` and `step_B` contribute to their own results only, and `coarse_projection` to
-        decoded texts too. `cross_kv` contributes to every result of the decoder with KV cache, and
-        `vocab_projection` to all but those of `align`, whose logits the host computes.
+        `uncached_decoder` and `step_B` contribute to their own results only, `encoder_T` and `cross_kv_T`
+        to short windows too, and `coarse_projection` to decoded texts too. `cross_kv` contributes to every
+        result of the decoder with KV cache, and `vocab_projection` to all but those of `align`, whose
+        logits the host computes.
         """
         if self.program == program:
             return True
         kind = kind_of(program)
+        if kind.positions:
+            return self.what == SHORT_WINDOWS
         if kind.is_batch or kind.name == UNCACHED_DECODER:
             return False
         if self.program in (ENCODER, UNCACHED_DECODER, COARSE_PROJECTION):

@@ -1,7 +1,7 @@
 """What the name of a program tells: what it computes, and the sizes that the name states."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -10,7 +10,7 @@ UNCACHED_DECODER = "uncached_decoder"
 VOCAB_PROJECTION = "vocab_projection"
 COARSE_PROJECTION = "coarse_projection"
 
-_NUMBERED = re.compile("(prefill|step)_([1-9][0-9]{0,8})")
+_NUMBERED = re.compile("(prefill|step|encoder|cross_kv)_([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class ProgramKind:
         runs: how often a window runs it: once, once per P tokens of a prompt, or once per token.
         tokens: P, tokens of a prompt that one run of a prefill program reads; 0 for other kinds.
         batch: B, texts that `step_B` decodes together; 1 for other programs.
+        positions: T, encoder positions that `encoder_T` and `cross_kv_T` read, fewer than `encoder` and
+            `cross_kv`; 0 for other programs.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ProgramKind:
     runs: Literal["window", "prompt", "token", ""] = ""
     tokens: int = 0
     batch: int = 1
+    positions: int = 0
 
     @property
     def is_batch(self) -> bool:
@@ -59,6 +62,8 @@ def kind_of(program: str) -> ProgramKind:
     if match is None:
         return _KINDS.get(program, ProgramKind(""))
     number = int(match[2])
+    if match[1] in (ENCODER, CROSS_KV):
+        return replace(_KINDS[match[1]], positions=number)
     if match[1] == PREFILL:
         return ProgramKind(PREFILL, "caches", "prompt", tokens=number)
     return ProgramKind(STEP, "caches", "token", batch=number) if number > 1 else ProgramKind("")

@@ -35,7 +35,7 @@ MAX_TOKENS = 4096  # largest P, tokens per run; `prefill_64` and `align` have 64
 MAX_BATCH = 64  # largest B, rows of a `step_B`; `export` writes up to 16
 MAX_PIECES = 1024  # largest number of pieces of the logits; the default of `uncached_decoder` is 4
 
-RANK4_PROGRAMS = ("cross_kv", "step")  # and `prefill_P`: programs that have a `rank4` variant
+RANK4_KINDS = (CROSS_KV, STEP, PREFILL)  # of programs that have a `rank4` variant; not `step_B`
 
 Role = Literal["input", "constant", "state"]
 """How long an input keeps its array; see `roles`."""
@@ -128,7 +128,8 @@ def form_of(spec: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, A
         Field of `CacheForm` -> value, for the tensors that the program has.
     """
     spec = standard_form(spec)
-    lengths = {"self": dims.n_text_ctx, "cross": _positions(dims, window)}
+    cross = spec.kind.positions or _positions(dims, window)
+    lengths = {"self": dims.n_text_ctx, "cross": cross}
     tensors = {tensor.name: tensor for tensor in (*spec.outputs, *spec.inputs)}
     heads = spec.kind.batch * dims.n_text_head
     form: dict[str, Any] = {}
@@ -167,14 +168,17 @@ def _expected_standard(
     spec: ProgramSpec, dims: Dims, window: Window | None, heads: int
 ) -> ProgramSpec:
     """Return the signature that a program must have, from a signature in the usual form."""
-    sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(spec, dims, window)))
     kind = spec.kind
+    if kind.positions:
+        positions = _in_range("positions", kind.positions, 1, dims.n_audio_ctx - 1)
+        dims, window = replace(dims, n_audio_ctx=positions), None
+    sizes = _Sizes(dims, _positions(dims, window), CacheForm(**form_of(spec, dims, window)))
     if kind.name == PREFILL:
         return _prefill(sizes, _in_range("tokens", kind.tokens, 1, MAX_TOKENS), spec)
     if kind.name == ENCODER:
-        return _encoder(dims, nchw=_rank(spec, 0) == 4)
+        return _encoder(spec.name, dims, nchw=_rank(spec, 0) == 4)
     if kind.name == CROSS_KV:
-        return ProgramSpec(CROSS_KV, (_features(dims),), _cross_cache(sizes))
+        return ProgramSpec(spec.name, (_features(dims),), _cross_cache(sizes))
     if kind.name == STEP:
         rows = _in_range("rows", kind.batch, 1, MAX_BATCH)
         return _step(replace(sizes, batch=rows), spec)
@@ -203,9 +207,9 @@ class _Sizes:
     batch: int = 1  # B: rows that the program decodes
 
 
-def _encoder(dims: Dims, *, nchw: bool) -> ProgramSpec:
+def _encoder(name: str, dims: Dims, *, nchw: bool) -> ProgramSpec:
     shape = (1, dims.n_mels, 1, dims.n_frames) if nchw else (1, dims.n_mels, dims.n_frames)
-    return ProgramSpec("encoder", (TensorSpec("mel", shape),), (_features(dims),))
+    return ProgramSpec(name, (TensorSpec("mel", shape),), (_features(dims),))
 
 
 def _result(spec: ProgramSpec) -> str:
@@ -356,7 +360,7 @@ def _float(tensor: TensorSpec) -> str:
 
 def _has_rank4_form(spec: ProgramSpec) -> bool:
     """Whether a program is of the `rank4` variant: the mask, or the cross-attention K/V, have four axes."""
-    if spec.name not in RANK4_PROGRAMS and spec.kind.name != PREFILL:
+    if spec.kind.is_batch or spec.kind.name not in RANK4_KINDS:
         return False
     tensors = (*spec.inputs, *spec.outputs)
     return any(len(t.shape) == 4 for t in tensors if t.name in ("mask", "cross_k_0"))

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, get_args
@@ -214,6 +215,15 @@ class WindowOptions:
             context_positions=context_positions,
             padding=padding,
         )
+
+
+def shorter_lengths(seconds: Sequence[float]) -> tuple[int, ...]:
+    """Return lengths of window as encoder positions, in rising order, without the usual one of 30 s.
+
+    Raises:
+        UsageError: a length is out of range or not a multiple of 20 ms.
+    """
+    return tuple(sorted({_positions("a window", each, USUAL) for each in seconds} - {USUAL}))
 
 
 def _positions(what: str, seconds: float | None, longest: int) -> int:

@@ -134,8 +134,8 @@ class Transcriber:
             raise UsageError(
                 "this bundle has no short windows",
                 why="its encoder or its `cross_kv` reads windows of one length only",
-                hint="use a bundle with windows of 30 s for a runtime on the CPU that reads audio of any "
-                "length, or do not set `short_windows`",
+                hint="export with `--windows`, or for a runtime on the CPU that reads audio of any length; "
+                "or do not set `short_windows`",
             )
         self.idle = IdleDecoders(self.engine)
         self.tokenizer = Tokenizer.from_json(

@@ -11,7 +11,8 @@ import numpy as np
 from whisperport.errors import NumericalError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.writing import check_rewritable
-from whisperport.program.checks import UNCACHED_DECODER, VOCAB_PROJECTION, Check, Level
+from whisperport.program.checks import VOCAB_PROJECTION, Check, Level
+from whisperport.program.program_kind import CROSS_KV, ENCODER, UNCACHED_DECODER, kind_of
 from whisperport.program.window import ShortWindows
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, Step, decode_window, load_engine
 from whisperport.runtime.engine.scores import Scores
@@ -332,7 +333,7 @@ def _clip_checks(
     """
     decoder, of_encoder = session.decoder, precision["encoder"]
     of_decoder = coarsest(
-        p for name, p in precision.items() if name not in ("encoder", UNCACHED_DECODER)
+        p for name, p in precision.items() if kind_of(name).name not in (ENCODER, UNCACHED_DECODER)
     )
     exact = of_encoder == "fp32"
     own = reference.loss(of_decoder, "logits")
@@ -342,6 +343,7 @@ def _clip_checks(
         "arrays", "encoder", clip.name, compare_features(features, clip, reference, of_encoder)
     )
 
+    yield from _length_checks(session, clip, reference, precision)
     input_features = features if exact else clip.features
     forced_scores = _forced_scores(decoder, input_features, clip)
     logits = _logits(forced_scores)
@@ -381,6 +383,36 @@ def _clip_checks(
             limit_of(of_uncached, reference.loss(of_uncached, "logits")),
         )
         yield Check.of("arrays", UNCACHED_DECODER, clip.name, uncached)
+
+
+def _length_checks(
+    session: _Session, clip: ReferenceClip, reference: Reference, precision: Mapping[str, str]
+) -> Iterator[Check]:
+    """Compare `encoder_T` with the reference, and `cross_kv_T` with the first rows of `cross_kv`."""
+    engine = session.decoder.engine
+    if engine.short_windows is None or not clip.short_features:
+        return
+    mel = reference_mel(engine.dims, clip)
+    complete = engine.cross_kv.run({"features": clip.features[None]})
+    for positions, expected in clip.short_features.items():
+        name = f"{ENCODER}_{positions}"
+        if name in precision:
+            own = precision[name]
+            gate = limit_of(own, reference.loss(own, "features"), encoder=True)
+            features = engine.encode(mel[:, : 2 * positions])
+            compared = compare("features", features, expected, gate, 0, clip.frames, {})
+            yield Check.of("arrays", name, clip.name, compared)
+        name = f"{CROSS_KV}_{positions}"
+        if name in precision:
+            gate = limit_of(precision[name], reference.loss(precision[name], "logits"))
+            inputs = {"features": np.ascontiguousarray(clip.features[None, :positions])}
+            outputs = engine.cross_kv.run(inputs)
+            first = {k: complete[k][tuple(map(slice, rows.shape))] for k, rows in outputs.items()}
+            actual, wanted = (
+                np.concatenate([*map(np.ravel, a.values())]) for a in (outputs, first)
+            )
+            compared = compare("keys and values", actual, wanted, gate)
+            yield Check.of("arrays", name, clip.name, compared)
 
 
 def compare_features(

@@ -17,7 +17,7 @@ from whisperport.speech.text import language_code
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
 from whisperport.verification.loss import TORCH_PRECISIONS, loss_of
-from whisperport.verification.reference import Reference, ReferenceClip
+from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
 
 if TYPE_CHECKING:  # boards have no torch
     from torch import Tensor
@@ -40,6 +40,7 @@ def run_eager(
     max_tokens: int = 32,
     uncached: UncachedForm | None = None,
     precisions: Iterable[str] = (),
+    lengths: Sequence[int] = (),
 ) -> Reference:
     """Greedy decoding of every clip; every token is the choice of the model without a cache.
 
@@ -49,6 +50,7 @@ def run_eager(
         uncached: the form of the decoder without KV cache, if it is exported.
         precisions: precisions that programs can have. What torch loses in them is measured on the clips
             whose features are stored, for their limits.
+        lengths: encoder positions of shorter windows, whose features are stored too.
 
     Raises:
         UsageError: the checkpoint does not know a clip's language.
@@ -62,10 +64,24 @@ def run_eager(
         reference_clips.append(
             _run_clip(model, generation, clip, prompt, max_tokens, keep=keep, uncached=uncached)
         )
+    reference_clips = [_with_lengths(model, clip, lengths) for clip in reference_clips]
     for precision in sorted({TORCH_PRECISIONS[p] for p in precisions if p in TORCH_PRECISIONS}):
         begin_stage(f"running the model in torch in {precision}")
         reference_clips = [_with_loss(model, clip, precision) for clip in reference_clips]
     return Reference(tuple(reference_clips), max_tokens)
+
+
+def _with_lengths(model: "Whisper", clip: ReferenceClip, lengths: Sequence[int]) -> ReferenceClip:
+    """Return the clip with the features of its beginning; unchanged if its features are not stored."""
+    import torch
+
+    from whisperport.model.network.whisper import shortened
+
+    if not clip.features.size:
+        return clip
+    mel = torch.from_numpy(reference_mel(model.dims, clip))[None]
+    short = {n: shortened(model, n).encode(mel[..., : 2 * n])[0].numpy() for n in lengths}
+    return replace(clip, short_features=short)
 
 
 def _with_loss(model: "Whisper", clip: ReferenceClip, precision: str) -> ReferenceClip:

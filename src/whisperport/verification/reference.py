@@ -45,6 +45,8 @@ class ReferenceClip:
     margins: Floats = field(default_factory=_no_margins)
     # (precision of torch, "features" or "logits") -> what that precision loses in this clip
     losses: Mapping[tuple[str, str], Loss] = field(default_factory=dict)
+    # T -> (T, d) encoder output for the first T positions of the window alone, for `encoder_T`
+    short_features: Mapping[int, Floats] = field(default_factory=dict)
 
     @property
     def audio(self) -> Floats:
@@ -109,6 +111,8 @@ class Reference:
                 arrays[f"margins_{i}"] = clip.margins
             for (precision, output), loss in clip.losses.items():
                 arrays[f"loss_{precision}_{output}_{i}"] = loss.to_array()
+            for positions, features in clip.short_features.items():
+                arrays[f"short_features_{i}_{positions}"] = features
             if clip.uncached_logits.size:
                 arrays[f"uncached_logits_{i}"] = clip.uncached_logits
         return arrays
@@ -152,6 +156,12 @@ def _clip(arrays: Mapping[str, NDArray[Any]], i: int) -> ReferenceClip:
             for precision in sorted(set(TORCH_PRECISIONS.values()))
             for output in ("features", "logits")
             if (name := f"loss_{precision}_{output}_{i}") in arrays
+        },
+        short_features={
+            int(name.removeprefix(prefix)): _of(arrays[name], np.float32, 2)
+            for prefix in [f"short_features_{i}_"]
+            for name in arrays
+            if name.startswith(prefix)
         },
     )
 

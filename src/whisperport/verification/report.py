@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.checks import LEVELS, Check, Level
 from whisperport.program.json_records import Member, from_json, members
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.strict_json import plain
 from whisperport.program.window import ShortWindows
 from whisperport.targets import get_target
@@ -165,7 +166,7 @@ def _finer(programs: Iterable[ProgramEntry], losses: Mapping[str, Loss]) -> list
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for entry in programs:
-        finer = _finer_precisions(entry, losses if entry.spec.name == "encoder" else {})
+        finer = _finer_precisions(entry, losses if entry.spec.kind.name == ENCODER else {})
         if finer:
             groups.setdefault((entry.target, ", ".join(finer)), []).append(entry.spec.name)
     return [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whisperport.program.bundle import Bundle
-from whisperport.program.checks import ALL_PROGRAMS, Check
+from whisperport.program.checks import ALL_PROGRAMS, SHORT_WINDOWS, Check
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.program.window import UNVERIFIED, ShortWindows
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, split_segments
@@ -121,11 +121,15 @@ def check_short_windows(
                 unit=text.unit,
             )
         )
-    return short_window_check(short, bundle.manifest.short_windows)
+    windows = decoder.engine.short_windows
+    assert windows is not None  # the caller found them
+    return short_window_check(short, bundle.manifest.short_windows, windows.positions)
 
 
 def short_window_check(
-    texts: Sequence[ShortText], stated: ShortWindows | None = None
+    texts: Sequence[ShortText],
+    stated: ShortWindows | None = None,
+    lengths: Sequence[int] = UNVERIFIED.positions,
 ) -> tuple[ShortWindows | None, Check]:
     """Decide whether the runtime may use short windows, and which texts it trusts.
 
@@ -133,6 +137,7 @@ def short_window_check(
         texts: of the clips.
         stated: what the bundle states; the check fails if that loses words. None: nothing yet; then the
             check says why there are windows or none, and passes, since the full window is always there.
+        lengths: of the windows that the programs read, in encoder positions.
 
     Returns:
         The windows that may be used, None if none may; and the check.
@@ -171,7 +176,7 @@ def short_window_check(
         return None, _check(value, f"not used: {lost}")
     shortest = min(text.positions for text in texts)
     windows = ShortWindows(
-        positions=tuple(count for count in UNVERIFIED.positions if count >= shortest),
+        positions=tuple(count for count in lengths if count >= shortest),
         min_logprob=limit,
     )
     seconds = ", ".join(f"{count * SECONDS_PER_POSITION:g}" for count in windows.positions)
@@ -198,7 +203,7 @@ def _check(value: dict[str, float], rule: str, reason: str = "") -> Check:
     return Check(
         level="words",
         program=ALL_PROGRAMS,
-        what="short windows",
+        what=SHORT_WINDOWS,
         value=value,
         rule=rule,
         passed=not reason,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.build.export import drafting
+from whisperport.build.export import drafting, placing
 from whisperport.build.export import export as module
 from whisperport.build.export.export import export, not_verified
 from whisperport.build.export.export_options import ExportOptions
@@ -23,6 +23,8 @@ from whisperport.errors import (
     UsageError,
     VerificationError,
 )
+from whisperport.model.trace import variants
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
 from whisperport.runtime import load_engine
@@ -32,6 +34,7 @@ from whisperport.verification import LEVELS, Report
 from whisperport.verification.alignment_heads import with_alignment_heads
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
+from whisperport.verification.eager_engine import EagerRunner
 from whisperport.verification.reference import Reference, ReferenceClip
 
 from ...extent import EVERYTHING
@@ -239,6 +242,65 @@ def test_a_rejection_by_words_reads_the_checkpoint_once(
     # then: the further clips ran in the model that was read first
     assert reads == ["micro.pt"]
     assert counts == [len(CLIPS), None]
+
+
+@pytest.fixture
+def with_length(
+    micro: Any, fake_targets: Any, quick_tracing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let exports with `windows` have one of 4 positions: the micro model has less than 1 s."""
+    parts = Parts(micro, [(0, 0)])
+    short = {p.name: p for p in variants.untraced_programs(parts, ["encoder_4", "cross_kv_4"])}
+    runners = {name: EagerRunner(program) for name, program in short.items()}
+    traced = variants.whisper_programs
+    monkeypatch.setattr(
+        variants,
+        "whisper_programs",
+        lambda parts, names, *rest: (
+            short[name].traced() if name in short else next(iter(traced(parts, [name], *rest)))
+            for name in names
+        ),
+    )
+    monkeypatch.setattr(placing, "shorter_lengths", lambda seconds: (4,) if seconds else ())
+    fake_targets["fake"].runners = {**fake_targets["fake"].runners, **runners}
+
+
+def test_programs_for_a_length_are_verified_and_run_if_short_windows_are_on(
+    with_length: None, write: Any, tmp_path: Path
+) -> None:
+    bundle = write(replace(OPTIONS, windows=(1.0,)))
+
+    manifest = bundle.manifest
+    assert manifest.lengths == (4,)
+    assert manifest.verified
+    assert manifest.short_windows is None  # no clip is as short
+    checks = {check.program for record in manifest.evidence("encoder_4") for check in record.checks}
+    assert "encoder_4" in checks
+    assert manifest.status("cross_kv_4") == "run here"
+    short, full = (
+        load_engine(bundle, replace(ONE_THREAD, short_windows=on)) for on in (True, None)
+    )
+    assert short.short_windows is not None
+    assert short.short_windows.positions == (4,)
+    assert full.short_windows is None
+    assert short.encode(np.zeros((8, 8), np.float32)).shape == (4, 16)
+    with pytest.raises(ValueError, match="mel"):
+        full.encode(np.zeros((8, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"encoder_4": {"features": scaled(1.01)}}, {"cross_kv_4": {"cross_k_1": scaled(1.01)}}],
+)
+def test_a_wrong_program_for_a_length_is_found_and_nothing_is_written(
+    wrong: Any, with_length: None, write: Any, fake_targets: Any, tmp_path: Path
+) -> None:
+    fake_targets["fake"].wrong = wrong
+
+    with pytest.raises(VerificationError, match="does not agree"):
+        write(replace(OPTIONS, windows=(1.0,)))
+
+    assert list(tmp_path.iterdir()) == []
 
 
 # Functions of the outputs of two rows of a batch.

@@ -2,10 +2,12 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from whisperport.build.export.placing import Placed, PlacementRequest, place
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.placing import Placed, PlacementRequest, place, place_programs
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.placement import Placement
 from whisperport.targets import preflight
@@ -75,6 +77,37 @@ def test_a_precision_can_be_given_for_one_program() -> None:
     found = placed(CPU, precisions={"step": "fp32"})
 
     assert found.placements["step"].precision == "fp32"
+
+
+def lengths(target: str, seconds: tuple[float, ...], **asked: Any) -> Placed:
+    return place_programs(target, ExportOptions(windows=seconds, batch=1, **asked))
+
+
+def test_programs_of_each_length_are_placed_as_the_longest_ones() -> None:
+    placement = {"cross_kv": "xnnpack", "step": CPU}
+
+    found = lengths("litert", (10, 30, 5), placement=placement, precisions={"encoder": "w8"})
+
+    assert found.lengths == (250, 500)
+    for length in found.lengths:
+        assert found.placements[f"encoder_{length}"] == Placement("litert", "w8", {})
+        assert found.placements[f"cross_kv_{length}"] == Placement("xnnpack", "fp32", {})
+    assert lengths("litert", ()).lengths == ()
+
+
+def test_a_target_that_reads_audio_of_any_length_gets_no_programs_of_each() -> None:
+    mixed = lengths(CPU, (5,), placement={"encoder": "litert"})
+
+    assert "encoder_250" in mixed.placements
+    assert "cross_kv_250" not in mixed.placements
+    with pytest.raises(UsageError, match="`--windows` is not needed for the target `onnxruntime`"):
+        lengths(CPU, (5,))
+
+
+@pytest.mark.parametrize("seconds", [0.5, 31.0, 5.001, float("nan")])
+def test_a_length_that_no_window_can_have_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match="a window cannot be"):
+        lengths("xnnpack", (seconds,))
 
 
 @pytest.mark.parametrize(

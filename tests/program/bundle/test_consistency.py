@@ -81,7 +81,28 @@ def caches(of: str, names: str, **values: Any) -> Change:
     return change
 
 
+def of_lengths(**lengths: list[int]) -> Change:
+    """Add programs for lengths of audio, by the name of the longest: copies of it with other sizes."""
+
+    def change(document: Document) -> None:
+        for name, positions in lengths.items():
+            for count in positions:
+                entry = copy.deepcopy(program(document, name))
+                entry["spec"]["name"] = f"{name}_{count}"
+                for one in (*entry["spec"]["inputs"], *entry["spec"]["outputs"]):
+                    sizes = {1500: count, 3000: 2 * count}
+                    one["shape"] = [sizes.get(size, size) for size in one["shape"]]
+                document["programs"].append(entry)
+
+    return change
+
+
+FIVE = [250, 375, 500, 750, 1000]  # of the shipped bundle's short windows
+
 CASES: list[tuple[str, Change, str]] = [
+    ("a length of one program", of_lengths(encoder=FIVE, cross_kv=FIVE[1:]), "programs"),
+    ("a window without a program", of_lengths(encoder=[250]), r"short_windows.positions"),
+    ("a length of 30 s", of_lengths(encoder=[1500]), r"has 1500 positions"),
     ("2^31 layers", size("n_text_layer", 2**31), "dims.n_text_layer"),
     ("too many positions", size("n_text_ctx", 10**6), "dims.n_text_ctx"),
     ("another number of layers", size("n_text_layer", 4), r"programs\[1\].spec.outputs"),
@@ -185,8 +206,13 @@ def test_a_contradiction_is_found_when_a_bundle_is_opened(
         token("suppressed", []),
         token("alignment_heads", [[0, 1], [0, 0]]),
         token("no_speech", 50_361),  # some tokenizers have no token for it
+        of_lengths(encoder=FIVE, cross_kv=FIVE),
+        of_lengths(encoder=FIVE),  # `cross_kv` reads audio of any length
     ],
-    ids=["of the first version", "short sound", "nothing suppressed", "other heads", "no token"],
+    ids=[
+        *("of the first version", "short sound", "nothing suppressed", "other heads", "no token"),
+        *("lengths", "lengths of the encoder"),
+    ],
 )
 def test_what_an_exporter_could_have_written_is_accepted(folder: Path, change: Change) -> None:
     document = read(default_bundle())

@@ -154,6 +154,7 @@ def test_evidence_needs_a_known_kind_and_a_file() -> None:
         ("uncached_decoder", {"uncached_decoder"}),
         ("vocab_projection", {"cross_kv", "vocab_projection"}),
         ("coarse_projection", {"coarse_projection"}),
+        ("encoder_250", {"encoder_250"}),
         ("all programs", {*CACHED, "vocab_projection", "coarse_projection"}),
     ],
 )
@@ -161,8 +162,17 @@ def test_a_check_involves_the_programs_that_computed_what_it_compared(
     check: str, programs: set[str]
 ) -> None:
     names = CACHED | {"step_8", "uncached_decoder", "vocab_projection", "coarse_projection"}
+    names |= {"encoder_250"}
 
     assert {name for name in names if replace(PASSED, program=check).involves(name)} == programs
+
+
+def test_only_texts_of_short_windows_involve_programs_for_a_length_of_audio() -> None:
+    texts = replace(PASSED, program="all programs", what="short windows")
+
+    assert texts.involves("encoder_250")
+    assert texts.involves("cross_kv_250")
+    assert texts.involves("encoder")
 
 
 # Rewriting the manifest ----------------------------------------------------------------------------

@@ -12,18 +12,21 @@ from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.placing import place_programs
 from whisperport.errors import BundleError, NumericalError
 from whisperport.model.network.rank4 import UncachedDecoder as UncachedModule
-from whisperport.model.network.whisper import Whisper
+from whisperport.model.network.whisper import Whisper, shortened
 from whisperport.model.trace.program import Program
-from whisperport.model.trace.variants import PIECES
+from whisperport.model.trace.variants import PIECES, program_names, untraced_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import UNCACHED_DECODER, VOCAB_PROJECTION
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec, UncachedForm
+from whisperport.program.window import ShortWindows
 from whisperport.runtime import DecodeOptions, Decoder, Engine, decode_window, load_engine
 from whisperport.runtime.engine.engine import in_standard_form
 from whisperport.runtime.engine.trial import limits_of, try_bundle
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions
+from whisperport.verification.eager_engine import EagerRunner
 from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference, reference_mel
 
@@ -51,6 +54,36 @@ def test_a_program_that_is_missing_is_named(
         micro_engine_of(micro, runners)
 
     assert all(name in missing.value.why for name in runners)
+
+
+def test_programs_of_several_lengths_are_one_that_reads_each_length(micro: Whisper) -> None:
+    parts = Parts(micro, [(0, 0)])
+    names = [*program_names(), "encoder_4", "cross_kv_4"]
+    engine = Engine(
+        DIMS,
+        GENERATION,
+        {program.name: EagerRunner(program) for program in untraced_programs(parts, names)},
+        *(
+            table.numpy()
+            for table in (micro.decoder.token_embedding.weight, micro.decoder.positional_embedding)
+        ),
+        short_windows=ShortWindows(positions=(4,), min_logprob=-1.0),
+    )
+    mel = np.random.default_rng(0).standard_normal((DIMS.n_mels, DIMS.n_frames), np.float32)
+    expected = shortened(micro, 4).encode(torch.from_numpy(mel[None, :, :8])).numpy()
+
+    features = engine.encode(mel[:, :8])
+    decoder = Decoder(engine)
+    for window in (engine.encode(mel), features):
+        decoder.start_window(window)
+
+    assert engine.short_windows is not None
+    np.testing.assert_array_equal(features, expected[0])
+    behind = np.concatenate([features, engine.silence[4:]])[None]
+    for name, array in engine.cross_kv.run({"features": behind}).items():
+        np.testing.assert_allclose(decoder._cross_kv[name], array, atol=1e-6)
+    with pytest.raises(ValueError, match="'mel'"):
+        engine.encode(mel[:, :6])
 
 
 def test_a_prompt_runs_in_the_smallest_program_that_takes_it(

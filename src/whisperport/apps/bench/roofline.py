@@ -191,7 +191,7 @@ def _needed(
 ) -> tuple[float, float, float, float] | None:
     """Return what a run needs: weights, multiplications by them, other multiplications, cached values."""
     kind = spec.kind
-    positions = window.positions if window else dims.n_audio_ctx
+    positions = kind.positions or (window.positions if window else dims.n_audio_ctx)
     if kind.name == ENCODER:
         stem, layers = _encoder_weights(dims)
         attention = 2.0 * dims.n_audio_layer * dims.n_audio_state * positions**2

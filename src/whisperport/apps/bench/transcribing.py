@@ -19,7 +19,7 @@ from whisperport.apps.bench.memory import peak_memory_mib
 from whisperport.apps.bench.timed import MEL, Clock, TimedMel
 from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
-from whisperport.program.program_kind import UNCACHED_DECODER
+from whisperport.program.program_kind import ENCODER, UNCACHED_DECODER, kind_of
 from whisperport.runtime import Engine
 from whisperport.system.option import MAX_REPEAT, Option, check_ranges
 from whisperport.system.progress import Counted, begin_stage
@@ -35,7 +35,6 @@ from whisperport.verification import (
 from whisperport.verification.clips import shipped_audio
 
 LOAD = "load"
-ENCODER = "encoder"
 PYTHON = "Python"
 DEFAULT_AUDIO = "19-long.flac"  # it has three windows, and enough words for an error rate
 UNCACHED_CALLS = 3  # measured calls of the decoder without KV cache, per round
@@ -254,6 +253,7 @@ def _result(
     typical = sorted(rounds, key=lambda r: r.total_s)[(len(rounds) - 1) // 2]
     loading = sum(typical.calls[LOAD])
     programs = [entry.spec.name for entry in bundle.manifest.programs]
+    encoders = [name for name in programs if kind_of(name).name == ENCODER]
     parts = _parts(typical, rounds, programs)
     latencies = {part.name: part.median_ms for part in parts if part.median_ms is not None}
     transcript = options.transcript
@@ -272,8 +272,10 @@ def _result(
         total_ms=1e3 * typical.total_s,
         real_time_factor=(typical.total_s - loading) / typical.audio_s,
         cpu_s_per_audio_s=(typical.cpu_s - typical.cpu_of(LOAD)) / typical.audio_s,
-        encoder_cpu_s_per_audio_s=typical.cpu_of(ENCODER) / typical.audio_s,
-        decoder_cpu_s_per_audio_s=typical.cpu_of(*(name for name in programs if name != ENCODER))
+        encoder_cpu_s_per_audio_s=typical.cpu_of(*encoders) / typical.audio_s,
+        decoder_cpu_s_per_audio_s=typical.cpu_of(
+            *(name for name in programs if name not in encoders)
+        )
         / typical.audio_s,
         peak_memory_mib=peak_memory_mib,
         text=typical.text,

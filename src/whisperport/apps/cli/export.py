@@ -94,6 +94,7 @@ from whisperport.verification.reference import Reference
 @target_option
 @field_options(ExportOptions, "calibration", group="Target")
 @field_options(WindowOptions, group="Audio")
+@field_options(ExportOptions, "windows", group="Audio")
 @output_option(
     "DIR",
     "bundle",

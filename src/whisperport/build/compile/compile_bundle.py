@@ -67,7 +67,7 @@ def compile_bundle(bundle: Bundle, options: CompileOptions) -> Compiled:
         requests = calibration_requests(groups)
         sets = calibration_sets(session, requests, _encoder_layout(bundle), calibration)
         plans = plan_programs(groups, sets, bundle.path, partial(emulate, session))
-        if not any(plan.emulation and plan.entry.spec.kind.name == ENCODER for plan in plans):
+        if not any(plan.emulation and plan.entry.spec.name == ENCODER for plan in plans):
             session.release()  # no features are decoded: leave the memory to the compilers
         artifacts = compile_plans(
             *(bundle.folder, groups, plans),
@@ -107,7 +107,7 @@ def emulate(
 ) -> Emulation | None:
     """Write inputs of a program of a bundle to its work folder; see `prepare_emulation`."""
     clips = session.reference.clips
-    if spec.kind.name != ENCODER:  # the encoder's outputs are decoded, and every clip counts
+    if spec.name != ENCODER:  # the encoder's outputs are decoded, and every clip counts
         clips = clips[:CLIPS]
     clips = clips[: need.clips or None]
     mels = [reference_mel(session.bundle.manifest.dims, clip) for clip in clips]
@@ -148,8 +148,10 @@ def bundle_checks(
     """Compare the outputs of an emulated program of a bundle with the expected ones; see `Emulation`."""
     spec, reference = emulation.spec, session.reference
     precision = precisions(session.bundle)[spec.name]
-    if spec.kind.name != ENCODER:
-        gate = limit_of(precision, reference.loss(precision, "logits"))
+    if spec.name != ENCODER:
+        is_encoder = spec.kind.name == ENCODER
+        loss = reference.loss(precision, "features" if is_encoder else "logits")
+        gate = limit_of(precision, loss, encoder=is_encoder)
         return tuple(_output_checks(emulation, outputs, gate))
     features = outputs[0]
     checks = list(_clip_checks(emulation, features, reference, precision))

@@ -25,7 +25,7 @@ from whisperport.program.bundle import (
     Manifest,
     ProgramEntry,
 )
-from whisperport.program.dims import Dims
+from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.generation import Generation
 from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import (
@@ -141,7 +141,9 @@ def _read(
         log.warning("%s", warning)
     known = _known_window(options.window, placed.target_of(ENCODER).spec, checkpoint.dims)
     uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
-    return Source(checkpoint=checkpoint, window=known.of(checkpoint.dims), uncached=uncached)
+    window = known.of(checkpoint.dims)
+    _check_lengths(placed, window, checkpoint.dims)
+    return Source(checkpoint=checkpoint, window=window, uncached=uncached)
 
 
 def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
@@ -169,10 +171,11 @@ def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
         _clips(options, generation),
         uncached=source.uncached,
         precisions=precisions,
+        lengths=placed.lengths,
     )
     reads_any = all(placed.target_of(name).spec.runs.any_audio for name in (ENCODER, CROSS_KV))
     silence = None
-    if reads_any and source.window is None:
+    if (reads_any or placed.lengths) and source.window is None:
         silence = _in_float16(silent_features(model.encoder, model.dims)[0].numpy())
     return Original(model=model, generation=generation, reference=reference, silence=silence)
 
@@ -357,6 +360,28 @@ def _known_window(requested: WindowOptions, spec: TargetSpec, dims: Dims) -> Win
             *(requested.seconds, spec.name, known_s, width),
         )
     return requested
+
+
+def _check_lengths(placed: Placed, window: Window | None, dims: Dims) -> None:
+    """Check that the programs for lengths of audio are for a checkpoint with its own, longer window.
+
+    Raises:
+        UsageError: they are not.
+    """
+    longest = max(placed.lengths, default=0)
+    if longest and window:
+        seconds = window.positions * SECONDS_PER_POSITION
+        raise UsageError(
+            f"`--windows` cannot be used with a longest window of {seconds:g} s",
+            why="the runtime takes the checkpoint's window where it does not trust a shorter one",
+            hint="omit `--windows`",
+        )
+    if longest >= dims.n_audio_ctx:
+        raise UsageError(
+            f"a window of `--windows` cannot have {longest * SECONDS_PER_POSITION:g} s",
+            why=f"the checkpoint's own has {dims.window_s:g} s",
+            hint="give shorter lengths",
+        )
 
 
 def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:

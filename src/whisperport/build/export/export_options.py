@@ -18,6 +18,8 @@ class ExportOptions:
     Args:
         window: length of the window and its padding. Default: the longest window known to compile for the
             encoder's target, or else the checkpoint's window.
+        windows: lengths of window in seconds that the runtime may choose, beside the checkpoint's own.
+            Default: none.
         precision: precision of all programs on the given target, such as "fp16". Default: "", the target's
             default precision.
         precisions: program -> precision, for single programs; overrides `precision`. Default: none.
@@ -31,6 +33,17 @@ class ExportOptions:
     """
 
     window: WindowOptions = field(default_factory=WindowOptions)
+    windows: Annotated[
+        tuple[float, ...],
+        Option(
+            "Lengths of window that the runtime chooses from, such as 5,10,30: a program of each for the "
+            "encoder and for cross_kv, with the same weights. The checkpoint's own length is always one. "
+            "Targets that read audio of any length need no such programs",
+            metavar="SECONDS,SECONDS",
+            default="the checkpoint's only",
+            flag="--windows",
+        ),
+    ] = ()
     placement: Annotated[
         Mapping[str, str],
         Option(

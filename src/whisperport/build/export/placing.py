@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import LoweringError, UsageError
 from whisperport.program.placement import Placement
-from whisperport.program.program_kind import COARSE_PROJECTION, UNCACHED_DECODER, VOCAB_PROJECTION
+from whisperport.program.program_kind import (
+    COARSE_PROJECTION,
+    CROSS_KV,
+    ENCODER,
+    UNCACHED_DECODER,
+    VOCAB_PROJECTION,
+    kind_of,
+)
+from whisperport.program.window import shorter_lengths
 from whisperport.targets import Target, get_target
 from whisperport.targets.target_options import by_target, own_options
 
@@ -41,6 +49,11 @@ class Placed:
 
     placements: Mapping[str, Placement]
     targets: Mapping[str, Target]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Encoder positions of the programs `encoder_T` and `cross_kv_T`, in rising order."""
+        return tuple(sorted({kind_of(name).positions for name in self.placements} - {0}))
 
     def target_of(self, program: str) -> Target:
         """Return the target that a program is placed on."""
@@ -92,7 +105,8 @@ def place_programs(target: str, options: ExportOptions) -> Placed:
         options=options.options,
     )
     request, batch = _with_batch(request, options.batch)
-    names = [*program_names(), *batch]
+    request, lengths = _with_lengths(request, shorter_lengths(options.windows))
+    names = [*program_names(), *batch, *lengths]
     if options.uncached_decoder:
         names.append(UNCACHED_DECODER)
     if COARSE_PROJECTION in request.programs:  # float32 is needed too
@@ -134,6 +148,41 @@ def _with_batch(
         programs={name: target, **request.programs},
         precisions={**precision, **request.precisions},
     ), (name,)
+
+
+def _with_lengths(
+    request: PlacementRequest, positions: Sequence[int]
+) -> tuple[PlacementRequest, tuple[str, ...]]:
+    """Place `encoder_T` and `cross_kv_T` as `encoder` and `cross_kv` are placed, for each length T.
+
+    Args:
+        request: the placement that the user asks for.
+        positions: the lengths, in encoder positions.
+
+    Returns:
+        The request with the programs, and their names: none where the target reads audio of any length.
+
+    Raises:
+        UsageError: both programs read audio of any length.
+    """
+    targets = {name: target_name(name, request) for name in (ENCODER, CROSS_KV)}
+    static = [name for name, of in targets.items() if not get_target(of).spec.runs.any_audio]
+    if positions and not static:
+        raise UsageError(
+            f"`--windows` is not needed for the target `{request.target}`",
+            why="it reads audio of any length with the same programs",
+            hint="omit `--windows`: the bundle has short windows if their words are verified",
+        )
+    kinds = {f"{name}_{length}": name for length in positions for name in static}
+    precisions = request.precisions
+    return replace(
+        request,
+        programs={**{name: targets[kind] for name, kind in kinds.items()}, **request.programs},
+        precisions={
+            **{name: precisions[kind] for name, kind in kinds.items() if kind in precisions},
+            **precisions,
+        },
+    ), tuple(kinds)
 
 
 def target_name(program: str, request: PlacementRequest) -> str:

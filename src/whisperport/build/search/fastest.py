@@ -319,8 +319,10 @@ def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str,
         placed = {name: on for name, on in options.placement.items() if name not in OTHERS}
         target, precision = placed.get(STEP, next(iter(placed.values()))), options.precision
     placement |= options.placement
+    on = {placement.get(name, target) for name in (ENCODER, CROSS_KV)}
     return target, replace(
         options,
+        windows=() if all(get_target(name).spec.runs.any_audio for name in on) else options.windows,
         placement=placement,
         precision=precision,
         precisions={**precisions, **options.precisions},

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import cast
 
@@ -13,7 +14,12 @@ from torch import Tensor, nn
 from whisperport.model.checkpoint import Checkpoint
 from whisperport.model.network.decoder import Decode, Decoder, DecoderBlock
 from whisperport.model.network.encoder import Encoder
-from whisperport.model.network.short_window import AudioPadding, shorten_checkpoint, silent_features
+from whisperport.model.network.short_window import (
+    POSITIONS,
+    AudioPadding,
+    shorten_checkpoint,
+    silent_features,
+)
 from whisperport.program.dims import Dims
 from whisperport.program.window import Window
 
@@ -168,6 +174,21 @@ def build_model(checkpoint: Checkpoint, window: Window | None = None) -> Whisper
         padding = silence[:, window.positions : window.context_positions].clone()
         model.padding = AudioPadding(window, padding)
     return model
+
+
+def shortened(model: Whisper, positions: int) -> Whisper:
+    """Return the model for `positions` encoder positions and nothing behind them, with the same weights.
+
+    Args:
+        model: of the checkpoint's own window.
+        positions: fewer than the model has.
+    """
+    with torch.device("meta"):
+        short = Whisper(replace(model.dims, n_audio_ctx=positions))
+    weights = model.state_dict()
+    weights[POSITIONS] = weights[POSITIONS][:positions].clone()
+    short.load_state_dict(weights, strict=True, assign=True)
+    return short.eval().requires_grad_(False)
 
 
 def _model(checkpoint: Checkpoint, window: Window | None) -> Whisper:

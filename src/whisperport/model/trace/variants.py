@@ -1,8 +1,10 @@
 """The table of all variants of every program; a target's spec selects a variant by name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
+from whisperport.model.network.whisper import shortened
 from whisperport.model.trace.program import Program, Untraced
 from whisperport.model.trace.whisper import (
     Parts,
@@ -19,6 +21,7 @@ from whisperport.model.trace.whisper import (
     uncached_decoder,
     vocab_projection,
 )
+from whisperport.program.program_kind import kind_of
 
 PREFILLS = (4, 64)  # tokens per run: the start tokens (at most 4); a text prompt in pieces of 64
 
@@ -69,7 +72,8 @@ def whisper_programs(
 
     Args:
         parts: the model and the settings that programs are traced from.
-        names: of the programs.
+        names: of the programs; `encoder_T` and `cross_kv_T` are of the same variants as `encoder` and
+            `cross_kv`.
         variants: program -> its variant; other programs use their default variant.
     """
     for untraced in untraced_programs(parts, names, variants):
@@ -85,4 +89,9 @@ def untraced_programs(
     defaults = dict(reversed(tuple(VARIANTS)))
     chosen = defaults | dict(variants or {})
     for name in names:
-        yield VARIANTS[name, chosen[name]](parts)
+        if positions := kind_of(name).positions:
+            short = replace(parts, model=shortened(parts.model, positions))
+            longest = kind_of(name).name
+            yield replace(VARIANTS[longest, chosen[longest]](short), name=name)
+        else:
+            yield VARIANTS[name, chosen[name]](parts)

@@ -14,6 +14,7 @@ from whisperport.program.bundle.manifest import MANIFEST, Manifest
 from whisperport.program.bundle.program_entry import ProgramEntry
 from whisperport.program.generation import Generation
 from whisperport.program.masks import MASKED
+from whisperport.program.program_kind import CROSS_KV, ENCODER
 from whisperport.program.signatures import KvLayout, expected_signature, form_of
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.program.strict_json import Field
@@ -47,6 +48,7 @@ def check_consistent(manifest: Manifest) -> None:
                 f"programs[{i}].placement.mask", "is given, but the program has no input `mask`"
             )
     _check_form(manifest)
+    _check_lengths(manifest)
 
 
 def _check_tokens(manifest: Manifest) -> None:
@@ -150,6 +152,19 @@ def _check_form(manifest: Manifest) -> None:
                     f"programs[{i}].spec",
                     f"has `{name}` as {_described(value)}; `{program}` has it as {_described(expected)}",
                 )
+
+
+def _check_lengths(manifest: Manifest) -> None:
+    """Check that there are programs for each length of a short window, if there are any for lengths."""
+    if not (lengths := manifest.lengths):
+        return
+    kinds = [entry.spec.kind for entry in manifest.programs if entry.spec.kind.positions]
+    for name in (ENCODER, CROSS_KV):
+        own = tuple(sorted(kind.positions for kind in kinds if kind.name == name))
+        if own and own != lengths:
+            _reject("programs", f"has `{name}` for {own} positions; expected {lengths}")
+    if manifest.short_windows and not {*manifest.short_windows.positions} <= {*lengths}:
+        _reject("short_windows.positions", f"has a length without programs; expected {lengths}")
 
 
 def _described(form: KvLayout | str) -> str:

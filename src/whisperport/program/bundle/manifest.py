@@ -84,6 +84,11 @@ class Manifest:
             f"bundle {self.name!r} has no program {name!r}", why=f"its programs are: {known}"
         )
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Encoder positions T of the programs `encoder_T` and `cross_kv_T`, in rising order."""
+        return tuple(sorted({entry.spec.kind.positions for entry in self.programs} - {0}))
+
     def evidence(self, name: str) -> tuple[Evidence, ...]:
         """Return the valid evidence about a program: that about files which have not changed since."""
         return tuple(record for record in self.program(name).evidence if self._is_unchanged(record))

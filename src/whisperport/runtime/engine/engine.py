@@ -5,7 +5,8 @@ leading axes of size 1 only, so an array of one form is a view of an array of th
 of a cache and no output is copied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import final
@@ -19,6 +20,8 @@ from whisperport.program.generation import Generation
 from whisperport.program.masks import MASKED
 from whisperport.program.program_kind import (
     COARSE_PROJECTION,
+    CROSS_KV,
+    ENCODER,
     PREFILL,
     UNCACHED_DECODER,
     VOCAB_PROJECTION,
@@ -88,9 +91,9 @@ class Engine:
         self.audio_frames = 2 * window.audio_positions if window else dims.n_frames
         self.latest_timestamp = window.audio_positions if window else None
         self.generation = generation
-        self.encoder = _required(runners, "encoder")
+        self.encoder = _of_each_length(runners, ENCODER)
         runners = {name: in_standard_form(runner) for name, runner in runners.items()}
-        self.cross_kv = _required(runners, "cross_kv")
+        self.cross_kv = _of_each_length(runners, CROSS_KV)
         self.step = _required(runners, "step")
         self.align = _required(runners, "align")
         self.cache_form = CacheForm(**form_of(self.step.spec, dims, window))
@@ -283,7 +286,9 @@ def _short_windows(manifest: Manifest, options: RunOptions) -> ShortWindows | No
     """Return the short windows that a user allows: those that the bundle verified, if any."""
     if options.short_windows is None:
         return manifest.short_windows
-    return (manifest.short_windows or UNVERIFIED) if options.short_windows else None
+    lengths = manifest.lengths
+    unverified = replace(UNVERIFIED, positions=lengths) if lengths else UNVERIFIED
+    return (manifest.short_windows or unverified) if options.short_windows else None
 
 
 def _required(runners: Mapping[str, Runner], name: str) -> Runner:
@@ -294,6 +299,39 @@ def _required(runners: Mapping[str, Runner], name: str) -> Runner:
             hint="export the bundle again",
         )
     return runners[name]
+
+
+def _of_each_length(runners: Mapping[str, Runner], name: str) -> Runner:
+    """Return a program of audio; it reads each length for which there is a program of its own, too."""
+    longest = _required(runners, name)
+    shorter = [r for r in runners.values() if r.spec.kind.positions and r.spec.kind.name == name]
+    return _LengthsRunner(longest, shorter) if shorter else longest
+
+
+@final
+class _LengthsRunner(Runner):
+    """A program of audio over one program for each length of audio."""
+
+    def __init__(self, longest: Runner, shorter: Sequence[Runner]) -> None:
+        super().__init__(longest.spec, nullcontext())  # each program has its own lock
+        runners = (*shorter, longest)
+        self._by_shape = {runner.spec.inputs[0].shape: runner for runner in runners}
+        self._shapes: dict[str, set[tuple[int, ...]]] = {}
+        for tensor in (t for r in runners for t in (*r.spec.inputs, *r.spec.outputs)):
+            self._shapes.setdefault(tensor.name, set()).add(tensor.shape)
+        self.free_axes = {name: _free_axis(shapes) for name, shapes in self._shapes.items()}
+
+    def _fits(self, name: str, stated: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+        return shape in self._shapes[name]
+
+    def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        runner = self._by_shape[inputs[0].shape]
+        return [*runner.run({runner.spec.inputs[0].name: inputs[0]}).values()]
+
+
+def _free_axis(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Return the axis in which shapes differ."""
+    return next(axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len({*sizes}) > 1)
 
 
 def _batch_step(runners: Mapping[str, Runner]) -> Runner | None:

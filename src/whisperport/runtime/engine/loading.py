@@ -15,7 +15,8 @@ def load_runners(bundle: Bundle, options: RunOptions, *, encoder: bool = True) -
 
     Args:
         bundle: an open bundle.
-        options: threads, trust and the targets' options.
+        options: threads, trust and the targets' options. Without short windows, their programs are not
+            loaded.
         encoder: False does not load the encoder; its runner then raises UsageError.
 
     Returns:
@@ -26,6 +27,8 @@ def load_runners(bundle: Bundle, options: RunOptions, *, encoder: bool = True) -
         BundleError: a program cannot be read.
     """
     programs = bundle.manifest.programs
+    if options.short_windows is False:
+        programs = tuple(entry for entry in programs if not entry.spec.kind.positions)
     runners: dict[str, Runner] = {}
     if not encoder:
         runners |= {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
 from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
+from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Runner
 from whisperport.program.spec import (
     Limit,
@@ -264,7 +265,8 @@ class LiteRt(Target):
             for together in by_precision.values():
                 # LiteRT writes to inputs in place only in the first program of a file; `step` runs most.
                 ordered = sorted(together, key=lambda program: program.name != "step")
-                name = ordered[0].name if len(ordered) == 1 else f"decoder-{ordered[0].name}"
+                single = len(ordered) == 1 or ordered[0].spec.kind.name == ENCODER
+                name = ordered[0].name if single else f"decoder-{ordered[0].name}"
                 files[name] = ordered
         return files
 

@@ -4,6 +4,7 @@ The programs run on their targets, or are emulated on the CPU where a target has
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from whisperport.program.bundle import Bundle
@@ -39,7 +40,10 @@ class BundleSession:
     def engine(self) -> Engine:
         """All programs; a recorder wraps each."""
         targets = [get_target(entry.target) for entry in self.bundle.manifest.programs]
-        return load_engine(self.bundle, self.run.with_emulation(targets), self._wrapped)
+        run = self.run.with_emulation(targets)
+        if self.bundle.manifest.lengths:
+            run = replace(run, short_windows=True)
+        return load_engine(self.bundle, run, self._wrapped)
 
     @property
     def runners(self) -> Mapping[str, Runner]:
@@ -91,7 +95,10 @@ class ProgramInputs:
 
     def record(self, mel: Floats) -> Sequence[Sequence[Array]]:
         """Return the samples of one window: mel (n_mels, 2T) float32."""
-        if self._spec.kind.name == ENCODER:
+        kind = self._spec.kind
+        if kind.positions:
+            mel = mel[:, : 2 * kind.positions]
+        if kind.name == ENCODER:
             return [[mel.reshape(self._spec.inputs[0].shape)]]
         if self._decoding is None:
             recorder = self._session.recorder(self._spec.name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, final
 from whisperport.program.bundle import ProgramEntry, regular_file
 from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.placement import Placement
+from whisperport.program.program_kind import kind_of
 from whisperport.program.runner import Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import begin_stage
@@ -126,7 +127,7 @@ class Genio(CompiledTarget):
                 "(16x8)",
                 f"use `fp16`, the default, for linears such as `cross_kv`; {ON_THE_CPU}",
             )
-        if npu is MDLA_2_0 and program not in WITHOUT_ATTENTION:
+        if npu is MDLA_2_0 and kind_of(program).name not in WITHOUT_ATTENTION:
             return Unsupported(
                 f"{npu.name} of {chip.board} ({chip.soc}) does not support transformers, and `{program}` "
                 f"contains attention (source: {npu.sources['transformer']})",
