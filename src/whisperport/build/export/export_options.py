@@ -36,9 +36,8 @@ class ExportOptions:
     windows: Annotated[
         tuple[float, ...],
         Option(
-            "Lengths of window that the runtime chooses from, such as 5,10,30: a program of each for the "
-            "encoder and for cross_kv, with the same weights. The checkpoint's own length is always one. "
-            "Targets that read audio of any length need no such programs",
+            "Lengths of window that the runtime chooses from, such as 5,10,30: encoder and cross_kv get a "
+            "program for each. Targets that read audio of any length do not need them",
             metavar="SECONDS,SECONDS",
             default="the checkpoint's only",
             flag="--windows",
