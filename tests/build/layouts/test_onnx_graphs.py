@@ -69,7 +69,7 @@ def logits(checkpoint: Checkpoint, app: str, precision: str, folder: Path) -> An
     """Those of the graphs that are written to a folder."""
     compute = layout_of(app).logits
     assert compute is not None
-    return compute(folder, precision, spectrogram(checkpoint), TOKENS, N_PROMPT)
+    return compute(folder, precision, spectrogram(checkpoint), TOKENS, N_PROMPT, {})
 
 
 def eager(checkpoint: Checkpoint) -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ def written_logits(checkpoint: Any, precision: str, mel: Any, folder: Path) -> A
     write_graphs(checkpoint, precision, folder)
     compute = layout_of("openvino-genai").logits
     assert compute is not None
-    return compute(folder, precision, mel, TOKENS, N_PROMPT)
+    return compute(folder, precision, mel, TOKENS, N_PROMPT, {})
 
 
 def expected_logits(checkpoint: Any, mel: Any) -> Any:
