@@ -597,20 +597,28 @@ def test_files_of_a_verified_checkpoint_are_named_without_it(
     assert judge(folder).named == NamedWeights("base", len(weights), len(weights))
 
 
-def test_one_changed_value_is_named(micro_checkpoint: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (0.01, "1 of 512 values differ in 1 rows, such as 0"),
+        (1e-6, "1 of 512 values differ, by up to"),
+    ],
+    ids=["much", "less than a rounding"],
+)
+def test_one_changed_value_is_named(micro_checkpoint: Any, change: float, reason: str) -> None:
     # given all weights, in one of which a single value differs
     name = "decoder.blocks.0.mlp.0.weight"
     arrays = []
     for key, weight in micro_checkpoint.weights.items():
         array = weight.float().numpy().copy()
         if key == name:
-            array[0, 0] += 0.01
+            array[0, 0] += change
         arrays.append(StoredArray("decoder.onnx", f"onnx::{key}", array))
     # when they are looked for
     (changed,) = identify(micro_checkpoint, arrays).changed
     # then that weight is named, with how many values differ
     assert changed.name == name
-    assert changed.reason.startswith("1 of 512 values differ in 1 rows, such as 0")
+    assert changed.reason.startswith(reason)
     assert changed.stored == f"decoder.onnx: onnx::{name}"
 
 

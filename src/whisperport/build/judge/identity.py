@@ -394,6 +394,8 @@ def how_it_differs(values: Array, weight: Array, allowed: Array, head_width: int
     differs = np.abs(values - weight) > allowed
     for axis, kind in enumerate(("row", "column")[: values.ndim]):
         lines = np.flatnonzero(np.moveaxis(differs, axis, 0).reshape(values.shape[axis], -1).any(1))
+        if not len(lines):  # no value differs by more than a rounding
+            break
         mine, right = (
             np.moveaxis(a, axis, 0)[lines].reshape(len(lines), -1) for a in (values, weight)
         )
