@@ -22,6 +22,7 @@ class Format:
     make: Make
     run: Callable[[Path], None]  # called with the folder; raises the errors that a user would see
     share: int  # number of inputs in a campaign of 20,000
+    imports: Sequence[str] = ()  # modules that its child processes import; they run in forks
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from fuzz.case import Format
 from fuzz.mutators import archives, folders, json_values, markup, pickles, raw, wire
 
-CLIP = "clip.wav"  # one second of noise beside each bundle
+CLIP = "clip.wav"  # 0.4 s of noise beside each bundle, two windows of its model
 BUNDLE = "bundle"
 TEXTS = ("config.json", "generation_config.json", "tokenizer.json")
 
@@ -43,7 +43,7 @@ def _bundle(
 def _write_clip(path: Path) -> None:
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes(Random(0).randbytes(32_000))
+        file.writeframes(Random(0).randbytes(12_800))
 
 
 def _listed(bundle: Path) -> list[str]:
@@ -691,17 +691,27 @@ def _diagnose(folder: Path) -> None:
         compile(output.fix, "fix", "exec")
 
 
-def _bundle_format(name: str, group: str, change: Any, share: int) -> Format:
-    return Format(name, "transcribe", (group,), partial(_bundle, group, change), _transcribe, share)
-
-
 ONNX, PTE = "bundle-onnxruntime", "bundle-xnnpack"
-# The shares give half an hour on two idle cores. A run that imports ExecuTorch takes 5 s, others take 1 s.
+TRIAL, INSPECTION = "whisperport.runtime.engine.trial", "whisperport.model.inspection.lowered"
+
+
+def _bundle_format(name: str, group: str, change: Any, share: int) -> Format:
+    make = partial(_bundle, group, change)
+    runtime = "executorch.runtime" if group == PTE else "onnxruntime"
+    return Format(name, "transcribe", (group,), make, _transcribe, share, (TRIAL, runtime))
+
+
+def _run_format(suffix: str, group: str, make: Any, share: int, runtime: str) -> Format:
+    imports = (INSPECTION, runtime)
+    return Format(f"{suffix}, run", "inspect", (group,), make, _inspect, share, imports)
+
+
+# The shares follow the CPU time of an input: 0.2 s where a program runs or a bundle is transcribed.
 FORMATS = (
     _bundle_format("manifest", ONNX, _change_manifest, 2500),
     _bundle_format("bundle", ONNX, _change_any_file, 800),
     _bundle_format("bundle of .onnx", ONNX, _change_onnx, 500),
-    _bundle_format("bundle of .pte", PTE, _change_pte, 150),
+    _bundle_format("bundle of .pte", PTE, _change_pte, 500),
     Format("tables (.npy, .npz)", "Bundle", (ONNX, "tables"), _make_tables, _read_tables, 1500),
     Format("config.json", "load_checkpoint", ("checkpoint",), _make_config, _load_folder, 2000),
     Format("tokenizer", "load_checkpoint", ("checkpoint",), _make_tokenizer, _load_folder, 2000),
@@ -714,15 +724,15 @@ FORMATS = (
     ),
     Format("ggml", "load_checkpoint", ("ggml",), _make_ggml, _load_ggml, 1000),
     Format(".onnx", "check", ("onnx",), _make_onnx, _check, 1500),
-    Format(".onnx, run", "inspect", ("onnx",), _make_onnx, _inspect, 500),
+    _run_format(".onnx", "onnx", _make_onnx, 500, "onnxruntime"),
     Format(".pt2", "check", ("pt2",), _make_pt2, _check, 1000),
     Format(".pt2, loaded", "fix", ("pt2",), _make_pt2, _read_pt2, 500),
     Format(".tflite", "check", ("tflite",), _make_tflite, _check, 1250),
-    Format(".tflite, run", "inspect", ("tflite",), _make_tflite, _inspect, 250),
+    _run_format(".tflite", "tflite", _make_tflite, 500, "ai_edge_litert.interpreter"),
     Format(".pte", "read_pte", ("pte",), _make_pte, _read_pte, 750),
-    Format(".pte, run", "inspect", ("pte",), _make_pte, _inspect, 100),
-    Format(".xml", "check", ("openvino",), _make_xml, _check, 500),
-    Format(".xml, run", "inspect", ("openvino",), _make_xml, _inspect, 150),
+    _run_format(".pte", "pte", _make_pte, 500, "executorch.runtime"),
+    Format(".xml", "check", ("openvino",), _make_xml, _check, 1000),
+    _run_format(".xml", "openvino", _make_xml, 500, "openvino"),
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
     Format("whisperport.json", "verify", ("layout",), _make_record, _verify_layout, 1000),
     Format("files of an app", "judge", ("ggml", "layouts"), _make_layout, _judge, 1000),

@@ -17,7 +17,9 @@ import tarfile
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,17 @@ from fuzz.case import ACCEPTED, REJECTED, Format, Outcome, random_for
 from fuzz.command_line import UnsafeOutputError, check_printed, printed
 from fuzz.formats import all_formats
 from fuzz.outside import Outside
+from whisperport.system import child
 
 PR_SET_CHILD_SUBREAPER = 36
+MAX_DESCRIPTORS = 4096
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 TOLERATED = ("torchinductor_",)  # prefix of a folder that torch makes when it is imported
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # processes of Python
 
 
 class Worker:
-    """The folder of one worker, and the forbidden actions that it has seen."""
+    """The folder of one worker, which is this process, and the forbidden actions that it has seen."""
 
     def __init__(self, work: Path, seeds: Path) -> None:
         self.work, self.seeds = work, seeds
@@ -47,6 +51,8 @@ class Worker:
         os.chdir(work / "cwd")
         sys.addaudithook(self._audit)
         self._audited = False
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphaned processes become its children
+        _fork_jobs()
 
     def make(self, chosen: Format, seed: int, number: int) -> None:
         """Write the input."""
@@ -115,6 +121,36 @@ class Worker:
                     self.actions.append(f"opens {name} for writing")
         elif event in ("socket.connect", "socket.getaddrinfo", "os.system", "os.exec"):
             self.actions.append(f"{event} {arguments!r}"[:200])
+
+
+def _fork_jobs() -> None:
+    """Let the jobs of `whisperport.system.child` run in forks of this process, which has imported modules.
+
+    A new interpreter imports a runtime for up to 3 s, and the job itself takes some milliseconds. The
+    fork has a session, pipes, limits and an exit status of its own, like the interpreter that it replaces.
+    """
+    start = child.Child.__init__
+
+    def start_in_fork(self: child.Child, command: Sequence[str], **how: Any) -> None:
+        if command[-1] == child._BOOT:
+            how["preexec_fn"] = _serve_and_exit
+        start(self, command, **how)
+
+    child.Child.__init__ = start_in_fork  # type: ignore[method-assign]
+
+
+def _serve_and_exit() -> None:
+    """Serve a job in place of the interpreter that would be started; its pipes are ready."""
+    code = 1
+    try:
+        os.closerange(3, MAX_DESCRIPTORS)
+        request = json.loads(os.fdopen(os.dup(0), "rb", 0).readline())
+        if limits := request.get("limits"):  # the imported modules do not count
+            limits["memory_bytes"] += child._statm(os.getpid())[5]
+        child.serve(request)
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def _judged(chosen: Format, folder: Path) -> tuple[str, str, str]:
@@ -205,7 +241,6 @@ def main() -> None:
     """Arguments: work folder, folder of seeds, descriptors for requests and for answers."""
     work, seeds, reads, writes = sys.argv[1:]
     faulthandler.enable()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphaned processes become its children
     worker = Worker(Path(work), Path(seeds))
     formats = all_formats()
     chosen = next(iter(formats.values()))
@@ -216,6 +251,8 @@ def main() -> None:
                 answer = vars(worker.run(chosen))
             else:
                 chosen = formats[request["format"]]
+                for module in chosen.imports:
+                    import_module(module)
                 if "saved" in request:
                     worker.load(Path(request["saved"]))
                 else:

@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +39,7 @@ from whisperport.targets.vendors.hailo.hef import read_hef
 from ..embedded import default_bundle
 
 MANY = 10**11
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -376,3 +379,45 @@ def test_a_few_mutated_inputs_of_every_format_are_handled(
 
     assert campaign.found == {}
     assert all(tally.inputs for tally in campaign.tallies.values())
+
+
+JOBS_IN_FORKS = """
+import json, os, sys
+from pathlib import Path
+from fuzz import processes
+from fuzz.case import Format
+from fuzz.worker import Worker
+from whisperport.system.child import Limits, run_limited
+
+work, imported = Path(sys.argv[1]), []
+(work / "outside").mkdir(parents=True)
+(work / "outside" / "mine").touch()
+worker = Worker(work, work)
+
+def outcome(job, **arguments):
+    def read(_):
+        result = run_limited(f"tests.system.limited_jobs:{job}", arguments, Limits(2**28, 20))
+        imported.extend(result or ())
+    return worker.run(Format(job, "", (), None, read, 1))
+
+outcomes = [outcome("opens", path=str(work / "outside" / "mine")), outcome("aborts"),
+            outcome("asks_for", size=2**30), outcome("loaded_modules"), outcome("leaves_a_process")]
+processes.kill(processes.tree(os.getpid())[1:])
+print(json.dumps([[each.kind, each.detail] for each in outcomes] + ["fuzz.worker" in imported]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer needs Linux")
+def test_what_a_job_does_is_found_when_it_runs_in_a_fork(tmp_path: Path) -> None:
+    # given jobs that touch a file, crash, ask for too much memory, and leave a process
+    command = [sys.executable, "-c", JOBS_IN_FORKS, str(tmp_path / "work")]
+    # when the fuzzer runs them in forks
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60, env=environment)
+    *outcomes, is_fork = json.loads(done.stdout)
+    # then each is found, as in a new interpreter
+    kinds, details = zip(*outcomes, strict=True)
+    assert kinds == ("outside touched", "exception", "exception", "accepted", "process left")
+    assert "SIGABRT" in details[1]
+    assert "MemoryError" in details[2]
+    assert is_fork

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -54,3 +55,15 @@ def fails() -> None:
 def raises() -> None:
     begin_stage("raising")
     raise KeyError("x\ny")
+
+
+def opens(path: str) -> None:
+    Path(path).read_bytes()
+
+
+def leaves_a_process() -> None:
+    subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+
+def loaded_modules() -> list[str]:
+    return list(sys.modules)
