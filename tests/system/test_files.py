@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from whisperport.apps.serving.keys import Keys
 from whisperport.errors import UsageError, WhisperportError
-from whisperport.system import outputs, regular_file
+from whisperport.system import regular_file
 from whisperport.system.array_files import open_array
 from whisperport.system.atomic import clear_temporaries, write_atomic
 from whisperport.system.outputs import Kind, Output, check_outputs, write_page
@@ -373,16 +373,18 @@ def test_two_outputs_are_not_one_file(tmp_path: Path) -> None:
     check_outputs([inside, Output(out, "--out", "folder")])
 
 
-def test_letter_case_is_compared_as_the_file_system_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letter_case_is_compared_as_the_file_system_does(tmp_path: Path) -> None:
+    # given a folder with one file, on a file system that compares letter case
     lower, upper = (
         Output(tmp_path / name, "--out", "file") for name in ("straße.TXT", "STRASSE.txt")
     )
-
-    check_outputs([lower, upper])  # this file system takes them as two files
-    monkeypatch.setattr(outputs, "_ignores_case", lambda _: True)
-
+    (tmp_path / "Straße").touch()
+    (tmp_path / "Song.wav").touch()
+    # then two outputs in other letter case are two files
+    check_outputs([lower, upper])
+    # when the folder finds its file in other letter case, as the root of a USB stick does
+    (tmp_path / "sONG.WAV").hardlink_to(tmp_path / "Song.wav")
+    # then they are one file
     assert "is the same path" in rejected(lower, upper)
 
 

@@ -8,6 +8,7 @@ file system ignores it.
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -167,18 +168,29 @@ def _future_name(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def _ignores_case(folder: Path) -> bool:
-    """Whether the file system of an existing folder takes names in other letter case as the same."""
+    """Whether an existing folder takes names in other letter case as the same; True if nothing tells."""
     for path in _with_letters(folder):
-        swapped = path.with_name(path.name.swapcase())
-        return swapped.exists() and os.path.samefile(path, swapped)
-    return False
+        try:
+            return os.path.samestat(path.lstat(), path.with_name(path.name.swapcase()).lstat())
+        except FileNotFoundError:
+            return False
+    return True
 
 
 def _with_letters(folder: Path) -> Iterator[Path]:
-    """The folder and those above it on its file system, as far as letter case can differ in their names."""
+    """Files in a folder, then it and those above it on its file system: those with ASCII letters in names.
+
+    Other letters may have no counterpart in the other case.
+    """
     device = folder.stat().st_dev
+    with suppress(PermissionError), os.scandir(folder) as entries:
+        yield from (Path(entry) for entry in entries if _has_letters(entry.name))
     for path in (folder, *folder.parents):
         if path.parent == path or path.parent.stat().st_dev != device:
             return
-        if path.name != path.name.swapcase():
+        if _has_letters(path.name):
             yield path
+
+
+def _has_letters(name: str) -> bool:
+    return name.isascii() and name != name.swapcase()
