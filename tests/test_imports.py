@@ -331,14 +331,20 @@ def test_a_board_without_torch_says_what_to_install(code: str, tmp_path: Path) -
 LIST = ROOT / "targets" / "__init__.py"
 # Libraries that run on any CPU, and whose formats, .pte and .tflite, compilers of several vendors read.
 NOT_VENDORS = {"xnnpack", "litert", "onnx", "tflite"}
+# One table recognizes graphs by the names that vendors' scripts give their inputs; rules quote messages.
+FORMS, PAIR_RULES = (f"build/layouts/graph_pair/{name}.py" for name in ("forms", "rules"))
 # Vendor -> files that may contain its name.
 EXCEPTIONS = {
+    "hailo": [FORMS],
+    "mediatek": [FORMS],
+    "qualcomm": [PAIR_RULES],
+    "rockchip": [FORMS],
     "openvino": [
         # It names what has changed in a file of any format.
         "build/layouts/parts.py",
         # It recognizes checkpoints on model hubs that another tool converted, by their file names.
         "model/checkpoint/other_forms.py",
-    ]
+    ],
 }
 # Vendor -> its folder's folder.
 VENDORS = {

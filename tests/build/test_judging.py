@@ -24,6 +24,7 @@ from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
+from whisperport.build.layouts.graph_pair import RULES as PAIR_RULES
 from whisperport.build.layouts.openvino_genai.repairs import (
     EARLY,
     EditedIr,
@@ -404,7 +405,7 @@ def test_another_app_is_an_error_before_anything_is_copied(
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    in_a_test_of_its_own = {"WP708", "WP709", "WP718"}
+    in_a_test_of_its_own = {"WP708", "WP709", "WP718", *(rule.code for rule in PAIR_RULES)}
     assert {code for _, code, _ in FAULTS} == set(all_rules()) - in_a_test_of_its_own
 
 

@@ -106,6 +106,8 @@ def _next(judgement: Judgement) -> tuple[Argument, ...]:
         return ("judge", judgement.path, "--checkpoint", "CHECKPOINT")
     if judgement:
         return ()
+    if target := judgement.layout.target:
+        return ("export", judgement.checkpoint, "--target", target, "--out", "build/exported")
     app = next(iter(judgement.layout.apps))
     return ("convert", judgement.checkpoint, "--for", app, "--out", "build/converted")
 

@@ -61,7 +61,9 @@ def verdict_sentence(judgement: Judgement) -> str:
         return f"No rule is broken.{loss} {weights} were not compared."
     n_run = sum(run.words is not None for run in runs)
     words = "its graphs compute the same" if judgement.graphs else "no app was run"
-    if n_run:
+    if n_run and judgement.layout.emitted is not None:
+        words = "its graphs, decoded here, emit the same words"
+    elif n_run:
         words = f"all {n_run} runs of apps return what it emits"
     return f"Nothing is wrong: the weights are those of {judgement.checkpoint}, and {words}.{loss}"
 
@@ -203,7 +205,8 @@ def _advice(judgement: Judgement) -> list[str]:
 
 
 def _what_to_do(rule: LayoutRule, judgement: Judgement) -> str:
-    return rule.what_to_do.replace("CHECKPOINT", judgement.checkpoint or "CHECKPOINT")
+    text = rule.what_to_do.replace("CHECKPOINT", judgement.checkpoint or "CHECKPOINT")
+    return text.replace("TARGET", judgement.layout.target or "TARGET")
 
 
 def _rules(judgement: Judgement) -> dict[str, LayoutRule]:

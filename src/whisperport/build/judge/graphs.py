@@ -14,12 +14,22 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from whisperport.build.inspect import size_of
-from whisperport.build.layouts import layout_of
+from whisperport.build.judge.words import ComparedWords, compare_words
+from whisperport.build.layouts import recognized
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.exact import LIMIT
 from whisperport.build.layouts.layout import Layout
-from whisperport.build.layouts.reference import KnownLogits, known_logits, spectrogram
+from whisperport.build.layouts.reading import Files
+from whisperport.build.layouts.reference import (
+    Emitted,
+    KnownLogits,
+    known_logits,
+    reference_of,
+    spectrogram,
+)
 from whisperport.program.checks import Check
+from whisperport.runtime import start_tokens
+from whisperport.speech.text import Tokenizer
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip
@@ -31,7 +41,7 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.network.whisper import Whisper
 
 GRAPHS = "the graphs, without an app"
-JOB = f"{__name__}:run_graphs"
+JOB, EMIT_JOB = f"{__name__}:run_graphs", f"{__name__}:emit_texts"
 SECONDS = 600.0
 MEMORY = 2 << 30  # bytes, beside four times those of the files
 MOST_LAYERS = 8  # whose keys and values are exchanged, one layer after the other
@@ -41,6 +51,7 @@ HALF_SAME = 0.5  # of the positions: quantized graphs that are right have that m
 SAME_CACHE = 1e-2  # of the largest key or value: what rounded weights may change
 NEARER = 0.6  # of the mean error: a cause that leaves less is named as the nearest
 NOTICED = LIMIT / 10  # of the largest logit: below it, rounding alone differs (5e-6 seen)
+LONGER = 5  # times the longest text of the checkpoint: a loop is known by then
 FIT = 0.1  # of the mean error: a cause may leave so much, as where the weights are rounded
 
 
@@ -90,11 +101,13 @@ def check_computed(
         StoppedError: the graphs cannot be run.
         MissingPackageError: the package that runs them is not installed.
     """
+    checkpoint = taken(layout, checkpoint)
     dims = checkpoint.dims
     profile = next(iter(layout.apps.values())).profile_of(checkpoint)
     known = known_logits(checkpoint, profile, [clip], ())
     # Positions that are too late by one must be there, too.
-    known = replace(known, tokens=known.tokens[: dims.n_text_ctx - 1])
+    longest = min(dims.n_text_ctx - 1, layout.extent.n_tokens or dims.n_text_ctx)
+    known = replace(known, tokens=known.tokens[:longest])
     mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, "mel")[:, : dims.n_frames]
     logits, caches = _run(layout, path, precision, mel, known)
     comparison = _Comparison(checkpoint, mel, known, logits, exact=exact)
@@ -116,12 +129,93 @@ def check_computed(
     )
 
 
+def check_words(
+    layout: Layout, path: Path, checkpoint: "Checkpoint", clips: Sequence[Clip]
+) -> tuple[ComparedWords, Check]:
+    """Decode clips with the graphs, whose app does not run here, and compare the words.
+
+    Args:
+        layout: it has `emitted`.
+        path: of its files.
+        checkpoint: of which they were made; it decodes in 30 s, and texts of any length.
+        clips: at least one.
+
+    Raises:
+        StoppedError, MissingPackageError, ProgramError: as `check_computed`.
+    """
+    profile = next(iter(layout.apps.values())).profile_of(checkpoint)
+    expected = reference_of(checkpoint, profile, clips)
+    generation, dims = checkpoint.generation, checkpoint.dims
+    prompt = start_tokens(generation, clips[0].language, "transcribe", timestamps=False)
+    begin_stage("decoding with the graphs")
+    with TemporaryDirectory() as folder:
+        names = []
+        for number, clip in enumerate(clips):
+            names.append(str(Path(folder) / f"{number}.npy"))
+            mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, profile.padding)
+            np.save(names[-1], mel[:, : dims.n_frames])
+        longest = LONGER * max(len(emitted.tokens) for emitted in expected)
+        arguments = {
+            "path": str(path.absolute()),
+            "mels": names,
+            "prompt": list(prompt),
+            "end": generation.end_of_text,
+            "limit": min(dims.n_text_ctx, len(prompt) + longest),
+        }
+        texts = run_limited(EMIT_JOB, arguments, Limits(MEMORY + 4 * size_of(path), SECONDS))
+    tokenizer = Tokenizer.from_json(checkpoint.tokenizer_json.decode(), generation)
+    actual = [Emitted(tuple(tokens), tokenizer.decode(tokens), ()) for tokens in texts]
+    words = compare_words(clips, expected, actual, timed=False)
+    lost = {kind: losses for kind, losses in words.by_kind().items() if kind != "lost timestamps"}
+    reason = "; ".join(
+        f"{kind} in {len(losses)} of {len(clips)} clips: {losses[0].clip}, {losses[0].reason}"
+        for kind, losses in lost.items()
+    )
+    check = Check(
+        level="words",
+        program=GRAPHS,
+        what=f"words of {len(clips)} clips",
+        value={"differ": words.counts.between.errors, "length": words.counts.between.length},
+        rule="no text is missing, ends early or loops",
+        passed=not reason,
+        reason=reason,
+    )
+    return words, check
+
+
+def emit_texts(path: str, mels: list[str], prompt: list[int], end: int, limit: int) -> Any:
+    """Decode spectrograms with graphs; the job of the child process."""
+    layout = recognized(Files(Path(path)))
+    assert layout is not None
+    assert layout.emitted is not None
+    begin_stage("decoding with the graphs")
+    return layout.emitted(Path(path), [np.load(name) for name in mels], prompt, end, limit)
+
+
+def taken(layout: Layout, checkpoint: "Checkpoint") -> "Checkpoint":
+    """Return a checkpoint with the window of graphs, and with the positions that they add."""
+    from whisperport.model.network.short_window import POSITIONS
+
+    extent, dims = layout.extent, checkpoint.dims
+    n_positions = extent.n_frames // 2 or dims.n_audio_ctx
+    if n_positions >= dims.n_audio_ctx:
+        return checkpoint
+    first = extent.first_position
+    table = checkpoint.weights[POSITIONS][first : first + n_positions]
+    return replace(
+        checkpoint,
+        dims=replace(dims, n_audio_ctx=n_positions),
+        weights={**checkpoint.weights, POSITIONS: table},
+    )
+
+
 def run_graphs(
-    app: str, path: str, precision: str, mel: str, tokens: list[int], n_prompt: int, out: str
+    path: str, precision: str, mel: str, tokens: list[int], n_prompt: int, out: str
 ) -> None:
     """Run graphs, and write logits and caches to an .npz file; the job of the child process."""
-    layout = layout_of(app)
+    layout = recognized(Files(Path(path)))
     begin_stage("running the graphs")
+    assert layout is not None
     assert layout.logits is not None
     caches: dict[str, Floats] = {}
     logits = layout.logits(Path(path), precision, np.load(mel), tokens, n_prompt, caches)
@@ -137,7 +231,6 @@ def _run(
         np.save(Path(folder) / "mel.npy", mel)
         out = Path(folder) / "computed.npz"
         arguments = {
-            "app": next(iter(layout.apps)),
             "path": str(path.absolute()),
             "precision": precision,
             "mel": str(Path(folder) / "mel.npy"),

@@ -1,8 +1,9 @@
 """Find the weights of a checkpoint among the arrays of an app's files, bit by bit and under any name.
 
-Converters rename weights, transpose them, store them twice, and round them. So each weight is looked for
-among all stored arrays of its shape: first equal to the bit, then rounded to float16, then to integers of
-8 bits.
+Converters rename weights, transpose them, store them twice, split and round them. So each weight is looked
+for among all stored arrays of its shape: first equal to the bit, then rounded to float16, then to integers
+of 8 bits. An array of another shape may be some rows of a weight: a head, a part of the vocabulary, or the
+positions of a short window.
 """
 
 from collections import defaultdict
@@ -33,6 +34,9 @@ SIMILAR = 0.5  # of a weight's standard deviation: an array farther away is anot
 MUCH = 1e6  # distance by which a weight that a name says is nearer
 SAMPLE = 256  # elements, by which the nearest array is found
 HALF_BITS, TINY = 2.0**-10, 2.0**-24  # relative and absolute error of float16
+FORMS = ("equal", "half", "eight_bits")  # the fields of an `Identity`, by falling precision
+# Graphs of a short window, or of short texts, have some of their rows only.
+POSITIONS = ("encoder.positional_embedding", "decoder.positional_embedding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class ChangedWeight:
     def difference(self) -> str:
         """How far it is from what is stored, in words."""
         if not self.stored:
-            return "no array is near it"
+            return self.reason or "no array is near it"
         return f"{self.reason}, in {self.stored}" if self.name else self.reason
 
 
@@ -127,6 +131,7 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     result = Identity()
     for array in arrays:
         search.compare(array)
+    search.join_rows()
     result.places = dict(search.places)
     for name in checkpoint.weights:
         if name in search.wrong:
@@ -139,7 +144,9 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
             result.eight_bits.append(name)
         else:
             result.changed.append(
-                search.nearest.get(name) or search.reordered(name) or ChangedWeight(name)
+                search.nearest.get(name)
+                or search.reordered(name)
+                or ChangedWeight(name, reason=search.missing_rows(name))
             )
     if not result.changed:  # else, what is of no weight is where those are that were not found
         of_none = "it is no weight of the checkpoint"
@@ -188,6 +195,8 @@ class _Search:
         self.by_shape: Mapping[tuple[int, ...], list[str]] = defaultdict(list)
         self.digests: dict[tuple[str, bool, str, float], bytes] = {}
         self.halves: dict[str, bool] = {}
+        # Weight -> how each of its rows was found: the place in FORMS; not found: a larger number.
+        self.rows: dict[str, NDArray[np.int8]] = {}
         self.head_width = checkpoint.dims.text_head_width
         for name, tensor in checkpoint.weights.items():
             self.by_shape[_squeezed(tuple(tensor.shape))].append(name)
@@ -199,9 +208,12 @@ class _Search:
         # An array that is called as openai-whisper calls the weight has its axes, too.
         if len(shape) == 2 and array.name not in self.checkpoint.weights:
             candidates += [(name, True) for name in self.by_shape.get(shape[::-1], ())]
-        if not candidates or array.values.size < SMALLEST:
+        if array.values.size < SMALLEST:
             return
         values = np.ascontiguousarray(array.values).reshape(shape)
+        if not candidates:
+            self._compare_rows(array, values)
+            return
         label = self._label(array)
         candidates.sort(key=lambda candidate: candidate[0] != label)
         if values.dtype.kind in "iu":
@@ -216,6 +228,63 @@ class _Search:
             self._note(label, array, f"its place holds {names[0]}")
         elif not names and values.dtype.kind == "f":
             self._note_nearest(array, values.astype(np.float32), label, candidates)
+
+    def join_rows(self) -> None:
+        """Note the weights whose rows were all found; of positions, some are enough."""
+        for name, rows in self.rows.items():
+            found = rows < len(FORMS)
+            if found.all() or name in POSITIONS:
+                getattr(self, FORMS[rows[found].max()]).add(name)
+
+    def missing_rows(self, name: str) -> str:
+        """Return in words which rows of a weight are not there; empty: none is."""
+        rows = self.rows.get(name)
+        if rows is None:
+            return ""
+        missing = np.flatnonzero(rows == len(FORMS))
+        return (
+            f"{len(missing):,} of {len(rows):,} rows are not there, such as {_listed(missing[:2])}"
+        )
+
+    def _compare_rows(self, array: StoredArray, values: Array) -> None:
+        """Note the rows of weights that an array (n, …) is, or (…, n) if it is transposed."""
+        if values.dtype.kind != "f" or values.ndim not in (1, 2):
+            return
+        arrays = [(values, array.step)]
+        if values.ndim == 2:
+            step = None if array.step is None else array.step.T
+            arrays.append((np.ascontiguousarray(values.T), step))
+        for part, step in arrays:
+            for shape, names in self.by_shape.items():
+                if shape[1:] == part.shape[1:] and len(shape) == part.ndim and len(part) < shape[0]:
+                    for name in names:
+                        self._note_rows(array, part, step, name)
+
+    def _note_rows(self, array: StoredArray, part: Array, step: Array | None, name: str) -> None:
+        """Note where in a weight an array's rows are: in parts of its length, the last at the end."""
+        weight, n = self._weight(name, False), len(part)
+        half_step = 0 if step is None else HALF_STEP * float(np.abs(step).max())
+        for start in dict.fromkeys((*range(0, len(weight) - n + 1, n), len(weight) - n)):
+            right = weight[start : start + n]
+            powers = (0.0, *SCALES) if ".query." in name or ".key." in name else (0.0,)
+            for power in powers:
+                scaled = right * np.float32(self.head_width**power) if power else right
+                allowed = np.abs(scaled[0]) * HALF_BITS + TINY + half_step
+                if np.any(np.abs(part[0] - scaled[0]) > allowed):
+                    continue
+                if part.dtype == np.float32 and np.array_equal(part, scaled):
+                    form = 0
+                elif np.array_equal(part.astype(np.float16), scaled.astype(np.float16)):
+                    form = int(not self._is_half(name) or part.dtype == np.float32)
+                elif (
+                    step is not None and np.mean(np.abs(part - scaled) <= HALF_STEP * step) >= MOST
+                ):
+                    form = 2
+                else:
+                    continue
+                rows = self.rows.setdefault(name, np.full(len(weight), len(FORMS), np.int8))
+                np.minimum(rows[start : start + n], form, out=rows[start : start + n])
+                self.places[name].append((array.file, array.name))
 
     def reordered(self, name: str) -> ChangedWeight | None:
         """Return the array that has a weight's values in another order; None: there is none."""

@@ -12,12 +12,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.build.judge.graphs import GRAPHS, check_computed
+from whisperport.build.judge.graphs import GRAPHS, check_computed, check_words, taken
 from whisperport.build.judge.identity import Identity, identify
 from whisperport.build.judge.layers import ComparedGraph, compare_graphs
 from whisperport.build.judge.verified import NamedWeights, name_of
 from whisperport.build.judge.words import ComparedWords, compare_words
-from whisperport.build.layouts import all_layouts, layout_of
+from whisperport.build.layouts import all_layouts, layout_of, recognized
 from whisperport.build.layouts.client import is_installed
 from whisperport.build.layouts.convert import read_checkpoint, spoken_language
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout
@@ -68,6 +68,12 @@ class AppRun:
         """Whether nothing that was compared differs."""
         lost = self.words is not None and not self.words
         return not self.failed and not lost and all(check.passed for check in self.checks)
+
+    @property
+    def computes(self) -> bool:
+        """Whether nothing differs, or, of graphs without an app, the logits do not."""
+        arrays = [check.passed for check in self.checks if check.level == "arrays"]
+        return bool(self) or (self.app == GRAPHS and bool(arrays) and all(arrays))
 
     @property
     def name(self) -> str:
@@ -231,17 +237,18 @@ def judge(
     runs = (
         *(
             _runs_of_graphs(files.path, layout, record, checkpoint, clips, identity)
-            if identity
+            if identity or layout.emitted is not None
             else ()
         ),
         *_runs(files.path, apps, record, checkpoint, clips),
     )
     judgement = replace(judgement, checkpoint=name, identity=identity, runs=runs, clips=clips.clips)
-    if layout.logits is None or (identity and all(runs)):
+    if layout.logits is None or (identity and all(run.computes for run in runs)):
         return judgement
     clip = _differing_clip(judgement)
-    known = known_logits(checkpoint, apps[0].profile_of(checkpoint), [clip], [])
-    graphs = tuple(compare_graphs(files.path, identity, checkpoint, clip, known))
+    cut = taken(layout, checkpoint)
+    known = known_logits(cut, apps[0].profile_of(cut), [clip], [])
+    graphs = tuple(compare_graphs(files.path, identity, cut, clip, known))
     return replace(judgement, graphs=graphs)
 
 
@@ -278,13 +285,14 @@ def layout_of_files(files: Files, app: str | None) -> Layout:
     if not files.path.exists():
         raise UsageError(f"there is no file or folder {files.path}")
     files.check_entries()
-    if layout := _recognized(files):
-        if app is not None and layout_of(app) is not layout:
+    if layout := recognized(files):
+        if app is not None and app not in layout.apps:
+            layout_of(app)  # or there is no such app
             raise UsageError(f"{files.path} has no files of {app}", why=f"it is a {layout.title}")
         return layout
     if files.path.is_file() and not files.path.stat().st_size:
         raise ProgramError(f"{files.path} is empty", hint="download or export it again")
-    if files.path.is_file() and _recognized(Files(files.path.absolute().parent)):
+    if files.path.is_file() and recognized(Files(files.path.absolute().parent)):
         raise UsageError(
             f"{files.path} is a part of what an app loads",
             hint=f"give its folder: whisperport judge {files.path.absolute().parent}",
@@ -304,10 +312,6 @@ def layout_of_files(files: Files, app: str | None) -> Layout:
     )
 
 
-def _recognized(files: Files) -> Layout | None:
-    return next((layout for layout in all_layouts() if layout.reader.recognize(files)), None)
-
-
 def _runs_of_graphs(
     path: Path,
     layout: Layout,
@@ -319,6 +323,7 @@ def _runs_of_graphs(
     """Run the graphs without an app, if the files hold graphs."""
     if layout.logits is None:
         return
+    words = None
     try:
         check = check_computed(
             layout,
@@ -329,12 +334,16 @@ def _runs_of_graphs(
             exact=record.exact,
             swapped=identity.odd,
         )
-    except MissingPackageError as error:
-        yield AppRun(app=GRAPHS, reason=error.what)
+        checks = [check]
+        if layout.emitted is not None:
+            words, check = check_words(layout, path, checkpoint, clips.clips)
+            checks.append(check)
+    except (MissingPackageError, ProgramError) as error:
+        yield AppRun(app=GRAPHS, reason=": ".join(filter(None, (error.what, error.why))))
     except StoppedError as error:
         yield AppRun(app=GRAPHS, reason=f"they do not run: {error}", failed=True)
     else:
-        yield AppRun(app=GRAPHS, checks=(check,))
+        yield AppRun(app=GRAPHS, checks=tuple(checks), words=words)
 
 
 def _runs(
@@ -348,7 +357,8 @@ def _runs(
     emitted: dict[DecodingProfile, list[Emitted]] = {}
     for app in apps:
         if not is_installed(app):
-            yield AppRun(app=app.name, reason="not installed, so it did not run")
+            why = "not installed, so it did not run" if app.module else "it runs on its device only"
+            yield AppRun(app=app.name, reason=why)
             continue
         profile = app.profile_of(checkpoint)
         if profile not in emitted:

@@ -3,11 +3,13 @@
 import difflib
 from importlib import import_module
 
+from whisperport.build.layouts.graph_pair import PAIRS, RULES, layout_of_pair
 from whisperport.build.layouts.layout import App, Layout
+from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import LayoutRule
 from whisperport.errors import UsageError
 
-__all__ = ["App", "Layout", "LayoutRule", "all_layouts", "all_rules", "layout_of"]
+__all__ = ["App", "Layout", "LayoutRule", "all_layouts", "all_rules", "layout_of", "recognized"]
 
 MODULES = (
     "faster_whisper",
@@ -31,7 +33,19 @@ def all_rules() -> dict[str, tuple[LayoutRule, tuple[str, ...]]]:
         for rule in layout.rules:
             _, apps = rules.get(rule.code, (rule, ()))
             rules[rule.code] = rule, (*apps, *layout.apps)
+    rules |= {rule.code: (rule, (PAIRS,)) for rule in RULES if rule.code not in rules}
     return dict(sorted(rules.items()))
+
+
+def recognized(files: Files) -> Layout | None:
+    """Return the layout that files have; None: it is not known.
+
+    Raises:
+        ProgramError: a graph is damaged.
+        MissingPackageError: the reader of a format is not installed.
+    """
+    known = (layout for layout in all_layouts() if layout.reader.recognize(files))
+    return next(known, None) or layout_of_pair(files)
 
 
 def layout_of(app: str) -> Layout:

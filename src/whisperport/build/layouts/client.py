@@ -46,7 +46,7 @@ class ClientRun:
 
 def is_installed(app: App) -> bool:
     """Return whether the app's client can be run here."""
-    return command_of(app) is not None
+    return bool(app.module) and command_of(app) is not None
 
 
 def run_client(

@@ -57,7 +57,8 @@ class App:
     Attributes:
         name: as the user names it.
         packages: what its client needs, as pip or npm takes it.
-        module: what its client imports first; a Python package of this name is the client, too.
+        module: what its client imports first; a Python package of this name is the client, too. Empty: it
+            runs on a device only, and has no client.
         installer: the program that installs them.
         script: file in the layout's folder; `run_client.py` says what it defines.
         devices: on which it is run, one after the other; one empty name: it has no others.
@@ -78,6 +79,21 @@ class App:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What graphs of fixed sizes take; 0 in each: any, or as Whisper has it.
+
+    Attributes:
+        n_frames: of the spectrogram.
+        first_position: row of the encoder's table of positions that the first frames get.
+        n_tokens: of a text with its prompt.
+    """
+
+    n_frames: int = 0
+    first_position: int = 0
+    n_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The files of one or several apps: what they are, who writes them, and what loads them.
 
@@ -92,6 +108,12 @@ class Layout:
             S tokens, how many of them the first run decodes, and a dict; returns the logits (S, V) after
             each token, and adds the keys and values that the first run returns, such as "0.decoder.key"
             or, of the audio, "0.encoder.value": (H, n, D) or (n, d). None: the files hold no graphs.
+        emitted: decodes with the graphs here, of files whose app does not run here: takes the path,
+            spectrograms, the prompt, the token that ends a text and the most tokens of one; returns the
+            tokens of each. None: the apps decode.
+        extent: what the graphs take.
+        target: that of `whisperport export` which writes programs for the same devices; empty: `convert`
+            writes the files.
         weights: reads the weights of files without graphs, under openai-whisper's names; None: they hold
             graphs.
         reader: recognizes such files, whoever wrote them, and reads their arrays.
@@ -108,6 +130,9 @@ class Layout:
     rules: tuple[LayoutRule, ...] = ()
     unsupported: "Callable[[Checkpoint, str], str]" = lambda _checkpoint, _precision: ""
     logits: "Callable[[Path, str, Floats, Sequence[int], int, dict[str, Floats]], Floats] | None" = None
+    emitted: "Callable[[Path, Sequence[Floats], Sequence[int], int, int], list[list[int]]] | None" = None
+    extent: Extent = Extent()
+    target: str = ""
     weights: "Callable[[Path], Mapping[str, Tensor]] | None" = None
     warnings: "Callable[[Checkpoint], Iterator[str]]" = lambda _checkpoint: iter(())
 

@@ -10,7 +10,7 @@ from whisperport.build.layouts.reading import Files
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
-Remedy = Literal["fix", "fix --checkpoint", "convert", "another app"]
+Remedy = Literal["fix", "fix --checkpoint", "convert", "export", "another app"]
 """What makes the files right: a repair, a repair that needs the checkpoint, or writing them again."""
 
 

@@ -44,20 +44,29 @@ class RknnFile:
     program_bytes: int
 
 
-def check_rknn(path: Path, chip: str, spec: ProgramSpec) -> RknnFile:
-    """Read a compiled file, and compare its chip, inputs and outputs with those of a program.
+def read_rknn(path: Path) -> RknnFile:
+    """Read the description of a compiled file.
 
     Raises:
-        BundleError: the file is damaged, is for another chip, or has other inputs or outputs.
+        BundleError: the file is damaged.
     """
     header = read_bytes(path, HEADER + 8)
     if len(header) < HEADER + 8 or header[:8] != MAGIC + bytes(4) or header[-4:] != MAGIC:
         raise not_compiled(path, "it does not begin as a compiled file does")
     length = int.from_bytes(header[16:24], "little")
     try:
-        compiled = _described(json.loads(_description(path, HEADER + length)), length)
+        return _described(json.loads(_description(path, HEADER + length)), length)
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise not_compiled(path, f"{type(error).__name__}: {error}") from error
+
+
+def check_rknn(path: Path, chip: str, spec: ProgramSpec) -> RknnFile:
+    """Read a compiled file, and compare its chip, inputs and outputs with those of a program.
+
+    Raises:
+        BundleError: the file is damaged, is for another chip, or has other inputs or outputs.
+    """
+    compiled = read_rknn(path)
     if chip not in compiled.chips:
         raise other_chip(
             path, chip, f"it was compiled for {', '.join(compiled.chips)[:80] or 'no chip'}"
