@@ -11,9 +11,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from whisperport.apps.serving.api_error import api_error
-from whisperport.apps.serving.events import KEEP_ALIVE, KEEP_ALIVE_S, Events, failed
 from whisperport.apps.serving.form import Form, wrong
-from whisperport.apps.serving.formats import n_tokens, response_of
+from whisperport.apps.serving.formats import (
+    KEEP_ALIVE,
+    KEEP_ALIVE_S,
+    Events,
+    failed,
+    n_tokens,
+    response_of,
+)
 from whisperport.apps.serving.job import Transcription
 from whisperport.apps.serving.metrics import Metrics
 from whisperport.apps.serving.models import check_model
