@@ -9,7 +9,6 @@ can neither lose a stored row nor store one twice. A row counts as soon as its p
 """
 
 from whisperport.apps.archive.archive import ArchiveOptions, transcribe_archive
-from whisperport.apps.archive.progress import ArchiveProgress
-from whisperport.apps.archive.summary import ArchiveSummary
+from whisperport.apps.archive.summary import ArchiveProgress, ArchiveSummary
 
 __all__ = ["ArchiveOptions", "ArchiveProgress", "ArchiveSummary", "transcribe_archive"]

@@ -16,12 +16,16 @@ from whisperport.apps.archive.job import Job
 from whisperport.apps.archive.manifest import ArchiveSource, read_source
 from whisperport.apps.archive.output_folder import RECORD, check_folder
 from whisperport.apps.archive.processes import Processes
-from whisperport.apps.archive.progress import ArchiveProgressCallback, Meter
 from whisperport.apps.archive.report import REPORTED, write_report
 from whisperport.apps.archive.rows import with_identity
 from whisperport.apps.archive.store import Store
 from whisperport.apps.archive.subtitle_files import delete_subtitles, write_subtitles
-from whisperport.apps.archive.summary import ArchiveSummary, summarize
+from whisperport.apps.archive.summary import (
+    ArchiveProgressCallback,
+    ArchiveSummary,
+    Meter,
+    summarize,
+)
 from whisperport.build.export.model_bundle import open_bundle
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle

@@ -17,8 +17,8 @@ from whisperport.apps.archive import (
     ArchiveSummary,
     transcribe_archive,
 )
-from whisperport.apps.archive.progress import ArchiveProgressCallback
 from whisperport.apps.archive.rows import CODES
+from whisperport.apps.archive.summary import ArchiveProgressCallback
 from whisperport.apps.cli.console import print_json, print_lines, print_note, shows_progress, stderr
 from whisperport.apps.cli.fields import field_options, field_values
 from whisperport.apps.cli.given import Given

@@ -1,4 +1,4 @@
-"""What the parts of a server share: the bundle, the scheduler, the options, the metrics and the readiness."""
+"""What the parts of a server share: the bundle, the scheduler, the options, the metrics, the readiness."""
 
 import hashlib
 import time
