@@ -25,7 +25,7 @@ from whisperport.model.checkpoint.names import to_huggingface
 from whisperport.model.checkpoint.tensor_check import expected_shapes
 from whisperport.model.network.whisper import build_model
 from whisperport.runtime import Decoder
-from whisperport.verification.eager_engine import eager_engine
+from whisperport.verification.eager import eager_engine
 
 
 @pytest.fixture(scope="module")

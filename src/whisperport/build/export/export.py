@@ -28,8 +28,7 @@ from whisperport.targets import RunOptions
 from whisperport.targets.preflight import requires_torch
 from whisperport.verification import Report
 from whisperport.verification.bundle_check import check_words, verify
-from whisperport.verification.evidence import with_evidence
-from whisperport.verification.partitions import with_partitions
+from whisperport.verification.evidence import with_evidence, with_partitions
 from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference

@@ -18,7 +18,7 @@ from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, SAMPLE_RATE,
 from whisperport.speech.text import Segment, Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
-from whisperport.verification.eager_engine import eager_engine
+from whisperport.verification.eager import eager_engine
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint

@@ -20,7 +20,7 @@ from whisperport.system.child import StoppedError
 from whisperport.system.progress import reporting
 from whisperport.targets import get_target
 from whisperport.targets.vendors.mediatek import partitioner
-from whisperport.verification.partitions import with_partitions
+from whisperport.verification.evidence import with_partitions
 
 from ....extent import core_or_all
 from . import fake_ncc_tflite as fake

@@ -33,7 +33,7 @@ from whisperport.targets.vendors.mediatek.chips import CHIPS, GENIO350, GENIO720
 from whisperport.targets.vendors.mediatek.partitioner import LiteRtPartitioner
 from whisperport.targets.vendors.mediatek.specs import OPERATORS
 from whisperport.targets.vendors.mediatek.target import DEVICE_IO, LowerOptions
-from whisperport.verification.partitions import partition_check
+from whisperport.verification.evidence import partition_check
 
 from ....extent import core_or_all
 from ....model.inspection.tflite_file import INT32, INT64, Op, T, tflite_file
