@@ -22,15 +22,14 @@ from torch import Tensor
 
 from whisperport.errors import CheckpointError
 from whisperport.model.checkpoint.checkpoint import Checkpoint
-from whisperport.model.checkpoint.json_file import read_json_object
 from whisperport.model.checkpoint.names import (
     EMBEDDING,
     PROJECTION,
     from_huggingface,
     to_huggingface,
 )
-from whisperport.model.checkpoint.sizes import quoted
 from whisperport.model.checkpoint.tensor_check import listing
+from whisperport.model.checkpoint.untrusted import quoted, read_json_object
 from whisperport.model.checkpoint.weight_files import read_tensors, sha256_of
 
 CONFIG = "adapter_config.json"

@@ -25,10 +25,9 @@ from whisperport.model.checkpoint.checkpoint import (
 )
 from whisperport.model.checkpoint.ctranslate2_file import Variables, read_model_bin
 from whisperport.model.checkpoint.generation_settings import generation_from
-from whisperport.model.checkpoint.json_file import read_json_object
-from whisperport.model.checkpoint.sizes import quoted, shorten
 from whisperport.model.checkpoint.tensor_check import check_tensors, dims_of_tensors
 from whisperport.model.checkpoint.tokenizer_files import StoredTokenizer, read_tokenizer
+from whisperport.model.checkpoint.untrusted import quoted, read_json_object, shorten
 from whisperport.model.checkpoint.weight_files import find_weights, sha256_of
 from whisperport.program.dims import LARGEST, Dims
 

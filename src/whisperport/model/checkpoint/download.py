@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from whisperport.errors import CheckpointError, needs
 from whisperport.model.checkpoint.hub import INSTALL
-from whisperport.model.checkpoint.sizes import shorten
+from whisperport.model.checkpoint.untrusted import shorten
 from whisperport.model.checkpoint.weight_files import sha256_of
 from whisperport.system.atomic import flush_folder
 from whisperport.system.locking import lock_path, waiting_for_lock

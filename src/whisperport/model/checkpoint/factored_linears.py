@@ -14,8 +14,8 @@ from torch import Tensor
 
 from whisperport.errors import CheckpointError
 from whisperport.model.checkpoint.names import from_huggingface
-from whisperport.model.checkpoint.sizes import shorten
 from whisperport.model.checkpoint.tensor_check import expected_shapes
+from whisperport.model.checkpoint.untrusted import shorten
 from whisperport.program.dims import Dims
 
 

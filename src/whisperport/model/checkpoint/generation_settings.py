@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import CheckpointError, UsageError
-from whisperport.model.checkpoint.json_file import read_json_object
-from whisperport.model.checkpoint.sizes import quoted
+from whisperport.model.checkpoint.untrusted import quoted, read_json_object
 from whisperport.program.dims import KNOWN_VOCABULARIES, Dims
 from whisperport.program.generation import Generation
 from whisperport.speech.text.languages import language_code

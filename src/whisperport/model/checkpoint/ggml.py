@@ -28,9 +28,9 @@ from whisperport.errors import CheckpointError, TokenizerError
 from whisperport.model.checkpoint.binary_reader import HINT, BinaryReader
 from whisperport.model.checkpoint.checkpoint import Checkpoint, Source, quantization_warning
 from whisperport.model.checkpoint.openai_releases import alignment_heads_of_size
-from whisperport.model.checkpoint.sizes import checked_dims, quoted, shorten
 from whisperport.model.checkpoint.tensor_check import Shape, check_tensors, expected_shapes
 from whisperport.model.checkpoint.tokenizer_files import default_tokenizer
+from whisperport.model.checkpoint.untrusted import checked_dims, quoted, shorten
 from whisperport.model.checkpoint.weight_files import sha256_of
 from whisperport.program.dims import Dims
 from whisperport.speech.audio.mel import mel_filters

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from whisperport.errors import CheckpointError, needs
 from whisperport.model.checkpoint.adapter import WEIGHTS, is_adapter
-from whisperport.model.checkpoint.sizes import shorten
+from whisperport.model.checkpoint.untrusted import shorten
 from whisperport.model.checkpoint.weight_files import find_weights
 
 INSTALL = "pip install 'whisperport[export]', or give a folder or a .pt file"

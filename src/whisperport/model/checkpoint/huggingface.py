@@ -18,7 +18,6 @@ from whisperport.model.checkpoint.adapter import is_adapter, read_adapter
 from whisperport.model.checkpoint.checkpoint import Checkpoint, Source, checkpoint_of_folder
 from whisperport.model.checkpoint.factored_linears import multiplied
 from whisperport.model.checkpoint.generation_settings import read_generation
-from whisperport.model.checkpoint.json_file import read_json_object
 from whisperport.model.checkpoint.names import (
     EMBEDDING,
     PROJECTION,
@@ -27,9 +26,9 @@ from whisperport.model.checkpoint.names import (
     to_huggingface,
 )
 from whisperport.model.checkpoint.other_forms import reject_other_forms
-from whisperport.model.checkpoint.sizes import checked_dims, quoted, shorten
 from whisperport.model.checkpoint.tensor_check import check_tensors, reject_incomplete_model
 from whisperport.model.checkpoint.tokenizer_files import read_tokenizer
+from whisperport.model.checkpoint.untrusted import checked_dims, quoted, read_json_object, shorten
 from whisperport.model.checkpoint.weight_files import read_weights
 from whisperport.program.dims import Dims
 

@@ -16,7 +16,7 @@ from whisperport.model.checkpoint.huggingface import check_config_files, load_fo
 from whisperport.model.checkpoint.names import HUB_IDS
 from whisperport.model.checkpoint.openai import load_pt
 from whisperport.model.checkpoint.other_forms import reject_other_file
-from whisperport.model.checkpoint.sizes import shorten
+from whisperport.model.checkpoint.untrusted import shorten
 from whisperport.speech.data import embedded_model
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

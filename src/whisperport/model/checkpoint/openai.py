@@ -13,13 +13,13 @@ from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
 from whisperport.model.checkpoint.names import strip_wrapper_prefix
 from whisperport.model.checkpoint.openai_releases import alignment_heads
 from whisperport.model.checkpoint.pickled_file import plain_tensors, read_pickled
-from whisperport.model.checkpoint.sizes import checked_dims, quoted
 from whisperport.model.checkpoint.tensor_check import (
     check_tensors,
     dims_of_tensors,
     reject_incomplete_model,
 )
 from whisperport.model.checkpoint.tokenizer_files import default_tokenizer
+from whisperport.model.checkpoint.untrusted import checked_dims, quoted
 from whisperport.model.checkpoint.weight_files import sha256_of
 from whisperport.program.dims import Dims
 from whisperport.speech.text.vocabulary import openai_generation

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
-from whisperport.model.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
-from whisperport.model.checkpoint.sizes import shorten
+from whisperport.model.checkpoint.untrusted import PLACEHOLDER_BYTES, reject_placeholder, shorten
 from whisperport.system.array_files import UnpacksToMoreError, check_unpacked_size
 
 # torch's message when its restricted unpickler finds anything except tensors and plain data.

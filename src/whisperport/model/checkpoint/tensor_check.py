@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
-from whisperport.model.checkpoint.sizes import checked_dims, shorten
+from whisperport.model.checkpoint.untrusted import checked_dims, shorten
 from whisperport.program.dims import Dims
 
 Shape = tuple[int, ...]

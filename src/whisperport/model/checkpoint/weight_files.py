@@ -18,10 +18,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
-from whisperport.model.checkpoint.json_file import read_json_object
 from whisperport.model.checkpoint.pickled_file import plain_tensors, read_pickled
-from whisperport.model.checkpoint.placeholder import PLACEHOLDER_BYTES, reject_placeholder
-from whisperport.model.checkpoint.sizes import quoted, shorten
+from whisperport.model.checkpoint.untrusted import (
+    PLACEHOLDER_BYTES,
+    quoted,
+    read_json_object,
+    reject_placeholder,
+    shorten,
+)
 
 # In order of preference: one file before shards, original precision before half, safetensors before pickle.
 _FILES = (
