@@ -392,8 +392,7 @@ def eager_runners() -> Make:
     """
     import numpy as np
 
-    from whisperport.model.network.batch_decoder import BatchDecode
-    from whisperport.model.network.decoder import Align, CrossKV, Decode, Prefill
+    from whisperport.model.network.decoder import Align, BatchDecode, CrossKV, Decode, Prefill
     from whisperport.program.runner import Binding, Runner
     from whisperport.program.spec import ProgramSpec, TensorSpec
 

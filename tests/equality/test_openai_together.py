@@ -32,7 +32,7 @@ from whisperport.transcription import (
     speech_pipeline,
     transcribe_files,
 )
-from whisperport.transcription.speech_chunk import Chunk, ChunkMel
+from whisperport.transcription.speech_pipeline import Chunk, ChunkMel
 
 from ..embedded import default_bundle
 from ..extent import core_or_all

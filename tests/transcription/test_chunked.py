@@ -38,7 +38,7 @@ from whisperport.transcription import (
 from whisperport.transcription import (
     transcriber as transcriber_module,
 )
-from whisperport.transcription.speech_chunk import Chunk, ChunkMel
+from whisperport.transcription.speech_pipeline import Chunk, ChunkMel
 from whisperport.verification import text_errors
 from whisperport.verification.clips import ShippedAudio, shipped_audio
 

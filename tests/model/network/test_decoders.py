@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from whisperport.model.checkpoint import load_checkpoint
-from whisperport.model.network.batch_decoder import BatchDecode
-from whisperport.model.network.decoder import CrossKV, Decode, Prefill
+from whisperport.model.network.decoder import BatchDecode, CrossKV, Decode, Prefill
 from whisperport.model.network.encoder import NchwEncoder
 from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill, UncachedDecoder
 from whisperport.model.network.short_window import PaddedCrossKV

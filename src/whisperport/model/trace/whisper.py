@@ -5,9 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
-from whisperport.model.network.batch_decoder import BatchDecode
 from whisperport.model.network.coarse_projection import CoarseProjection
-from whisperport.model.network.decoder import Align, CrossKV, Decode, Prefill, VocabProjection
+from whisperport.model.network.decoder import (
+    Align,
+    BatchDecode,
+    CrossKV,
+    Decode,
+    Prefill,
+    VocabProjection,
+)
 from whisperport.model.network.encoder import NchwEncoder
 from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill, UncachedDecoder
 from whisperport.model.network.short_window import PaddedCrossKV

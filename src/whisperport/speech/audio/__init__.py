@@ -1,6 +1,5 @@
 """Read audio from files, pipes, microphones and arrays, and compute log-mel spectrograms."""
 
-from whisperport.speech.audio.cut_speech import cut_chunks, fill_windows
 from whisperport.speech.audio.decode import ClippedAudioWarning, DamagedAudioWarning
 from whisperport.speech.audio.live_pieces import ReadAhead, live_audio
 from whisperport.speech.audio.load import AudioWindow, audio_windows, iter_audio, load_audio
@@ -10,7 +9,15 @@ from whisperport.speech.audio.microphone import AudioGapWarning, microphone_audi
 from whisperport.speech.audio.pcm import SAMPLE_RATE
 from whisperport.speech.audio.pcm_stream import PcmStream
 from whisperport.speech.audio.stream import AudioSource, AudioStream
-from whisperport.speech.audio.vad import Span, SpeechTurn, SpeechTurns, VadOptions, speech_spans
+from whisperport.speech.audio.vad import (
+    Span,
+    SpeechTurn,
+    SpeechTurns,
+    VadOptions,
+    cut_chunks,
+    fill_windows,
+    speech_spans,
+)
 
 __all__ = [
     "FRAMES_PER_SECOND",
