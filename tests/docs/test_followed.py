@@ -3,6 +3,8 @@
 The blocks of a page run in order, in a new folder that has the package's `src` in it as a copy of the
 repository has. A block runs unless it needs a network, a device or a file of the reader's own.
 
+The code of the pages for contributors is registered, and its own tests pass.
+
 `make test-apps` follows the page of apps: a block runs in the environment of the app that it imports.
 """
 
@@ -16,16 +18,21 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from whisperport.build.layouts import all_layouts
 from whisperport.build.layouts.environments import command_of
+from whisperport.model.inspection.rules import RULES
+from whisperport.model.rewrites import REWRITES
+from whisperport.program.spec import Limit
 from whisperport.verification.clips import shipped_clips
 
 from ..embedded import default_bundle
 from ..extent import core_or_all
-from .pages import ROOT
+from ..model.inspection import test_rules
+from .pages import ROOT, code_blocks
 
 HOW_TO = "docs/how-to/"
 CORE = (f"{HOW_TO}write-subtitles.md",)
@@ -73,6 +80,7 @@ OF_THE_MACHINE = ("ms", "s", "times as fast", "MiB", "GB")  # times, speed and m
 # a factor of 1.1 in the largest error, which is that of one value. The limits leave room for larger ones.
 MOST_DB = 1.0
 MOST_FACTOR = 2.0  # of a number with an exponent, which is the largest error of an output
+LONGEST = 900  # words: a page that is read before the first change
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -323,3 +331,42 @@ def test_an_apps_lines_print_what_was_said(module, code, apps_folder):
     printed = printed_by_app(app, code, apps_folder)
     # then they print the text of the audio
     assert shipped_clips()[0].text.rstrip(".") in printed
+
+
+@pytest.mark.parametrize("page", ["add-a-rule.md", "add-a-rewrite.md", "add-a-target.md"])
+def test_a_page_for_contributors_is_short(page: str) -> None:
+    assert len((ROOT / HOW_TO / page).read_text(encoding="utf-8").split()) <= LONGEST
+
+
+def test_the_rule_of_the_how_to_finds_what_its_case_says() -> None:
+    check, case, limit = code_blocks(ROOT / HOW_TO / "add-a-rule.md", "python")
+    cases: dict[str, Any] = {}
+
+    exec(check, {"__name__": "page"})
+    exec(case, {**vars(test_rules), "CASES": cases})
+    exec(limit, declared := {"Limit": Limit})
+
+    ((code, (value, broken, reason, whole)),) = cases.items()
+    (of_a_target,) = declared["LIMITS"]  # type: ignore[misc]
+    rule = RULES.pop(code)
+    assert of_a_target == Limit(rule=code, value=value, source=of_a_target.source)
+    assert [finding.reason for finding in rule.check(broken, of_a_target)] == [reason]
+    assert list(rule.check(whole, of_a_target)) == []
+    assert rule.what_to_do
+
+
+def test_the_rewrite_of_the_how_to_passes_its_own_test() -> None:
+    rewrite, test = code_blocks(ROOT / HOW_TO / "add-a-rewrite.md", "python")
+    known = set(REWRITES)
+    namespace = {"__name__": "page", "__package__": "tests.model.rewrites"}
+
+    try:
+        exec(rewrite, namespace)
+        exec(test, namespace)
+        namespace["test_a_square_becomes_a_multiplication"]()  # type: ignore[operator]
+    finally:
+        added = set(REWRITES) - known
+        for name in added:
+            del REWRITES[name]
+
+    assert added == {"square-by-multiplication"}
