@@ -26,8 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # several threads are slower at t
 
 import numpy as np
 from tests.verification.diagnosis_cases.cases import one
-from tests.verification.diagnosis_cases.evaluation import Outcome, Score, evaluate
-from tests.verification.diagnosis_cases.package import answer
+from tests.verification.diagnosis_cases.evaluation import Outcome, Score, answer, evaluate
 from tests.verification.diagnosis_cases.worlds import provide
 
 from whisperport.build.export.model_bundle import bundle_of

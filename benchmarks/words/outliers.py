@@ -24,8 +24,7 @@ from tests.outlier_checkpoints import outlier_checkpoint
 from tests.transcription.live.conftest import Spoken, listen
 from tests.transcription.live.test_live import delays, equal_share
 from tests.verification.diagnosis_cases.cases import one
-from tests.verification.diagnosis_cases.evaluation import Score, evaluate
-from tests.verification.diagnosis_cases.package import answer
+from tests.verification.diagnosis_cases.evaluation import Score, answer, evaluate
 from tests.verification.diagnosis_cases.worlds import provide
 
 from whisperport.build.export.export import export

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from .device import INTEGERS, Plan, expected, position_axis
-from .spectrogram import Spectrogram
+from .whisper import Spectrogram
 from .worlds import Input, world
 
 Random = np.random.Generator

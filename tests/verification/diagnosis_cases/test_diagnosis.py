@@ -26,10 +26,9 @@ from ...embedded import default_bundle
 from ...extent import core_or_all
 from .cases import CLEAN_SHARE, GATE_DB, PAIR_SHARE, Case, draw, one
 from .device import INTEGERS
-from .evaluation import CODES, Outcome, Score, evaluate
+from .evaluation import CODES, Outcome, Score, answer, evaluate
 from .faults import FAULTS
-from .package import answer
-from .spectrogram import Spectrogram
+from .whisper import Spectrogram
 from .worlds import CLIPS, Input, world
 
 # The diagnosis on generated cases: precision and recall, on the embedded model and on random ones.
@@ -201,7 +200,7 @@ def _sqnr(true: np.ndarray, found: np.ndarray) -> float:
 
 def test_the_generator_shares_no_code_with_the_package() -> None:
     # given every module that makes cases
-    modules = ("whisper", "spectrogram", "worlds", "device", "faults", "cases")
+    modules = ("whisper", "worlds", "device", "faults", "cases")
     # when their imports are read
     imported = set()
     for name in modules:

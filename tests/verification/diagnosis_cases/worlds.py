@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .spectrogram import Floats, Spectrogram
-from .whisper import HIDDEN, Model, Sizes, Tap, embedded, random_weights
+from .whisper import HIDDEN, Floats, Model, Sizes, Spectrogram, Tap, embedded, random_weights
 
 # Folders of the embedded model's bundle, and of the checkpoints "embedded" and "outlier"; set by `provide`.
 _FOLDERS: dict[str, Path] = {}
