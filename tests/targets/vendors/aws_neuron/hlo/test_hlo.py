@@ -1,8 +1,8 @@
 """The modules that are traced, as HLO made here: what a token moves, computes and keeps.
 
 jax lowers what torch.export makes of the very module that `torch_neuronx.trace` gets. XLA runs the result,
-which computes the same numbers. With the SDK, the tracer writes its own HLO: test_hlo_of_torch_xla.py reads
-that of PyTorch/XLA, which torch-neuronx is built on.
+which computes the same numbers. With the SDK, the tracer writes its own HLO: test_torch_2_9.py reads that
+of PyTorch/XLA, which torch-neuronx is built on.
 """
 
 from collections.abc import Mapping
