@@ -47,7 +47,7 @@ def test_a_file_of_the_page_is_served_with_its_type(client: Any, name: str) -> N
     assert "default-src 'self'" in answer.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("name", ["", "none.js", "../web_page.py", "..%2fweb_page.py", "a/b"])
+@pytest.mark.parametrize("name", ["", "none.js", "../app.py", "..%2fapp.py", "a/b"])
 def test_nothing_else_is_served(client: Any, name: str) -> None:
     assert client.get(f"/static/{name}").status_code == 404
 

@@ -22,10 +22,10 @@ from whisperport.verification.clips import shipped_audio
 pytest.importorskip("starlette")
 
 from whisperport.apps.serving.api_error import ApiError
-from whisperport.apps.serving.realtime import outbox as outboxes
+from whisperport.apps.serving.realtime import session as sessions
 from whisperport.apps.serving.realtime.ear import MAX_APPEND, Began, Ear, Ended, audio_of
-from whisperport.apps.serving.realtime.outbox import TENTATIVE as TENTATIVE_EVENT
-from whisperport.apps.serving.realtime.outbox import Outbox
+from whisperport.apps.serving.realtime.session import TENTATIVE as TENTATIVE_EVENT
+from whisperport.apps.serving.realtime.session import Outbox
 from whisperport.apps.serving.realtime.settings import (
     LOGPROBS,
     TENTATIVE,
@@ -339,7 +339,7 @@ def test_events_are_read_on_after_the_last_one_that_arrived() -> None:
 def test_the_oldest_events_are_dropped_and_tentative_words_are_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outboxes, "MAX_CHARACTERS", 1_000)
+    monkeypatch.setattr(sessions, "MAX_CHARACTERS", 1_000)
     box = Outbox()
     for number in range(50):
         box.put("n", number=number)

@@ -24,9 +24,9 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.apps.serving.service import Service
 from whisperport.apps.serving.wyoming import connection, server
-from whisperport.apps.serving.wyoming.asking import joined, options_of
 from whisperport.apps.serving.wyoming.reader import FaultError
 from whisperport.apps.serving.wyoming.server import SERVICE, Discovery, WyomingServer, address_of
+from whisperport.apps.serving.wyoming.utterance import joined, options_of
 from whisperport.errors import UsageError
 from whisperport.speech.audio import load_audio
 from whisperport.targets import RunOptions

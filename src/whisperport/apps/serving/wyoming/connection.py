@@ -22,9 +22,8 @@ from wyoming.ping import Ping, Pong
 
 from whisperport.apps.serving.lanes import Urgency
 from whisperport.apps.serving.service import Service
-from whisperport.apps.serving.wyoming.asking import options_of
 from whisperport.apps.serving.wyoming.reader import FaultError, read_event
-from whisperport.apps.serving.wyoming.utterance import AudioForm, Utterance, new_stream
+from whisperport.apps.serving.wyoming.utterance import AudioForm, Utterance, new_stream, options_of
 from whisperport.errors import QueueFullError
 from whisperport.transcription import TranscribeOptions
 
