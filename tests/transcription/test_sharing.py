@@ -21,7 +21,7 @@ from whisperport.speech.audio import VadOptions, load_audio
 from whisperport.targets import TARGETS, RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.transcription.live.transcriber import LiveTranscriber
-from whisperport.transcription.turns import Turns
+from whisperport.transcription.transcriber import Turns
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle
@@ -147,7 +147,7 @@ def test_as_many_as_the_limit_run_at_once() -> None:
 
 
 def test_the_limit_is_by_default_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whisperport.transcription.turns.usable_cores", lambda: 7)
+    monkeypatch.setattr("whisperport.transcription.transcriber.usable_cores", lambda: 7)
 
     assert Turns().limit == 7
 

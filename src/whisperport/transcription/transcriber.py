@@ -5,9 +5,11 @@
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
+from threading import Condition, Lock
 from typing import Any, TypedDict, Unpack
 
 from whisperport.build.export.model_bundle import open_bundle
@@ -26,6 +28,8 @@ from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.audio import AudioSource, AudioStream, MelWindows, VadOptions
 from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
+from whisperport.system.machine import usable_cores
+from whisperport.system.process import OwnProcess
 from whisperport.system.progress import ProgressCallback
 from whisperport.targets import RunOptions
 from whisperport.transcription.decoders import IdleDecoders
@@ -38,7 +42,6 @@ from whisperport.transcription.session import Session, clip_frames
 from whisperport.transcription.speech_pipeline import ChunkedTranscription
 from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcript import Transcript
-from whisperport.transcription.turns import Turns
 
 
 class TranscribeArguments(TypedDict, total=False):
@@ -329,3 +332,43 @@ def _check_name(name: str) -> None:
             if near
             else f"its arguments are {', '.join(sorted(known))}",
         )
+
+
+class Turns:
+    """Turns for at most `limit` concurrent callers. A waiting caller gets a turn when another returns it.
+
+    Args:
+        limit: 1 or more; None: the number of CPU cores that this process may use.
+
+    Raises:
+        UsageError: `limit` is below 1.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        if limit is not None and limit < 1:
+            raise UsageError(f"`max_concurrent` is {limit}", why="expected 1 or more")
+        self.limit = limit or usable_cores()
+        self._process = OwnProcess()
+        self._running: set[object] = set()
+        # `with self._lock` cannot be interrupted between acquiring and entering; `with Condition()` can.
+        self._lock = Lock()
+        self._returned = Condition(self._lock)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn, and hold it during the block. Any exception, Ctrl-C included, returns it.
+
+        Raises:
+            ForkError: this process is a fork of the process that loaded the bundle.
+        """
+        self._process.check("a `Transcriber`")  # before the lock, which a fork copies in its state
+        me = object()
+        try:
+            with self._lock:
+                self._returned.wait_for(lambda: len(self._running) < self.limit)
+                self._running.add(me)
+            yield
+        finally:
+            with self._lock:
+                self._running.discard(me)
+                self._returned.notify()

@@ -23,9 +23,14 @@ from whisperport.speech.audio.pcm import check_finite
 from whisperport.speech.text import Segment, Word, language_code
 from whisperport.transcription import Transcriber, Transcript
 from whisperport.transcription.live.agreement import Agreement, HypothesisWord
-from whisperport.transcription.live.buffer import Buffer, Floats
 from whisperport.transcription.live.live_options import LiveOptions
-from whisperport.transcription.live.recognition import DecodingRunner, Hypothesis, recognize
+from whisperport.transcription.live.recognition import (
+    Buffer,
+    DecodingRunner,
+    Floats,
+    Hypothesis,
+    recognize,
+)
 from whisperport.transcription.session import usable_tokens
 
 T = TypeVar("T")
