@@ -35,8 +35,8 @@ from whisperport.program.dims import Dims, published_dims
 from whisperport.program.program_kind import STEP, kind_of
 from whisperport.system.option import Option, check_ranges
 from whisperport.targets import TARGETS, Target, get_target
+from whisperport.targets.base import Machine
 from whisperport.targets.compiler import Estimate
-from whisperport.targets.machine import Machine
 from whisperport.targets.preflight import requires_torch
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes per number, by precision

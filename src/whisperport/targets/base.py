@@ -23,8 +23,32 @@ if TYPE_CHECKING:  # boards have no torch, and do not compile
     from whisperport.targets.compiler import CalibrationNeed, Compiler
     from whisperport.targets.execution_provider import ExecutionProvider
     from whisperport.targets.importer import Importer
-    from whisperport.targets.machine import Machine
     from whisperport.targets.partitioner import Partitioner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One kind of machine, such as an instance type of a cloud.
+
+    A core is what a program is compiled for. All figures are for one core.
+
+    Attributes:
+        name: name of the machine.
+        cores: number of cores.
+        memory_bytes: memory of the device for one core.
+        reserved_bytes: memory that the vendor's own software takes from it.
+        bandwidth: peak bandwidth of this memory, in bytes/s.
+        flops: precision -> peak speed of dense matrix multiplications, in operations/s.
+        source: the documents that the figures come from.
+    """
+
+    name: str
+    cores: int
+    memory_bytes: float
+    reserved_bytes: float
+    bandwidth: float
+    flops: Mapping[str, float]
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

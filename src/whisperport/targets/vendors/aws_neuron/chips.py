@@ -8,7 +8,7 @@ aws-neuron/aws-neuron-sdk at commit 81ce03a (release 2.32.0). What they do not s
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whisperport.targets.machine import Machine
+from whisperport.targets.base import Machine
 
 RELEASE = "aws-neuron/aws-neuron-sdk@81ce03a (release 2.32.0)"
 HARDWARE = f"{RELEASE} about-neuron/arch/neuron-hardware"
