@@ -21,8 +21,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.outlier_checkpoints import outlier_checkpoint
-from tests.transcription.live.conftest import Spoken, listen
-from tests.transcription.live.test_live import delays, equal_share
+from tests.transcription.live.test_live import Spoken, delays, equal_share, listen
 from tests.verification.diagnosis_cases.cases import one
 from tests.verification.diagnosis_cases.evaluation import Score, answer, evaluate
 from tests.verification.diagnosis_cases.worlds import provide
