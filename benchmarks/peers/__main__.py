@@ -33,7 +33,6 @@ from ..models import SIZES
 from ..record import RESULTS, record
 from .contenders import AUTO, CONTENDERS, OURS, START, Case, Contender, forced, transcribed
 from .measuring import FailedError, Process, Row, measure, measure_start, print_tables
-from .preparing import prepare
 
 EMBEDDED = "embedded"
 ALL_MODELS = (EMBEDDED, "tiny", "base", "small", "turbo-narrowed")
@@ -42,6 +41,8 @@ PEERS = ("ctranslate2", "faster-whisper", "openai-whisper", "openvino-genai", "p
 PEERS += ("sherpa-onnx", "torch", "transformers")
 # Resident memory of a process / size of the float32 weights, at most: measured for tiny and base.
 MEMORY_FACTOR, MEMORY_MIB = 2.0, 400
+HERE = Path(__file__).parent
+SHARED = ("huggingface", "openai.pt")  # what every conversion begins with
 
 
 def main() -> None:
@@ -218,6 +219,55 @@ def start_up(chosen: argparse.Namespace) -> list[Row]:
     return rows + [
         {"contender": name, "reason": f"not measured: {why}"} for name, why in missing.items()
     ]
+
+
+def prepare(
+    model: str, folder: Path, contenders: Sequence[Contender], python: Path, tokens: int
+) -> dict[str, str]:
+    """Return the reason for each contender that has no model: its name -> the last line of the failure.
+
+    Args:
+        model: "embedded", or a name of sizes; see `models.py`.
+        folder: where the model is written in all formats.
+        contenders: whose formats are needed.
+        python: the interpreter of the peers' environment.
+        tokens: number of tokens that contenders will be forced to decode.
+    """
+    reasons: dict[str, str] = {}
+    targets = {one.target for one in contenders if one.is_ours}
+    for target in sorted(targets):
+        if not (folder / target).exists() or not all((folder / name).exists() for name in SHARED):
+            print(f"writing {model} for {target}", file=sys.stderr)
+            command = [
+                sys.executable,
+                "-m",
+                f"{__package__}.models",
+                model,
+                folder,
+                "--target",
+                target,
+            ]
+            failure = failure_of(command)
+            reasons |= {
+                c.name: failure for c in contenders if c.is_ours and c.target == target and failure
+            }
+    for format in sorted({one.format for one in contenders if one.format}):
+        if not (folder / format).exists():
+            print(f"converting {model}: {format}", file=sys.stderr)
+            command = [python, HERE / "convert.py", format, folder]
+            command += [] if model == "embedded" else ["--forced-tokens", str(tokens)]
+            failure = failure_of(command)
+            reasons |= {c.name: failure for c in contenders if c.format == format and failure}
+    return reasons
+
+
+def failure_of(command: Sequence[str | Path]) -> str:
+    """Run a command; return the last line that it wrote if it failed, or nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode == 0:
+        return ""
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return lines[-1] if lines else f"the conversion ended with status {done.returncode}"
 
 
 if __name__ == "__main__":
