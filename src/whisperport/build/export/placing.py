@@ -170,7 +170,7 @@ def _with_lengths(
     if positions and not static:
         raise UsageError(
             f"`--windows` is not needed for the target `{request.target}`",
-            why="it reads audio of any length with the same programs",
+            why="on the CPU it reads audio of any length with the same programs",
             hint="omit `--windows`: the bundle has short windows if their words are verified",
         )
     kinds = {f"{name}_{length}": name for length in positions for name in static}
