@@ -5,6 +5,7 @@ python docs/measured_pages.py
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,8 @@ PREDICTIONS_HEAD = """\
 # Predictions of `check` against real partitioners
 
 `whisperport check` predicts which nodes of a program a target does not delegate, and how many subgraphs it
-makes. Here each prediction is compared, node by node, with what the target's own partitioner did with the
-same program. The programs are models of other libraries, small and with random weights.
+makes. Here each prediction is compared with what the target's own partitioner did. The programs are models
+of other libraries, small and with random weights.
 
 - *Recall*: of the nodes that were not delegated, those that were predicted. *Precision*: of the nodes that
   were predicted, those that were not delegated. *-*: there were none.
@@ -194,8 +195,13 @@ def predictions_page() -> str:
     text += _wrong(rows, result["explained"]) or "There are none.\n"
     if failed := [row for row in result["rows"] if "failed" in row]:
         text += "\n## Not compared\n\n"
+        programs: dict[tuple[str, str], list[str]] = {}
+        for row in failed:
+            reason = f"{row['failed']}: {row['why']}".rstrip(": ")
+            programs.setdefault((row["target"], reason), []).append(row["program"])
         text += "".join(
-            f"- `{r['target']}`, {r['program']}: {r['failed']}: {r['why']}\n" for r in failed
+            f"- `{target}`, {', '.join(names)}: {reason}\n"
+            for (target, reason), names in programs.items()
         )
     return (
         text
@@ -220,25 +226,22 @@ def _ratio(part: int, total: int) -> str:
 
 
 def _wrong(rows: list[dict[str, Any]], explained: dict[str, str]) -> str:
-    """Return a table of nodes that were missed or predicted wrongly, equal ones of a program in one row."""
-    lines: dict[tuple[str, ...], int] = {}
+    """Return a table of nodes that were missed or predicted wrongly, those with one cause in one row."""
+    lines: dict[tuple[str, ...], Counter[str]] = {}
     for row in rows:
         for kind, what in (("missed", "not predicted"), ("wrong", "predicted, but delegated")):
             for text in row[kind].values():
                 reason = next((e for key, e in explained.items() if key in text), "not explained")
-                key = (
-                    f"`{row['target']}`",
-                    row["program"],
-                    what,
-                    text.split(":")[0].replace(">", ""),
-                    reason,
-                )
-                lines[key] = lines.get(key, 0) + 1
+                key = (f"`{row['target']}`", row["program"], what, reason)
+                lines.setdefault(key, Counter())[text.split(":")[0].replace(">", "")] += 1
     if not lines:
         return ""
-    head = "| Target | Program | Nodes | What | Operator | Why |\n|---|---|---|---|---|---|\n"
-    cells = ((a, b, str(n), *rest) for (a, b, *rest), n in lines.items())
-    return head + "".join(f"| {' | '.join(one)} |\n" for one in cells)
+    head = "| Target | Program | What | Nodes | Why |\n|---|---|---|---|---|\n"
+    cells = (
+        (target, program, what, ", ".join(f"{n} {op}" for op, n in operators.items()), reason)
+        for (target, program, what, reason), operators in lines.items()
+    )
+    return head + "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 PAGES = {NPU_PAGE: npu_page, PREDICTIONS_PAGE: predictions_page}
