@@ -41,7 +41,7 @@ OTHERS = (
     f"{HOW_TO}find-undelegated-nodes.md",
     f"{HOW_TO}fix-a-program.md",
     f"{HOW_TO}lower-a-third-party-model.md",
-    f"{HOW_TO}export-a-fine-tuned-model.md",
+    f"{HOW_TO}export-your-model.md",
     f"{HOW_TO}measure-speed.md",
     f"{HOW_TO}mediatek-genio.md",
     f"{HOW_TO}place-programs.md",
@@ -59,7 +59,7 @@ FIRST = f"{HOW_TO}find-undelegated-nodes.md"  # makes the decoder.pt2 of other p
 # Shell lines that need a network, a device, or a file of the reader's own.
 NOT_RUN = re.compile(
     r"^(make|pip|ray|source|scp|sudo|hailortcli|arecord|ffmpeg|python3? |cd )"
-    r"|^whisperport live$|/shared/|openai/|my-audio|tiny-whisper-encoder"
+    r"|^whisperport live$|^whisperport fetch|/shared/|openai/|my-audio|tiny-whisper-encoder"
     r"|talk\.|build/tiny|mine\.pt|(inputs|call)\.npz|encoder\.(onnx|xml)|words-hailo8l talk"
     r"|verify words-hailo8l|words-neuron-on-inf2|=/path/to/|=sdk/|--record"
 )
