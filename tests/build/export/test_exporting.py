@@ -27,6 +27,7 @@ from whisperport.model.trace import variants
 from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import Bundle
 from whisperport.program.checks import Check
+from whisperport.program.window import WindowOptions
 from whisperport.runtime import load_engine
 from whisperport.system.progress import reporting
 from whisperport.targets import TARGETS, RunOptions, get_target
@@ -34,10 +35,11 @@ from whisperport.verification import LEVELS, Report
 from whisperport.verification.alignment_heads import with_alignment_heads
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import Clip
-from whisperport.verification.eager_engine import EagerRunner
+from whisperport.verification.eager import EagerRunner
 from whisperport.verification.reference import Reference, ReferenceClip
 
 from ...extent import EVERYTHING
+from ...published_dims import whisper_dims
 from ...shared_exports import SharedExports
 
 ONE_THREAD = RunOptions(threads=1)
@@ -301,6 +303,24 @@ def test_a_wrong_program_for_a_length_is_found_and_nothing_is_written(
         write(replace(OPTIONS, windows=(1.0,)))
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_length_that_the_checkpoints_window_does_not_exceed_is_refused(
+    write: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="cannot have 1 s") as refused:
+        write(replace(OPTIONS, windows=(1.0,)))
+
+    assert "0.2 s" in refused.value.why
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lengths_are_refused_where_the_longest_window_is_short() -> None:
+    window = WindowOptions(seconds=10.0).of(whisper_dims(384, 4))
+    placed = place_programs("hailo8l", replace(OPTIONS, windows=(5.0,)))
+
+    with pytest.raises(UsageError, match="longest window of 10 s"):
+        drafting._check_lengths(placed, window, whisper_dims(384, 4))
 
 
 # Functions of the outputs of two rows of a batch.

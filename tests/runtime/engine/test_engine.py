@@ -26,7 +26,7 @@ from whisperport.runtime.engine.engine import in_standard_form
 from whisperport.runtime.engine.trial import limits_of, try_bundle
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions
-from whisperport.verification.eager_engine import EagerRunner
+from whisperport.verification.eager import EagerRunner
 from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference, reference_mel
 
