@@ -26,6 +26,7 @@ Array = NDArray[Any]
 SCALES = (-0.5, -0.25)  # powers of a head's width, by which converters multiply queries and keys
 SMALLEST = 2  # elements; a smaller array, such as a shape, is not a weight
 HALF_STEP = 0.75  # of a step of 8 bits: half, and what the fit of the step costs (0.64 seen)
+LEAST_OF_LINE = 0.75  # of a row's or column's values: below it, its own step is another one
 MOST = 0.98  # of a row's values: a converter may have clipped the largest
 BLOCK = 32  # values of ggml's blocks, which have a step of their own
 ROWS = 64  # of an array, by which its levels are found
@@ -354,7 +355,9 @@ class _Search:
         """Note and return the weight from which no value is farther than its step allows."""
         for name, transposed in candidates:
             near = np.abs(values - self._weight(name, transposed)) <= HALF_STEP * step
-            if near.mean() >= MOST:
+            if near.mean() >= MOST and all(
+                near.mean(axis=i).min() >= LEAST_OF_LINE for i in (0, 1)
+            ):
                 self.eight_bits.add(name)
                 return [name]
         return []
@@ -394,18 +397,23 @@ class _Search:
                 near.append((distance - (MUCH if name == label else 0), name, transposed))
         if near:
             *_, name, transposed = min(near, key=lambda entry: entry[0])
-            weight = self._weight(name, transposed)
-            allowed: Array = np.abs(weight) * HALF_BITS + TINY
-            if array.step is not None:
-                allowed = allowed + HALF_STEP * array.step
-            if transposed:
-                values, weight, allowed = (
-                    np.ascontiguousarray(a.T) for a in (values, weight, allowed)
-                )
-            reason = how_it_differs(values, weight, allowed, self.head_width)
+            # A square weight may be nearer with its axes swapped; what is wrong has a form in one of both.
+            ways = [transposed, *(way for _, n, way in near if n == name and way != transposed)]
+            reasons = [self._difference(array, values, name, way) for way in ways]
+            reason = min(reasons, key=lambda text: "values differ" in text)
             self._note(name, array, reason, is_sure=bool(label) or values.ndim > 1)
         elif values.ndim > 1:
             self.unplaced[_digest(np.sort(values, axis=None))] = f"{array.file}: {array.name}"
+
+    def _difference(self, array: StoredArray, values: Array, name: str, transposed: bool) -> str:
+        """Return in words how the values of an array differ from a weight."""
+        weight = self._weight(name, transposed)
+        allowed: Array = np.abs(weight) * HALF_BITS + TINY
+        if array.step is not None:
+            allowed = allowed + HALF_STEP * array.step
+        if transposed:
+            values, weight, allowed = (np.ascontiguousarray(a.T) for a in (values, weight, allowed))
+        return how_it_differs(values, weight, allowed, self.head_width)
 
     def _weight(self, name: str, transposed: bool) -> Array:
         array: Array = weight_of(self.checkpoint, name)

@@ -4,6 +4,7 @@ Of two files that disagree, the one is right that fits the model's own sizes; if
 are written from the checkpoint.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -300,13 +301,15 @@ def heads_exist(files: Files) -> Iterator[tuple[str, str]]:
 )
 def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     """The last token of `tokenizer.json` must have an id below `vocab_size` in `config.json`, and the
-    tokens of text must all be there. Otherwise the tokenizer is another model's.
+    tokens that begin and end a transcript must be there. Otherwise the tokenizer is another model's.
 
     What to do: take both files from the same checkpoint.
     """
     tokens, size = stored_ids(files.json(TOKENIZER)), files.json(CONFIG).get("vocab_size")
     if tokens and isinstance(size, int) and max(tokens.values()) >= size:
         yield TOKENIZER, f"its last id is {max(tokens.values())}; the model has {size} tokens"
+    elif tokens and (missing := [t for t in (*NAMED_IDS.values(), START) if t not in tokens]):
+        yield TOKENIZER, f"it has no token {missing[0]}"
 
 
 SIZES = (
@@ -324,6 +327,14 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from settings_of(CONFIG, files.json(CONFIG), files_of.config(checkpoint), SIZES)
     yield from settings_of(GENERATION, stated, right, IDS)
     yield from settings_of(GENERATION, stated, right, DECODING, is_decoding=True)
+    forced = stated.get("forced_decoder_ids")
+    tokens = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
+    languages = {f"<|{code}|>" for code in LANGUAGES}
+    for entry in forced if isinstance(forced, list) else ():
+        token = tokens.get(entry[1], "") if isinstance(entry, list) and len(entry) == 2 else ""
+        if token in languages and {token} != right.get("lang_to_id", {}).keys():
+            reason = f"forced_decoder_ids: each text begins with {token}, whatever is spoken"
+            yield Setting(GENERATION, "forced_decoder_ids", 0, 1, is_decoding=True, reason=reason)
     sound = files_of.preprocessor_config(checkpoint.dims)
     keys = ("feature_size", "n_fft", "hop_length", "sampling_rate", "chunk_length")
     yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, keys)
@@ -335,6 +346,30 @@ def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Settin
     stated = {i: token for token, i in stored_ids(files.json(TOKENIZER)).items()}
     right = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
     yield from token_setting(TOKENIZER, stated, right)
+    tokenizer, expected = files.json(TOKENIZER), json.loads(checkpoint.tokenizer_json)
+    form, right_form = _form_of(tokenizer), _form_of(expected)
+    if tokenizer and form != right_form:
+        reason = f"the decoder is {form}; the checkpoint has {right_form}: spaces are wrong"
+        yield Setting(TOKENIZER, "decoder", 0, 1, reason=reason)
+    merges_, right_merges = _merges_of(tokenizer), _merges_of(expected)
+    if merges_ and merges_ != right_merges:
+        reason = (
+            f"its {len(merges_):,} merges are not the checkpoint's: prompts become other tokens"
+        )
+        yield Setting(TOKENIZER, "merges", 0, 1, is_decoding=True, reason=reason)
+
+
+def _form_of(tokenizer: Mapping[str, Any]) -> str:
+    decoder = tokenizer.get("decoder")
+    return str(decoder.get("type")) if isinstance(decoder, dict) else "missing"
+
+
+def _merges_of(tokenizer: Mapping[str, Any]) -> list[str]:
+    """Return the merges, each as one text."""
+    model = tokenizer.get("model")
+    stored = model.get("merges") if isinstance(model, dict) else None
+    texts = stored if isinstance(stored, list) else []
+    return [" ".join(map(str, m)) if isinstance(m, list) else str(m) for m in texts]
 
 
 RULES = (

@@ -27,11 +27,13 @@ NUMBERS = (
     *("n_mels", "n_text_layer", "n_text_ctx", "n_text_state", "n_vocab", "sot", "eot"),
     *("blank_id", "translate", "transcribe", "is_multilingual", "no_timestamps", "no_speech"),
 )
+TASKS = ("transcribe", "translate")
 LISTS = ("sot_sequence", "all_language_tokens", "all_language_codes")
 ENCODER, DECODER, TOKENS = "encoder*.onnx", "decoder*.onnx", "tokens.txt"
 BLANK = 220  # id of the token of a space in OpenAI's vocabularies
 MAX_TOKENS_BYTES = 64 << 20
 MOST_DIGITS = 10  # of an id
+EMPTY = "="  # the token without bytes in OpenAI's own files, which the app's script copies
 
 
 def _write_metadata(draft: Draft) -> str:
@@ -171,7 +173,7 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
             yield file, f"line {number + 1} has no id"
             return
         try:
-            base64.b64decode(text, validate=True)
+            base64.b64decode("" if text == EMPTY else text, validate=True)
         except (binascii.Error, ValueError):
             yield file, f"line {number + 1} is not base64"
             return
@@ -183,11 +185,21 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     name, header = _encoder(files)
     for key, right in metadata_of(checkpoint).items():
-        if key in (*NUMBERS, *LISTS) and (stated := header.metadata.get(key)):
-            yield Setting(name, f"'{key}'", sorted(stated.split(",")), sorted(right.split(",")))
+        if key not in (*NUMBERS, *LISTS) or not (stated := header.metadata.get(key)):
+            continue
+        if key in TASKS and key not in checkpoint.generation.tasks:
+            continue  # the app needs some id
+        values, right_values = stated.split(","), right.split(",")
+        if key in LISTS[1:]:  # a model of some languages may have the ids of all
+            values = [value for value in values if value in right_values]
+        yield Setting(name, f"'{key}'", sorted(values), sorted(right_values))
     file = _name(files, TOKENS)
     parts = (line.rpartition(" ") for line in files.read(file, _token_lines))
-    lines = {int(number): text for text, _, number in parts if number.isdecimal()}
+    lines = {
+        int(number): "" if text == EMPTY else text
+        for text, _, number in parts
+        if number.isdecimal()
+    }
     expected = (line.rpartition(" ") for line in text_tokens(checkpoint).splitlines())
     yield from token_setting(file, lines, {int(number): text for text, _, number in expected})
 

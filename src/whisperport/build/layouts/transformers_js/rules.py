@@ -129,6 +129,10 @@ def merged(files: Files) -> Iterator[tuple[str, str]]:
     """
     if not any(_graphs(files, MERGED)):
         yield f"onnx/{MERGED}.onnx", "the file is missing"
+    elif not _precisions(files):
+        encoder = next(_graphs(files, ENCODER))
+        missing = encoder.replace(ENCODER, MERGED)
+        yield missing, f"the file is missing; {encoder} is of another precision than the decoder"
 
 
 @layout_rule("WP712", "The merged decoder lacks an input", remedy="fix", repair=_write_layers)
@@ -240,11 +244,15 @@ def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
 
 
 @layout_rule(
-    "WP718", "The ONNX files are not in the folder `onnx`", remedy="fix", repair=_move_graphs
+    "WP718",
+    "The ONNX files are not in the folder `onnx`",
+    is_warning=True,
+    remedy="fix",
+    repair=_move_graphs,
 )
 def folder(files: Files) -> Iterator[tuple[str, str]]:
-    """transformers.js looks for the graphs in a folder `onnx` beside the settings, where optimum does not
-    write them: "Could not locate file: onnx/encoder_model.onnx".
+    """transformers.js looks for the graphs in a folder `onnx` beside the settings: "Could not locate file:
+    onnx/encoder_model.onnx". optimum, which writes them beside the settings, loads both.
 
     What to do: move the .onnx files to a folder `onnx`; onnx-asr and optimum find them there, too.
     """
@@ -292,11 +300,13 @@ def _recognize(files: Files) -> bool:
 
 
 def _precisions(files: Files) -> list[str]:
-    encoders = set(_graphs(files, ENCODER))
+    """Return those in which both parts are there; where the merged decoder is missing, any."""
+    parts = (ENCODER, MERGED) if any(_graphs(files, MERGED)) else (ENCODER,)
+    names = [{name.rpartition("/")[2] for name in _graphs(files, part)} for part in parts]
     return [
         precision
         for precision, end in SUFFIXES.items()
-        if encoders & {f"onnx/{ENCODER}{end}.onnx", f"{ENCODER}{end}.onnx"}
+        if all(f"{part}{end}.onnx" in found for part, found in zip(parts, names, strict=True))
     ]
 
 
