@@ -623,6 +623,33 @@ def test_one_changed_value_is_named(micro_checkpoint: Any, change: float, reason
     assert changed.stored == f"decoder.onnx: onnx::{name}"
 
 
+def test_a_weight_in_float16_is_found_by_any_rule_of_rounding(micro_checkpoint: Any) -> None:
+    # given weights that another rule than the nearest even number rounds, and none below 1e-7
+    def rounded(weight: Any) -> Any:
+        toward_zero = (weight.numpy().view(np.int32) & ~np.int32(0x1FFF)).view(np.float32)
+        return np.where(np.abs(toward_zero) < 1e-7, 1e-7, toward_zero).astype(np.float16)
+
+    arrays = [
+        StoredArray("model.onnx", f"onnx::{i}", rounded(weight))
+        for i, weight in enumerate(micro_checkpoint.weights.values())
+    ]
+    # when they are looked for, then each is found
+    assert identify(micro_checkpoint, arrays)
+
+
+def test_a_wrong_step_of_one_row_is_named(micro_checkpoint: Any) -> None:
+    # given 8 bits whose step is right but for one row
+    name = "decoder.blocks.0.mlp.0.weight"
+    weight = micro_checkpoint.weights[name].numpy()
+    step = (np.abs(weight).max(axis=1, keepdims=True) / 127).astype(np.float32)
+    integers = np.rint(weight / step)
+    step[3] *= 3
+    arrays = [StoredArray("a.onnx", name, integers * step, step=step)]
+    # when they are looked for, then the row is named
+    (changed,) = (c for c in identify(micro_checkpoint, arrays).changed if c.name == name)
+    assert "rows, such as 3" in str(changed)
+
+
 def test_a_permuted_weight_is_not_found(micro_checkpoint: Any) -> None:
     # given a matrix whose rows are in another order
     name = "decoder.blocks.0.attn.out.weight"

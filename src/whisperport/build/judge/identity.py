@@ -34,7 +34,8 @@ QUICK = 4  # rows and columns, by which most other weights of the same shape are
 SIMILAR = 0.5  # of a weight's standard deviation: an array farther away is another weight
 MUCH = 1e6  # distance by which a weight that a name says is nearer
 SAMPLE = 256  # elements, by which the nearest array is found
-HALF_BITS, TINY = 2.0**-10, 2.0**-24  # relative and absolute error of float16
+# Relative and absolute error of float16; a converter writes 1e-7 for what is nearer to 0.
+HALF_BITS, TINY = 2.0**-10, 2.0**-23
 FORMS = ("equal", "half", "eight_bits")  # the fields of an `Identity`, by falling precision
 # Graphs of a short window, or of short texts, have some of their rows only.
 POSITIONS = ("encoder.positional_embedding", "decoder.positional_embedding")
@@ -399,11 +400,21 @@ class _Search:
             *_, name, transposed = min(near, key=lambda entry: entry[0])
             # A square weight may be nearer with its axes swapped; what is wrong has a form in one of both.
             ways = [transposed, *(way for _, n, way in near if n == name and way != transposed)]
+            if any(self._is_rounded(values, name, way) for way in ways):
+                self.half.add(name)
+                self.places[name].append((array.file, array.name))
+                return
             reasons = [self._difference(array, values, name, way) for way in ways]
             reason = min(reasons, key=lambda text: "values differ" in text)
             self._note(name, array, reason, is_sure=bool(label) or values.ndim > 1)
         elif values.ndim > 1:
             self.unplaced[_digest(np.sort(values, axis=None))] = f"{array.file}: {array.name}"
+
+    def _is_rounded(self, values: Array, name: str, transposed: bool) -> bool:
+        """Return whether values are a weight in float16, rounded by a rule of the converter's own."""
+        weight = self._weight(name, transposed)
+        near = np.abs(values - weight) <= np.abs(weight) * HALF_BITS + TINY
+        return bool(near.all() and np.array_equal(values.astype(np.float16), values))
 
     def _difference(self, array: StoredArray, values: Array, name: str, transposed: bool) -> str:
         """Return in words how the values of an array differ from a weight."""
@@ -476,7 +487,7 @@ def how_it_differs(values: Array, weight: Array, allowed: Array, head_width: int
         mine, right = (
             np.moveaxis(a, axis, 0)[lines].reshape(len(lines), -1) for a in (values, weight)
         )
-        if 0 < len(lines) < values.shape[axis] or axis == 0:
+        if len(lines) < values.shape[axis] or axis == 0:
             if _is_permuted(mine, right):
                 return f"{kind}s {_listed(lines)} are in another order"
             head = int(lines[0]) // head_width
