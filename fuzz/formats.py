@@ -14,7 +14,7 @@ from typing import Any
 from fuzz.case import Format
 from fuzz.mutators import archives, folders, json_values, markup, pickles, raw, wire
 
-CLIP = "clip.wav"  # 0.4 s of noise beside each bundle, two windows of its model
+CLIP = "clip.wav"  # 0.4 s of noise beside each bundle, a short window of its model
 BUNDLE = "bundle"
 TEXTS = ("config.json", "generation_config.json", "tokenizer.json")
 
@@ -134,7 +134,7 @@ def _transcribe(folder: Path) -> None:
 def _make_tables(random: Random, seeds: Path, folder: Path, outside: str) -> None:
     shutil.copytree(seeds / "bundle-onnxruntime" / BUNDLE, folder / BUNDLE)
     bundle = folder / BUNDLE
-    name = random.choice(("embedding.npy", "positions.npy", "reference.npz"))
+    name = random.choice(sorted(path.name for path in bundle.glob("*.np[yz]")))
     stored = [path.read_bytes() for path in sorted((seeds / "tables").iterdir())]
     data = (bundle / name).read_bytes()
     (bundle / name).write_bytes(_hostile_table(data, stored, random, outside))
@@ -190,7 +190,7 @@ def _read_tables(folder: Path) -> None:
     error: WhisperportError | None = None
     bundle = Bundle.open(folder / BUNDLE)
     for read in (
-        *(bundle.embedding, bundle.positions, bundle.reference),
+        *(bundle.embedding, bundle.positions, bundle.silence, bundle.reference),
         partial(read_inputs, folder / "inputs.npz"),
         partial(_table, folder / "table.npy"),
     ):
