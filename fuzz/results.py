@@ -8,7 +8,7 @@ from typing import Any
 
 from fuzz.campaign import Campaign, Tally
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).with_name("results.json")  # a list of campaigns
 PACKAGES = (
     "whisperport",
     "onnxruntime",
@@ -59,10 +59,9 @@ def _row(name: str, reader: str, tally: Tally) -> tuple[str, ...]:
 
 
 def save(campaign: Campaign, wall_s: float, command: str) -> Path:
-    """Write the JSON file; return its path."""
+    """Add the campaign to the JSON file, in place of those whose formats it has; return the file's path."""
     from whisperport.verification import machine, versions
 
-    today = datetime.date.today().isoformat()
     result: dict[str, Any] = {
         "what": "mutated inputs, each passed to the function or command that a user would call; limits "
         "30 s and 2 GiB per input",
@@ -76,10 +75,10 @@ def save(campaign: Campaign, wall_s: float, command: str) -> Path:
         ],
         "machine": machine(),
         "versions": versions(PACKAGES),
-        "measured_on": today,
+        "measured_on": datetime.date.today().isoformat(),
         "command": command,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"fuzz_{today}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path
+    earlier = json.loads(RESULTS.read_text())
+    kept = [each for each in earlier if not each["formats"].keys() <= result["formats"].keys()]
+    RESULTS.write_text(json.dumps([*kept, result], indent=1) + "\n")
+    return RESULTS
