@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="Number of workers")
     parser.add_argument("--minutes", type=float, default=math.inf, help="Start no input later")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="Read a saved input again")
-    parser.add_argument("--save", action="store_true", help="Write the result into fuzz/results.json")
+    parser.add_argument(
+        "--save", action="store_true", help="Write the result into fuzz/results.json"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.replay:
         outcome = replay(chosen.replay, SEEDS)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fuzz.case import Format
@@ -604,7 +605,7 @@ def _make_layout(random: Random, seeds: Path, folder: Path, outside: str) -> Non
 
 
 def _judge(folder: Path) -> None:
-    """Judge the files with all rules, print the result, and look for weights."""
+    """Judge the files with all rules, print the result, repair a copy, and look for weights."""
     from fuzz.command_line import whisperport
     from fuzz.seeds import micro_checkpoint
     from whisperport.build.judge.identity import identify
@@ -613,6 +614,8 @@ def _judge(folder: Path) -> None:
 
     (path,) = folder.iterdir()
     whisperport("judge", str(path))
+    with TemporaryDirectory() as fixed:
+        whisperport("fix", str(path), "--out", str(Path(fixed, path.name)))
     judgement = judge(path)
     arrays = stored_arrays(judgement.layout, Files(path), judgement.precision)
     identity = identify(micro_checkpoint(), arrays)
