@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -236,6 +237,41 @@ class SplitDecoder(nn.Module):
         return self.project(x), *outputs
 
 
+class Embedded(nn.Module):
+    """MTK_model_zoo's decoder: the host looks the embeddings up."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, embeddings: Any, features: Any) -> Any:
+        decoder = self.decoder
+        x = embeddings + decoder.positional_embedding[: embeddings.shape[1]]
+        for block in decoder.blocks:
+            x = block(x, features, mask=decoder.mask)
+        return decoder.ln(x) @ decoder.token_embedding.weight.T
+
+
+def mediatek(model: Any, folder: Path) -> None:
+    """MTK_model_zoo: 30 s, 48 embeddings without a cache, and their table beside the `.tflite` files.
+
+    Its converter is the vendor's; here it is Google's.
+    """
+    litert_torch = pytest.importorskip("litert_torch")
+    mel, encoder = torch.zeros(1, 80, 3000), Encoder(model)
+    embeddings = torch.zeros(1, 48, model.dims.n_text_state)
+    used, MultiHeadAttention.use_sdpa = MultiHeadAttention.use_sdpa, False
+    try:
+        for name, module, inputs in (
+            ("encoder_base_80x3000", encoder, (mel,)),
+            ("decoder_base_48", Embedded(model.decoder), (embeddings, encoder(mel))),
+        ):
+            litert_torch.convert(module.eval(), inputs).export(str(folder / f"{name}.tflite"))
+    finally:
+        MultiHeadAttention.use_sdpa = used
+    np.save(folder / "token_embedding.npy", model.decoder.token_embedding.weight.numpy())
+
+
 def ai_hub(model: Any, folder: Path) -> None:
     """ai-hub-models: 30 s, a cache of 199 tokens that moves, -100 where nothing is seen."""
     heads, n_layer = model.decoder.blocks[0].attn.n_head, len(model.decoder.blocks)
@@ -261,3 +297,39 @@ def ai_hub(model: Any, folder: Path) -> None:
     names = ["input_ids", "attention_mask", *(f"{n}_in" for n in own), *cross, "position_ids"]
     outputs = ["logits", *(f"{name}_out" for name in own)]
     export(SplitDecoder(model), inputs, folder / "decoder.onnx", names, outputs, 17)
+
+
+class SmallEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(80, 16, 3, stride=2, padding=1)
+
+    def forward(self, mel: Any) -> Any:
+        return self.conv(mel).permute(0, 2, 1)
+
+
+class SmallDecoder(nn.Module):
+    """As openai-whisper computes the logits, without the layers before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(2000, 16)
+
+    def forward(self, tokens: Any, features: Any) -> Any:
+        x = self.token_embedding(tokens) + features[:, :1]
+        return x @ self.token_embedding.weight.T
+
+
+def executorch(folder: Path) -> None:
+    """Two methods that XNNPACK's partitioner lowers, but for the projection on the vocabulary."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    mel, tokens = torch.zeros(1, 80, 3000), torch.zeros(1, 4, dtype=torch.long)
+    encoder, decoder = SmallEncoder().eval(), SmallDecoder().eval()
+    programs = {
+        "encoder": torch.export.export(encoder, (mel,)),
+        "text_decoder": torch.export.export(decoder, (tokens, encoder(mel))),
+    }
+    lowered = to_edge_transform_and_lower(programs, partitioner=[XnnpackPartitioner()])
+    (folder / "model.pte").write_bytes(lowered.to_executorch().buffer)

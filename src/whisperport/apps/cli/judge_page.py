@@ -52,7 +52,7 @@ def verdict_sentence(judgement: Judgement) -> str:
         return f"Wrong: {'; '.join(causes)}."
     codes = dict.fromkeys(problem.code for problem in judgement.problems)
     loss = f" Something is lost: {', '.join(codes)}." if codes else ""
-    if identity is None:
+    if identity is None and not any(run.checks for run in runs):
         weights = (
             f"As far as is known, {judgement.named}; words"
             if judgement.named
@@ -65,7 +65,8 @@ def verdict_sentence(judgement: Judgement) -> str:
         words = "its graphs, decoded here, emit the same words"
     elif n_run:
         words = f"all {n_run} runs of apps return what it emits"
-    return f"Nothing is wrong: the weights are those of {judgement.checkpoint}, and {words}.{loss}"
+    weights = f"the weights are those of {judgement.checkpoint}, and {words}"
+    return f"Nothing is wrong: {words if identity is None else weights}.{loss}"
 
 
 def answers(judgement: Judgement) -> dict[str, list[str]]:
@@ -114,6 +115,8 @@ def judge_page(judgement: Judgement, command: str = "") -> str:
 
 def _weights(judgement: Judgement) -> list[str]:
     identity = judgement.identity
+    if identity is None and judgement.checkpoint:
+        return ["not compared: converters fold and pack the weights of such files"]
     if identity is None:
         return [str(judgement.named or "not compared: no checkpoint is given")]
     named = [f"differs: {weight}" for weight in identity.changed[:MOST]]

@@ -213,8 +213,13 @@ def judge(
             named = None  # a rule says why
         return replace(judgement, named=named)
     begin_stage("comparing weights")
+    is_readable = layout.reader.arrays is not None or layout.weights is not None
     try:
-        identity = identify(checkpoint, stored_arrays(layout, files, precision))
+        identity = (
+            identify(checkpoint, stored_arrays(layout, files, precision))
+            if is_readable
+            else Identity()
+        )
     except (CheckpointError, ProgramError) as error:
         if judgement:
             raise
@@ -227,7 +232,7 @@ def judge(
     record = LayoutRecord(
         app="",
         precision=precision,
-        exact=not identity.half and not identity.eight_bits,
+        exact=is_readable and not identity.half and not identity.eight_bits,
         language=spoken,
         window_s=checkpoint.dims.window_s,
         source={},
@@ -242,8 +247,15 @@ def judge(
         ),
         *_runs(files.path, apps, record, checkpoint, clips),
     )
-    judgement = replace(judgement, checkpoint=name, identity=identity, runs=runs, clips=clips.clips)
-    if layout.logits is None or (identity and all(run.computes for run in runs)):
+    judgement = replace(
+        judgement,
+        checkpoint=name,
+        identity=identity if is_readable else None,
+        runs=runs,
+        clips=clips.clips,
+    )
+    is_right = identity and all(run.computes for run in runs)
+    if layout.logits is None or is_right or not is_readable:
         return judgement
     clip = _differing_clip(judgement)
     cut = taken(layout, checkpoint)

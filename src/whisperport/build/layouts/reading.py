@@ -137,7 +137,8 @@ class Reader:
     Attributes:
         recognize: returns whether files have this layout.
         precisions: returns the precisions that are there, by their names.
-        arrays: yields the arrays in the files of one precision, one at a time. None: `Layout.weights` does.
+        arrays: yields the arrays in the files of one precision, one at a time. None: `Layout.weights` does,
+            or they cannot be read.
         sizes: returns what graphs or weights state, by its name in transformers' `config.json`.
     """
 

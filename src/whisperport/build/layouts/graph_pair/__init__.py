@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.build.layouts.graph_pair.arrays import part_arrays
 from whisperport.build.layouts.graph_pair.decoding import emitted, logits
 from whisperport.build.layouts.graph_pair.forms import Form, form_of
 from whisperport.build.layouts.graph_pair.pair import Pair, read_pair
 from whisperport.build.layouts.graph_pair.rules import RULES, first_position
 from whisperport.build.layouts.layout import App, DecodingProfile, Extent, Layout, apps
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
 from whisperport.errors import LoweringError
 from whisperport.speech.audio import FRAMES_PER_SECOND
@@ -44,7 +44,8 @@ def layout_of_pair(files: Files) -> Layout | None:
         reader=Reader(
             recognize=lambda files: read_pair(files) is not None,
             precisions=lambda _files: [_precision(pair)],
-            arrays=partial(_arrays, pair),
+            # Others are folded into one another, or packed for a delegate.
+            arrays=partial(_arrays, pair) if pair.decoder.file.endswith(".onnx") else None,
             sizes=lambda _files: _sizes(pair),
         ),
         rules=RULES,
@@ -110,9 +111,7 @@ def _sizes(pair: Pair) -> Mapping[str, int]:
 
 
 def _arrays(pair: Pair, files: Files, _precision: str) -> Iterator[StoredArray]:
-    parts = {part.file: part for part in (pair.encoder, pair.decoder)}
-    for part in parts.values():
-        yield from part_arrays(files, part)
+    yield from stored_arrays(files, [pair.encoder.file, pair.decoder.file])
 
 
 def _not_written(_checkpoint: "Checkpoint", _precision: str, _path: Path) -> None:

@@ -212,13 +212,14 @@ def _roles(encoder: "Graph", decoder: "Graph") -> dict[str, Role]:
     """Return the role of each input of a decoder; empty: it cannot be that of a decoder of Whisper."""
     ints = [value for value in decoder.inputs if value.dtype.startswith(("int32", "int64"))]
     ids = next((v for v in ints if len(_shape(v)) > 1), None)
-    returned = {value.name for value in encoder.outputs}
     shapes = [_shape(value) for value in encoder.outputs]
-    by_name = sum(value.name in returned for value in decoder.inputs)
+    # Methods of a .pte number their values: equal names mean nothing there.
+    returned = {(value.name, _shape(value)) for value in encoder.outputs}
+    by_name = any((value.name, _shape(value)) in returned for value in decoder.inputs)
     roles: dict[str, Role] = {}
     for value in decoder.inputs:
         shape = _shape(value)
-        is_read = value.name in returned if by_name else shape in shapes
+        is_read = (value.name, shape) in returned if by_name else shape in shapes
         if value is ids:
             roles[value.name] = "tokens"
         elif is_read:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules
-from whisperport.build.layouts.graph_pair.arrays import part_arrays
 from whisperport.build.layouts.graph_pair.forms import COMPILED, compiled_types
 from whisperport.build.layouts.graph_pair.pair import Pair, read_pair
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import layout_rule
 from whisperport.program.dims import SECONDS_PER_POSITION
@@ -137,7 +137,7 @@ def undelegated(files: Files) -> Iterator[tuple[str, str]]:
     for part in (pair.encoder, pair.decoder):
         # Operators outside of a delegate have names of torch.
         own = [node for node in part.graph.nodes if node.original_op.startswith("aten.")]
-        for node in own if part.file.endswith(".pte") or part.method else ():
+        for node in own if part.method else ():
             if vocabulary_projection(node):
                 yield (
                     part.file,
@@ -195,9 +195,9 @@ def first_position(files: Files, pair: Pair) -> int:
     """Return the row of Whisper's table of positions with which the encoder's table begins."""
     n_rows = pair.n_frames // 2
     n_all = round(WINDOW_S / SECONDS_PER_POSITION)
-    if not 0 < n_rows < n_all:
+    if not 0 < n_rows < n_all or not pair.encoder.file.endswith(".onnx"):
         return 0
-    for array in part_arrays(files, pair.encoder):
+    for array in stored_arrays(files, [pair.encoder.file]):
         shape = tuple(size for size in array.values.shape if size != 1)
         if len(shape) == 2 and shape[0] == n_rows and shape[1] % 2 == 0:
             # Sinusoids: the first column is the sine of the place.
