@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it needs torch
 
 __all__ = ["PAIRS", "RULES", "layout_of_pair"]
 
-PAIRS = "encoder and decoder graphs of any exporter"
+PAIRS = "graphs of any exporter"
 
 FORMATS = {".onnx": "ONNX", ".tflite": "TFLite", ".pte": "ExecuTorch"}
 
