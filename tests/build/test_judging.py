@@ -18,6 +18,7 @@ pytest.importorskip("onnx")
 import onnx
 
 from whisperport import fix, judge
+from whisperport.apps.cli.explain import rules_about
 from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import layers
 from whisperport.build.judge.identity import identify
@@ -35,6 +36,7 @@ from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import hashes
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
+from whisperport.targets.cpu.openvino.partitioner import ask
 
 APPS = (
     *("faster-whisper", "onnxruntime-genai", "openvino-genai", "sherpa-onnx", "transformers.js"),
@@ -331,6 +333,40 @@ def test_a_planted_fault_is_named(
     assert judgement.problems[0].is_warning == (code in WARNINGS)
     assert app in apps
     assert rule.what_to_do
+
+
+def converted_positions(folder: Path) -> None:
+    """Put a node, which changes nothing, between the Range of the positions and its Unsqueeze."""
+    ir = EditedIr(folder / DECODER)
+    for tile, _ in ir.graph.of_type("Tile"):
+        unsqueeze, range_ = position_chain(ir.graph, tile, EARLY)
+        data = {"destination_type": "i64"}
+        ir.replace_input(
+            unsqueeze, 0, ir.add("same", "opset1 Convert", data, ((range_, 0),), "I64")
+        )
+    ir.write()
+
+
+@pytest.mark.parametrize(
+    ("code", "plant"),
+    [
+        ("", lambda folder: None),
+        ("WP731", edit_text(DECODER, r"decoder\.layers\.\d\.encoder_attn\.", "attention.")),
+        ("WP732", converted_mask),
+        ("WP733", converted_positions),
+        ("WP734", edit_text(DECODER, r"past_key_values(\.\d\.decoder)", r"past\1")),
+    ],
+)
+def test_the_message_of_an_npus_plugin_leads_to_the_rule(
+    code: str, plant: Callable[[Path], None], right_files: dict[str, Path], tmp_path: Path
+) -> None:
+    # given a right decoder, or one in which a pattern is broken
+    path = planted("openvino-genai", plant, right_files, tmp_path) / DECODER
+    # when the plugin is asked about it
+    message = ask(model=str(path), weights=str(path.with_suffix(".bin")))["rejection"]
+    # then its message is about the rule of the pattern
+    assert bool(message) == bool(code)
+    assert not code or [rule.code for rule in rules_about(message)] == [code]
 
 
 # What the repair of a rule before it has corrected, too.

@@ -203,7 +203,7 @@ def test_wrong_options_are_refused(entries, options, message):
         ("onxruntime", ["onnxruntime"]),
         ("OnnxRuntime", ["onnxruntime"]),
         ("hailo", ["hailo8", "hailo8l", "hailo10h"]),
-        ("openvin", ["openvino"]),
+        ("openvin", ["openvino", "openvino-npu"]),
         ("cpu", ["onnxruntime", "xnnpack", "litert", "openvino", "genio350"]),
         ("nothing-like-it", []),
     ],

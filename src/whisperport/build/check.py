@@ -23,9 +23,6 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.trace.program import Program
 
 
-PARTITIONED = ".tflite"  # suffix of the files that a vendor's partitioner reads
-
-
 @dataclass(frozen=True, slots=True)
 class Partitioned:
     """The answer of a vendor's partitioner about one file.
@@ -59,8 +56,8 @@ class Checked:
     Attributes:
         target: name of the target.
         programs: the findings of every program of the file.
-        partitions: the answers of the vendor's partitioner, where the target has one and the file is a
-            `.tflite` file.
+        partitions: the answers of the vendor's partitioner, where the target has one and the
+            partitioner reads it.
     """
 
     target: str
@@ -122,8 +119,8 @@ def check(
 
     Call it as `check(program, target)`, or as `check(module, args, target)`.
 
-    Some vendors have a partitioner that tells which operators of a `.tflite` file their compiler would
-    receive. Where it can be asked on this machine, its answer is a part of the result.
+    Some vendors have a partitioner that tells which operators of a file their compiler would receive. Where
+    it can be asked on this machine, its answer is a part of the result.
 
     Args:
         program: a `.pt2`, `.onnx` or `.tflite` file, a bundle, a folder with a
@@ -198,10 +195,22 @@ def _graph_of(
 
 
 def _partitions(target: Target, path: Path) -> tuple[Partitioned, ...]:
-    """Ask the target's partitioner about a `.tflite` file, or those of a bundle; empty: there is none."""
+    """Ask the target's partitioner about the files that it reads: the only one, or those of a bundle."""
     if target.partitioner is None:
         return ()
-    return tuple(_partitioned(target, name, file) for name, file in _tflite_files(path).items())
+    programs: dict[Path, list[str]] = {}
+    if path.is_dir():
+        bundle = Bundle.open(path)
+        for entry in bundle.manifest.programs:
+            for name in entry.files:
+                programs.setdefault(bundle.path(name), []).append(entry.spec.name)
+    else:
+        programs[path] = [path.stem]
+    return tuple(
+        _partitioned(target, ", ".join(names), file)
+        for file, names in programs.items()
+        if target.partitioner.recognizes(_head(file))
+    )
 
 
 def _partitioned(target: Target, name: str, file: Path) -> Partitioned:
@@ -216,15 +225,6 @@ def _partitioned(target: Target, name: str, file: Path) -> Partitioned:
         return Partitioned(name, partitioner.title, None, f"{error.what}: {error.why}")
 
 
-def _tflite_files(path: Path) -> dict[str, Path]:
-    """Return the programs of each `.tflite` file, as text -> the file."""
-    if not path.is_dir():
-        with path.open("rb") as file:  # its content, as `read_graphs` does
-            return {path.stem: path} if file.read(8)[4:] == b"TFL3" else {}
-    bundle = Bundle.open(path)
-    programs: dict[Path, list[str]] = {}
-    for entry in bundle.manifest.programs:
-        for name in entry.files:
-            if name.endswith(PARTITIONED):
-                programs.setdefault(bundle.path(name), []).append(entry.spec.name)
-    return {", ".join(names): file for file, names in programs.items()}
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(8)

@@ -1,4 +1,4 @@
-"""The interface of a vendor's partitioner: which operators of a TFLite file the vendor's own list accepts.
+"""The interface of a vendor's partitioner: which operators of a file the vendor's own list accepts.
 
 A partitioner marks the operators that the vendor's compiler would receive. It compiles nothing: sizes,
 memory and accuracy are not examined. It is the evidence *accepted by the vendor's partitioner*.
@@ -35,21 +35,25 @@ class Partition:
         partitions: number of parts that the accepted operators form.
         declined: the operators that were not accepted, in the order of the file.
         runtime: package of the partitioner -> its version.
+        rejection: why it does not accept the program as a whole; empty: it does.
+        scope: what it did with the operators that it accepted, and what not; words for messages.
     """
 
     total: int
     partitions: int
     declined: tuple[Declined, ...]
     runtime: Mapping[str, str]
+    rejection: str = ""
+    scope: str = "it compiles nothing"
 
     @property
     def accepted(self) -> int:
         """Number of operators that were accepted."""
-        return self.total - len(self.declined)
+        return 0 if self.rejection else self.total - len(self.declined)
 
     def __bool__(self) -> bool:
         """Return True if there are operators, and all of them were accepted."""
-        return self.total > 0 and not self.declined
+        return self.total > 0 and not self.declined and not self.rejection
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -58,14 +62,20 @@ class Partition:
             "accepted": self.accepted,
             "partitions": self.partitions,
             "declined": [asdict(operator) for operator in self.declined],
+            "rejection": self.rejection or None,
+            "scope": self.scope,
             "runtime": dict(self.runtime),
         }
 
 
 class Partitioner(ABC):
-    """A vendor's partitioner of TFLite files, as far as it can be asked on this machine."""
+    """A vendor's partitioner, as far as it can be asked on this machine."""
 
     title: str  # name in messages, with the device that it is asked for
+
+    @abstractmethod
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether it reads a file of this format; `head` is its first bytes."""
 
     @abstractmethod
     def unavailable(self) -> str:
@@ -76,7 +86,7 @@ class Partitioner(ABC):
         """Ask the partitioner about a file, in a child process with limits on memory and time.
 
         Args:
-            path: a `.tflite` file; it may come from anywhere.
+            path: a file of its format; it may come from anywhere.
 
         Raises:
             ProgramError: the file is damaged, or the partitioner crashed on it or exceeded a limit.

@@ -15,8 +15,9 @@ from openvino import opset13 as opset
 from whisperport.build.check import check
 from whisperport.build.compare import CompareOptions, compare
 from whisperport.errors import ProgramError
-from whisperport.targets.cpu.openvino import ir
+from whisperport.targets.cpu.openvino import ir, partitioner
 from whisperport.targets.cpu.openvino.ir import constants, read_ir
+from whisperport.targets.cpu.openvino.partitioner import AUDIO, ask
 
 CONSTANT = (
     "<net><layers><layer id='0' name='w' type='Const'><data element_type='f32' offset='{}' size='{}'/>"
@@ -81,15 +82,16 @@ def test_a_file_of_many_elements_is_not_read(
     assert "more than 5 elements" in caught.value.why
 
 
-def write_model(path: Path, factor: float = 1) -> Path:
+def write_model(path: Path, factor: float = 1, name: str = "x") -> Path:
     """Write a model of two layers with a state, whose first axis is dynamic.
 
     Args:
+        name: of the input.
         factor: that a weight of the second layer is multiplied by.
     """
     random = np.random.default_rng(0)
     x = opset.parameter([-1, 8], np.float32, name="x")
-    x.output(0).set_names({"x"})
+    x.output(0).set_names({name})
     first, second = (opset.constant(random.standard_normal((8, 8)), np.float32) for _ in range(2))
     weights = second.data.copy()
     weights[0, 0] *= factor
@@ -173,3 +175,50 @@ def test_an_axis_that_is_no_number_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="damaged") as caught:
         check(path, "openvino")
     assert "axis" in caught.value.why
+
+
+def write_relu(path: Path) -> Path:
+    x = opset.parameter([1, 8], np.float32)
+    y = opset.relu(opset.matmul(x, opset.constant(np.eye(8, dtype=np.float32)), False, False))
+    ov.save_model(ov.Model([y.output(0)], [x]), path, compress_to_fp16=False)
+    return path
+
+
+def test_a_check_says_what_the_npus_plugin_rewrites_and_runs_on_the_cpu(tmp_path: Path) -> None:
+    # given a model, and one that is a decoder by its input and state, without the nodes that NPUW looks for
+    paths = write_relu(tmp_path / "a.xml"), write_model(tmp_path / "decoder.xml", name=AUDIO)
+    # when both are checked
+    right, wrong = (check(path, "openvino-npu").partitions[0].partition for path in paths)
+    # then the plugin accepts the first only
+    assert right
+    assert wrong is not None
+    assert not wrong
+    assert (right.accepted, right.rejection, wrong.accepted) == (2, "", 0)
+    assert "no compiler" in right.scope
+    assert wrong.rejection
+
+
+def test_a_compiler_is_asked_for_each_npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given OpenVINO with a compiler, which rejects a model for one kind of NPU
+    core = partitioner.shared_core()
+
+    class WithCompiler:
+        available_devices = ("CPU",)
+        read_model = core.read_model
+
+        def get_property(self, device: str, name: str) -> object:
+            return {**core.get_property(device, name), partitioner.PLATFORM: "RW"}
+
+        def compile_model(self, model: object, device: str, options: dict[str, object]) -> object:
+            if partitioner.PLATFORM not in options:
+                return core.compile_model(model, device, options)
+            if options[partitioner.PLATFORM] == "4000":
+                raise RuntimeError("Exception from a.cpp:1:\nToo large")
+            return None
+
+    monkeypatch.setattr(partitioner, "shared_core", WithCompiler)
+    path = write_relu(tmp_path / "a.xml")
+    # when the plugin is asked
+    answer = ask(model=str(path), weights=str(path.with_suffix(".bin")))
+    # then its reason names the NPU
+    assert answer["rejection"] == "NPU 4000: Too large"

@@ -24,6 +24,7 @@ from whisperport.apps.cli.console import (
     shown_path,
     stages,
 )
+from whisperport.apps.cli.explain import rules_about
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.inspect import border_text
 from whisperport.apps.cli.shared_options import as_json, html_option, sizes_option, target_name
@@ -158,9 +159,12 @@ def _print_partitioned(answer: Partitioned) -> None:
     if partition is None:
         print_note(f"{answer.program}: {answer.partitioner} was not asked: {answer.reason}")
         return
+    if partition.rejection:
+        print_lines(f"{answer.program}: {answer.partitioner} rejects it: {partition.rejection}")
+        return
     print_lines(
         f"{answer.program}: {answer.partitioner} accepts {partition.accepted} of {partition.total} "
-        "operators; it compiles nothing"
+        f"operators; {partition.scope}"
     )
     if partition.declined:
         print_lines("")
@@ -292,6 +296,10 @@ def _next_command(
     rules = {kind.rule for checked_program in checked.programs for kind in checked_program.findings}
     one_graph = program.is_file() and len(checked.programs) == 1
     one_graph = one_graph and checked.programs[0].graph.format == "torch"
+    for answer in checked.partitions:
+        message = answer.partition.rejection if answer.partition is not None else ""
+        if message and len(about := rules_about(message)) == 1:
+            return "explain", about[0].code
     if "WP604" in rules:
         return "explain", "WP604"
     is_bundle = (program / MANIFEST).is_file()

@@ -1,7 +1,6 @@
 """`whisperport explain`"""
 
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -38,16 +37,12 @@ def explain(code: str | None, as_json: bool) -> None:
       $ whisperport explain WP301
       $ whisperport explain "invalid unordered_map key"
     """
-    from whisperport.build.layouts import LayoutRule, all_rules
+    from whisperport.build.layouts import all_rules
     from whisperport.build.layouts.rules import rule_section as section_of_app
-    from whisperport.model.inspection.rules import RULES, Rule
+    from whisperport.model.inspection.rules import RULES
     from whisperport.model.inspection.rules.page import rule_section
 
-    of_apps = all_rules()
-    every: dict[str, Rule | LayoutRule] = {
-        **RULES,
-        **{name: rule for name, (rule, _) in of_apps.items()},
-    }
+    of_apps, every = all_rules(), _every_rule()
     if code is None:
         titles = [(name, every[name].title) for name in sorted(every)]
         if as_json:
@@ -58,7 +53,7 @@ def explain(code: str | None, as_json: bool) -> None:
         return
     rule = every.get(code.upper())
     if rule is None:
-        about = _rules_about(every.values(), code)
+        about = rules_about(code)
         if len(about) != 1:
             names = ", ".join(f"{candidate.code} ({candidate.title})" for candidate in about)
             raise UsageError(
@@ -81,9 +76,16 @@ def explain(code: str | None, as_json: bool) -> None:
         print_next("check", "PROGRAM", "--target", "TARGET")
 
 
-def _rules_about(rules: "Iterable[Rule | LayoutRule]", message: str) -> "list[Rule | LayoutRule]":
+def _every_rule() -> "dict[str, Rule | LayoutRule]":
+    from whisperport.build.layouts import all_rules
+    from whisperport.model.inspection.rules import RULES
+
+    return {**RULES, **{name: rule for name, (rule, _) in all_rules().items()}}
+
+
+def rules_about(message: str) -> "list[Rule | LayoutRule]":
     """Return the rules that mention a message; if none does, those that quote the longest part of it."""
-    rules, words = list(rules), _plain(message)
+    rules, words = list(_every_rule().values()), _plain(message)
     mentioned = [rule for rule in rules if words in _plain(f"{rule.title} {rule.text}")]
     if mentioned:
         return mentioned

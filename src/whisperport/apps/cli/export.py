@@ -212,8 +212,11 @@ def _common_precision(precisions: tuple[str, ...]) -> str:
 def _next_command(checkpoint: str, out: Path | None, manifest: Manifest) -> tuple[Argument, ...]:
     if out is None:
         return "transcribe", "talk.mp3", "--model", checkpoint
-    if not emulated_targets(manifest):
-        return "transcribe", "talk.mp3", "--bundle", out
+    emulated = [get_target(name) for name in emulated_targets(manifest)]
+    if all(target.compiler is None for target in emulated):
+        options = RunOptions().with_emulation(emulated).options
+        chosen = [text for pair in options.items() for text in ("--run-option", "=".join(pair))]
+        return "transcribe", "talk.mp3", "--bundle", out, *chosen
     if any(_is_calibrated(entry, manifest) for entry in manifest.programs):
         return "compile", out, "--calibration", "AUDIO_DIR"
     return "compile", out

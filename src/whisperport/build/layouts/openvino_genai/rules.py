@@ -106,12 +106,12 @@ def _with_graphs(rule: LayoutRule) -> LayoutRule:
     repair=_graph_repair(DECODER, write_layer_names, "nodes are named after their layers"),
 )
 def layer_names(files: Files) -> Iterator[tuple[str, str]]:
-    """For an NPU, the keys and values of the audio become outputs of a graph of their own. Which layer they
-    belong to is read from the first number in the name of the node that computes a state's first value,
-    such as `decoder.layers.3.encoder_attn.key`. Without it, loading fails with "Input string does not match
-    the expected pattern".
+    """For an NPU, the keys and values of the audio become outputs of a graph of their own. Their layer is
+    the first number in the name of the node that computes a state's first value, such as
+    `decoder.layers.3.encoder_attn.key`. Without it, loading fails with "Input string does not match the
+    expected pattern".
 
-    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes such names.
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai`.
     """
     graph = files.read(DECODER, read_ir)
     layers: dict[str, int] = {}
@@ -135,10 +135,10 @@ def layer_names(files: Files) -> Iterator[tuple[str, str]]:
 )
 def mask(files: Files) -> Iterator[tuple[str, str]]:
     """For an NPU, the mask of the decoder's self-attention becomes an input. It is found where it enters
-    `ScaledDotProductAttention` directly from a Select or a Slice. If any node is between them, loading
-    fails with "!self_attn_nodes.empty()".
+    `ScaledDotProductAttention` directly from a Select or a Slice. Otherwise, loading fails with
+    "!self_attn_nodes.empty()".
 
-    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes this form.
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai`.
     """
     graph = files.read(DECODER, read_ir)
     audio = audio_states(graph)
@@ -161,13 +161,11 @@ def mask(files: Files) -> Iterator[tuple[str, str]]:
 def positions(files: Files) -> Iterator[tuple[str, str]]:
     """For an NPU, the positions of new tokens become the input `cache_position`. They are found as
     Range, from a Gather to an Add, followed by Unsqueeze and Tile, as transformers before version 5 writes
-    them. NPUW also finds Range, Add, Unsqueeze and Tile, as version 5.4 writes them; the static pipeline
-    does not. Without the pattern, the first decoding fails: NPUW with "unordered_map::at" (older versions:
-    "invalid unordered_map key"), the static pipeline with "Port for tensor name cache_position was not
-    found".
+    them; NPUW alone also finds Range, Add, Unsqueeze and Tile, as version 5.4 writes them. Otherwise, the
+    first decoding fails: NPUW with "unordered_map::at" (older versions: "invalid unordered_map key"), the
+    static pipeline with "Port for tensor name cache_position was not found".
 
-    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes the form that every pipeline
-    finds.
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai`.
     """
     graph = files.read(DECODER, read_ir)
     tiles = [index for index, _ in graph.of_type("Tile")]
@@ -185,11 +183,12 @@ def positions(files: Files) -> Iterator[tuple[str, str]]:
     repair=_graph_repair(DECODER, write_state_names, "states are named after their layers"),
 )
 def states(files: Files) -> Iterator[tuple[str, str]]:
-    """For an NPU, the keys and values of earlier tokens become inputs and outputs, which are paired by the
-    name of their state: `past_key_values.I.decoder.keypresent.I.decoder.key`, and the same for values. With
-    other names, loading fails: NPUW with a shape mismatch in an Add, the static pipeline with "cst_node".
+    """For an NPU, the keys and values of earlier tokens become inputs and outputs, paired by the name of
+    their state: `past_key_values.I.decoder.keypresent.I.decoder.key`, and the same for values. Otherwise,
+    loading fails: NPUW with "While validating node 'opset1::Add" or "RemoveEmptyKVInputs", the static
+    pipeline with "cst_node".
 
-    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes these names.
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai`.
     """
     graph = files.read(DECODER, read_ir)
     audio = audio_states(graph)
@@ -202,8 +201,8 @@ def states(files: Files) -> Iterator[tuple[str, str]]:
 
 @layout_rule("WP735", "The decoder has no states")
 def stateful(files: Files) -> Iterator[tuple[str, str]]:
-    """The pipeline loads a decoder that keeps keys and values itself, as states. It does not load one whose
-    caches are inputs and outputs, which optimum-intel writes with `--disable-stateful`.
+    """The pipeline does not load a decoder whose caches are inputs and outputs, which optimum-intel writes
+    with `--disable-stateful`.
 
     What to do: `whisperport convert CHECKPOINT --for openvino-genai`.
     """
@@ -218,7 +217,7 @@ def stateful(files: Files) -> Iterator[tuple[str, str]]:
     repair=_graph_repair(ENCODER, write_frames, "input_features has 3000 frames"),
 )
 def frames(files: Files) -> Iterator[tuple[str, str]]:
-    """An NPU compiles static shapes only. GenAI gives the encoder 3000 frames in any case.
+    """An NPU compiles static shapes only. GenAI gives the encoder 3000 frames.
 
     What to do: fix the last axis of `input_features`, or
     `whisperport convert CHECKPOINT --for openvino-genai`.
@@ -236,7 +235,7 @@ def needed(files: Files) -> Iterator[tuple[str, str]]:
     """Without `openvino_detokenizer.xml`, the first transcription fails: "Detokenizer model has not been
     provided". Without `generation_config.json`, the pipeline does not load.
 
-    What to do: `whisperport convert CHECKPOINT --for openvino-genai` writes both.
+    What to do: `whisperport convert CHECKPOINT --for openvino-genai`.
     """
     for name in NEEDED:
         if not files.has(name):

@@ -94,6 +94,11 @@ class IrGraph:
         return seen
 
 
+def is_ir(head: bytes) -> bool:
+    """Return whether a file is an OpenVINO model; `head` is its first bytes."""
+    return head.lstrip().startswith((b"<?xml", b"<net"))
+
+
 def read_ir(path: Path) -> IrGraph:
     """Read the graph in an OpenVINO file; a body inside a node, as of a loop, is left out.
 

@@ -43,6 +43,7 @@ def lower_to_openvino(
     models: Sequence[Path],
     precisions: Sequence[str],
     weights: Path,
+    target: str,
 ) -> list[int]:
     """Write programs to `.xml` files with one file of weights.
 
@@ -51,6 +52,7 @@ def lower_to_openvino(
         precisions: of each program: "fp32", "fp16", "w8" or "bf16". In bf16, weights are stored in float16:
             OpenVINO converts them when it compiles the program.
         weights: the file to write; its folder is made if needed.
+        target: name of the target, for messages.
 
     Returns:
         The number of nodes of each program.
@@ -59,7 +61,7 @@ def lower_to_openvino(
         MissingPackageError: OpenVINO or the ONNX exporter is not installed.
         LoweringError: a program cannot be written as ONNX, or OpenVINO cannot convert it.
     """
-    with needs("cannot lower for `openvino`: a package is not installed", extra="openvino-export"):
+    with needs(f"cannot lower for `{target}`: a package is not installed", extra="openvino-export"):
         import openvino
 
         from whisperport.model.trace.onnx_file import write_onnx_file
@@ -68,7 +70,7 @@ def lower_to_openvino(
     shared = SharedBytes(weights, ALIGNMENT)
     nodes = []
     for program, out, precision in zip(programs, models, precisions, strict=True):
-        begin_stage(f"writing {program.name} for openvino in {precision}")
+        begin_stage(f"writing {program.name} for {target} in {precision}")
         with TemporaryDirectory(dir=weights.parent) as folder:
             onnx, own = Path(folder, "program.onnx"), Path(folder, "program.xml")
             write_onnx_file(program, onnx)
@@ -81,7 +83,7 @@ def lower_to_openvino(
                 raise LoweringError(
                     f"OpenVINO could not convert `{program.name}`",
                     why=str(error).strip().split("\n")[-1][:200],
-                    hint="`whisperport check PROGRAM.pt2 --target openvino` lists what is not supported",
+                    hint=f"`whisperport check PROGRAM.pt2 --target {target}` lists what is not supported",
                 ) from error
             kinds = [node.get_type_name() for node in model.get_ops()]
             nodes.append(sum(kind not in NOT_COMPUTED for kind in kinds))

@@ -20,7 +20,7 @@ from whisperport.program.profiling import (
     median_overhead,
 )
 from whisperport.program.runner import Array
-from whisperport.targets.cpu.openvino.ir import DTYPES, read_ir
+from whisperport.targets.cpu.openvino.ir import DTYPES, is_ir, read_ir
 from whisperport.targets.cpu.openvino.ir_graph import graph_of, ports_of
 from whisperport.targets.cpu.openvino.runtime import CPU, FLOAT32, first_line, shared_core
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the build layer needs torch
     from whisperport.model.inspection.graph import Graph, Value
 
 EXECUTED = "EXECUTED"
+WEIGHTS = "weights.bin"  # of all programs of a bundle
 
 
 @final
@@ -43,13 +44,13 @@ class OpenVinoProfiler(Profiler):
     files: ClassVar[int] = 2
 
     def recognizes(self, head: bytes) -> bool:
-        return head.lstrip().startswith((b"<?xml", b"<net"))
+        return is_ir(head)
 
     def profile(self, files: Sequence[Path], options: ProfileOptions) -> Profile:
         """Run a model; without its .bin file in `files`, that is the file of the same name."""
         from whisperport.model.inspection.inputs import inputs_for
 
-        model, weights = _with_weights(files)
+        model, weights = with_weights(files)
         device = options.options.get("device", CPU)
         with needs("cannot inspect an OpenVINO model: OpenVINO is not installed", extra="openvino"):
             core = shared_core()
@@ -75,7 +76,7 @@ class OpenVinoProfiler(Profiler):
     def run_keeping(
         self, files: Sequence[Path], inputs: Sequence[Array], names: Collection[str]
     ) -> tuple[dict[str, Array], list[Array]]:
-        path, weights = _with_weights(files)
+        path, weights = with_weights(files)
         places = ports_of(read_ir(path))
         with needs("cannot run an OpenVINO model: OpenVINO is not installed", extra="openvino"):
             core = shared_core()
@@ -98,9 +99,12 @@ class OpenVinoProfiler(Profiler):
         return values, [arrays[place] for place in rows]
 
 
-def _with_weights(files: Sequence[Path]) -> tuple[Path, Path]:
-    """Return the .xml file and the .bin file of a program."""
-    return files[0], files[1] if len(files) == 2 else files[0].with_suffix(".bin")
+def with_weights(files: Sequence[Path]) -> tuple[Path, Path]:
+    """Return the .xml file and the .bin file of a program, which a bundle's programs share."""
+    if len(files) == 2:
+        return files[0], files[1]
+    own, shared = files[0].with_suffix(".bin"), files[0].with_name(WEIGHTS)
+    return files[0], shared if shared.is_file() and not own.is_file() else own
 
 
 def _properties(options: ProfileOptions) -> dict[str, Any]:

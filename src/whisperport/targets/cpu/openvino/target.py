@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
 
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import ProgramEntry, regular_file
@@ -16,14 +16,21 @@ from whisperport.system.machine import instruction_sets
 from whisperport.system.option import MAX_THREADS
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.cpu.openvino.ir_graph import STATE
-from whisperport.targets.cpu.openvino.profiler import OpenVinoProfiler
-from whisperport.targets.cpu.openvino.runtime import CPU, Device, OpenVinoRunner, has_bf16, start
+from whisperport.targets.cpu.openvino.partitioner import NpuPartitioner
+from whisperport.targets.cpu.openvino.profiler import WEIGHTS, OpenVinoProfiler
+from whisperport.targets.cpu.openvino.runtime import (
+    CPU,
+    NPU,
+    Device,
+    OpenVinoRunner,
+    has_bf16,
+    start,
+)
 from whisperport.targets.target_options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program
 
-FOLDER, WEIGHTS = "openvino", "weights.bin"
 EXTRA, RUN_EXTRA = "openvino-export", "openvino"
 BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # instruction sets
 DEVICE = re.compile(r"CPU|NPU|GPU(\.[0-9]{1,2})?")
@@ -63,12 +70,11 @@ class DeviceOptions:
             )
 
 
-@final
 class OpenVino(Target):
     """Writes one OpenVINO model per program and one file of weights for all programs; runs them."""
 
     run_options: ClassVar[type[Any]] = DeviceOptions
-    profiler = OpenVinoProfiler()
+    profiler: OpenVinoProfiler | None = OpenVinoProfiler()
     spec = TargetSpec(
         name="openvino",
         summary="OpenVINO on x86 and Arm CPUs, and on Intel's GPUs and NPUs",
@@ -116,9 +122,9 @@ class OpenVino(Target):
     )
 
     def lower(self, programs: Sequence["Program"], folder: Path) -> list[ProgramEntry]:
-        own = folder / FOLDER
+        own = folder / self.spec.name
         models = [own / f"{program.name}.xml" for program in programs]
-        return self._lower(programs, models, own / WEIGHTS, f"{FOLDER}/")
+        return self._lower(programs, models, own / WEIGHTS, f"{own.name}/")
 
     def lower_file(
         self, program: "Program", path: Path, *, simplify: bool = False
@@ -132,8 +138,7 @@ class OpenVino(Target):
     def load(
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
-        chosen = cast(DeviceOptions, options.of(self))
-        device = Device(name=chosen.device, threads=options.cores, streams=chosen.streams)
+        device = self._device(options)
         core = start(device)
         runners: dict[str, Runner] = {}
         for entry in entries:
@@ -152,6 +157,10 @@ class OpenVino(Target):
             )
         return runners
 
+    def _device(self, options: RunOptions) -> Device:
+        chosen = cast(DeviceOptions, options.of(self))
+        return Device(name=chosen.device, threads=options.cores, streams=chosen.streams)
+
     def _lower(
         self,
         programs: Sequence["Program"],
@@ -163,7 +172,7 @@ class OpenVino(Target):
         from whisperport.targets.cpu.openvino.lowering import lower_to_openvino
 
         precisions = [self.precision_of(p.name) for p in programs]
-        nodes = lower_to_openvino(programs, models, precisions, weights)
+        nodes = lower_to_openvino(programs, models, precisions, weights, self.spec.name)
         return [
             ProgramEntry(
                 spec=program.spec,
@@ -194,4 +203,51 @@ def _files(folder: Path, entry: ProgramEntry) -> tuple[Path, Path]:
     return model, weights
 
 
-TARGETS = (OpenVino(),)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NpuOptions:
+    """Options for running."""
+
+    emulate: Annotated[
+        Literal["off", "on"],
+        Option(
+            "on lets the NPU's plugin rewrite the programs and run their parts on the CPU, in float32; off "
+            "runs them on an NPU"
+        ),
+    ] = "off"
+
+
+@final
+class OpenVinoNpu(OpenVino):
+    """Writes the same files for an NPU. Without one, its plugin rewrites them and runs them on the CPU."""
+
+    run_options: ClassVar[type[Any]] = NpuOptions
+    profiler = None  # the same files
+    partitioner = NpuPartitioner()
+    spec = replace(
+        OpenVino.spec,
+        name="openvino-npu",
+        summary="Intel's NPUs, by OpenVINO; the rest on the CPU. Not run on an NPU by this project",
+        runs=Runs(
+            programs=frozenset({"encoder", "cross_kv"}),
+            fallback=OpenVino.spec.name,
+            precisions=("fp16", "w8"),
+            timed_precisions=("fp16", "w8"),
+            emulation={"emulate": "on"},
+        ),
+        software=replace(OpenVino.spec.software, emulation_runtime="openvino"),
+        sources={
+            **OpenVino.spec.sources,
+            "static": "the NPU's plugin makes the shapes of a Whisper decoder static",
+            "precisions": "stored weights; an NPU computes in float16 in any case",
+        },
+    )
+
+    def emulated_precision(self, precision: str) -> str:
+        return precision
+
+    def _device(self, options: RunOptions) -> Device:
+        chosen = cast(NpuOptions, options.of(self))
+        return Device(name=NPU, emulated=chosen.emulate == "on")
+
+
+TARGETS = (OpenVino(), OpenVinoNpu())

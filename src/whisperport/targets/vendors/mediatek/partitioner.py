@@ -61,6 +61,9 @@ class LiteRtPartitioner(Partitioner):
         self._chip = chip
         self.title = f"MediaTek's LiteRT partitioner for {chip.litert_soc or chip.soc}"
 
+    def recognizes(self, head: bytes) -> bool:
+        return head[4:8] == b"TFL3"
+
     def unavailable(self) -> str:
         if not self._chip.litert_soc:
             return f"LiteRT's plugin does not have {self._chip.soc}, the SoC of {self._chip.board}"
