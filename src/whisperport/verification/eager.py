@@ -259,20 +259,31 @@ def eager_engine(model: "Whisper", generation: Generation) -> Engine:
         generation: its decoding settings. Without alignment heads, those of the last layer stand for them:
             the engine decodes, but its word timestamps mean nothing.
     """
+    import torch
+
     from whisperport.model.trace.variants import untraced_programs
     from whisperport.model.trace.whisper import Parts
 
-    heads = generation.alignment_heads or ((model.dims.n_text_layer - 1, 0),)
-    runners = {p.name: EagerRunner(p) for p in untraced_programs(Parts(model, heads))}
+    dims = model.dims
+    heads = generation.alignment_heads or ((dims.n_text_layer - 1, 0),)
+    # The encoder costs more than all other programs: it is not run for the shape of its output.
+    features = {"encoder": [torch.zeros(1, dims.n_audio_ctx, dims.n_audio_state)]}
+    programs = untraced_programs(Parts(model, heads))
+    runners = {p.name: EagerRunner(p, features.get(p.name)) for p in programs}
     embedding = model.decoder.token_embedding.weight.detach().numpy()
     positions = model.decoder.positional_embedding.detach().numpy()
-    return Engine(model.dims, generation, runners, embedding, positions)
+    return Engine(dims, generation, runners, embedding, positions)
 
 
 class EagerRunner(Runner):
-    """Runs a program that is not traced, in eager torch."""
+    """Runs a program that is not traced, in eager torch.
 
-    def __init__(self, program: "Untraced") -> None:
+    Args:
+        program: what is run.
+        results: tensors of the shapes of its outputs; None: it is run for them.
+    """
+
+    def __init__(self, program: "Untraced", results: "Sequence[Tensor] | None" = None) -> None:
         self._module = program.module.eval()
         self._groups = [len(x) if isinstance(x, list) else 0 for x in program.inputs]
         names = inspect.signature(program.module.forward).parameters
@@ -281,8 +292,8 @@ class EagerRunner(Runner):
             for parameter, argument in zip(names, program.inputs, strict=False)
             for name, tensor in _named(parameter, argument)
         ]
-        outputs = zip(program.outputs, self._call(program.inputs), strict=True)
-        specs = tuple(_spec(name, tensor) for name, tensor in outputs)
+        results = results or self._call(program.inputs)
+        specs = tuple(_spec(*output) for output in zip(program.outputs, results, strict=True))
         super().__init__(ProgramSpec(program.name, tuple(inputs), specs))
 
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:

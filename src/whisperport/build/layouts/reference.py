@@ -1,7 +1,7 @@
 """What a checkpoint emits in eager torch, decoded as an app decodes, for a comparison with the app."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,35 +118,38 @@ def known_logits(
         checkpoint: computes them.
         profile: pads the clip.
         clips: at least one.
-        emitted: for each clip; empty: not known, and the first clip is decoded.
+        emitted: for each clip; empty: not known, and the best tokens of the first clip are taken.
     """
     import torch
 
     from whisperport.model.network.whisper import build_model
 
-    if not emitted:
-        clips = clips[:1]
-        brief = replace(profile, windows=False, max_tokens=MAX_TOKENS)
-        emitted = reference_of(checkpoint, brief, clips)
-    clip, longest = max(zip(clips, emitted, strict=True), key=lambda pair: len(pair[1].tokens))
+    clip, text = clips[0], tuple[int, ...]()
+    if emitted:
+        clip, longest = max(zip(clips, emitted, strict=True), key=lambda pair: len(pair[1].tokens))
+        text = longest.tokens
     dims = checkpoint.dims
     prompt = start_tokens(
         checkpoint.generation, clip.language, "transcribe", timestamps=profile.timestamps
     )
-    tokens = (*prompt, *longest.tokens)[: min(MAX_TOKENS, dims.n_text_ctx)]
+    n_tokens = min(MAX_TOKENS, dims.n_text_ctx)
+    tokens = (*prompt, *text)[:n_tokens]
     mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, profile.padding)
     model = build_model(checkpoint)
     with torch.no_grad():
-        features = model.encode(torch.from_numpy(mel[None, :, : dims.n_frames]))
-        logits = model.logits(torch.tensor(tokens), model.cross_kv(features)).numpy()
+        audio = model.cross_kv(model.encode(torch.from_numpy(mel[None, :, : dims.n_frames])))
+        logits = model.logits(torch.tensor(tokens), audio)
+        while not emitted and len(tokens) < n_tokens:
+            tokens = (*tokens, int(logits[-1].argmax()))
+            logits = model.logits(torch.tensor(tokens), audio)
     return KnownLogits(
         clip=clip.name,
         padding=profile.padding,
         n_mels=dims.n_mels,
         tokens=tokens,
         n_prompt=len(prompt),
-        best=tuple(logits.argmax(axis=1).tolist()),
-        highest=tuple(logits.max(axis=1).tolist()),
+        best=tuple(logits.argmax(dim=1).tolist()),
+        highest=tuple(logits.amax(dim=1).tolist()),
     )
 
 

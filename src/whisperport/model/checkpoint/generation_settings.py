@@ -6,6 +6,7 @@ of the tokenizer, config.json, and, if the tokenizer is OpenAI's, openai-whisper
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,16 @@ class _Reader:
     ) -> None:
         self.stated, self.config, self.ids, self.dims = stated, config, ids, dims
         self.file = file
-        self.openai: Generation | None = None
-        if dims.n_vocab in KNOWN_VOCABULARIES:
-            openai = openai_generation(dims.n_vocab)
-            # A fine-tuned model may have another vocabulary of the same size.
-            if ids.get("<|endoftext|>") == openai.end_of_text:
-                self.openai = openai
         self.warnings: list[str] = []
+
+    @cached_property
+    def openai(self) -> Generation | None:
+        """OpenAI's settings, computed only if a setting is nowhere else: they take a second."""
+        if self.dims.n_vocab not in KNOWN_VOCABULARIES:
+            return None
+        openai = openai_generation(self.dims.n_vocab)
+        # A fine-tuned model may have another vocabulary of the same size.
+        return openai if self.ids.get("<|endoftext|>") == openai.end_of_text else None
 
     def read(self, *, has_own_file: bool) -> Generation:
         """Read all settings; `has_own_file`: the folder has a generation_config.json."""
