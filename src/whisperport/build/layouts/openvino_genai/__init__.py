@@ -17,7 +17,9 @@ PACKAGES = ("openvino-genai>=2026.4", "openvino-tokenizers>=2026.4", "transforme
 
 def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
     n_prompt = 3 if checkpoint.generation.is_multilingual else 1
-    return DecodingProfile(padding="audio", max_tokens=checkpoint.dims.n_text_ctx - n_prompt)
+    return DecodingProfile(
+        padding="audio", max_tokens=checkpoint.dims.n_text_ctx - n_prompt, words=True
+    )
 
 
 LAYOUT = Layout(
@@ -35,7 +37,6 @@ LAYOUT = Layout(
             profile_of=_profile,
             drops=(
                 "an NPU decodes 448 tokens, with a prompt of 4",
-                "word timestamps on an NPU differ from those on a CPU",
                 "it returns no ids: they are made of its text and timestamps",
             ),
         ),

@@ -27,10 +27,14 @@ def versions() -> dict[str, str]:
 
 def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     device, properties = DEVICES[job["device"]]
-    pipeline = openvino_genai.WhisperPipeline(job["model"], device, **properties)
     settings = json.loads((Path(job["model"]) / "generation_config.json").read_bytes())
+    # Without alignment heads, the pipeline does not start: a folder of others may have none.
+    words = job["words"] and bool(settings.get("alignment_heads"))
+    pipeline = openvino_genai.WhisperPipeline(
+        job["model"], device, word_timestamps=words, **properties
+    )
     config = pipeline.get_generation_config()
-    config.return_timestamps = True
+    config.return_timestamps, config.word_timestamps = True, words
     if settings["is_multilingual"]:
         config.language, config.task = f"<|{job['language']}|>", "transcribe"
 
@@ -47,6 +51,11 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
 
         result = pipeline.generate(samples.tolist(), config, Streamer())
         segments = [[c.start_ts, c.end_ts, c.text] for c in result.chunks or ()]
-        return {"tokens": ids, "text": str(result.texts[0]), "segments": segments}
+        return {
+            "tokens": ids,
+            "text": str(result.texts[0]),
+            "segments": segments,
+            "words": [[w.start_ts, w.end_ts, w.word] for w in result.words or ()],
+        }
 
     return transcribe
