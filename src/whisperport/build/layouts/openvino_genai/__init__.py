@@ -15,10 +15,13 @@ FOLDER = Path(__file__).parent
 PACKAGES = ("openvino-genai>=2026.4", "openvino-tokenizers>=2026.4", "transformers>=4.57")
 
 
+# With word timestamps, a longer text ends the process where the NPU's plug-in rewrites the graphs.
+PROMPT = 4
+
+
 def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
-    n_prompt = 3 if checkpoint.generation.is_multilingual else 1
     return DecodingProfile(
-        padding="audio", max_tokens=checkpoint.dims.n_text_ctx - n_prompt, words=True
+        padding="audio", max_tokens=checkpoint.dims.n_text_ctx - PROMPT, words=True
     )
 
 
@@ -36,7 +39,7 @@ LAYOUT = Layout(
             compared="text and timestamps",
             profile_of=_profile,
             drops=(
-                "an NPU decodes 448 tokens, with a prompt of 4",
+                "an NPU decodes 448 tokens, with a prompt of 4: with word timestamps, more end the process",
                 "it returns no ids: they are made of its text and timestamps",
             ),
         ),

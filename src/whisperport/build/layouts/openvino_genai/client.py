@@ -14,6 +14,7 @@ import openvino_genai
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}  # some processors would compute in bfloat16
 # The NPU's plug-in rewrites the graphs and runs their parts on the CPU: no NPU and no driver is needed.
 NPUW = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
+PROMPT = 4  # of an NPU; with word timestamps, more tokens than fit after it end the process
 DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
     "CPU": ("CPU", FLOAT32),
     "NPUW on the CPU": ("NPU", {**NPUW, **FLOAT32}),
@@ -27,7 +28,8 @@ def versions() -> dict[str, str]:
 
 def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     device, properties = DEVICES[job["device"]]
-    settings = json.loads((Path(job["model"]) / "generation_config.json").read_bytes())
+    names = ("config.json", "generation_config.json")
+    sizes, settings = (json.loads((Path(job["model"]) / name).read_bytes()) for name in names)
     # Without alignment heads, the pipeline does not start: a folder of others may have none.
     words = job["words"] and bool(settings.get("alignment_heads"))
     pipeline = openvino_genai.WhisperPipeline(
@@ -35,6 +37,7 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     )
     config = pipeline.get_generation_config()
     config.return_timestamps, config.word_timestamps = True, words
+    config.max_new_tokens = sizes["max_target_positions"] - PROMPT
     if settings["is_multilingual"]:
         config.language, config.task = f"<|{job['language']}|>", "transcribe"
 
