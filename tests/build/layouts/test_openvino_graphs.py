@@ -1,6 +1,8 @@
 """The OpenVINO graphs compute what the model in torch computes, and have what an NPU's plug-in needs."""
 
 import re
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import torch
 from tests.build.layouts.test_onnx_graphs import N_PROMPT, SHAPES, TOKENS, random_checkpoint
 
 from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.openvino_genai import folder, graphs
 from whisperport.build.layouts.openvino_genai.folder import write_graphs
 from whisperport.build.layouts.openvino_genai.graphs import decoder_graph
 from whisperport.model.network.whisper import build_model
+from whisperport.targets.cpu.openvino.ir import read_ir, stored_bytes
 
 TOLERANCE = 5e-6  # of the largest value, as for the ONNX graphs
 W8_DB = 30  # the least signal beside the noise of 8 bits
@@ -50,12 +54,54 @@ def test_logits_are_the_models(shape: str, precision: str, tmp_path: Path) -> No
     assert error <= TOLERANCE * np.abs(expected).max()
 
 
-def test_logits_of_8_bits_are_close(tmp_path: Path) -> None:
+def test_weights_in_float16_are_written_in_float32_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a checkpoint in float32, and the same in float16
     checkpoint = random_checkpoint(**SHAPES["tiny"])
+    stored = replace(checkpoint, weights={n: w.half() for n, w in checkpoint.weights.items()})
+    alive, most = set[int](), 0
+
+    def counted(function: Any) -> Any:
+        def result(*arguments: Any) -> Any:
+            nonlocal most
+            array = function(*arguments)
+            alive.add(id(array))
+            weakref.finalize(array, alive.discard, id(array))
+            most = max(most, len(alive))
+            return array
+
+        return result
+
+    for module in (graphs, folder):
+        monkeypatch.setattr(module, "weight", counted(module.weight))
+    # when both are written
+    (tmp_path / "half").mkdir()
+    (tmp_path / "whole").mkdir()
+    write_graphs(stored, "fp32", tmp_path / "half")
+    n_copies = most
+    write_graphs(checkpoint, "fp32", tmp_path / "whole")
+    # then they have the same constants, and hardly any weight was in memory in float32
+    assert n_copies <= 2
+    for name in ("openvino_encoder_model", "openvino_decoder_model"):
+        whole, half = (constants(tmp_path / folder / name) for folder in ("whole", "half"))
+        assert len(whole) > 20
+        assert whole == half
+
+
+def constants(path: Path) -> list[bytes]:
+    graph = read_ir(path.with_suffix(".xml"))
+    return [data.tobytes() for _, data in stored_bytes(graph, path.with_suffix(".bin"))]
+
+
+def test_logits_of_8_bits_are_close(tmp_path: Path) -> None:
+    # given weights that are stored in float16, of which most are rounded and biases are not
+    checkpoint = random_checkpoint(**SHAPES["tiny"])
+    stored = replace(checkpoint, weights={n: w.half() for n, w in checkpoint.weights.items()})
     mel = np.random.default_rng(0).normal(size=(80, checkpoint.dims.n_frames)).astype(np.float32)
     expected = expected_logits(checkpoint, mel)
 
-    noise = written_logits(checkpoint, "w8", mel, tmp_path) - expected
+    noise = written_logits(stored, "w8", mel, tmp_path) - expected
 
     assert noise.any()
     assert 10 * np.log10((expected**2).sum() / (noise**2).sum()) >= W8_DB

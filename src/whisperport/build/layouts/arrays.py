@@ -18,6 +18,11 @@ def weight(checkpoint: "Checkpoint", name: str) -> Floats:
     return array
 
 
+def is_widened(checkpoint: "Checkpoint", name: str) -> bool:
+    """Return whether a weight takes less memory than in float32, so that `weight` copies it."""
+    return checkpoint.weights[name].element_size() < np.dtype(np.float32).itemsize
+
+
 def half(checkpoint: "Checkpoint", name: str) -> NDArray[np.float16]:
     """Return a weight by openai-whisper's name, float16; it may be the checkpoint's own memory."""
     array: NDArray[np.float16] = checkpoint.weights[name].detach().half().contiguous().numpy()

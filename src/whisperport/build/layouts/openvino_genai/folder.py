@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.arrays import is_widened, weight
 from whisperport.build.layouts.client import run_script
 from whisperport.build.layouts.huggingface_files import (
     added_tokens,
@@ -19,8 +20,14 @@ from whisperport.build.layouts.huggingface_files import (
     vocab,
     write_json,
 )
-from whisperport.build.layouts.openvino_genai.graphs import decoder_graph, encoder_graph
+from whisperport.build.layouts.openvino_genai.graphs import (
+    EMBEDDING,
+    PROJECTION,
+    decoder_graph,
+    encoder_graph,
+)
 from whisperport.errors import needs
+from whisperport.targets.cpu.openvino.ir import read_ir, stored_bytes
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -35,6 +42,30 @@ def write_graphs(checkpoint: "Checkpoint", precision: str, folder: Path) -> None
     for name, graph in (("encoder", encoder_graph), ("decoder", decoder_graph)):
         path = folder / f"openvino_{name}_model.xml"
         save_model(graph(checkpoint, precision), path, compress_to_fp16=False)
+        if precision == "fp32" and any(is_widened(checkpoint, n) for n in checkpoint.weights):
+            _put_weights(path, checkpoint)
+
+
+def _put_weights(path: Path, checkpoint: "Checkpoint") -> None:
+    """Put the weights for which a saved graph has zeros into its files, one at a time."""
+    graph, xml = read_ir(path), path.read_bytes()
+    saved, whole = path.with_suffix(".bin"), path.with_suffix(".whole")
+    pieces, written, end = [], 0, 0
+    places: dict[str, int] = {}  # of a weight, or of what the saved file has at an offset
+    with whole.open("wb") as file:
+        for node, stored in stored_bytes(graph, saved):
+            name = EMBEDDING if node.name == PROJECTION else node.name
+            is_zeros = name in checkpoint.weights and is_widened(checkpoint, name)
+            offset = node.attributes["offset"]
+            key = name if is_zeros else offset
+            if key not in places:
+                places[key] = written
+                written += file.write((weight(checkpoint, name) if is_zeros else stored).data)
+            start = xml.index(f'offset="{offset}"'.encode(), node.span.start, node.span.stop)
+            pieces += [xml[end:start], f'offset="{places[key]}"'.encode()]
+            end = start + len(f'offset="{offset}"')
+    whole.replace(saved)
+    path.write_bytes(b"".join([*pieces, xml[end:]]))
 
 
 def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:

@@ -15,12 +15,13 @@ Source: openvinotoolkit/openvino@064c576, src/plugins/intel_npu/src/plugin/npuw/
 openvinotoolkit/openvino.genai@da1db86, src/cpp/src/whisper.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whisperport.build.layouts.arrays import half, quantized_rows, weight
+from whisperport.build.layouts.arrays import Floats, half, is_widened, quantized_rows, weight
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -29,6 +30,8 @@ Node = Any  # openvino.Node; OpenVINO ships no types
 KEY_VALUE = ("key", "value")
 HIDDEN = np.float32(-65504)  # added to the scores of later tokens; the lowest number of float16
 EPSILON = 1e-5  # of layer normalization
+EMBEDDING = "decoder.token_embedding.weight"
+PROJECTION = "decoder.projection.weight"  # the second constant of this weight
 
 
 class Nodes:
@@ -45,6 +48,7 @@ class Nodes:
 
         self.op: Any = opset13
         self.checkpoint, self.precision = checkpoint, precision
+        self.zeros = np.zeros(0, np.float32)
 
     def integers(self, *values: int) -> Node:
         """Return a constant (n,) int64."""
@@ -64,13 +68,28 @@ class Nodes:
         """Return a weight in float32; in a shape that broadcasts, if one is given.
 
         Its node has the weight's name; a second one of the same weight, a label of its own. The graph reads
-        the checkpoint's own memory where it has the precision that is stored.
+        the checkpoint's own memory where it has the precision that is stored. In fp32, where that would be
+        a copy, it reads zeros, and `write_graphs` puts the weight into the file: until a graph is saved,
+        all its constants are in memory.
         """
         is_half = self.precision == "fp16"
-        array: Any = half(self.checkpoint, name) if is_half else weight(self.checkpoint, name)
+        array: Any
+        if is_half:
+            array = half(self.checkpoint, name)
+        elif self.precision == "fp32" and is_widened(self.checkpoint, name):
+            array = self._zeros(tuple(self.checkpoint.weights[name].shape))
+        else:
+            array = weight(self.checkpoint, name)
         array = array.reshape(shape or array.shape)
         stored = self.op.constant(array, shared_memory=True, name=label or name)
         return self.op.convert(stored, "f32") if is_half else stored
+
+    def _zeros(self, shape: tuple[int, ...]) -> Floats:
+        """Return zeros, whose memory all constants share."""
+        size = math.prod(shape)
+        if size > len(self.zeros):
+            self.zeros = np.zeros(size, np.float32)
+        return self.zeros[:size].reshape(shape)
 
     def matrix(self, name: str, label: str = "") -> Node:
         """Return a weight (n, k)."""
@@ -176,7 +195,7 @@ class _Decoder:
         start = nodes.size(past[0][0][0], 2)
         end = op.add(start, nodes.size(self.ids, 1))
         mask = self._mask(start, end)
-        table = nodes.matrix("decoder.token_embedding.weight")
+        table = nodes.matrix(EMBEDDING)
         rows = nodes.tensor("decoder.positional_embedding")
         x = op.gather(table, self.ids, nodes.integer(0))
         places = op.gather(rows, self._positions(start, end), nodes.integer(0))
@@ -186,7 +205,7 @@ class _Decoder:
             x = self._cross_attention(x, layer)
             x = nodes.feed_forward(x, f"decoder.blocks.{layer}")
         x = nodes.norm(x, "decoder.ln")
-        projection = nodes.matrix("decoder.token_embedding.weight", "decoder.projection.weight")
+        projection = nodes.matrix(EMBEDDING, PROJECTION)
         logits = op.matmul(x, projection, False, True)
         logits.output(0).set_names({"logits"})
         inputs = [self.ids, self.features, self.beams]
