@@ -1,5 +1,6 @@
 """`convert`: files are at their place only after the app returned what the checkpoint emits."""
 
+import errno
 import json
 import os
 import re
@@ -318,6 +319,20 @@ def test_words_of_a_checkpoint_that_understands_nothing_are_no_evidence() -> Non
     assert "--verify-with" in check.reason
 
 
+def test_a_difference_in_nonsense_is_shown_with_its_cause() -> None:
+    # given a checkpoint that repeats a word, and an app whose rules end the text earlier
+    clip = Clip("a.wav", "turn the light on", np.zeros(16000, np.float32))
+    emitted, returned = (Emitted((), "never " * n + end, ()) for n, end in ((90, ""), (80, "ever")))
+    app = layout_of("whisper.cpp").apps["whisper.cpp"]
+    # when their texts are compared
+    (check,) = checks_of(app, "fp16", [clip], [emitted], [returned], exact=True)
+    # then the place where they differ is shown, and why these clips show nothing
+    assert not check.passed
+    assert "never ever', the checkpoint emits '...r never never" in check.reason
+    assert "has WER 2250% itself: give clips that it understands" in check.reason
+    assert len(check.reason) < 400
+
+
 def test_fewer_bits_are_judged_by_words(
     checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
 ) -> None:
@@ -486,6 +501,37 @@ def test_a_file_is_replaced_only_if_convert_wrote_it(
     out.write_bytes(b"mine")
     with pytest.raises(UsageError, match="cannot write"), unchanged(tmp_path):
         convert(checkpoint, "whisper.cpp", out, with_clips)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("write error")]
+)
+def test_a_full_disk_is_said_to_be_full_and_the_old_folder_stays(
+    checkpoint: Any,
+    answers: Any,
+    client: Any,
+    with_clips: Any,
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a folder, and a disk that is full; libraries that write files say only that they failed
+    client(answers)
+    convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    layout = layout_of("faster-whisper")
+
+    def write(_checkpoint: Any, _precision: str, folder: Path) -> None:
+        (folder / "model.bin").write_bytes(bytes(3_000_000))
+        full = shutil.disk_usage(folder)._replace(free=0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
+        raise error
+
+    monkeypatch.setattr(faster_whisper, "LAYOUT", replace(layout, write=write))
+    # then the error says so, and the folder is as it was
+    with unchanged(tmp_path / "out"), pytest.raises(BundleError, match="disk is full") as caught:
+        convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
+    assert "3 MB were written" in caught.value.why
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".out")] == []
 
 
 def test_a_file_that_appears_during_the_work_is_kept(

@@ -23,6 +23,8 @@ MAX_DIFFERENCE = 0.05
 TIMESTAMP_S = 0.021  # one timestamp of 20 ms, and what binary fractions add
 # Two positions of the encoder, by which rounding moves a word. Around a pause it may be more.
 WORD_S, PART_OF_WORDS = 0.041, 0.9
+SHOWN = 100  # characters of a text that differs, around its first difference
+CLIPS_NEEDED = "give clips that it understands with `--verify-with`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +148,8 @@ def _tokens(name: str, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
     n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     reason = ""
     if expected.tokens != actual.tokens:
-        reason = (
-            f"token {n_same + 1} of {len(expected.tokens)} differs: {name} returned "
-            f"{actual.text.strip()!r}, the checkpoint emits {expected.text.strip()!r}"
-        )
+        texts = _texts(name, clip, expected, actual)
+        reason = f"token {n_same + 1} of {len(expected.tokens)} differs: {texts}"
     return Check(
         level="tokens",
         program=name,
@@ -165,10 +165,7 @@ def _timed(name: str, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
     texts = [segment.text.split() for segment in expected.segments]
     reason = ""
     if expected.text.split() != actual.text.split():
-        reason = (
-            f"{name} returned {actual.text.strip()!r}, the checkpoint emits "
-            f"{expected.text.strip()!r}"
-        )
+        reason = _texts(name, clip, expected, actual)
     elif actual.tokens and actual.tokens != expected.text_tokens:
         reason = "the same text is made of other tokens"
     elif texts != [segment.text.split() for segment in actual.segments]:
@@ -190,6 +187,22 @@ def _timed(name: str, clip: Clip, expected: Emitted, actual: Emitted) -> Check:
         passed=not reason,
         reason=reason,
     )
+
+
+def _texts(name: str, clip: Clip, expected: Emitted, actual: Emitted) -> str:
+    """Say which two texts differ, and whether the checkpoint's is nonsense, which apps cut differently."""
+    texts = [emitted.text.strip() for emitted in (expected, actual)]
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    start = max(0, sum(1 for _ in pairs) - SHOWN // 2)
+    own, returned = (
+        f"{'...' * (start > 0)}{text[start:][:SHOWN]}{'...' * (len(text) > start + SHOWN)}"
+        for text in texts
+    )
+    said = f"{name} returned {returned!r}, the checkpoint emits {own!r}"
+    errors = text_errors(expected.text, clip.text, unit_of(clip.language))
+    if errors.length and errors.rate > LOST:
+        said += f", which has {errors.name} {errors.rate:.0%} itself: {CLIPS_NEEDED}"
+    return said
 
 
 def _words(
@@ -227,7 +240,7 @@ def _words(
     if compared.rate > LOST:
         reason = (
             f"the checkpoint itself has {compared.name} {compared.rate:.0%} on these clips, so that they "
-            "show nothing: give clips that it understands with `--verify-with`"
+            f"show nothing: {CLIPS_NEEDED}"
         )
     elif change > allowed:
         reason = f"the {compared.name} is {change:.2%} above the checkpoint's in {compared.length} {unit}"

@@ -14,7 +14,7 @@ from whisperport.program.bundle.ownership import RECORD
 from whisperport.program.bundle.replacing import put_in_place
 from whisperport.program.bundle.replacing_files import put_files_in_place
 from whisperport.program.bundle.staging import staged_beside, staging
-from whisperport.program.bundle.writing import check_writable, flush_files
+from whisperport.program.bundle.writing import check_writable, flush_files, naming_full_disk
 from whisperport.system.outputs import Output, check_outputs
 
 
@@ -90,7 +90,7 @@ def writing(layout: Layout, out: Path) -> Iterator[Path]:
         return
     out = check_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with staging(out) as staged:
+    with staging(out) as staged, naming_full_disk(out, staged.partial):
         staged.partial.mkdir()
         yield staged.partial
         if draft_record(layout, staged.partial).is_file():

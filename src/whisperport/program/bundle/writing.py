@@ -101,12 +101,8 @@ def writing_bundle(out: Path, *, overwrite: bool = True) -> Iterator[BundleWrite
             os.mkdir(writer.folder)  # not mkdtemp, whose folders other users cannot read
         except OSError as error:
             raise _cannot_write(out, error) from error
-        try:
+        with naming_full_disk(out, writer.folder):
             yield writer
-        except OSError as error:
-            if not _is_full(error, out.parent):
-                raise
-            raise _disk_full(writer, error) from error
         if not writer.committed:
             raise RuntimeError("the block that writes a bundle ended without `commit`")
 
@@ -231,17 +227,29 @@ def flush_files(folder: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def _is_full(error: OSError, folder: Path) -> bool:
-    return error.errno in FULL or shutil.disk_usage(folder).free < NEARLY_FULL_BYTES
+@contextmanager
+def naming_full_disk(out: Path, draft: Path) -> Iterator[None]:
+    """Say that the disk is full, if it is, where a block that writes a folder fails.
 
+    Args:
+        out: the folder that is to be written.
+        draft: where it is written first.
 
-def _disk_full(writer: BundleWriter, error: OSError) -> BundleError:
-    written = sum(entry.stat().st_size for entry in writer.folder.rglob("*"))
-    return BundleError(
-        f"the disk is full, so the bundle {writer.out} was not written",
-        why=f"{error}; {written / 1e6:.0f} MB were written, and more are needed",
-        hint="free some space or choose a folder on another disk",
-    )
+    Raises:
+        BundleError: the disk is full. Any other error of the block is raised as it is.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: a library wrote the file
+        number = getattr(error, "errno", None)
+        if number not in FULL and shutil.disk_usage(out.parent).free >= NEARLY_FULL_BYTES:
+            raise
+        written = sum(entry.stat().st_size for entry in draft.rglob("*"))
+        raise BundleError(
+            f"the disk is full, so {out} was not written",
+            why=f"{error}; {written / 1e6:.0f} MB were written, and more are needed",
+            hint="free some space or choose a folder on another disk",
+        ) from error
 
 
 def _cannot_write(out: Path, error: Exception) -> BundleError:
