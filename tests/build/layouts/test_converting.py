@@ -32,9 +32,10 @@ from whisperport.build.layouts.environments import (
     install,
     variable,
 )
+from whisperport.build.layouts.exact import check_graphs
 from whisperport.build.layouts.layout import App, apps
 from whisperport.build.layouts.record import read_record, record_path
-from whisperport.build.layouts.reference import Emitted, reference_of
+from whisperport.build.layouts.reference import Emitted, KnownLogits, reference_of
 from whisperport.build.layouts.verifying import verify_layout
 from whisperport.errors import (
     BundleError,
@@ -699,6 +700,15 @@ def test_graphs_that_do_not_compute_the_checkpoints_tokens_are_not_written(
     wrong = convert(checkpoint, "sherpa-onnx", tmp_path / "wrong", options).record
     assert [check.passed for check in wrong.without_app] == [False]
     assert not right.is_verified
+
+
+def test_graphs_that_compute_zeros_are_not_the_checkpoints() -> None:
+    # given graphs of 8 bits in which every logit is zero, and so the highest
+    (clip,) = shipped_clips(1)
+    known = KnownLogits(clip.name, "mel", 80, (3, 1, 2), 1, (1, 2, 4), (9.0, 8.0, 7.0))
+    layout = replace(layout_of("openvino-genai"), logits=lambda *_: np.zeros((3, 5), np.float32))
+    # then they are not taken for those of the checkpoint
+    assert not check_graphs(layout, Path("out"), "w8", known, [clip], 30.0, exact=False).passed
 
 
 def test_an_app_that_decodes_differently_is_told_from_wrong_files(
