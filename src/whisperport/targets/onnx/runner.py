@@ -15,7 +15,7 @@ from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.any_tokens import picked
-from whisperport.targets.onnx.rounded_audio import LEVELS, SCALE, RoundedState
+from whisperport.targets.onnx.rounded_audio import LEVELS, OFFSET, SCALE, RoundedState
 from whisperport.targets.onnx.weights import JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.stated_signature import expect_tensor, other_signature
 
@@ -102,7 +102,7 @@ class OnnxRunner(Runner):
         """Return a session, after a check that it has the signature of the manifest."""
         own = weights if isinstance(weights, OwnWeights) else None
         session = own.session(self._load) if own else self._load(weights)
-        replaced = (name + end for name in self._rounded for end in ("", LEVELS, SCALE))
+        replaced = (name + end for name in self._rounded for end in ("", LEVELS, SCALE, OFFSET))
         check_signature(session, self.spec, self._name, {*self._further, *replaced})
         return session
 
