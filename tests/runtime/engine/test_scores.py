@@ -122,6 +122,16 @@ def test_a_token_that_a_checkpoint_suppresses_twice_is_subtracted_once() -> None
     assert scores.log_sum().value == pytest.approx(exact(row), abs=CLOSE)
 
 
+def test_an_improbable_token_has_the_known_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a sum of all exponentials again: most of them remain."""
+    row = np.zeros(V, np.float32)
+    scores = summed(row)
+    scores.forbid(slice(50))
+    monkeypatch.setattr("whisperport.runtime.engine.scores.log_sum_exp", None)
+
+    assert scores.log_sum().value == pytest.approx(exact(row), abs=CLOSE)
+
+
 def test_a_sum_does_not_change_with_the_logits_after_it() -> None:
     """The next step overwrites them."""
     row = logits()
@@ -371,13 +381,12 @@ def logprobs(decoded: list[Decoded]) -> list[float]:
 def test_the_sum_of_the_program_is_used(
     engines: Any, audio: Callable[[int], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the logits after the prompt, and a quite improbable token, are added up on the host."""
+    """Only the logits after the prompt are added up on the host, however improbable a token is."""
     engine, _ = engines(True)
     added: list[int] = []
     monkeypatch.setattr(
         "whisperport.runtime.engine.scores.log_sum_exp", lambda row, peak: added.append(1) or 0.0
     )
-    monkeypatch.setattr("whisperport.runtime.engine.scores.LEAST_PART", 1e-9)
 
     decoded = decode_window(
         Decoder(engine), audio(0), DecodeOptions(language="en", without_timestamps=True)

@@ -14,6 +14,7 @@ from whisperport.program.runner import Array, Runner
 from whisperport.targets.cpu import onnxruntime
 from whisperport.targets.onnx.rounded_audio import (
     LEVELS,
+    OFFSET,
     SCALE,
     RoundedState,
     Rounding,
@@ -172,6 +173,21 @@ def test_levels_and_scales_express_the_numbers_within_half_a_level(
     assert abs(levels.astype(int)).max() == 127
     steps = scale if name == "v" else scale.transpose(0, 2, 1)
     assert (abs(levels * steps - array) <= 0.501 * steps).all()
+    if name == "k":
+        sums = 128 * levels.sum(1, np.int32, keepdims=True)
+        np.testing.assert_array_equal(found[f"cross_k_0{OFFSET}"], sums)
+
+
+def test_a_step_multiplies_by_keys_without_a_zero_point(lowered: Lowered) -> None:
+    """With one, ONNX Runtime copies all keys for each token."""
+    folder, entries = lowered
+    entry = next(one for one in entries if one.spec.name == "step")
+    model = OnnxGraph.of(folder, entry).detach()
+
+    assert read_in_8_bits(model, entry.spec)
+
+    products = [node for node in model.graph.node if node.op_type == "MatMulInteger"]
+    assert {len(node.input) for node in products} == {2}
 
 
 def test_arrays_of_a_window_are_rounded_once_and_then_forgotten(

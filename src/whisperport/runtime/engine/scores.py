@@ -17,8 +17,8 @@ SAFE_PEAK = 60
 # of 51,865 exponentials takes 0.7 of the time.
 PIECE = 16384
 MOST_FORBIDDEN = 4096  # if more tokens are forbidden, the exponentials of the others are added up
-# Of the sum of all exponentials. If the largest that remains is a smaller part, those that remain are added
-# up: a subtraction multiplies the relative error of the sum by up to 20 here, and by more then.
+# Of the sum of all exponentials. If a smaller part remains, its exponentials are added up: a subtraction
+# multiplies the relative error of the sum by up to 20 here, and by more then.
 LEAST_PART = 0.05
 
 
@@ -36,8 +36,7 @@ class LogSum:
         """
         Args:
             total: logarithm of the sum of all exponentials.
-            forbidden: logits whose exponentials are subtracted from the sum. At least `LEAST_PART` of it
-                remains.
+            forbidden: logits whose exponentials are subtracted from the sum.
         """
         self._total, self._forbidden = total, tuple(forbidden)
 
@@ -46,10 +45,17 @@ class LogSum:
         """The logarithm."""
         if not self._forbidden:
             return self._total
+        part = min(self.forbidden_part, 1 - LEAST_PART)  # more only if `total` is wrong
+        return self._total + math.log1p(-part)
+
+    @property
+    def forbidden_part(self) -> float:
+        """What the forbidden tokens have of the sum of all exponentials."""
+        if not self._forbidden:
+            return 0.0
         shares = np.concatenate(self._forbidden) - np.float32(self._total)
         np.exp(np.minimum(shares, 0, out=shares), out=shares)
-        part = min(float(shares.sum()), 1 - LEAST_PART)  # more only if `total` is wrong
-        return self._total + math.log1p(-part)
+        return float(shares.sum())
 
 
 class Scores:
@@ -125,9 +131,13 @@ class Scores:
             peak = self.logits.item(self.logits.argmax())  # twice as fast as `max`
         if math.isnan(peak):
             check_output("step", "logits", self.logits)
-        if self.total is None or peak - self.total < math.log(LEAST_PART):
+        if self.total is None:
             return LogSum(log_sum_exp(self.logits, peak))
-        return LogSum(self.total, self._forbidden)
+        known = LogSum(self.total, self._forbidden)
+        remains = (
+            peak - self.total >= math.log(LEAST_PART) or known.forbidden_part <= 1 - LEAST_PART
+        )
+        return known if remains else LogSum(log_sum_exp(self.logits, peak))
 
 
 def log_sum_exp(row: Floats, peak: float | None = None) -> float:
