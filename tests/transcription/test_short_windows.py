@@ -132,7 +132,7 @@ def test_a_failed_run_leaves_no_rows_that_the_next_window_takes_for_silence(
         np.testing.assert_allclose(array, expected[name], atol=1e-5, err_msg=name)
 
 
-def test_a_command_is_encoded_in_5_s_and_its_keys_are_of_250_rows(
+def test_a_command_is_encoded_in_4_5_s_and_its_keys_are_computed_once_in_225_rows(
     short: Transcriber, full: Transcriber, sizes: Sizes
 ) -> None:
     expected = full.transcribe(clip())
@@ -143,8 +143,8 @@ def test_a_command_is_encoded_in_5_s_and_its_keys_are_of_250_rows(
     transcript = short.transcribe(clip())
 
     assert transcript.text == expected.text
-    assert sizes == {"encoder": [500], "cross_kv": [250, 250]}  # for the language, and for the text
-    assert [segment.window_s for segment in transcript.segments] == [5.0]
+    assert sizes == {"encoder": [450], "cross_kv": [225]}  # for the language and for the text
+    assert [segment.window_s for segment in transcript.segments] == [4.5]
     assert [segment.window_s for segment in expected.segments] == [None]
 
 
@@ -170,7 +170,7 @@ def test_a_clip_of_the_audio_is_a_short_window(short: Transcriber, sizes: Sizes)
 
     transcript = short.transcribe(samples, clip_timestamps=(2.0, end))
 
-    assert {segment.window_s for segment in transcript.segments} == {5.0}
+    assert {segment.window_s for segment in transcript.segments} == {4.5}
     assert min(segment.start for segment in transcript.segments) >= 2.0
 
 
@@ -262,7 +262,7 @@ def test_a_verification_decodes_in_the_windows_that_the_runtime_uses(
     finally:
         undo()
 
-    assert sizes["encoder"] == [3000, 1500]  # not 500, of the windows of a new export
+    assert sizes["encoder"] == [3000, 1500]  # not 450, of the windows of a new export
 
 
 @pytest.mark.parametrize("max_tokens", [3, 9])
@@ -290,7 +290,7 @@ def test_a_window_whose_last_segment_is_open_is_decoded_in_full(
 
     transcript = short.transcribe(clip())
 
-    assert sizes["encoder"][-2:] == [500, 3000]
+    assert sizes["encoder"][-2:] == [450, 3000]
     assert {segment.window_s for segment in transcript.segments} == {None}
 
 
@@ -306,7 +306,7 @@ def test_the_language_is_detected_in_the_window_that_is_decoded(
     monkeypatch.setattr(session, "detect_language", detect)
 
     assert short.transcribe(clip()).language_probability == 0.5
-    assert (detected, sizes["encoder"]) == ([250], [500])
+    assert (detected, sizes["encoder"]) == ([225], [450])
 
     undo = with_windows(short, ShortWindows(positions=(250,), min_logprob=0.0))
     try:
@@ -368,7 +368,7 @@ def test_an_export_writes_the_windows_that_it_verified_and_the_table_of_silence(
     )
 
     assert bundle.manifest.short_windows == ShortWindows(
-        positions=(250, 375, 500, 750, 1000), min_logprob=check["value"]["min_logprob"]
+        positions=(175, 225, 375, 500, 750, 1000), min_logprob=check["value"]["min_logprob"]
     )
     silence = bundle.silence()
     assert silence is not None

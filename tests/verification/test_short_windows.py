@@ -17,7 +17,7 @@ def text(
     short: str = SAID,
     *,
     correct: str = SAID,
-    positions: int = 250,
+    positions: int = 375,
     is_whole: bool = True,
 ) -> ShortText:
     return ShortText(
@@ -38,7 +38,7 @@ def test_windows_that_keep_all_words_are_used_from_the_shortest_one_on_that_held
     # When no text differs
     windows, check = short_window_check(RIGHT)
     # Then all lengths are used, and the limit is twice as far below the lowest as that below the median
-    assert windows == ShortWindows(positions=(250, 375, 500, 750, 1000), min_logprob=-0.4)
+    assert windows == ShortWindows(positions=(375, 500, 750, 1000), min_logprob=-0.4)
     assert check.passed
     assert check.value["extra_errors"] == 0
     assert check.value["increase_bound"] == pytest.approx(3 / (5 * 8))

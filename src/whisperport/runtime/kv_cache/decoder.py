@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from weakref import ref
 
 import numpy as np
 
@@ -44,6 +45,7 @@ class Decoder:
             engine.dims, engine.cache_form, engine.mask_of(engine.step), grows=engine.short_caches
         )
         self._cross_kv: dict[str, Array] = {}  # of the window's audio
+        self._features: ref[Floats] | None = None  # of which they were computed
         self._rows_used = engine.dims.n_audio_ctx  # rows of them that may be other than silence
         self._x = np.zeros((1, 1, engine.dims.n_text_state), np.float32)  # input of `step`
 
@@ -51,15 +53,20 @@ class Decoder:
         """Begin a window: compute its cross-attention K/V, and remove all tokens.
 
         Silence follows a window that is shorter than the checkpoint's. Its rows are computed only where
-        the windows before have left other ones.
+        the windows before have left other ones. For the features of the window before, as at a higher
+        temperature or after the detection of the language, only the tokens are removed.
 
         Args:
-            features: (T, d) float32, the encoder's output.
+            features: (T, d) float32, the encoder's output, which nobody changes.
 
         Raises:
             NumericalError: `cross_kv` returned a NaN or an infinity.
         """
+        if self._features and self._features() is features:
+            self.cache.clear()
+            return
         self.cache.bindings.clear()
+        self._features, given = None, ref(features)
         runner, length = self.engine.cross_kv, len(features)
         rows = max(length, self._rows_used)
         if rows > length:
@@ -81,6 +88,7 @@ class Decoder:
         # Other objects for each window, also on the same memory: a device keeps the audio of an array that
         # it knows, as long as a binding of the window before exists.
         self._cross_kv = {name: array.view() for name, array in self._cross_kv.items()}
+        self._features = given
         self.cache.clear()
 
     def prefill(

@@ -14,7 +14,6 @@ sum first; where it is wrong, nothing is changed. So the form of the graph depen
 it.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import ref
@@ -149,11 +148,11 @@ class Rounding:
             self._sessions[size] = self._session(_rounding(*size).SerializeToString())
         outputs = ["levels", "scale", *["offset"][: per_head > 1]]
         levels, scale, *offset = self._sessions[size].run(outputs, {"rows": rows})
-        return {
+        rounded = {
             name + LEVELS: levels.reshape(array.shape),
             name + SCALE: scale.reshape(heads, 1, per_head),
-            **{name + OFFSET: sums for sums in offset},
         }
+        return rounded | ({name + OFFSET: offset[0]} if offset else {})
 
 
 def _rounding(per_head: int, size: int) -> Any:
