@@ -27,9 +27,9 @@ from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.any_tokens import Lowered, same_but_for_tokens
+from whisperport.targets.onnx.lower_file import lower_file_to_onnx
 from whisperport.targets.onnx.rounded_audio import Rounding, Session, multiplies_exactly
 from whisperport.targets.onnx.runner import CPU, OnnxRunner, cpu_session
-from whisperport.targets.onnx.target import lower_file_to_onnx
 from whisperport.targets.onnx.weights import LARGEST, JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.quantizing import Sensitive, replace_by_quantized, static_calibration
 from whisperport.targets.target_options import Option, check_ranges

@@ -1,7 +1,4 @@
-"""Lower programs to ONNX files: a function, and the base of targets whose vendor's compiler reads ONNX.
-
-Such a target writes the files, and can emulate itself on the CPU.
-"""
+"""The base of targets whose vendor's compiler reads ONNX: they write it, and can emulate it on the CPU."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -10,16 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.errors import needs
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
-from whisperport.program.bundle.program_entry import ProgramFacts
-from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.program.spec import Lowering, ProgramSpec, Runs, Software, Support
-from whisperport.system.progress import begin_stage
-from whisperport.targets.base import Target
 from whisperport.targets.compiled_target import CompiledTarget
+from whisperport.targets.onnx.lower_file import lower_file_to_onnx
 from whisperport.targets.onnx.runner import OnnxRunner
 
 if TYPE_CHECKING:  # boards have no torch
@@ -34,48 +27,6 @@ onnx_support = partial(Support, formats=frozenset({"torch", "onnx"}), rejects_pr
 onnx_lowering = partial(Lowering, lowered_suffix=LOWERED, lowered_max_rank=4)
 onnx_runs = partial(Runs, fallback="onnxruntime", emulation={"emulate": "on"})
 onnx_software = partial(Software, emulation_runtime="onnxruntime", extra="export")
-
-
-def lower_file_to_onnx(
-    target: Target,
-    program: "Program",
-    path: Path,
-    opset: int,
-    *,
-    simplify: bool = False,
-) -> tuple[ProgramEntry, dict[str, Any]]:
-    """Write one program with its weights to `path`.
-
-    Returns:
-        The entry of the program, with paths relative to the folder of `path`; and facts about the file:
-        opset, number of nodes, highest rank, and bytes of weights.
-
-    Raises:
-        MissingPackageError: the ONNX exporter is not installed, or `simplify` is set and onnxslim is not
-            installed.
-        LoweringError: the program cannot be written in this opset.
-    """
-    name = target.spec.name
-    with needs(f"cannot lower for `{name}`: the ONNX exporter is not installed", extra="export"):
-        from whisperport.model.trace.onnx_file import write_onnx_file
-    path.parent.mkdir(exist_ok=True)  # not before: without an exporter, nothing is written
-    begin_stage(f"writing {program.name} as ONNX opset {opset} for {name}")
-    facts = write_onnx_file(program, path, opset=opset, simplify=simplify)
-    entry = ProgramEntry(
-        spec=program.spec,
-        placement=Placement(name),
-        method=program.name,
-        files=tuple(file.relative_to(path.parent).as_posix() for file in facts.files),
-        facts=ProgramFacts(
-            delegated=facts.nodes, undelegated=(), subgraphs=1, target_facts={"opset": facts.opset}
-        ),
-    )
-    return entry, {
-        "opset": facts.opset,
-        "nodes": facts.nodes,
-        "max_rank": facts.max_rank,
-        "weight_bytes": facts.weight_bytes,
-    }
 
 
 class OnnxTarget(CompiledTarget):
