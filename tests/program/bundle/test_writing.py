@@ -377,11 +377,22 @@ def test_another_error_of_the_system_is_passed_on(tmp_path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such checkpoint")
 
 
-def test_too_little_space_is_known_beforehand(tmp_path: Path) -> None:
+def test_too_little_space_is_known_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BundleError, match="not enough free disk space") as caught:
         check_writable(tmp_path / "nano", needed_bytes=2**62)
 
     assert "MB are needed" in caught.value.why
+
+    # A part of a megabyte is no reason that says "0 MB are needed; 0 MB are free".
+    nearly_full = shutil.disk_usage(tmp_path)._replace(free=300_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: nearly_full)
+    with pytest.raises(BundleError, match="not enough free disk space for .*/nano") as caught:
+        check_writable(tmp_path / "nano", needed_bytes=400_000)
+
+    assert caught.value.why == "1 MB are needed; 0 MB are free"
+    assert "bundle" not in caught.value.what.removesuffix(str(tmp_path / "nano"))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ folder is deleted. `staging` describes what a killed process leaves behind and h
 `rewrite_manifest` replaces the manifest of a bundle on disk; no other file changes.
 """
 
+import math
 import os
 import secrets
 import shutil
@@ -144,8 +145,8 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
         raise _cannot_write(out, error) from error
     if free < needed_bytes:
         raise BundleError(
-            f"not enough free disk space for a bundle at {out}",
-            why=f"{needed_bytes / 1e6:.0f} MB are needed; {free / 1e6:.0f} MB are free",
+            f"not enough free disk space for {out}",
+            why=f"{math.ceil(needed_bytes / 1e6)} MB are needed; {free // 10**6} MB are free",
             hint="free some space or choose a folder on another disk",
         )
     return out
