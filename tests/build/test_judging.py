@@ -440,6 +440,16 @@ def test_another_app_is_an_error_before_anything_is_copied(
         fix(path, out=tmp_path / "fixed", app="sherpa-onnx")
 
 
+def test_repaired_files_are_not_written_into_the_input(
+    right_files: dict[str, Path], tmp_path: Path
+) -> None:
+    path = planted("onnx-asr", remove("added_tokens.json"), right_files, tmp_path)
+    with pytest.raises(UsageError) as caught:
+        fix(path, out=path / "inner" / "fixed")
+    assert "which is copied as a whole" in caught.value.why
+    assert not (path / "inner").exists()
+
+
 def test_every_rule_has_a_planted_fault() -> None:
     in_a_test_of_its_own = {"WP708", "WP709", "WP718", *(rule.code for rule in PAIR_RULES)}
     assert {code for _, code, _ in FAULTS} == set(all_rules()) - in_a_test_of_its_own

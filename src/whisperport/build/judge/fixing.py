@@ -21,6 +21,7 @@ from whisperport.build.layouts.writing import check_out, draft_record, writing
 from whisperport.errors import UsageError
 from whisperport.program.bundle.ownership import RECORD
 from whisperport.program.bundle.writing import check_writable
+from whisperport.system.outputs import is_inside
 from whisperport.system.progress import begin_stage
 
 if TYPE_CHECKING:  # it needs torch
@@ -70,6 +71,12 @@ def fix_files(
     layout = layout_of_files(files, app)
     chosen = layout.apps[app or next(iter(layout.apps))]
     check_out(layout, chosen, out, (path, checkpoint))
+    if is_inside(out, path):
+        raise UsageError(
+            f"cannot write `--out {out}`",
+            why=f"it is in the input `{path}`, which is copied as a whole",
+            hint="choose another path for `--out`",
+        )
     source = {name: path / name for name in _names(path)} if path.is_dir() else {"": path}
     if not layout.suffix:
         check_writable(out, needed_bytes=sum(file.stat().st_size for file in source.values()))
