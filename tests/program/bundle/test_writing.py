@@ -388,11 +388,11 @@ def test_too_little_space_is_known_beforehand(
     # A part of a megabyte is no reason that says "0 MB are needed; 0 MB are free".
     nearly_full = shutil.disk_usage(tmp_path)._replace(free=300_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: nearly_full)
-    with pytest.raises(BundleError, match="not enough free disk space for .*/nano") as caught:
+    with pytest.raises(BundleError, match="not enough free disk space") as caught:
         check_writable(tmp_path / "nano", needed_bytes=400_000)
 
     assert caught.value.why == "1 MB are needed; 0 MB are free"
-    assert "bundle" not in caught.value.what.removesuffix(str(tmp_path / "nano"))
+    assert "a bundle" not in caught.value.what
 
 
 @pytest.mark.parametrize(

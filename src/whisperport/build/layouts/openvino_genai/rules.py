@@ -44,7 +44,10 @@ from whisperport.targets.cpu.openvino.ir import IrGraph, constants, read_ir
 
 ENCODER, DECODER = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
 DETOKENIZER = "openvino_detokenizer.xml"
-STATE = re.compile(r"past_key_values\.(\d+)\.decoder\.(key|value)present\.\1\.decoder\.\2")
+# The whole name of a self-attention state; the groups after the layer and part are what may be added.
+STATE = re.compile(
+    r"past_key_values\.(\d+)\.decoder\.(key|value)(\w*)present\.\1\.decoder\.\2(\w*)"
+)
 MISSING = "unordered_map::at"  # what NPUW says of positions that it does not find
 NEEDED = (GENERATION, DETOKENIZER)
 APP = "openvino-genai"
@@ -192,9 +195,16 @@ def states(files: Files) -> Iterator[tuple[str, str]]:
     """
     graph = files.read(DECODER, read_ir)
     audio = audio_states(graph)
-    for index, node in graph.of_type(READ):
-        name = node.attributes.get("variable_id", "")
-        if index not in audio and not STATE.fullmatch(name):
+    names = [
+        node.attributes.get("variable_id", "")
+        for index, node in graph.of_type(READ)
+        if index not in audio
+    ]
+    matches = [STATE.fullmatch(name) for name in names]
+    # NPUW fails only if no state has the exact name; the form of the others is needed.
+    is_named = any(match and not (match[3] or match[4]) for match in matches)
+    for name, match in zip(names, matches, strict=True):
+        if not (match and is_named):
             yield DECODER, f"the state `{name[:80]}`"
             return
 
