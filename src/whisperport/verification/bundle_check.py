@@ -408,10 +408,10 @@ def _length_checks(
             inputs = {"features": np.ascontiguousarray(clip.features[None, :positions])}
             outputs = engine.cross_kv.run(inputs)
             first = {k: complete[k][tuple(map(slice, rows.shape))] for k, rows in outputs.items()}
-            actual, wanted = (
+            actual, first_rows = (
                 np.concatenate([*map(np.ravel, a.values())]) for a in (outputs, first)
             )
-            compared = compare("keys and values", actual, wanted, gate)
+            compared = compare("keys and values", actual, first_rows, gate)
             yield Check.of("arrays", name, clip.name, compared)
 
 

@@ -310,11 +310,9 @@ class _Comparison:
                 return f"the {_cache(name)} have the sizes {array.shape}, not {right[name].shape}"
             if _is_same(array, right[name]):
                 continue
-            for other, values in right.items():
+            for output, values in right.items():
                 if values.shape == array.shape and _is_same(array, values):
-                    return (
-                        f"in place of the {_cache(name)}, the first run returns the {_cache(other)}"
-                    )
+                    return f"in place of the {_cache(name)}, the first run returns the {_cache(output)}"
             order = [
                 next((h for h in range(n_heads) if _is_same(array[i], right[name][h])), -1)
                 for i in range(n_heads)

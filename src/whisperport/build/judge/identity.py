@@ -234,9 +234,9 @@ class _Search:
     def join_rows(self) -> None:
         """Note the weights whose rows were all found; of positions, some are enough."""
         for name, rows in self.rows.items():
-            found = rows < len(FORMS)
-            if found.all() or name in POSITIONS:
-                getattr(self, FORMS[rows[found].max()]).add(name)
+            matched = rows < len(FORMS)
+            if matched.all() or name in POSITIONS:
+                getattr(self, FORMS[rows[matched].max()]).add(name)
 
     def missing_rows(self, name: str) -> str:
         """Return in words which rows of a weight are not there; empty: none is."""

@@ -198,11 +198,11 @@ def _texts(name: str, clip: Clip, expected: Emitted, actual: Emitted) -> str:
         f"{'...' * (start > 0)}{text[start:][:SHOWN]}{'...' * (len(text) > start + SHOWN)}"
         for text in texts
     )
-    said = f"{name} returned {returned!r}, the checkpoint emits {own!r}"
+    message = f"{name} returned {returned!r}, the checkpoint emits {own!r}"
     errors = text_errors(expected.text, clip.text, unit_of(clip.language))
     if errors.length and errors.rate > LOST:
-        said += f", which has {errors.name} {errors.rate:.0%} itself: {CLIPS_NEEDED}"
-    return said
+        message += f", which has {errors.name} {errors.rate:.0%} itself: {CLIPS_NEEDED}"
+    return message
 
 
 def _words(

@@ -66,7 +66,7 @@ class Decoder:
             self.cache.clear()
             return
         self.cache.bindings.clear()
-        self._features, given = None, ref(features)
+        self._features, unpadded = None, ref(features)
         runner, length = self.engine.cross_kv, len(features)
         rows = max(length, self._rows_used)
         if rows > length:
@@ -88,7 +88,7 @@ class Decoder:
         # Other objects for each window, also on the same memory: a device keeps the audio of an array that
         # it knows, as long as a binding of the window before exists.
         self._cross_kv = {name: array.view() for name, array in self._cross_kv.items()}
-        self._features = given
+        self._features = unpadded
         self.cache.clear()
 
     def prefill(

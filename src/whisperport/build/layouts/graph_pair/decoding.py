@@ -232,7 +232,7 @@ def _by_name(pair: Pair, outputs: Sequence[Array]) -> dict[str, Array]:
 
 def _embeddings(path: Path, pair: Pair) -> Array:
     """Return the table (V, d) of the host, which lies beside the graphs."""
-    for name in pair.others:
+    for name in pair.further_files:
         if name.endswith(".npy"):
             table: Array = np.load(path / name, allow_pickle=False)
             if table.ndim == 2 and len(table) == pair.n_vocab:

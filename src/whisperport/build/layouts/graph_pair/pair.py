@@ -39,13 +39,13 @@ class Pair:
         encoder: from a spectrogram to features, or to keys and values of the cross-attention.
         decoder: from tokens, or their embeddings, to logits.
         roles: input of the decoder -> its role.
-        others: files of the folder that hold neither.
+        further_files: of the folder, those that hold neither.
     """
 
     encoder: Part
     decoder: Part
     roles: dict[str, Role]
-    others: tuple[str, ...] = ()
+    further_files: tuple[str, ...] = ()
 
     @property
     def mel_axis(self) -> int:
@@ -142,8 +142,8 @@ def read_pair(files: Files) -> Pair | None:
         return None
     _, encoder, decoder, roles = max(pairs, key=lambda pair: pair[0])
     names = _names(files)
-    others = tuple(name for name in names if name not in (encoder.file, decoder.file))
-    return Pair(encoder=encoder, decoder=decoder, roles=roles, others=others)
+    further_files = tuple(name for name in names if name not in (encoder.file, decoder.file))
+    return Pair(encoder=encoder, decoder=decoder, roles=roles, further_files=further_files)
 
 
 def _names(files: Files) -> list[str]:

@@ -216,6 +216,6 @@ def _pair(files: Files) -> Pair:
 
 
 def _compiled(files: Files, pair: Pair) -> Iterator[str]:
-    for name in pair.others:
+    for name in pair.further_files:
         if Path(name).suffix in COMPILED:
             yield name

@@ -302,11 +302,11 @@ def _recognize(files: Files) -> bool:
 def _precisions(files: Files) -> list[str]:
     """Return those in which both parts are there; where the merged decoder is missing, any."""
     parts = (ENCODER, MERGED) if any(_graphs(files, MERGED)) else (ENCODER,)
-    names = [{name.rpartition("/")[2] for name in _graphs(files, part)} for part in parts]
+    by_part = [{name.rpartition("/")[2] for name in _graphs(files, part)} for part in parts]
     return [
         precision
         for precision, end in SUFFIXES.items()
-        if all(f"{part}{end}.onnx" in found for part, found in zip(parts, names, strict=True))
+        if all(f"{part}{end}.onnx" in names for part, names in zip(parts, by_part, strict=True))
     ]
 
 
