@@ -14,10 +14,11 @@ from openvino import opset13 as opset
 
 from whisperport.build.check import check
 from whisperport.build.compare import CompareOptions, compare
-from whisperport.errors import ProgramError
-from whisperport.targets.cpu.openvino import ir, partitioner
+from whisperport.errors import LoweringError, ProgramError
+from whisperport.targets.cpu.openvino import ir, partitioner, runtime
 from whisperport.targets.cpu.openvino.ir import constants, read_ir
 from whisperport.targets.cpu.openvino.partitioner import AUDIO, ask
+from whisperport.targets.cpu.openvino.runtime import NPU, Device, start
 
 CONSTANT = (
     "<net><layers><layer id='0' name='w' type='Const'><data element_type='f32' offset='{}' size='{}'/>"
@@ -222,3 +223,24 @@ def test_a_compiler_is_asked_for_each_npu(tmp_path: Path, monkeypatch: pytest.Mo
     answer = ask(model=str(path), weights=str(path.with_suffix(".bin")))
     # then its reason names the NPU
     assert answer["rejection"] == "NPU 4000: Too large"
+
+
+def test_without_the_npus_plugin_nothing_is_asked_or_emulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given OpenVINO of a system for which it has no plugin for NPUs
+    class WithoutPlugin:
+        available_devices = ("CPU",)
+
+        def get_versions(self, device: str) -> dict[str, object]:
+            return {}
+
+    for module in (partitioner, runtime):
+        monkeypatch.setattr(module, "shared_core", WithoutPlugin)
+    # when a model is checked, and a device is emulated
+    answer = check(write_relu(tmp_path / "a.xml"), "openvino-npu").partitions[0]
+    # then both say what is missing
+    assert answer.partition is None
+    assert "plugin for NPUs" in answer.reason
+    with pytest.raises(LoweringError, match="plugin for NPUs"):
+        start(Device(name=NPU, emulated=True))

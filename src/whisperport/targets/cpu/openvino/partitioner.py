@@ -22,7 +22,14 @@ from whisperport.program.runner import Array
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.targets.cpu.openvino.ir import DTYPES, is_ir
 from whisperport.targets.cpu.openvino.profiler import with_weights
-from whisperport.targets.cpu.openvino.runtime import NPU, NPUW_ON_CPU, first_line, shared_core
+from whisperport.targets.cpu.openvino.runtime import (
+    NO_NPU_PLUGIN,
+    NPU,
+    NPUW_ON_CPU,
+    first_line,
+    has_npu_plugin,
+    shared_core,
+)
 from whisperport.targets.partitioner import Partition, Partitioner
 
 # As GenAI: the axes of batch and time in a cache, the tokens of a prompt, and those after it.
@@ -57,10 +64,10 @@ class NpuPartitioner(Partitioner):
 
     def unavailable(self) -> str:
         try:
-            import openvino  # noqa: F401
+            core = shared_core()
         except ImportError:
             return f'{PACKAGE} is not installed; pip install "whisperport[openvino]" installs it'
-        return ""
+        return "" if has_npu_plugin(core) else NO_NPU_PLUGIN
 
     def partition(self, path: Path) -> Partition:
         model, weights = with_weights([path])

@@ -30,6 +30,7 @@ NPUW_ON_CPU = {
     "NPUW_ONLINE_PIPELINE": "NONE",
     "INFERENCE_PRECISION_HINT": "f32",
 }
+NO_NPU_PLUGIN = "OpenVINO's package for this system has no plugin for NPUs"
 # Inputs that share a scale where a CPU multiplies them in 8 bits by weights of 8 bits. With 32, OpenVINO's
 # default, the encoder of tiny has 1.5 dB less error, and takes 1.13 times as long.
 BLOCK = 128
@@ -246,15 +247,26 @@ def has_bf16(core: Any, device: Device) -> bool:
     return "BF16" in core.get_property(device.name, "OPTIMIZATION_CAPABILITIES")
 
 
+def has_npu_plugin(core: Any) -> bool:
+    """Return whether OpenVINO has its plugin for NPUs; packages for some systems lack it."""
+    return bool(core.get_versions(NPU))
+
+
 def start(device: Device) -> Any:
-    """Return the process's `openvino.Core`, after a check that it has the device.
+    """Return the process's `openvino.Core`, after a check that it has the device, or its emulation.
 
     Raises:
         MissingPackageError: OpenVINO is not installed.
-        LoweringError: there is no such device on this machine.
+        LoweringError: there is no such device on this machine, or no emulation of it.
     """
     with needs("cannot run programs for `openvino`: OpenVINO is not installed", extra="openvino"):
         started = shared_core()
+    if device.emulated and not has_npu_plugin(started):
+        raise LoweringError(
+            NO_NPU_PLUGIN,
+            why="it rewrites the programs, also where they run on the CPU",
+            hint="export for the target `openvino`, or run the programs on another machine",
+        )
     known = started.available_devices
     # OpenVINO calls the first of several devices of a kind `GPU` or `GPU.0`.
     if not device.emulated and device.name not in known and f"{device.name}.0" not in known:
