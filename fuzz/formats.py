@@ -15,7 +15,7 @@ from typing import Any
 from fuzz.case import Format
 from fuzz.mutators import archives, folders, json_values, markup, pickles, raw, wire
 
-CLIP = "clip.wav"  # 0.4 s of noise beside each bundle, a short window of its model
+CLIP = "clip.wav"  # 0.4 s of noise beside each bundle; it fits into a short window of its model
 BUNDLE = "bundle"
 TEXTS = ("config.json", "generation_config.json", "tokenizer.json")
 

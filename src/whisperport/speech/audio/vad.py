@@ -295,7 +295,11 @@ class SpeechTurns:
 def cut_chunks(
     speech: Iterable[Span], limit: int, *, pad: int = 0, longest_silence: int | None = None
 ) -> Iterator[Span]:
-    """Yield chunks that contain all speech, in order and without overlap.
+    """Yield chunks that contain all speech, in order and without overlap, cut at silences.
+
+        speech   ▄▄▄▄▄▄  ▄▄▄▄     ▄▄▄▄▄▄▄ ▄▄▄        ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄
+        chunks  |─────────────|  |──────────────|   |─────────────────────────|
+        limit   |──────────────────|
 
     Args:
         speech: spans of speech in order.

@@ -1,4 +1,4 @@
-"""One realtime session: what a client's events do, whatever connection they come through."""
+"""One realtime session: what a client's events do through any connection, and the events kept for it."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ MAX_WAITING_S = 600.0  # audio that may wait for its transcription
 SMALL = 2**16  # characters of a message that are parsed on the event loop's thread
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 MAX_CHARACTERS = 4 * 2**20  # of kept events: days of speech
-TENTATIVE = "conversation.item.input_audio_transcription.tentative"
+TENTATIVE = f"{TRANSCRIPTION}.tentative"
 
 
 class Session:
