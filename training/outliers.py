@@ -40,7 +40,6 @@ from vocabulary import SOT
 from whisperport.model.checkpoint import load_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from outlier_checkpoints import digest, outlier_weights
 
 BATCH, RATE = 2, 4e-4
 FITTED = 40  # windows that the planted unit is fitted to
@@ -222,10 +221,6 @@ def main() -> None:
         spec, name = random_spec(args.random), f"random-{args.random}"
         data = shipped_windows()
     make(spec, data, args.steps, args.out / f"{name}.xz")
-    digests = args.out / "digests.json"
-    known = json.loads(digests.read_text()) if digests.exists() else {}
-    known[name] = digest(outlier_weights(args.out / f"{name}.xz"))
-    digests.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     print(
         f"stored after {time.time() - begun:.0f} s of wall time, {time.process_time():.0f} s of CPU time"
     )
