@@ -63,7 +63,7 @@ test-apps: $(VENV)/.installed-dev
 MODEL ?= tiny.en
 test-official: $(VENV)/.installed-dev
 	@WHISPERPORT_OFFICIAL="$(MODEL)" WHISPERPORT_AUDIO="$(AUDIO)" WHISPERPORT_RECORD="build/official-$(notdir $(MODEL)).json" \
-		$(BIN)/python -m pytest tests/official -rs && echo "The record is in build/official-$(notdir $(MODEL)).json."
+		$(BIN)/python -m pytest tests/test_official.py -rs && echo "The record is in build/official-$(notdir $(MODEL)).json."
 
 # The chores.
 
