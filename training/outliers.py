@@ -15,7 +15,6 @@ import argparse
 import json
 import lzma
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -38,8 +37,6 @@ from outlier_planting import SPECS, Spec, plant, plant_everywhere, random_spec
 from outlier_speech import Window, batch_tokens, shipped_windows, windows
 from vocabulary import SOT
 from whisperport.model.checkpoint import load_checkpoint
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 BATCH, RATE = 2, 4e-4
 FITTED = 40  # windows that the planted unit is fitted to

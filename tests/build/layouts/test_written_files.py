@@ -13,12 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.extent import EVERYTHING
+from tests.micro import DIMS, GENERATION, SPECIAL
 from tests.published_dims import TURBO
 
 from whisperport.build.layouts import layout_of
 
 pytest.importorskip("torch")
 from whisperport.build.layouts.arrays import quantized_rows
+from whisperport.build.layouts.huggingface_files import (
+    added_tokens,
+    config,
+    generation_config,
+    vocab,
+    write_json,
+)
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.huggingface import CONFIG_KEYS
 from whisperport.model.checkpoint.names import to_huggingface
@@ -93,10 +101,10 @@ def test_the_folder_of_faster_whisper_has_the_settings(checkpoint: Any, tmp_path
     merges = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["merges"]
     assert merges
     assert all(isinstance(merge, str) for merge in merges)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     generation = checkpoint.generation
-    assert config["alignment_heads"] == [list(head) for head in generation.alignment_heads]
-    assert config["suppress_ids"] == sorted(generation.suppressed)
+    assert settings["alignment_heads"] == [list(head) for head in generation.alignment_heads]
+    assert settings["suppress_ids"] == sorted(generation.suppressed)
     vocabulary = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     assert len(vocabulary) == checkpoint.dims.n_vocab
     assert vocabulary[generation.timestamp_begin + 1] == "<|0.02|>"
@@ -170,11 +178,11 @@ def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         file.write(struct.pack("<Q", len(described)) + described)
         for shape in shapes.values():
             file.write(random.standard_normal(shape, np.float32).astype(np.float16).data)
-    config = {
+    settings = {
         "model_type": "whisper",
         **{key: getattr(LARGE, field) for field, key in CONFIG_KEYS.items()},
     }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(settings))
     yield folder
     shutil.rmtree(folder)
 
@@ -203,3 +211,45 @@ def test_a_large_checkpoint_is_written_piece_by_piece(
     weights = (large_folder / "model.safetensors").stat().st_size
     assert int(child.stdout) < 1.3 * weights
     (shutil.rmtree if out.is_dir() else Path.unlink)(out)
+
+
+def test_transformers_reads_the_same_sizes_and_settings(micro_checkpoint: Any) -> None:
+    # given a checkpoint with a head that follows the audio
+    generation = replace(GENERATION, alignment_heads=((1, 1),))
+    checkpoint = replace(micro_checkpoint, generation=generation)
+    # when its settings are written
+    sizes, settings = config(checkpoint), generation_config(checkpoint)
+    # then they are the checkpoint's
+    assert (sizes["d_model"], sizes["num_mel_bins"]) == (DIMS.n_text_state, DIMS.n_mels)
+    assert (sizes["encoder_layers"], sizes["decoder_layers"]) == (1, 2)
+    assert settings["lang_to_id"] == {"<|en|>": 51, "<|de|>": 52}
+    assert settings["suppress_tokens"] == list(GENERATION.suppressed)
+    assert settings["begin_suppress_tokens"] == list(GENERATION.suppressed_at_start)
+    assert settings["alignment_heads"] == [(1, 1)]
+
+
+def test_every_id_has_a_token(micro_checkpoint: Any) -> None:
+    # given a tokenizer that lacks the tokens of timestamps
+    # when both lists of tokens are joined, as onnx-asr does
+    tokens = {**vocab(micro_checkpoint), **added_tokens(micro_checkpoint)}
+    # then each id has a token, and special tokens have their own
+    assert sorted(tokens.values()) == list(range(DIMS.n_vocab))
+    assert SPECIAL.items() <= tokens.items()
+    assert tokens["<|0.02|>"] == GENERATION.timestamp_begin + 1
+
+
+def test_without_alignment_heads_the_last_half_of_the_layers_stands_for_them(
+    micro_checkpoint: Any,
+) -> None:
+    checkpoint = replace(micro_checkpoint, generation=replace(GENERATION, alignment_heads=()))
+    assert generation_config(checkpoint)["alignment_heads"] == [(1, 0), (1, 1)]
+
+
+def test_settings_have_lines_and_tables_of_tokens_no_spaces(tmp_path: Path) -> None:
+    settings, tokens = {"d_model": 128, "begin": [1, 2]}, {f"token{i}": i for i in range(1000)}
+    write_json(tmp_path / "settings.json", settings)
+    write_json(tmp_path / "tokens.json", tokens)
+    texts = [(tmp_path / name).read_text() for name in ("settings.json", "tokens.json")]
+    assert list(map(json.loads, texts)) == [settings, tokens]
+    assert '\n "d_model": 128,\n' in texts[0]
+    assert not set(" \n") & set(texts[1])

@@ -1,4 +1,4 @@
-"""Built-in and third-party programs for tests of rewrites, and a function that runs a program."""
+"""What tests of rewrites share: built-in and third-party programs, small steps, and how a program runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from whisperport.model.trace.program import Program, as_program
+from whisperport.model.rewrites import Outcome, run_rewrites
+from whisperport.model.trace.program import Program, as_program, trace
 from whisperport.model.trace.trial import eager_outputs, random_inputs
 
 from ...extent import core_or_all
 from .third_party import third_party_programs
+
+EXACT = 1e-6  # see test_every_rewrite.py
+
+
+def rewritten(name: str, module: nn.Module, *inputs: Any) -> tuple[Program, Program, Outcome]:
+    """The program of a module, after the rewrite, and what it did."""
+    program = trace("one", module, inputs)
+    after, (outcome,) = run_rewrites(program, [name])
+    return program, after, outcome
+
+
+def reasons(outcome: Outcome) -> str:
+    return "; ".join(rejection.reason for rejection in outcome.rejected)
+
+
+def operators(program: Program) -> list[str]:
+    nodes = program.exported.graph.nodes
+    return [str(node.target) for node in nodes if node.op == "call_function"]
+
+
+def random_tensor(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
+from .conftest import EXACT, operators, random_tensor, reasons, rewritten
 
 NAME = "attention-by-softmax"
 Q, K = torch.zeros(1, 3, 5, 8), torch.zeros(1, 3, 7, 8)

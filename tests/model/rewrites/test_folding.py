@@ -14,7 +14,7 @@ from whisperport.model.trace.program import Program
 from whisperport.model.trace.trial import eager_outputs, random_inputs
 
 from ...extent import core_or_all
-from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
+from .conftest import EXACT, operators, random_tensor, reasons, rewritten
 from .third_party import FusedAttention
 
 # `fold-axes`: no tensor of more axes than there may be, the same numbers, and a reason where it cannot.

@@ -17,7 +17,7 @@ from whisperport.model.trace.pt2 import read_pt2
 from whisperport.targets import get_target
 
 from ...extent import core_or_all
-from .rewriting import EXACT, operators, random_tensor, reasons, rewritten
+from .conftest import EXACT, operators, random_tensor, reasons, rewritten
 
 # Rewrites of matmuls: by linear, by bmm, and split into pieces.
 

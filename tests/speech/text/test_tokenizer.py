@@ -3,12 +3,13 @@
 import json
 import lzma
 import time
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-import whisper
+import whisper.tokenizer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from transformers.models.whisper.configuration_whisper import (
@@ -31,7 +32,8 @@ from whisperport.speech.text import (
 from whisperport.speech.text.vocabulary import openai_bpe
 
 from ...extent import core_or_all
-from .conftest import OpenAITokenizer, openai_whisper_tokenizer, our_tokenizer
+
+OpenAITokenizer = whisper.tokenizer.Tokenizer
 
 # A few words in each script and of each difficulty that Whisper meets.
 
@@ -86,6 +88,33 @@ SAMPLES = {
 N_VOCABS = st.sampled_from([51864, 51865, 51866])
 TEXT = st.text(max_size=30) | st.text(" \n\t'aé1.-中👍\u0301", max_size=30)
 ANY_ID = st.integers(0, 51863)
+
+
+@cache
+def our_tokenizer(n_vocab: int) -> Tokenizer:
+    return Tokenizer.from_json(openai_tokenizer(n_vocab).to_str(), openai_generation(n_vocab))
+
+
+def openai_whisper_tokenizer(n_vocab: int, language: str | None = None) -> OpenAITokenizer:
+    n_languages = 100 if n_vocab == 51866 else 99
+    return whisper.tokenizer.get_tokenizer(
+        n_vocab > 51864, num_languages=n_languages, language=language
+    )
+
+
+@pytest.fixture(params=[51864, 51865, 51866])
+def n_vocab(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def ours(n_vocab: int) -> Tokenizer:
+    return our_tokenizer(n_vocab)
+
+
+@pytest.fixture
+def theirs(n_vocab: int) -> OpenAITokenizer:
+    return openai_whisper_tokenizer(n_vocab)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
