@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from onnx import TensorProto, helper
 from whisperport import judge
 from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import graphs
+from whisperport.build.layouts.graph_pair.pair import read_pair
+from whisperport.build.layouts.reading import Files
 from whisperport.errors import UsageError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.verification.clips import shipped_audio
@@ -130,11 +133,11 @@ def test_a_loop_of_a_decoder_that_forgets_is_named(
 
 
 def graph(
-    nodes: Sequence[Any], inputs: dict[str, list[int]], outputs: dict[str, list[int]], path: Path
+    nodes: Sequence[Any], inputs: dict[str, list[Any]], outputs: dict[str, list[Any]], path: Path
 ) -> None:
     """Write a graph whose `tokens` are integers."""
 
-    def values(shapes: dict[str, list[int]]) -> list[Any]:
+    def values(shapes: dict[str, list[Any]]) -> list[Any]:
         kinds = {"tokens": TensorProto.INT64}
         return [
             helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), shape)
@@ -184,6 +187,79 @@ def test_a_planted_fault_is_named(
     judgement = judge(tmp_path)
     assert code in [problem.code for problem in judgement.problems]
     assert bool(judgement) != is_wrong
+
+
+def reading(
+    folder: Path, more: dict[str, list[Any]], returned: dict[str, list[Any]], n_frames: Any = 3000
+) -> None:
+    """Write an encoder, and a decoder with more inputs and outputs than those of a text."""
+    shapes = {"x": [1, 80, n_frames]}, {"audio": [1, 1500, 8]}
+    node = helper.make_node("EPContext", ["x"], ["audio"], domain="com.microsoft")
+    graph([node], *shapes, folder / "encoder.onnx")
+    inputs = {"tokens": [1, 1], "audio": [1, 1500, 8], **more}
+    outputs = {"logits": [1, 1, 2000], **returned}
+    node = helper.make_node("EPContext", [*inputs], [*outputs], domain="com.microsoft")
+    graph([node], inputs, outputs, folder / "decoder.onnx")
+
+
+def test_an_encoder_of_any_length_takes_no_short_window(tmp_path: Path) -> None:
+    # given an encoder of one spectrogram, whose length is a symbol
+    reading(tmp_path, {}, {}, n_frames="frames")
+    # when it is judged, then its window is not the size of the batch
+    judgement = judge(tmp_path)
+    assert judgement.layout.extent.n_frames == 0
+    assert "any length" in judgement.layout.title
+    assert "WP771" not in [problem.code for problem in judgement.problems]
+
+
+def test_caches_of_symbolic_sizes_hold_any_number_of_tokens(tmp_path: Path) -> None:
+    # given a cache that is returned in the same shape, of which only the heads are known
+    shape = ["batch", 8, "length", 64]
+    reading(tmp_path, {"past": shape}, {"present": shape})
+    # when it is judged, then the cache has no limit
+    assert "cache of any length" in judge(tmp_path).layout.title
+
+
+def test_two_inputs_of_one_name_are_no_decoder(tmp_path: Path) -> None:
+    # given a decoder that reads its tokens twice by one name
+    reading(tmp_path, {}, {})
+    model = onnx.load(tmp_path / "decoder.onnx")
+    model.graph.input.append(model.graph.input[0])
+    onnx.save(model, tmp_path / "decoder.onnx")
+    # when it is judged, then it is not known
+    with pytest.raises(UsageError, match="no app that is known"):
+        judge(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        onnx.numpy_helper.from_array(np.zeros((1000, 0), np.float32), "positions"),
+        helper.make_tensor("positions", TensorProto.STRING, [1000, 2], [b"a"] * 2000),
+    ],
+    ids=["without columns", "of texts"],
+)
+def test_a_table_that_holds_no_positions_is_not_taken_for_them(table: Any, tmp_path: Path) -> None:
+    # given a short window, and a table with as many rows
+    reading(tmp_path, {}, {}, n_frames=2000)
+    model = onnx.load(tmp_path / "encoder.onnx")
+    model.graph.initializer.append(table)
+    onnx.save(model, tmp_path / "encoder.onnx")
+    # when it is judged, then its positions are not known to be late
+    assert judge(tmp_path).layout.extent.first_position == 0
+
+
+def test_a_decoder_of_thousands_of_inputs_is_read_in_linear_time(tmp_path: Path) -> None:
+    # given a decoder with 2,000 caches and as many outputs, all as long as logits
+    names = [str(number) for number in range(2000)]
+    outputs = {f"{name}.": [1, 1, 2000] for name in names}
+    reading(tmp_path, {name: [2, 7, 8] for name in names}, outputs)
+    # when the sizes are read, then no output is compared with each other
+    graphs = read_pair(Files(tmp_path))
+    assert graphs is not None
+    start = process_time()
+    assert graphs.cached == 0
+    assert process_time() - start < 1
 
 
 def rounded_to_8_bits(path: Path) -> None:
@@ -249,3 +325,5 @@ def test_a_matmul_outside_of_the_delegate_is_named_in_a_pte(tmp_path: Path) -> N
     assert result.exit_code == 0
     assert "WP777: model.pte: aten.mm.out of [4, 2000] runs on the CPU" in screen
     assert "whisperport lower decoder.pt2 --target xnnpack" in screen
+    # and the file alone is the same
+    assert judge(tmp_path / "model.pte").layout.target == judge(tmp_path).layout.target

@@ -37,7 +37,7 @@ def layout_of_pair(files: Files) -> Layout | None:
         return None
     form = form_of(pair)
     return Layout(
-        title=_title(files, pair),
+        title=_title(pair),
         precisions=(_precision(pair),),
         apps=apps(_app(form)),
         write=_not_written,
@@ -45,7 +45,7 @@ def layout_of_pair(files: Files) -> Layout | None:
             recognize=lambda files: read_pair(files) is not None,
             precisions=lambda _files: [_precision(pair)],
             # Others are folded into one another, or packed for a delegate.
-            arrays=partial(_arrays, pair) if pair.decoder.file.endswith(".onnx") else None,
+            arrays=partial(_arrays, pair) if pair.decoder.suffix == ".onnx" else None,
             sizes=lambda _files: _sizes(pair),
         ),
         rules=RULES,
@@ -60,16 +60,15 @@ def layout_of_pair(files: Files) -> Layout | None:
     )
 
 
-def _title(files: Files, pair: Pair) -> str:
-    suffix = (files.path / pair.encoder.file).suffix
+def _title(pair: Pair) -> str:
     window = f"{pair.n_frames / FRAMES_PER_SECOND:g} s" if pair.n_frames else "any length"
     cache = "keeps its cache inside" if pair.holds_state else "no cache"
     if pair.of("cache"):
         cache = f"cache of {pair.cached}" if pair.cached else "cache of any length"
     reads = "any number of tokens" if not pair.n_new else f"{pair.n_new} tokens per run"
     return (
-        f"{FORMATS[suffix]} graphs: an encoder of {pair.n_mels} mel bins and {window}, a decoder of "
-        f"{pair.n_vocab} tokens ({reads}, {cache})"
+        f"{FORMATS[pair.encoder.suffix]} graphs: an encoder of {pair.n_mels} mel bins and {window}, a "
+        f"decoder of {pair.n_vocab} tokens ({reads}, {cache})"
     )
 
 

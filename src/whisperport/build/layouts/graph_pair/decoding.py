@@ -186,11 +186,11 @@ class Text:
 
 def _opened(path: Path, part: Part) -> Run:
     file = path / part.file
-    if file.suffix == ".onnx":
+    if part.suffix == ".onnx":
         session = open_session(file)
         names = [value.name for value in part.graph.inputs]
         return lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
-    if file.suffix == ".tflite":
+    if part.suffix == ".tflite":
         from whisperport.targets.tflite.runner import run_keeping
 
         return lambda arrays: run_keeping(file, arrays, {})[1]

@@ -134,6 +134,6 @@ def form_of(pair: Pair) -> Form:
     roles: set[str] = set(pair.roles.values())
     for form in FORMS:
         known = roles if form.suffix in (".pte", ".tflite") else names
-        if pair.decoder.file.endswith(form.suffix) and known == form.inputs:
+        if form.suffix in ("", pair.decoder.suffix) and known == form.inputs:
             return form
     return UNKNOWN

@@ -6,6 +6,7 @@ with as many rows as Whisper's spectrograms; what it returns, the decoder reads.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,9 +25,17 @@ LEAST_TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One graph: its file, relative to the folder, and the method of a `.pte`; empty: it has no methods."""
+    """One graph.
+
+    Attributes:
+        file: relative to the folder; empty: it is the only file.
+        suffix: of the file.
+        method: of a `.pte`; empty: other formats have no methods.
+        graph: what it computes.
+    """
 
     file: str
+    suffix: str
     method: str
     graph: "Graph"
 
@@ -61,8 +70,9 @@ class Pair:
     def n_frames(self) -> int:
         """Frames of the encoder's window; 0: any."""
         shape = _shape(self.encoder.graph.inputs[0])
-        axes = [size for axis, size in enumerate(shape) if axis != self.mel_axis]
-        return max(size if isinstance(size, int) else 0 for size in axes)
+        axes = [size for axis, size in enumerate(shape) if axis not in (0, self.mel_axis)]
+        sizes = [size for size in axes if isinstance(size, int) and size > 1]
+        return max(sizes, default=0)
 
     @property
     def logits(self) -> "tuple[Value, ...]":
@@ -85,7 +95,8 @@ class Pair:
     @property
     def caches(self) -> "list[tuple[Value, Value]]":
         """The caches of self-attention: each input with the output that belongs to it."""
-        returned = [value for value in self.decoder.graph.outputs if value not in self.logits]
+        logits = set(self.logits)
+        returned = [value for value in self.decoder.graph.outputs if value not in logits]
         return list(zip(self.of("cache"), returned, strict=False))
 
     @property
@@ -96,11 +107,13 @@ class Pair:
     @property
     def cached(self) -> int:
         """Tokens that a cache holds; 0: there is none, or it is inside of the graph."""
+        masks = {_longest(mask) for mask in self.of("mask")}
         for value, new in self.caches:
             shape, returned = _shape(value), _shape(new)
             by_length = [a for a, b in zip(shape, returned, strict=False) if a != b]
-            masks = [_longest(mask) for mask in self.of("mask")]
-            candidates = by_length or [a for a in shape if {a, int(a) + 1} & set(masks)]
+            candidates = by_length or [
+                a for a in shape if isinstance(a, int) and {a, a + 1} & masks
+            ]
             if candidates and isinstance(candidates[0], int):
                 return candidates[0]
         return 0
@@ -129,7 +142,7 @@ def read_pair(files: Files) -> Pair | None:
         ProgramError: a graph is damaged.
         MissingPackageError: the reader of a format is not installed.
     """
-    parts = list(_parts(files))
+    parts = list(islice(_parts(files), MOST_GRAPHS))
     encoders = [part for part in parts if _is_encoder(part.graph)]
     decoders = [part for part in parts if _is_decoder(part.graph)]
     pairs = [
@@ -149,15 +162,18 @@ def read_pair(files: Files) -> Pair | None:
 def _names(files: Files) -> list[str]:
     if files.path.is_file():
         return [""]
-    paths = (path.relative_to(files.path) for path in files.path.rglob("*") if path.is_file())
-    return sorted(path.as_posix() for path in paths if len(path.parts) <= 2)
+    paths = list(files.path.glob("*"))
+    for folder in [path for path in paths if path.is_dir() and not path.is_symlink()]:
+        paths += folder.glob("*")
+    return sorted(path.relative_to(files.path).as_posix() for path in paths if path.is_file())
 
 
 def _parts(files: Files) -> Iterator[Part]:
-    graphs = [name for name in _names(files) if (files.path / name).suffix in READERS]
-    for name in graphs[:MOST_GRAPHS]:
-        for method, graph in files.read(name, READERS[(files.path / name).suffix]).items():
-            yield Part(name, method, graph)
+    graphs = [(name, (files.path / name).suffix) for name in _names(files)]
+    graphs = [(name, suffix) for name, suffix in graphs if suffix in READERS]
+    for name, suffix in graphs[:MOST_GRAPHS]:
+        for method, graph in files.read(name, READERS[suffix]).items():
+            yield Part(name, suffix, method, graph)
 
 
 def _onnx(path: Path) -> "dict[str, Graph]":
@@ -186,7 +202,7 @@ def _is_encoder(graph: "Graph") -> bool:
     if len(graph.inputs) != 1 or not graph.outputs:
         return False
     (value,) = graph.inputs
-    return _mel_axis(value) is not None and not value.dtype.startswith(("int32", "int64"))
+    return _mel_axis(value) is not None and not _is_integer(value)
 
 
 def _is_decoder(graph: "Graph") -> bool:
@@ -210,31 +226,37 @@ def _logits(graph: "Graph") -> "tuple[Value, ...]":
 
 def _roles(encoder: "Graph", decoder: "Graph") -> dict[str, Role]:
     """Return the role of each input of a decoder; empty: it cannot be that of a decoder of Whisper."""
-    ints = [value for value in decoder.inputs if value.dtype.startswith(("int32", "int64"))]
-    ids = next((v for v in ints if len(_shape(v)) > 1), None)
-    shapes = [_shape(value) for value in encoder.outputs]
+    if len({value.name for value in decoder.inputs}) < len(decoder.inputs):
+        return {}
+    ids = next((v for v in decoder.inputs if _is_integer(v) and len(_shape(v)) > 1), None)
+    shapes = {_shape(value) for value in encoder.outputs}
     # Methods of a .pte number their values: equal names mean nothing there.
     returned = {(value.name, _shape(value)) for value in encoder.outputs}
     by_name = any((value.name, _shape(value)) in returned for value in decoder.inputs)
     roles: dict[str, Role] = {}
+    reads_tokens = ids is not None
     for value in decoder.inputs:
         shape = _shape(value)
         is_read = (value.name, shape) in returned if by_name else shape in shapes
         if value is ids:
             roles[value.name] = "tokens"
         elif is_read:
-            roles[value.name] = "features" if len(shapes) == 1 else "cross"
+            roles[value.name] = "features" if len(encoder.outputs) == 1 else "cross"
         elif all(size == 1 for size in shape):
             roles[value.name] = "position"
-        elif all(size == 1 for size in shape[:-1]) and (value in ints or len(shape) != 3):
+        elif all(size == 1 for size in shape[:-1]) and (_is_integer(value) or len(shape) != 3):
             roles[value.name] = "mask"
-        elif value in ints:
+        elif _is_integer(value):
             roles[value.name] = "other"
-        elif len(shape) == 3 and ids is None and "embeddings" not in roles.values():
-            roles[value.name] = "embeddings"
+        elif len(shape) == 3 and not reads_tokens:
+            roles[value.name], reads_tokens = "embeddings", True
         else:
             roles[value.name] = "cache"
-    return roles if {"tokens", "embeddings"} & set(roles.values()) else {}
+    return roles if reads_tokens else {}
+
+
+def _is_integer(value: "Value") -> bool:
+    return value.dtype in ("int32", "int64")
 
 
 def _shape(value: "Value") -> tuple[int | str, ...]:

@@ -195,11 +195,18 @@ def first_position(files: Files, pair: Pair) -> int:
     """Return the row of Whisper's table of positions with which the encoder's table begins."""
     n_rows = pair.n_frames // 2
     n_all = round(WINDOW_S / SECONDS_PER_POSITION)
-    if not 0 < n_rows < n_all or not pair.encoder.file.endswith(".onnx"):
+    if not 0 < n_rows < n_all or pair.encoder.suffix != ".onnx":
         return 0
     for array in stored_arrays(files, [pair.encoder.file]):
         shape = tuple(size for size in array.values.shape if size != 1)
-        if len(shape) == 2 and shape[0] == n_rows and shape[1] % 2 == 0:
+        is_text = array.values.dtype.kind == "O"
+        if (
+            not is_text
+            and len(shape) == 2
+            and shape[0] == n_rows
+            and shape[1]
+            and shape[1] % 2 == 0
+        ):
             # Sinusoids: the first column is the sine of the place.
             column = array.values.reshape(shape)[:, 0].astype(np.float64)
             places = np.arange(n_all)
