@@ -180,6 +180,21 @@ def test_each_window_follows_the_one_before_and_words_have_times(
     assert (first.seek, second.seek) == (0, 3000)
 
 
+def test_an_array_that_is_filled_again_is_transcribed_again(
+    transcriber: Transcriber, clips: tuple[Any, Any]
+) -> None:
+    """The decoder of the call before knows the features of its last window by their array."""
+    expected = [tokens(transcriber.transcribe_features(clip.features)) for clip in clips]
+    features = clips[0].features.copy()
+    transcripts = []
+
+    for clip in clips:
+        features[:] = clip.features
+        transcripts.append(tokens(transcriber.transcribe_features(features)))
+
+    assert transcripts == expected
+
+
 def test_text_that_the_end_of_a_window_cuts_is_kept(transcriber: Transcriber) -> None:
     long = max(shipped_audio(), key=lambda file: file.seconds)
     dims = transcriber.engine.dims

@@ -149,4 +149,6 @@ def checked_features(engine: Engine, features: Floats | Sequence[Floats]) -> lis
                 why="the encoder's output has a NaN or an infinity, or was read in another dtype",
                 hint="`whisperport diagnose BUNDLE FILE` finds the cause",
             )
-    return [np.ascontiguousarray(window, np.float32) for window in windows]
+    # Other objects for each call: a decoder knows the audio of a window by its array, which callers may
+    # fill again for their next call.
+    return [np.ascontiguousarray(window, np.float32).view() for window in windows]
