@@ -158,6 +158,15 @@ def test_declared_integers_pass(tmp_path: Path) -> None:
     assert wrong.causes == (CauseCode.FLOATS_READ_AS_INTEGERS,)
 
 
+def test_the_encoder_of_a_short_window_has_the_limit_of_the_encoder() -> None:
+    short, full, decoder = (
+        Expected(name, "clip", (), precision="w8a8").limit("features")
+        for name in ("encoder_250", "encoder", "cross_kv_250")
+    )
+
+    assert short == full != decoder
+
+
 def test_exchanged_outputs_are_named(tmp_path: Path) -> None:
     # given
     tensors = tuple(ExpectedTensor(f"cross_k_{i}", features(i + 1), 0) for i in range(3))

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from whisperport.errors import UsageError
-from whisperport.program.program_kind import ENCODER
+from whisperport.program.program_kind import ENCODER, kind_of
 from whisperport.program.runner import Array
 from whisperport.program.strict_json import Field
 from whisperport.verification.array_comparison import Comparison, Gate, compare
@@ -140,7 +140,7 @@ class Expected:
 
     def limit(self, output: str) -> Gate:
         """Return the limit of an output: the one that `verify` has for the same program and precision."""
-        encoder = self.program == ENCODER
+        encoder = kind_of(self.program).name == ENCODER
         return limit_of(self.precision, self.losses.get(output), encoder=encoder)
 
     def compared(self, tensor: ExpectedTensor, actual: Array) -> Comparison:
