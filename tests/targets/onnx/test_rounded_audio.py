@@ -159,7 +159,9 @@ def counted() -> tuple[Rounding, list[int]]:
     return Rounding(Counting), rows
 
 
-@pytest.mark.parametrize(("name", "shape", "scales"), [("k", (3, 4, 50), 4), ("v", (3, 50, 4), 1)])
+@pytest.mark.parametrize(
+    ("name", "shape", "scales"), [("k", (3, 4, 50), 4), ("k", (3, 1, 50), 1), ("v", (3, 50, 4), 1)]
+)
 def test_levels_and_scales_express_the_numbers_within_half_a_level(
     name: str, shape: tuple[int, ...], scales: int
 ) -> None:

@@ -143,10 +143,11 @@ class Rounding:
         """Return levels and scales of an array, which may change afterwards."""
         heads, per_head = len(array), _scales(name, array.shape)
         rows = array.reshape(heads * per_head, -1)  # numbers with one scale; the same memory
-        size = per_head, rows.shape[1]
+        is_keys = name.startswith(KEYS)
+        size = per_head * is_keys, rows.shape[1]
         if size not in self._sessions:
             self._sessions[size] = self._session(_rounding(*size).SerializeToString())
-        outputs = ["levels", "scale", *["offset"][: per_head > 1]]
+        outputs = ["levels", "scale", *["offset"][:is_keys]]
         levels, scale, *offset = self._sessions[size].run(outputs, {"rows": rows})
         rounded = {
             name + LEVELS: levels.reshape(array.shape),
@@ -158,7 +159,7 @@ class Rounding:
 def _rounding(per_head: int, size: int) -> Any:
     """Return a model that rounds rows of so many numbers, each with a scale of its own.
 
-    Of several rows per head, those of keys, it also returns the sums that the middle of a query has.
+    With rows per head, those of keys, it also returns the sums that the middle of a query has; values: 0.
     """
     model = new_model(OLDEST)
     graph, inner = _Graph(model), model.graph
@@ -171,7 +172,7 @@ def _rounding(per_head: int, size: int) -> Any:
     graph.add("Mul", largest, graph.number(1 / HIGHEST), into="scale")
     zeros = graph.add("Cast", graph.add("Mul", largest, graph.number(0)), to=INT8)
     graph.add("QuantizeLinear", "rows", "scale", zeros, into="levels", axis=0)
-    if per_head > 1:
+    if per_head:
         graph.add_value(inner.output, "offset", INT32, (0, 1, size))
         keys = graph.add("Reshape", "levels", graph.axes(-1, per_head, size))
         middle = graph.add("Expand", graph.number(MIDDLE, np.uint8), graph.axes(1, per_head))
