@@ -97,11 +97,22 @@ def of_lengths(**lengths: list[int]) -> Change:
     return change
 
 
+def in_turn(*changes: Change) -> Change:
+    return lambda document: [change(document) for change in changes]
+
+
 LENGTHS = [175, 225, 375, 500, 750, 1000]  # of the shipped bundle's short windows
 
 CASES: list[tuple[str, Change, str]] = [
     ("a length of one program", of_lengths(encoder=LENGTHS, cross_kv=LENGTHS[1:]), "programs"),
     ("a window without a program", of_lengths(encoder=[250]), r"short_windows.positions"),
+    (
+        "an encoder of another rank",
+        in_turn(
+            of_lengths(encoder=LENGTHS), tensor("encoder_175", "inputs", 0, shape=[1, 80, 1, 350])
+        ),
+        r"programs` has encoders",
+    ),
     ("a length of 30 s", of_lengths(encoder=[1500]), r"has 1500 positions"),
     ("2^31 layers", size("n_text_layer", 2**31), "dims.n_text_layer"),
     ("too many positions", size("n_text_ctx", 10**6), "dims.n_text_ctx"),

@@ -155,7 +155,7 @@ def _check_form(manifest: Manifest) -> None:
 
 
 def _check_lengths(manifest: Manifest) -> None:
-    """Check that there are programs for each length of a short window, if there are any for lengths."""
+    """Check that there are programs for each length of a short window, if any, with inputs of one rank."""
     if not (lengths := manifest.lengths):
         return
     kinds = [entry.spec.kind for entry in manifest.programs if entry.spec.kind.positions]
@@ -163,6 +163,9 @@ def _check_lengths(manifest: Manifest) -> None:
         own = tuple(sorted(kind.positions for kind in kinds if kind.name == name))
         if own and own != lengths:
             _reject("programs", f"has `{name}` for {own} positions; expected {lengths}")
+    encoders = [entry.spec for entry in manifest.programs if entry.spec.kind.name == ENCODER]
+    if len(ranks := {len(spec.inputs[0].shape) for spec in encoders}) > 1:
+        _reject("programs", f"has encoders with inputs of {sorted(ranks)} axes; expected one rank")
     if manifest.short_windows and not {*manifest.short_windows.positions} <= {*lengths}:
         _reject("short_windows.positions", f"has a length without programs; expected {lengths}")
 
