@@ -266,14 +266,16 @@ class _Search:
         """Note where in a weight an array's rows are: in parts of its length, the last at the end."""
         weight, n = self._weight(name, False), len(part)
         half_step = 0 if step is None else HALF_STEP * float(np.abs(step).max())
-        for start in dict.fromkeys((*range(0, len(weight) - n + 1, n), len(weight) - n)):
-            right = weight[start : start + n]
-            powers = (0.0, *SCALES) if ".query." in name or ".key." in name else (0.0,)
-            for power in powers:
-                scaled = right * np.float32(self.head_width**power) if power else right
-                allowed = np.abs(scaled[0]) * HALF_BITS + TINY + half_step
-                if np.any(np.abs(part[0] - scaled[0]) > allowed):
-                    continue
+        starts = np.array([*dict.fromkeys((*range(0, len(weight) - n + 1, n), len(weight) - n))])
+        powers = (0.0, *SCALES) if ".query." in name or ".key." in name else (0.0,)
+        for power in powers:
+            factor = np.float32(self.head_width**power)
+            first = (
+                weight[starts] * factor
+            )  # of the rows at each start, which rules out most of them
+            is_far = np.abs(part[0] - first) > np.abs(first) * HALF_BITS + TINY + half_step
+            for start in starts[~is_far.reshape(len(starts), -1).any(axis=1)]:
+                scaled = weight[start : start + n] * factor
                 if part.dtype == np.float32 and np.array_equal(part, scaled):
                     form = 0
                 elif np.array_equal(part.astype(np.float16), scaled.astype(np.float16)):
