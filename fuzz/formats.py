@@ -605,7 +605,7 @@ def _make_layout(random: Random, seeds: Path, folder: Path, outside: str) -> Non
 
 
 def _judge(folder: Path) -> None:
-    """Judge the files with all rules, print the result, repair a copy, and look for weights."""
+    """Judge the files with all rules, print the result, look for weights, and repair a copy."""
     from fuzz.command_line import whisperport
     from fuzz.seeds import micro_checkpoint
     from whisperport.build.judge.identity import identify
@@ -614,12 +614,12 @@ def _judge(folder: Path) -> None:
 
     (path,) = folder.iterdir()
     whisperport("judge", str(path))
-    with TemporaryDirectory() as fixed:
-        whisperport("fix", str(path), "--out", str(Path(fixed, path.name)))
     judgement = judge(path)
     arrays = stored_arrays(judgement.layout, Files(path), judgement.precision)
     identity = identify(micro_checkpoint(), arrays)
     json.dumps((judgement.to_json(), identity.to_json()), allow_nan=False)
+    with TemporaryDirectory() as fixed:
+        whisperport("fix", str(path), "--out", str(Path(fixed, path.name)))
 
 
 # Outputs of a device.

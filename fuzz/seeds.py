@@ -484,6 +484,52 @@ def _layouts(folder: Path) -> None:
                 huggingface_files.write_json(path / f"{name.replace('_json', '')}.json", written)
         else:
             layout.write(checkpoint, "fp32", path)
+    (folder / "pair").mkdir()
+    _pair(folder / "pair")
+
+
+def _pair(folder: Path) -> None:
+    """Write an encoder of 20 s and a decoder of 4 tokens as ONNX graphs of no app."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+
+    def write(name: str, nodes: Sequence[Any], shapes: Any, stored: dict[str, Any]) -> None:
+        inputs, outputs = (
+            [
+                helper.make_tensor_value_info(
+                    end, TensorProto.INT64 if end == "tokens" else TensorProto.FLOAT, shape
+                )
+                for end, shape in ends.items()
+            ]
+            for ends in shapes
+        )
+        weights = [
+            numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), end)
+            for end, shape in stored.items()
+        ]
+        graph = helper.make_graph(nodes, name, inputs, outputs, weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+        onnx.save(model, folder / f"{name}.onnx")
+
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "conv"], ["rows"], strides=[2], pads=[1, 1]),
+        node("Transpose", ["rows"], ["columns"], perm=[0, 2, 1]),
+        node("Add", ["columns", "positions"], ["audio"]),
+    ]
+    shapes: Any = {"x": [1, 80, 2000]}, {"audio": [1, 1000, 8]}
+    write("encoder", nodes, shapes, {"conv": (8, 80, 3), "positions": (1000, 8)})
+    nodes = [
+        node("Gather", ["table", "tokens"], ["embeddings"]),
+        node("ReduceMean", ["audio"], ["mean"], axes=[1]),
+        node("Add", ["embeddings", "mean"], ["sum"]),
+        node("MatMul", ["sum", "projection"], ["logits"]),
+    ]
+    shapes = {"tokens": [1, 4], "audio": [1, 1000, 8]}, {"logits": [1, 4, 1000]}
+    write("decoder", nodes, shapes, {"table": (1000, 8), "projection": (8, 1000)})
 
 
 def _tables(folder: Path) -> None:
