@@ -23,7 +23,7 @@ from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import graphs
 from whisperport.build.layouts.graph_pair.pair import read_pair
 from whisperport.build.layouts.reading import Files
-from whisperport.errors import UsageError
+from whisperport.errors import ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.verification.clips import shipped_audio
 
@@ -260,6 +260,14 @@ def test_a_decoder_of_thousands_of_inputs_is_read_in_linear_time(tmp_path: Path)
     start = process_time()
     assert graphs.cached == 0
     assert process_time() - start < 1
+
+
+def test_a_file_that_is_larger_than_memory_is_an_error_of_the_file(tmp_path: Path) -> None:
+    def whole(_: Path) -> bytes:
+        raise MemoryError
+
+    with pytest.raises(ProgramError, match="larger than memory"):
+        Files(tmp_path).read("model.pte", whole)
 
 
 def rounded_to_8_bits(path: Path) -> None:

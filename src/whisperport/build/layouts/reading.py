@@ -54,6 +54,8 @@ class Files:
             return reader(path)
         except OSError as error:
             raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
+        except MemoryError as error:
+            raise ProgramError(f"cannot read {path}", why="it is larger than memory") from error
 
     def check_entries(self) -> None:
         """Check that the folder holds files and folders only, and no link to what is outside of it.
