@@ -276,17 +276,27 @@ def test_a_window_without_an_end_of_its_text_is_decoded_in_full(
     assert {segment.window_s for segment in transcript.segments} <= {None}
 
 
-def test_a_window_whose_last_segment_is_open_is_decoded_in_full(
-    short: Transcriber, sizes: Sizes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(lambda tokens: tokens[:-1], id="whose last segment is open"),
+        pytest.param(lambda tokens: tokens * 2, id="that says a sentence twice"),
+    ],
+)
+def test_a_window_is_decoded_in_full(
+    short: Transcriber,
+    sizes: Sizes,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: Callable[[tuple[int, ...]], tuple[int, ...]],
 ) -> None:
     decode = session.decoding_with_fallback
 
-    def without_last_timestamp(decoder: Decoder, features: np.ndarray, *arguments: Any) -> Any:
+    def with_changed_tokens(decoder: Decoder, features: np.ndarray, *arguments: Any) -> Any:
         decoded, ratio = yield from decode(decoder, features, *arguments)
         is_short = len(features) < short.engine.dims.n_audio_ctx
-        return (replace(decoded, tokens=decoded.tokens[:-1]) if is_short else decoded), ratio
+        return (replace(decoded, tokens=changed(decoded.tokens)) if is_short else decoded), ratio
 
-    monkeypatch.setattr(session, "decoding_with_fallback", without_last_timestamp)
+    monkeypatch.setattr(session, "decoding_with_fallback", with_changed_tokens)
 
     transcript = short.transcribe(clip())
 

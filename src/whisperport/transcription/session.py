@@ -239,7 +239,7 @@ class Session:
 
     def _is_trusted(self, decoded: Decoded, ratio: float, n_frames: int) -> bool:
         """Return whether the text of a short window is used: it is sure, and ends with the audio."""
-        if not is_trusted(decoded, ratio, self.options.thresholds, self.engine.short_windows):
+        if not is_trusted(decoded, ratio, self.options.thresholds, self.engine):
             return False
         used, _ = self._segments_of(decoded, n_frames)
         return used.closed or self.options.decode.without_timestamps

@@ -17,6 +17,7 @@ from whisperport.program.checks import ALL_PROGRAMS, SHORT_WINDOWS, Check
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.program.window import UNVERIFIED, ShortWindows
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, split_segments
+from whisperport.runtime.decoding.fallback import repeats_a_segment
 from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.text import Tokenizer
 from whisperport.verification.error_rate import TextErrors, Unit, increase_bounds, text_errors
@@ -40,7 +41,7 @@ class ShortText:
         short: text of the short window.
         positions: length of the short window, in encoder positions.
         avg_logprob: mean log-probability of the tokens of `short`.
-        is_whole: whether `short` ends with the audio; no other text is trusted.
+        is_whole: whether `short` ends with the audio, and repeats no sentence; no other text is trusted.
         unit: in which errors are counted.
     """
 
@@ -110,6 +111,7 @@ def check_short_windows(
         mel[:, n_frames:] = 0  # as in a transcription
         decoded = decode_window(decoder, decoder.engine.encode(mel), options)
         split = split_segments(decoded.tokens, generation.timestamp_begin, n_frames)
+        repeats = repeats_a_segment(decoded.tokens, generation.timestamp_begin)
         short.append(
             ShortText(
                 correct=clip.text or tokenizer.decode(full.tokens),
@@ -117,7 +119,7 @@ def check_short_windows(
                 short=tokenizer.decode(decoded.tokens),
                 positions=positions,
                 avg_logprob=decoded.avg_logprob,
-                is_whole=decoded.ended and split.closed,
+                is_whole=decoded.ended and split.closed and not repeats,
                 unit=text.unit,
             )
         )

@@ -6,14 +6,15 @@ Source: openai/whisper@v20250625, whisper/transcribe.py:188-232.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Annotated
 
-from whisperport.program.window import ShortWindows
 from whisperport.runtime.decoding.decode import Decoded, decoding
 from whisperport.runtime.decoding.decode_options import DecodeOptions
 from whisperport.runtime.decoding.search import TokenSampler
+from whisperport.runtime.engine.engine import Engine
 from whisperport.runtime.engine.scores import Floats
 from whisperport.runtime.kv_cache.decoder import Decoder
 from whisperport.runtime.kv_cache.stepping import Steps
@@ -109,22 +110,36 @@ def decoding_with_fallback(
     return decoded, ratio
 
 
-def is_trusted(
-    decoded: Decoded, ratio: float, thresholds: Thresholds, windows: ShortWindows | None
-) -> bool:
+def is_trusted(decoded: Decoded, ratio: float, thresholds: Thresholds, engine: Engine) -> bool:
     """Return whether the text of a short window is used, so that the full window is not needed.
 
-    It ends, is no failure, and its tokens are as probable as those of a text that does not depend on the
-    window.
+    It ends, is no failure, says no sentence twice, and its tokens are as probable as those of a text that
+    does not depend on the window.
 
     Args:
         decoded: result of one temperature.
         ratio: compression ratio of its text.
         thresholds: what counts as a failure.
-        windows: of the engine.
+        engine: of the window.
     """
+    windows = engine.short_windows
     is_sure = windows is not None and decoded.avg_logprob >= windows.min_logprob
-    return is_sure and decoded.ended and not _failed(decoded, ratio, thresholds)
+    failed = _failed(decoded, ratio, thresholds)
+    repeats = repeats_a_segment(decoded.tokens, engine.generation.timestamp_begin)
+    return is_sure and decoded.ended and not failed and not repeats
+
+
+def repeats_a_segment(tokens: Sequence[int], begin: int) -> bool:
+    """Return whether a segment has the text of the one before it.
+
+    Args:
+        tokens: text and timestamps of one window.
+        begin: the id of <|0.00|>.
+    """
+    texts = [
+        tuple(text) for timed, text in groupby(tokens, lambda token: token >= begin) if not timed
+    ]
+    return any(text == following for text, following in pairwise(texts))
 
 
 def is_silence(decoded: Decoded, thresholds: Thresholds) -> bool:

@@ -163,7 +163,7 @@ def _recognition(
             options.thresholds,
             text_of,
         )
-        if is_trusted(decoded, ratio, options.thresholds, engine.short_windows):
+        if is_trusted(decoded, ratio, options.thresholds, engine):
             break
     if is_silence(decoded, options.thresholds):
         return None
