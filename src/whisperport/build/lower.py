@@ -45,7 +45,7 @@ from whisperport.verification.equality import (
     gate_of,
 )
 from whisperport.verification.samples import Sample, samples_of
-from whisperport.verification.tolerances import LOWERED
+from whisperport.verification.tolerances import GATES, LOWERED
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.inspection.graph import Graph
@@ -209,7 +209,7 @@ def lower(
         begin_stage(f"running {out.name} on {target}")
         run = options.run.with_emulation([chosen])
         runner = chosen.load(folder, [entry], run)[entry.spec.name]
-        gate = gate_of(LOWERED, program)
+        gate = _gate(program, chosen)
         equality = _compared(runner, host, program.spec, samples, expected, gate)
         if not equality and not options.allow_unequal:
             raise VerificationError(
@@ -227,6 +227,15 @@ def lower(
             equality=equality,
             gate=gate,
         )
+
+
+def _gate(program: "Program", target: Target) -> Gate:
+    """Return the limit of the program's dtypes, or that of the file if it computes in fewer bits."""
+    own = gate_of(LOWERED, program)
+    precision = target.emulated_precision(target.precision_of(program.name))
+    if precision == "fp32":
+        return own
+    return min(own, GATES[precision], key=lambda gate: gate.min_sqnr_db)
 
 
 def _check_suffix(out: Path, target: Target) -> None:

@@ -110,6 +110,8 @@ class Check:
             return False
         if self.program in (ENCODER, UNCACHED_DECODER, COARSE_PROJECTION):
             return False
+        if kind_of(self.program).positions:
+            return False
         if self.program == ALL_PROGRAMS or kind.name == CROSS_KV:
             return True
         if kind.name == VOCAB_PROJECTION:

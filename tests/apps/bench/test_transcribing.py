@@ -247,9 +247,8 @@ def test_every_target_is_split_alike(
 
     calls = {part.name: part.calls for part in result.parts}
     assert calls["encoder"] > 1  # windows of 2 s
-    assert (
-        calls["cross_kv"] == calls["encoder"] + 1
-    )  # of the first window to detect the language, too
+    # The first window's keys detect the language too, and are computed once.
+    assert calls["cross_kv"] == calls["encoder"]
     assert sum(part.total_ms for part in result.parts) == pytest.approx(result.total_ms)
 
 
