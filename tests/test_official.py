@@ -41,6 +41,7 @@ from whisperport.verification.clips import Clip, shipped_clips
 from whisperport.verification.error_rate import text_errors
 from whisperport.verification.machine import machine, versions
 
+from .embedded import default_bundle
 from .extent import EVERYTHING, core_or_all
 from .openai_original import openai_original
 from .outlier_checkpoints import NAMES, outlier_checkpoint
@@ -59,6 +60,7 @@ RUNTIMES = ["onnxruntime", "openvino", "litert", "xnnpack"]
 # Target -> the package whose presence means that it can be lowered and run.
 PACKAGE = {"openvino": "openvino", "litert": "litert_torch", "xnnpack": "executorch"}
 SIMULATED = ["sm8650", "rk3588"]
+EMBEDDED = "default"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Candidate:
     clips: tuple[Clip, ...]
 
 
-@pytest.fixture(scope="session", params=[OFFICIAL] if OFFICIAL else core_or_all(NAMES[:1], NAMES))
+@pytest.fixture(scope="session", params=[OFFICIAL] if OFFICIAL else core_or_all((EMBEDDED,), NAMES))
 def candidate(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Candidate:
@@ -134,6 +136,8 @@ def bundles(candidate: Candidate, tmp_path_factory: pytest.TempPathFactory) -> A
         of_encoder: str = "",
         options: tuple[tuple[str, str], ...] = (),
     ) -> Bundle:
+        if candidate.name == EMBEDDED:
+            return Bundle.open(default_bundle())  # `make test` has exported it for other tests
         package = PACKAGE.get(target)
         if package and find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -151,7 +155,10 @@ def bundles(candidate: Candidate, tmp_path_factory: pytest.TempPathFactory) -> A
 
 def _transcriber(bundle: Bundle, target: str) -> Transcriber:
     emulation = with_target(get_target(target).spec.runs.emulation, target)
-    return Transcriber(bundle, RunOptions(threads=1, options=emulation))
+    run = RunOptions(
+        threads=1, options=emulation, short_windows=False
+    )  # openai-whisper's have 30 s
+    return Transcriber(bundle, run)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from whisperport.targets.tflite.runner import TfliteFile, TfliteRunner, dequanti
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.loss import loss_of
 
-from ...extent import core_or_all
+from ...extent import EVERYTHING, core_or_all
 from ...outlier_checkpoints import NAMES, STORED, outlier_checkpoint, planted_in
 from ...shared_exports import run_folder
 
@@ -344,6 +344,7 @@ def features(path: Path, spec: ProgramSpec, mel: np.ndarray) -> np.ndarray:
     return np.array(runner.run({"mel": mel})["features"][0])
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="make test-all: as on ONNX Runtime")
 def test_naive_8_bits_ruin_it_and_the_planted_output_in_another_precision_repairs_it(
     name: str,
     lowered: tuple[Path, ProgramSpec, Mapping[str, Path]],
