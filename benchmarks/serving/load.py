@@ -196,18 +196,23 @@ def short(server: ServerProcess, transcriber: Transcriber, less: int) -> dict[st
         clients = {"30 s": long_client, "short": short_client}
         servers = {"30 s": long_windows, "short": short_windows}
         ports = {windows: wyoming_port(server) for windows, server in servers.items()}
-        ways: dict[str, Callable[[str], str]] = {
-            "HTTP": lambda windows: text_of(post(clients[windows], clip).text),
+
+        def by_http(windows: str) -> tuple[str, float]:
+            began = time.perf_counter()
+            text = text_of(post(clients[windows], clip).text)
+            return text, time.perf_counter() - began
+
+        ways: dict[str, Callable[[str], tuple[str, float]]] = {
+            "HTTP": by_http,
             "Wyoming": lambda windows: asyncio.run(spoken(ports[windows], pcm)),
         }
         result: dict[str, Any] = {"different": 0}
         for way, ask in ways.items():
-            texts = {ask(windows) for windows in clients}  # the first answers are not measured
+            texts = {ask(windows)[0] for windows in clients}  # the first answers are not measured
             pairs, count = [], max(5, 30 // less)
             before = {windows: server.cpu_s for windows, server in servers.items()}
             for _ in range(count):
-                took = {windows: seconds(partial(ask, windows)) for windows in clients}
-                pairs.append((took["30 s"], took["short"]))
+                pairs.append((ask("30 s")[1], ask("short")[1]))
             cpu = {windows: (server.cpu_s - before[windows]) for windows, server in servers.items()}
             result["different"] += len(texts) - 1
             result[f"{way}: CPU s of 30 s, of short"] = [round(s / count, 4) for s in cpu.values()]
@@ -218,18 +223,22 @@ def short(server: ServerProcess, transcriber: Transcriber, less: int) -> dict[st
     return result
 
 
-async def spoken(port: int, pcm: bytes) -> str:
-    """Send a whole command to a Wyoming server, and return the transcript."""
+async def spoken(port: int, pcm: bytes) -> tuple[str, float]:
+    """Speak to a Wyoming server; return the transcript, and the seconds from the speech's end to it."""
     form = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
     async with AsyncTcpClient("127.0.0.1", port) as client:
         await client.write_event(Transcribe(language="en").event())
         await client.write_event(AudioStart(**form).event())
         for at in range(0, len(pcm), 2048):
             await client.write_event(AudioChunk(audio=pcm[at : at + 2048], **form).event())
+        await asyncio.sleep(
+            0.2
+        )  # speech arrives while it is spoken: the server has read it at its end
+        began = time.perf_counter()
         await client.write_event(AudioStop().event())
         while (event := await client.read_event()) is not None:
             if WyomingTranscript.is_type(event.type):
-                return WyomingTranscript.from_event(event).text
+                return WyomingTranscript.from_event(event).text, time.perf_counter() - began
     raise RuntimeError("the Wyoming server closed the connection")
 
 
