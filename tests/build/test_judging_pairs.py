@@ -249,6 +249,19 @@ def test_a_table_that_holds_no_positions_is_not_taken_for_them(table: Any, tmp_p
     assert judge(tmp_path).layout.extent.first_position == 0
 
 
+def test_weights_beside_a_graph_are_not_taken_for_a_compiled_program(tmp_path: Path) -> None:
+    # given a graph whose weights are in a file of their own, and a compiled program with the same suffix
+    reading(tmp_path, {}, {})
+    model = onnx.load(tmp_path / "encoder.onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(8, np.float32), "table"))
+    beside = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save(model, tmp_path / "encoder.onnx", **beside)
+    (tmp_path / "decoder.bin").write_bytes(b"a program of a chip")
+    # when it is judged, then the compiled program alone is named, beside the graphs that hold one
+    compiled = [problem.file for problem in judge(tmp_path).problems if problem.code == "WP778"]
+    assert compiled == ["encoder.onnx", "decoder.onnx", "decoder.bin"]
+
+
 def test_a_decoder_of_thousands_of_inputs_is_read_in_linear_time(tmp_path: Path) -> None:
     # given a decoder with 2,000 caches and as many outputs, all as long as logits
     names = [str(number) for number in range(2000)]

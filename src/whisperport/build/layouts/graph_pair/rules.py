@@ -9,6 +9,7 @@ import numpy as np
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules
 from whisperport.build.layouts.graph_pair.forms import COMPILED, compiled_types
 from whisperport.build.layouts.graph_pair.pair import Pair, read_pair
+from whisperport.build.layouts.onnx_graph.header import text
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import layout_rule
@@ -222,7 +223,19 @@ def _pair(files: Files) -> Pair:
     return pair
 
 
-def _compiled(files: Files, pair: Pair) -> Iterator[str]:
-    for name in pair.further_files:
-        if Path(name).suffix in COMPILED:
-            yield name
+def _compiled(files: Files, pair: Pair) -> list[str]:
+    """Return the compiled programs beside a pair: none of the files that hold weights of a graph."""
+    compiled = [name for name in pair.further_files if Path(name).suffix in COMPILED]
+    names = (pair.encoder.file, pair.decoder.file, *pair.further_files)
+    graphs = [name for name in names if name.endswith(".onnx")] if compiled else []
+    weights = {Path(name).parent / file for name in graphs for file in files.read(name, _weights)}
+    return [name for name in compiled if Path(name) not in weights]
+
+
+def _weights(path: Path) -> frozenset[str]:
+    """Return the files, relative to its folder, in which an ONNX graph stores weights."""
+    from whisperport.model.inspection.read_onnx import read_skeleton
+
+    tensors = read_skeleton(path).graph.initializer
+    entries = (entry for tensor in tensors for entry in tensor.external_data)
+    return frozenset(text(entry.value) for entry in entries if entry.key == "location")
