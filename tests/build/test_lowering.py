@@ -235,6 +235,21 @@ def test_float16_is_held_to_what_float16_can_do(out: Path) -> None:
     assert lowered.gate is LOWERED["float16"]
 
 
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [("qcm6490", "float32"), ("hailo8", "float32"), ("openvino-npu", "float16")],
+)
+def test_a_file_is_held_to_what_its_own_weights_can_do_and_not_to_the_chips_precision(
+    program: Program, tmp_path: Path, target: str, dtype: str
+) -> None:
+    out = tmp_path / f"normed{get_target(target).spec.lowering.lowered_suffix}"
+
+    lowered = lower(program, target, out, LowerOptions(run=ONE_THREAD))
+
+    assert lowered.equal
+    assert lowered.gate is LOWERED[dtype]
+
+
 def test_bfloat16_at_the_border_is_rejected(out: Path) -> None:
     program = trace("brain", nn.Linear(4, 4).bfloat16(), (torch.zeros(2, 4).bfloat16(),))
 

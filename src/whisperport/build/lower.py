@@ -44,6 +44,7 @@ from whisperport.verification.equality import (
     failed_sample,
     gate_of,
 )
+from whisperport.verification.precision import run_precision
 from whisperport.verification.samples import Sample, samples_of
 from whisperport.verification.tolerances import GATES, LOWERED
 
@@ -209,7 +210,7 @@ def lower(
         begin_stage(f"running {out.name} on {target}")
         run = options.run.with_emulation([chosen])
         runner = chosen.load(folder, [entry], run)[entry.spec.name]
-        gate = _gate(program, chosen)
+        gate = _gate(program, run_precision(entry, run.options))
         equality = _compared(runner, host, program.spec, samples, expected, gate)
         if not equality and not options.allow_unequal:
             raise VerificationError(
@@ -229,13 +230,10 @@ def lower(
         )
 
 
-def _gate(program: "Program", target: Target) -> Gate:
-    """Return the limit of the program's dtypes, or that of the file if it computes in fewer bits."""
-    own = gate_of(LOWERED, program)
-    precision = target.emulated_precision(target.precision_of(program.name))
-    if precision == "fp32":
-        return own
-    return min(own, GATES[precision], key=lambda gate: gate.min_sqnr_db)
+def _gate(program: "Program", precision: str) -> Gate:
+    """Return the limit of the program's dtypes, or that of the file's precision if it is wider."""
+    gates = (gate_of(LOWERED, program), GATES[precision])
+    return min(gates, key=lambda gate: gate.min_sqnr_db)
 
 
 def _check_suffix(out: Path, target: Target) -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import Bundle
+from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.target_options import with_target
 from whisperport.verification.tolerances import GATES
 
 
 def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
-    """Return the precision in which each program runs. Emulation runs in the precision of the lowered file.
+    """Return the precision in which each program runs; see `run_precision`.
 
     Args:
         bundle: the bundle.
@@ -23,13 +23,7 @@ def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
         BundleError: there are no limits for one of the precisions.
     """
     options = run.options if run else {}
-    by_program = {}
-    for entry in bundle.manifest.programs:
-        target = get_target(entry.target)
-        precision = entry.precision
-        if is_emulated(entry.target, options):
-            precision = target.emulated_precision(precision)
-        by_program[entry.spec.name] = precision
+    by_program = {e.spec.name: run_precision(e, options) for e in bundle.manifest.programs}
     unknown = [precision for precision in by_program.values() if precision not in GATES]
     if unknown:
         raise BundleError(
@@ -38,6 +32,18 @@ def precisions(bundle: Bundle, run: RunOptions | None = None) -> dict[str, str]:
             hint="pip install --upgrade whisperport",
         )
     return by_program
+
+
+def run_precision(entry: ProgramEntry, options: Mapping[str, str]) -> str:
+    """Return the precision in which a program runs. Emulation runs in the precision of the lowered file.
+
+    Args:
+        entry: the program.
+        options: run options, "TARGET.NAME" -> value, which may choose emulation.
+    """
+    if is_emulated(entry.target, options):
+        return get_target(entry.target).emulated_precision(entry.precision)
+    return entry.precision
 
 
 def coarsest(precisions: Iterable[str]) -> str:
