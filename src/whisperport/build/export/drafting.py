@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whisperport import targets
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.masking import choose_masks
-from whisperport.build.export.placing import Placed, PlacementRequest, place
+from whisperport.build.export.placing import Placed, PlacementRequest, of_one_length, place
 from whisperport.errors import LoweringError, UsageError
 from whisperport.program.bundle import (
     EMBEDDING,
@@ -30,7 +30,6 @@ from whisperport.program.generation import Generation
 from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import (
     COARSE_PROJECTION,
-    CROSS_KV,
     ENCODER,
     PREFILL,
     UNCACHED_DECODER,
@@ -173,8 +172,8 @@ def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
         precisions=precisions,
         lengths=placed.lengths,
     )
-    reads_any = all(placed.target_of(name).spec.runs.any_audio for name in (ENCODER, CROSS_KV))
     silence = None
+    reads_any = not of_one_length(placed.target_of)
     if (reads_any or placed.lengths) and source.window is None:
         silence = _in_float16(silent_features(model.encoder, model.dims)[0].numpy())
     return Original(model=model, generation=generation, reference=reference, silence=silence)

@@ -1,6 +1,6 @@
 """Placement of every program of a checkpoint: choose its target, precision and options."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whisperport.build.export.export_options import ExportOptions
@@ -166,7 +166,7 @@ def _with_lengths(
         UsageError: both programs read audio of any length.
     """
     targets = {name: target_name(name, request) for name in (ENCODER, CROSS_KV)}
-    static = [name for name, of in targets.items() if not get_target(of).spec.runs.any_audio]
+    static = of_one_length(lambda name: get_target(targets[name]))
     if positions and not static:
         raise UsageError(
             f"`--windows` is not needed for the target `{request.target}`",
@@ -183,6 +183,11 @@ def _with_lengths(
             **precisions,
         },
     ), tuple(kinds)
+
+
+def of_one_length(target_of: Callable[[str], Target]) -> list[str]:
+    """Return those of `encoder` and `cross_kv` whose target does not read audio of any length."""
+    return [name for name in (ENCODER, CROSS_KV) if not target_of(name).spec.runs.any_audio]
 
 
 def target_name(program: str, request: PlacementRequest) -> str:

@@ -26,7 +26,7 @@ from whisperport.build.export.drafting import STATIC, build_packages, loaded, lo
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Attempt, Candidate, Exported, Timed
-from whisperport.build.export.placing import PlacementRequest
+from whisperport.build.export.placing import PlacementRequest, of_one_length
 from whisperport.build.search.attempts import first_accepted
 from whisperport.build.search.timing import known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
@@ -319,10 +319,10 @@ def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str,
         placed = {name: on for name, on in options.placement.items() if name not in OTHERS}
         target, precision = placed.get(STEP, next(iter(placed.values()))), options.precision
     placement |= options.placement
-    on = {placement.get(name, target) for name in (ENCODER, CROSS_KV)}
+    static = of_one_length(lambda name: get_target(placement.get(name, target)))
     return target, replace(
         options,
-        windows=() if all(get_target(name).spec.runs.any_audio for name in on) else options.windows,
+        windows=options.windows if static else (),
         placement=placement,
         precision=precision,
         precisions={**precisions, **options.precisions},
