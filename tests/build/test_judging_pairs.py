@@ -25,12 +25,14 @@ from whisperport.build.layouts.graph_pair.pair import read_pair
 from whisperport.build.layouts.reading import Files
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
+from whisperport.program.checks import Check
 from whisperport.verification.clips import shipped_audio
 
 from ..extent import EVERYTHING, core_or_all
 from ..targets.vendors.rockchip.rknn_bytes import description, rknn_bytes
 from . import pair_scripts
 
+JUDGE = "whisperport.build.judge.judge."
 # Script -> the app, the codes of what it loses, and the frames and tokens that its graphs take.
 SCRIPTS: dict[str, tuple[str, str, int, int]] = {
     "rockchip": ("rknn_model_zoo", "WP771 WP772 WP775", 2000, 12),
@@ -80,7 +82,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return json.loads(json.dumps(getattr(import_module(module), function)(**arguments)))
 
     monkeypatch.setattr(graphs, "run_limited", run_limited)
-    monkeypatch.setattr("whisperport.build.judge.judge.compare_graphs", lambda *_: ())
+    monkeypatch.setattr(JUDGE + "compare_graphs", lambda *_: ())
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -130,6 +132,23 @@ def test_a_loop_of_a_decoder_that_forgets_is_named(
     assert not words.passed
     assert "loop in 1 of 1 clips" in words.reason
     assert not judgement
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_layers_are_compared_with_as_many_tokens_as_the_decoder_reads(
+    exported: dict[str, Path], checkpoint: Any, clip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given graphs of 12 tokens whose logits are wrong
+    texts = dict.fromkeys(("program", "what", "rule", "reason"), "logits")
+    wrong = Check(level="arrays", value={}, passed=False, **texts)
+    monkeypatch.setattr(JUDGE + "check_computed", lambda *_, **__: wrong)
+    monkeypatch.setattr(JUDGE + "check_words", lambda *_: (None, wrong))
+    compared: list[Any] = []
+    monkeypatch.setattr(JUDGE + "compare_graphs", lambda *given: compared.append(given) or ())
+    # when they are judged, then the text with which their layers are compared is not longer
+    judge(exported["rockchip"], checkpoint, verify_with=clip(0))
+    *_, known = compared[0]
+    assert len(known.tokens) == 12
 
 
 def graph(

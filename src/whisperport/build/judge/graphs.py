@@ -18,7 +18,7 @@ from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import recognized
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.exact import LIMIT
-from whisperport.build.layouts.layout import Layout
+from whisperport.build.layouts.layout import App, Layout
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import (
     Emitted,
@@ -101,13 +101,8 @@ def check_computed(
         StoppedError: the graphs cannot be run.
         MissingPackageError: the package that runs them is not installed.
     """
-    checkpoint = taken(layout, checkpoint)
+    checkpoint, known = taken(layout, next(iter(layout.apps.values())), checkpoint, clip)
     dims = checkpoint.dims
-    profile = next(iter(layout.apps.values())).profile_of(checkpoint)
-    known = known_logits(checkpoint, profile, [clip], ())
-    # Positions that are too late by one must be there, too.
-    longest = min(dims.n_text_ctx - 1, layout.extent.n_tokens or dims.n_text_ctx)
-    known = replace(known, tokens=known.tokens[:longest])
     mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, "mel")[:, : dims.n_frames]
     logits, caches = _run(layout, path, precision, mel, known)
     comparison = _Comparison(checkpoint, mel, known, logits, exact=exact)
@@ -192,21 +187,33 @@ def emit_texts(path: str, mels: list[str], prompt: list[int], end: int, limit: i
     return layout.emitted(Path(path), [np.load(name) for name in mels], prompt, end, limit)
 
 
-def taken(layout: Layout, checkpoint: "Checkpoint") -> "Checkpoint":
-    """Return a checkpoint with the window of graphs, and with the positions that they add."""
+def taken(
+    layout: Layout, app: App, checkpoint: "Checkpoint", clip: Clip
+) -> tuple["Checkpoint", KnownLogits]:
+    """Return a checkpoint with the window and positions of graphs, and a text that they can read.
+
+    Args:
+        layout: of the graphs; see `Extent`.
+        app: decodes the clip.
+        checkpoint: of which they were made.
+        clip: its first seconds are used.
+    """
     from whisperport.model.network.short_window import POSITIONS
 
     extent, dims = layout.extent, checkpoint.dims
     n_positions = extent.n_frames // 2 or dims.n_audio_ctx
-    if n_positions >= dims.n_audio_ctx:
-        return checkpoint
-    first = extent.first_position
-    table = checkpoint.weights[POSITIONS][first : first + n_positions]
-    return replace(
-        checkpoint,
-        dims=replace(dims, n_audio_ctx=n_positions),
-        weights={**checkpoint.weights, POSITIONS: table},
-    )
+    if n_positions < dims.n_audio_ctx:
+        first = extent.first_position
+        table = checkpoint.weights[POSITIONS][first : first + n_positions]
+        checkpoint = replace(
+            checkpoint,
+            dims=replace(dims, n_audio_ctx=n_positions),
+            weights={**checkpoint.weights, POSITIONS: table},
+        )
+    known = known_logits(checkpoint, app.profile_of(checkpoint), [clip], ())
+    # Positions that are too late by one must be there, too.
+    longest = min(dims.n_text_ctx - 1, extent.n_tokens or dims.n_text_ctx)
+    return checkpoint, replace(known, tokens=known.tokens[:longest])
 
 
 def run_graphs(

@@ -23,7 +23,7 @@ from whisperport.build.layouts.convert import read_checkpoint, spoken_language
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout
 from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import LayoutRecord, hashes
-from whisperport.build.layouts.reference import Emitted, known_logits, reference_of
+from whisperport.build.layouts.reference import Emitted, reference_of
 from whisperport.build.layouts.rules import Problem
 from whisperport.build.layouts.verifying import ClipSet, run_and_compare
 from whisperport.errors import (
@@ -258,8 +258,7 @@ def judge(
     if layout.logits is None or is_right or not is_readable:
         return judgement
     clip = _differing_clip(judgement)
-    cut = taken(layout, checkpoint)
-    known = known_logits(cut, apps[0].profile_of(cut), [clip], [])
+    cut, known = taken(layout, apps[0], checkpoint, clip)
     graphs = tuple(compare_graphs(files.path, identity, cut, clip, known))
     return replace(judgement, graphs=graphs)
 
