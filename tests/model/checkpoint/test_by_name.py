@@ -272,6 +272,9 @@ def test_offline_one_error_names_the_places_and_how_to_bring_the_file(
 
     for place in ("file or folder", str(stored(tmp_path)), "hub's cache", "127.0.0.1:1", "no hub"):
         assert place in error.why
+    assert "Connection refused" in error.why
+    assert "Max retries" not in error.why
+    assert "object at" not in error.why
     assert SHA in error.hint
     assert str(stored(tmp_path)) in error.hint
 

@@ -169,7 +169,7 @@ def _transfer(remote: RemoteFile) -> None:
                 requests.Timeout,
                 urllib3.exceptions.HTTPError,
             ) as error:
-                why, pause = str(error), PAUSE_S * 2**attempt
+                why, pause = _cause(error), PAUSE_S * 2**attempt
             except requests.RequestException as error:
                 why = str(error)
                 break
@@ -182,6 +182,12 @@ def _transfer(remote: RemoteFile) -> None:
         why=shorten(why),
         hint="try again: the download continues where it was cut",
     )
+
+
+def _cause(error: Exception) -> str:
+    """Return what is wrong with the connection, without the library's object and the repeated address."""
+    cause = getattr(error.args[0], "reason", None) if error.args else None
+    return str(cause).partition(": ")[2] or str(cause) if cause else str(error)
 
 
 def _request(session: "requests.Session", remote: RemoteFile) -> None:
