@@ -55,10 +55,24 @@ def compact(result: Any) -> str:
 
 
 def _command() -> str:
-    """Return the command that runs this process, as it is typed in the project's folder."""
+    """Return the command that runs this process, as it is typed in the project's folder.
+
+    A path outside of the project is DIR and its last name: other machines have other folders.
+    """
     module = sys.modules["__main__"].__spec__
     name = module.name.removesuffix(".__main__") if module else Path(sys.argv[0]).name
-    return shlex.join(["python", "-m", name, *sys.argv[1:]])
+    return shlex.join(["python", "-m", name, *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(argument: str) -> str:
+    option, equals, value = (
+        argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    )
+    path, project = Path(value), RESULTS.parents[1]
+    if not path.is_absolute():
+        return argument
+    inside = path.is_relative_to(project)
+    return f"{option}{equals}{path.relative_to(project) if inside else Path('DIR', path.name)}"
 
 
 def _lines(value: Any) -> Iterator[str]:

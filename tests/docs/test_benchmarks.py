@@ -1,7 +1,10 @@
 """Each benchmark is named where a reader looks for it, can be started, and keeps one short result."""
 
 import ast
+import json
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,25 @@ def test_a_result_has_one_line_per_record_and_its_circumstances(tmp_path):
     assert recorded("speed", "chunks", tmp_path)["wer"] == 0.012346
     assert {"measured_on", "command", "machine"} <= set(recorded("speed", "batch", tmp_path))
     assert recorded("words", "batch", tmp_path) == {}
+
+
+def test_the_command_of_a_result_names_no_folder_of_the_machine(tmp_path, monkeypatch):
+    from benchmarks.record import record, recorded
+
+    # given: folders outside of the project, one inside it, and a name
+    outside = [f"--work={tmp_path}/work", "--eval", str(tmp_path / "eval")]
+    inside = [str(ROOT / "build" / "small"), "training/work/eval", "default"]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *outside, *inside])
+
+    record("words", "compare", {}, tmp_path)
+
+    # then: the command says which is which, and the stored results do the same
+    words = shlex.split(recorded("words", "compare", tmp_path)["command"])
+    assert words[3:6] == ["--work=DIR/work", "--eval", "DIR/eval"]
+    assert words[6:] == ["build/small", "training/work/eval", "default"]
+    for path in RESULTS.iterdir():
+        for result in json.loads(path.read_text(encoding="utf-8")).values():
+            assert not re.search(r"(^|[\s='\"])/\w", result.get("command", "")), path.name
 
 
 def test_the_measured_files_of_apps_are_within_their_limits():
