@@ -15,9 +15,9 @@ from whisperport.targets.target_options import Option
 Sensitive = Annotated[
     Literal["w8", "as-others"],
     Option(
-        "Precision of operators in a statically quantized program that one fixed scale ruins, as the "
-        "calibration shows: w8, whose activations are scaled anew in every run (float32 in attention); or "
-        "the precision of the others"
+        "Precision of operators in a statically quantized program that a fixed scale makes inaccurate, as "
+        "the calibration shows: w8, which scales activations in every run (float32 in attention), or "
+        "as-others, the precision of all other operators"
     ),
 ]
 """Type of an option for lowering."""

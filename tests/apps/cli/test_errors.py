@@ -244,6 +244,7 @@ def test_a_compiled_program_is_sent_to_inspect_and_nowhere_else(run, tmp_path, c
         (["--loud"], "no such option '--loud'"),
         (["export"], "missing argument 'CHECKPOINT'"),
         (["export", "default"], "missing option '--target' / '-t'"),
+        (["export", "default", "--out", "x"], "`--target onnxruntime` runs on any CPU"),
         (["verify"], "missing argument 'BUNDLE'"),
         (["transcribe"], "missing argument 'AUDIO'"),
         (["transcribe", "a.wav", "--threads", "0"], "0 is not in the range 1 to 1024"),

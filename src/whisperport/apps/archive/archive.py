@@ -80,7 +80,7 @@ class ArchiveOptions:
     save_every: Annotated[
         float,
         Option(
-            "Seconds between two writes of finished rows: the work that an end of this process may cost",
+            "Seconds between two writes of finished rows: what is lost at most if the process ends early",
             0,
             3600,
             metavar="SECONDS",

@@ -64,8 +64,8 @@ HEADINGS: dict[FindingKind, str] = {
     Python are those that the exporter stored in the file. The exit status is 1 if a node is rejected or
     declined; a warning does not change it, because the target runs the program. Where a vendor publishes no
     list of supported operators, nodes that were not seen in programs known to compile are listed
-    separately: they may compile, and do not change the exit status. Where a vendor can be asked on this
-    machine what it accepts, its answer is printed too.
+    separately: they may compile, and do not change the exit status. If a vendor's tool on this
+    machine tells what it accepts, its answer is printed too.
 
     \b
     Examples:
@@ -83,7 +83,7 @@ HEADINGS: dict[FindingKind, str] = {
     is_flag=True,
     help="List every rejected node with its reason, in addition to one row per kind of node",
 )
-@html_option("a picture of the program's graph: what is rejected, why, and its share of the cost")
+@html_option("the program's graph with what is rejected, why, and its share of the cost")
 @as_json
 def check(
     program: Path,

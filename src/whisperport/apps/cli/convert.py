@@ -52,7 +52,7 @@ def convert(
 ) -> None:
     """Write a checkpoint as the files that another app loads, and verify them in that app.
 
-    CHECKPOINT is what `whisperport export` accepts. Before the files are at their place, the app loads
+    CHECKPOINT is what `whisperport export` accepts. Before the files are moved to --out, the app loads
     them in an environment of its own and transcribes a few clips. Its result must be that of the
     checkpoint in PyTorch, decoded as the app decodes. `whisperport apps --install APP` installs an app;
     `whisperport verify PATH` repeats the verification.

@@ -58,7 +58,8 @@ from whisperport.verification.reference import Reference
 @target_name(
     "Target that runs the programs",
     "auto measures every installed target that runs on this machine, in float32 and in fewer bits, and "
-    "exports the fastest mix that is verified; with --precision fp32, the fastest one in float32",
+    "exports the fastest verified mix of targets and precisions; with --precision fp32, the fastest target "
+    "in float32",
 )
 @field_options(ExportOptions, "placement", group="Target")
 @option(
@@ -70,7 +71,7 @@ from whisperport.verification.reference import Reference
     show_default="the target's",
     help="Precision of all programs on --target, or of one program, such as fp16, w8 or encoder=w8a16; may "
     "be repeated. encoder=auto searches for the one with the fewest bits whose words are as good as "
-    "float32's. The page of a target lists its precisions, and so does the error for any other",
+    "float32's. A target's page lists its precisions, and so does the error for an unknown one",
 )
 @option(
     "--max-wer-increase",
@@ -79,8 +80,8 @@ from whisperport.verification.reference import Reference
     default=0.5,
     show_default="0.5",
     metavar="POINTS",
-    help="With encoder=auto: largest increase of the word error rate over float32's, in percentage "
-    "points, that the clips of the verification must exclude with a confidence of 95%",
+    help="With --precision encoder=auto: limit of the increase of the word error rate over float32's, in "
+    "percentage points; the verification must show it with 95% confidence",
 )
 @option(
     "--batch",
@@ -103,7 +104,7 @@ from whisperport.verification.reference import Reference
     "for other targets, --out is required",
 )
 @html_option(
-    "its verification: the error of each program, and the words of each clip with its audio"
+    "the error of each program, and the words of each clip of the verification with its audio"
 )
 @as_json
 @field_options(ExportOptions, "allow_unverified", "verify_with", "language", group="Verification")

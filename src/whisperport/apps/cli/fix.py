@@ -39,7 +39,7 @@ from whisperport.targets import get_target
     short_help="Rewrite the nodes of a program that a target rejects, or repair the files of an app.",
 )
 @click.argument("program", type=Given("program", "layout", "checkpoint"))
-@target_name("Target to fix the program for; the files of an app have none", required=False)
+@target_name("Target to fix a program for, not the files of an app", required=False)
 @option(
     "--checkpoint",
     group="Input",
@@ -51,7 +51,8 @@ from whisperport.targets import get_target
     *("--for", "app"),
     group="Input",
     metavar="APP",
-    help="Run only this app with the repaired files. Default: every installed app that loads such files",
+    show_default="every installed app that loads them",
+    help="App that runs the repaired files",
 )
 @sizes_option
 @option(
@@ -65,10 +66,10 @@ from whisperport.targets import get_target
 )
 @trusting("Load and run PROGRAM without a limit on memory")
 @output_option(
-    "PATH", None, "File to write the fixed program to, or folder or file for those of an app"
+    "PATH", None, "Where to write the fixed program, or the repaired copy of an app's files"
 )
-@option("--overwrite", group="Output", is_flag=True, help="Replace PATH if it already exists")
-@html_option("a picture of the program's graph before and after")
+@option("--overwrite", group="Output", is_flag=True, help="Replace the file or folder at --out")
+@html_option("the program's graph before and after its rewrites")
 @as_json
 def fix(
     program: Path,

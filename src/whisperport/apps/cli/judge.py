@@ -42,7 +42,8 @@ from whisperport.system.outputs import write_page
     *("--for", "app"),
     group="Comparison",
     metavar="APP",
-    help="Run this app only. Default: every installed app that loads such files",
+    show_default="every installed app that loads them",
+    help="App that runs the files",
 )
 @field_options(ConvertOptions, "verify_with", "language", group="Comparison")
 @option(
@@ -70,9 +71,9 @@ def judge(
     PATH is the folder or the only file that an app loads; `whisperport apps` lists the apps. What the app
     needs and the files lack is listed, with a rule's code; `whisperport explain CODE` says more. With
     --checkpoint, each weight is looked for in the files, and each app that is installed must return what
-    the checkpoint emits. The exit status is 1 if anything is wrong, and 0 if the app only loses something
-    (a warning). The files are only read, except by the apps that load them; if something
-    differs, graphs are compared layer by layer in a process with limits.
+    the checkpoint emits. The exit status is 1 if anything is wrong, and 0 if there are only
+    warnings: something that the app ignores. The files are not changed; their graphs run only in apps, and
+    in processes with limits, which compare them layer by layer if something differs.
 
     \b
     Examples:

@@ -31,7 +31,7 @@ model_option = option(
     metavar="NAME",
     help="Model to transcribe with: a name such as tiny.en, a checkpoint's folder or file, a hub id, or "
     "default, the small model that comes with whisperport. It is exported once for the CPU and kept in the "
-    "user's cache; `export NAME --target auto` replaces it there by the fastest verified mix",
+    "user's cache; `export NAME --target auto` replaces it with the fastest verified bundle",
 )
 model_options = together(
     option(

@@ -91,7 +91,7 @@ def serve(
     Programs that use OpenAI's client libraries need only another base URL: http://ADDRESS:PORT/v1. Windows
     of all requests are decoded together, and a long file does not delay a short one. The first signal lets
     running requests finish, and the second ends the server immediately. It prints one line per request on
-    stderr, which never has the text.
+    stderr, which never has a transcript.
 
     \b
     Examples:

@@ -46,19 +46,27 @@ bundle_out = output_option(
 )
 
 
+class _TargetName(click.types.StringParamType):
+    """The name of a target; a command without one is told a target that suits every machine."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "`--target onnxruntime` runs on any CPU; `whisperport targets` lists all targets"
+
+
 def target_name(what: str, auto: str = "", *, required: bool = True) -> Decorator:
     """The option `--target`; `what` the target is, and what the name auto does, if anything."""
     return option(
         *("--target", "-t"),
         group="Target",
         required=required,
+        type=_TargetName(),
         metavar="NAME",
         shell_complete=lambda _, __, typed: [
             name
             for name in (target.spec.name for target in targets.TARGETS)
             if name.startswith(typed)
         ],
-        help=f"{what}; `whisperport targets` lists them{f'. {auto}' if auto else ''}",
+        help=f"{what}; `whisperport targets` lists all targets{f'. {auto}' if auto else ''}",
     )
 
 
@@ -126,10 +134,10 @@ short_windows = option(
     "--short-windows/--no-short-windows",
     group="Runtime",
     default=None,
-    show_default="where the bundle verified them",
-    help="Encode a window as short as the rest of the audio, of 5 to 20 s, in place of one of 30 s, if the "
-    "bundle's runtime on the CPU can: 2 to 4 s of audio take about a third of the time. A few texts differ "
-    "from openai-whisper's, whose windows have 30 s",
+    show_default="on if the bundle was verified with them",
+    help="Encode the end of the audio in a window of 5 to 20 s, if it fits, in place of 30 s. 2 to 4 s of "
+    "audio take about a third of the time. Only some runtimes on the CPU can. A few texts differ from "
+    "openai-whisper's, whose windows have 30 s",
 )
 sizes_option = option(
     "--size",

@@ -98,7 +98,7 @@ class ServeOptions:
     idle_seconds: Annotated[
         float,
         Option(
-            "Close a connection whose client sends nothing of an unfinished request for so long",
+            "Close a connection whose client sends nothing of an unfinished request for this long",
             0.1,
             3600,
             metavar="SECONDS",
@@ -107,7 +107,7 @@ class ServeOptions:
     drain_seconds: Annotated[
         float,
         Option(
-            "After SIGTERM, let running requests finish for at most so long",
+            "After SIGTERM, let running requests finish for at most this long",
             0,
             86400,
             metavar="SECONDS",
@@ -124,7 +124,7 @@ class ServeOptions:
     resume_seconds: Annotated[
         float,
         Option(
-            "Keep a realtime session for so long after its connection broke: its client can resume it",
+            "Keep a realtime session for this long after its connection broke: its client can resume it",
             0,
             86400,
             metavar="SECONDS",

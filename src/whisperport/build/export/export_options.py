@@ -37,9 +37,10 @@ class ExportOptions:
         tuple[float, ...],
         Option(
             "Lengths of window that the runtime chooses from, such as 5,10,30: encoder and cross_kv get a "
-            "program for each. Targets that read audio of any length do not need them",
+            "program for each. An error for targets that need only one for all lengths, such as "
+            "onnxruntime",
             metavar="SECONDS,SECONDS",
-            default="the checkpoint's only",
+            default="the checkpoint's length only",
             flag="--windows",
         ),
     ] = ()

@@ -135,8 +135,8 @@ class LowerOptions:
     static: Annotated[
         Literal["linear", "matmul", "all"],
         Option(
-            "Operators that w8a8 and w8a16 quantize: linears and convolutions; these and the matrix "
-            "multiplications of attention; or all that the quantizer supports"
+            "Operators that w8a8 and w8a16 quantize. linear: linears and convolutions; matmul: also the "
+            "matrix multiplications of attention; all: whatever the quantizer supports"
         ),
     ] = "linear"
     sensitive: Sensitive = "w8"

@@ -93,8 +93,9 @@ class LowerOptions:
     static: Annotated[
         Literal["linear", "matmul", "all"],
         Option(
-            "Operators that w8a8 and w8a16 quantize: linears and convolutions, while all others compute in "
-            "float16; these and the matrix multiplications of attention; or all that the quantizer supports"
+            "Operators that w8a8 and w8a16 quantize; all others compute in float16. linear: linears and "
+            "convolutions; matmul: also the matrix multiplications of attention; all: whatever the "
+            "quantizer supports"
         ),
     ] = "linear"
 
