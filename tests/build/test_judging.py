@@ -466,6 +466,33 @@ def test_a_graph_beside_the_settings_is_named(right_files: dict[str, Path], tmp_
     assert [problem.code for problem in judge(tmp_path).problems] == ["WP718"]
 
 
+@pytest.mark.parametrize(
+    ("app", "plant", "codes"),
+    [
+        (
+            "transformers.js",
+            edit_json(GENERATION, lambda c: c.update(forced_decoder_ids=[[1, [2]], [1, {}]])),
+            set(),
+        ),
+        ("sherpa-onnx", edit_text("tokens.txt", r"\A", f"YQ== {'9' * 5000}\n"), {"WP724"}),
+    ],
+)
+def test_files_with_anything_as_an_id_are_judged(
+    app: str,
+    plant: Callable[[Path], None],
+    codes: set[str],
+    right_files: dict[str, Path],
+    checkpoint: Any,
+    tmp_path: Path,
+) -> None:
+    # given files in which an id is a list, or too long for a number
+    files = Files(planted(app, plant, right_files, tmp_path), checkpoint)
+    # when each rule reads them beside the checkpoint
+    problems = [p.code for rule in layout_of(app).rules for p in rule.problems(files)]
+    # then they are judged
+    assert set(problems) == codes
+
+
 def test_weights_are_found_under_any_name(checkpoint: Any, right_files: dict[str, Path]) -> None:
     # given the files of each layout; ggml's and CTranslate2's are read as checkpoints
     for app in APPS:

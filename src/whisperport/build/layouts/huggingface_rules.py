@@ -43,6 +43,7 @@ NAMED_IDS = {
 }
 """Setting -> the token that it must be the id of."""
 TABLES = ("lang_to_id", "task_to_id")
+LANGUAGE_TOKENS = {f"<|{code}|>" for code in LANGUAGES}
 N_TIMESTAMPS = 1501  # the last tokens of a vocabulary, which many tokenizers leave out
 
 
@@ -147,7 +148,7 @@ def n_vocab(draft: Draft) -> int:
 
 def _settings_of(tokens: Mapping[str, int]) -> dict[str, Any]:
     """Return the ids that settings have, of a tokenizer's tokens."""
-    languages = {f"<|{code}|>" for code in LANGUAGES} & tokens.keys()
+    languages = LANGUAGE_TOKENS & tokens.keys()
     tasks = [task for task in ("transcribe", "translate") if f"<|{task}|>" in tokens]
     return {
         **{key: tokens[token] for key, token in NAMED_IDS.items() if token in tokens},
@@ -308,7 +309,7 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     tokens, size = stored_ids(files.json(TOKENIZER)), files.json(CONFIG).get("vocab_size")
     if tokens and isinstance(size, int) and max(tokens.values()) >= size:
         yield TOKENIZER, f"its last id is {max(tokens.values())}; the model has {size} tokens"
-    elif tokens and (missing := [t for t in (*NAMED_IDS.values(), START) if t not in tokens]):
+    elif tokens and (missing := [t for t in NAMED_IDS.values() if t not in tokens]):
         yield TOKENIZER, f"it has no token {missing[0]}"
 
 
@@ -329,10 +330,10 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from settings_of(GENERATION, stated, right, DECODING, is_decoding=True)
     forced = stated.get("forced_decoder_ids")
     tokens = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
-    languages = {f"<|{code}|>" for code in LANGUAGES}
     for entry in forced if isinstance(forced, list) else ():
-        token = tokens.get(entry[1], "") if isinstance(entry, list) and len(entry) == 2 else ""
-        if token in languages and {token} != right.get("lang_to_id", {}).keys():
+        is_place = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], int)
+        token = tokens.get(entry[1], "") if is_place else ""
+        if token in LANGUAGE_TOKENS and {token} != right.get("lang_to_id", {}).keys():
             reason = f"forced_decoder_ids: each text begins with {token}, whatever is spoken"
             yield Setting(GENERATION, "forced_decoder_ids", 0, 1, is_decoding=True, reason=reason)
     sound = files_of.preprocessor_config(checkpoint.dims)
@@ -342,7 +343,7 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
 
 
 def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
-    """Yield the tokens of tokenizer.json that are not the checkpoint's."""
+    """Yield what in tokenizer.json is not the checkpoint's: tokens, the form of text, and merges."""
     stated = {i: token for token, i in stored_ids(files.json(TOKENIZER)).items()}
     right = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
     yield from token_setting(TOKENIZER, stated, right)

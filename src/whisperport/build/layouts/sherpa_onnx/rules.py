@@ -164,21 +164,19 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
     What to do: take all files from the same checkpoint.
     """
     file = _name(files, TOKENS)
-    lines = files.read(file, _token_lines)
     _, header = _encoder(files)
     end = header.metadata.get("eot", "")
-    for number, line in enumerate(lines):
-        text, _, place = line.rpartition(" ")
-        if not place.isdecimal():
+    for number, (text, place) in enumerate(_tokens_of(files)):
+        if not _is_id(place):
             yield file, f"line {number + 1} has no id"
             return
         try:
-            base64.b64decode("" if text == EMPTY else text, validate=True)
+            base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             yield file, f"line {number + 1} is not base64"
             return
-    count = len({line.rpartition(" ")[2] for line in lines})
-    if end.isdecimal() and len(end) < MOST_DIGITS and count < int(end):
+    count = len({place for _, place in _tokens_of(files)})
+    if _is_id(end) and count < int(end):
         yield file, f"it has {count} tokens; 'eot' is {end}"
 
 
@@ -193,15 +191,10 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         if key in LISTS[1:]:  # a model of some languages may have the ids of all
             values = [value for value in values if value in right_values]
         yield Setting(name, f"'{key}'", sorted(values), sorted(right_values))
-    file = _name(files, TOKENS)
-    parts = (line.rpartition(" ") for line in files.read(file, _token_lines))
-    lines = {
-        int(number): "" if text == EMPTY else text
-        for text, _, number in parts
-        if number.isdecimal()
-    }
+    lines = {int(place): text for text, place in _tokens_of(files) if _is_id(place)}
     expected = (line.rpartition(" ") for line in text_tokens(checkpoint).splitlines())
-    yield from token_setting(file, lines, {int(number): text for text, _, number in expected})
+    right_lines = {int(place): text for text, _, place in expected}
+    yield from token_setting(_name(files, TOKENS), lines, right_lines)
 
 
 RULES = (metadata, sizes, dynamic, tokens, *checkpoint_rules(_settings))
@@ -248,6 +241,17 @@ def _token_lines(path: Path) -> list[str]:
     with path.open("rb") as file:
         raw = file.read(MAX_TOKENS_BYTES)
     return raw.decode("ascii", "replace").splitlines()
+
+
+def _tokens_of(files: Files) -> Iterator[tuple[str, str]]:
+    """Yield the bytes in base64, and the id, that each line of `tokens.txt` states."""
+    for line in files.read(_name(files, TOKENS), _token_lines):
+        text, _, place = line.rpartition(" ")
+        yield "" if text == EMPTY else text, place
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) < MOST_DIGITS
 
 
 def _recognize(files: Files) -> bool:
