@@ -34,6 +34,7 @@ from whisperport.build.layouts.openvino_genai.repairs import (
 )
 from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import hashes
+from whisperport.build.layouts.rules import Draft
 from whisperport.errors import ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.targets.cpu.openvino.partitioner import ask
@@ -433,6 +434,28 @@ def test_a_rule_has_a_repair_if_its_remedy_is_one() -> None:
     for rule in rules:  # `explain`, too, names the repair first
         if rule.repair is not None:
             assert f"What to do: `whisperport {rule.remedy}`. Else: " in rule.text
+
+
+def test_a_tokenizer_without_a_token_is_replaced_by_the_checkpoints(
+    right_files: dict[str, Path], checkpoint: Any, tmp_path: Path
+) -> None:
+    # given a tokenizer that lacks a token of the prompt, and no id that is too high
+    path = planted(
+        "transformers.js",
+        edit_text("tokenizer.json", "startoftranscript", "start"),
+        right_files,
+        tmp_path,
+    )
+    rule, _ = all_rules()["WP707"]
+    assert [problem.reason for problem in rule.problems(Files(path))] == [
+        "it has no token <|startoftranscript|>"
+    ]
+    # when the rule's repair has the checkpoint
+    assert rule.repair is not None
+    change = rule.repair(Draft(Files(path), {}, checkpoint))
+    # then the rule is not broken any more
+    assert change == "tokenizer.json of the checkpoint"
+    assert list(rule.problems(Files(path))) == []
 
 
 def test_another_app_is_an_error_before_anything_is_copied(

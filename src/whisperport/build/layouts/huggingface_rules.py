@@ -108,16 +108,22 @@ def _write_heads(draft: Draft) -> str:
 
 
 def _write_vocabulary(draft: Draft) -> str:
-    """Write the model's number of tokens, and if the tokenizer still has others, the checkpoint's."""
+    """Write the model's number of tokens, and if the tokenizer is another model's, the checkpoint's."""
     size, right = draft.files.json(CONFIG).get("vocab_size"), n_vocab(draft)
     changes = []
     if right != size:
         update(draft, CONFIG, {"vocab_size": right})
         changes.append(f"{CONFIG}: vocab_size {right}")
-    if max(stored_ids(draft.files.json(TOKENIZER)).values()) >= right and draft.checkpoint:
+    tokens = stored_ids(draft.files.json(TOKENIZER))
+    if draft.checkpoint and (max(tokens.values()) >= right or _missing(tokens)):
         _write_tokenizer(draft.files, draft.checkpoint)
         changes.append(f"{TOKENIZER} of the checkpoint")
     return "; ".join(changes)
+
+
+def _missing(tokens: Mapping[str, int]) -> list[str]:
+    """Return the tokens without which no transcript begins or ends."""
+    return [token for token in NAMED_IDS.values() if token not in tokens]
 
 
 def _write_tokenizer(files: Files, checkpoint: "Checkpoint") -> None:
@@ -309,7 +315,7 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     tokens, size = stored_ids(files.json(TOKENIZER)), files.json(CONFIG).get("vocab_size")
     if tokens and isinstance(size, int) and max(tokens.values()) >= size:
         yield TOKENIZER, f"its last id is {max(tokens.values())}; the model has {size} tokens"
-    elif tokens and (missing := [t for t in NAMED_IDS.values() if t not in tokens]):
+    elif tokens and (missing := _missing(tokens)):
         yield TOKENIZER, f"it has no token {missing[0]}"
 
 
