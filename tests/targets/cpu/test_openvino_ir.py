@@ -199,6 +199,21 @@ def test_a_check_says_what_the_npus_plugin_rewrites_and_runs_on_the_cpu(tmp_path
     assert wrong.rejection
 
 
+@pytest.mark.parametrize("dtype", [ov.Type.string, ov.Type.i4, ov.Type.f8e4m3])
+def test_an_input_of_a_dtype_that_numpy_lacks_is_no_reason_for_a_rejection(
+    dtype: ov.Type, tmp_path: Path
+) -> None:
+    # given a model that reads the shape of such an input
+    x = opset.parameter([1, 8], dtype)
+    y = opset.relu(opset.convert(opset.shape_of(x), "f32"))
+    path = tmp_path / "a.xml"
+    ov.save_model(ov.Model([y.output(0)], [x]), path)
+    # when the plugin is asked
+    answer = ask(model=str(path), weights=str(path.with_suffix(".bin")))
+    # then it accepts the model
+    assert answer["rejection"] == ""
+
+
 def test_a_compiler_is_asked_for_each_npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given OpenVINO with a compiler, which rejects a model for one kind of NPU
     core = partitioner.shared_core()

@@ -12,15 +12,13 @@ src/cpp/src/utils.cpp and whisper.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-
 from whisperport.errors import ProgramError
-from whisperport.program.runner import Array
 from whisperport.system.child import Limits, StoppedError, run_limited
-from whisperport.targets.cpu.openvino.ir import DTYPES, is_ir
+from whisperport.targets.cpu.openvino.ir import is_ir
 from whisperport.targets.cpu.openvino.profiler import with_weights
 from whisperport.targets.cpu.openvino.runtime import (
     NO_NPU_PLUGIN,
@@ -153,14 +151,13 @@ def _rejection(core: Any, model: Any, compilers: dict[str, dict[str, str]]) -> s
 
 def _run(compiled: Any, *, is_decoder: bool) -> None:
     """Run a model once; a decoder also on a token after the prompt."""
-    arrays = [_zeros(port) for port in compiled.inputs]
+    sizes = [_shape(port, fixed=True) for port in compiled.inputs]
     request = compiled.create_infer_request()
-    request.infer(arrays)
+    request.infer([*map(_zeros, compiled.inputs, sizes)])
     if is_decoder:
         names = [port.get_names() for port in compiled.inputs]
-        request.infer(
-            [a[:, :1] if TOKENS in own else a for a, own in zip(arrays, names, strict=True)]
-        )
+        sizes = [[1, 1] if TOKENS in own else s for s, own in zip(sizes, names, strict=True)]
+        request.infer([*map(_zeros, compiled.inputs, sizes)])
 
 
 def _shape(port: Any, *, fixed: bool) -> list[int]:
@@ -172,7 +169,11 @@ def _shape(port: Any, *, fixed: bool) -> list[int]:
     return [size if size > 0 else (*known, *[1] * len(sizes))[i] for i, size in enumerate(sizes)]
 
 
-def _zeros(port: Any) -> Array:
-    dtype = DTYPES[port.get_element_type().get_type_name()]
-    zeros: Array = np.zeros(_shape(port, fixed=True), dtype)
-    return zeros
+def _zeros(port: Any, sizes: Sequence[int]) -> Any:
+    """Return zeros, or empty texts, of the input's dtype; numpy does not have each."""
+    from openvino import Shape, Tensor, Type
+
+    tensor = Tensor(port.get_element_type(), Shape(sizes))
+    if tensor.get_element_type() != Type.string:
+        tensor.data[...] = 0
+    return tensor
