@@ -11,6 +11,7 @@ import pytest
 
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import SILENCE, Bundle
+from whisperport.program.checks import Check
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.window import ShortWindows
 from whisperport.runtime import Batch, DecodeOptions, Decoder, Engine, load_engine
@@ -19,6 +20,7 @@ from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, session, transcribe_files
 from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber
+from whisperport.verification import short_windows
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.reference import Reference, reference_mel
 from whisperport.verification.short_windows import check_short_windows
@@ -244,21 +246,27 @@ def test_a_window_of_improbable_text_is_decoded_in_full(
     ]
 
 
-def test_a_verification_decodes_in_the_windows_that_the_runtime_uses(
-    short: Transcriber, sizes: Sizes
-) -> None:
+def verified(short: Transcriber) -> Check:
+    """Return the check of one clip."""
     engine, reference = short.engine, Reference.from_arrays(short.bundle.reference())
     spoken = next(each for each in reference.clips if len(each.samples) < 4 * SECOND)
     text = Transcribed(clip=spoken, tokens=(), text=spoken.text, expected=spoken.text, unit="words")
+    _, check = check_short_windows(
+        short.bundle,
+        Decoder(engine),
+        lambda clip: engine.encode(reference_mel(engine.dims, clip)),
+        [text],
+        reference.max_tokens,
+    )
+    return check
+
+
+def test_a_verification_decodes_in_the_windows_that_the_runtime_uses(
+    short: Transcriber, sizes: Sizes
+) -> None:
     undo = with_windows(short, ShortWindows(positions=(750,), min_logprob=-0.25))
     try:
-        check_short_windows(
-            short.bundle,
-            Decoder(engine),
-            lambda clip: engine.encode(reference_mel(engine.dims, clip)),
-            [text],
-            reference.max_tokens,
-        )
+        verified(short)
     finally:
         undo()
 
@@ -276,13 +284,16 @@ def test_a_window_without_an_end_of_its_text_is_decoded_in_full(
     assert {segment.window_s for segment in transcript.segments} <= {None}
 
 
-@pytest.mark.parametrize(
+NOT_WHOLE = pytest.mark.parametrize(
     "changed",
     [
         pytest.param(lambda tokens: tokens[:-1], id="whose last segment is open"),
         pytest.param(lambda tokens: tokens * 2, id="that says a sentence twice"),
     ],
 )
+
+
+@NOT_WHOLE
 def test_a_window_is_decoded_in_full(
     short: Transcriber,
     sizes: Sizes,
@@ -302,6 +313,25 @@ def test_a_window_is_decoded_in_full(
 
     assert sizes["encoder"][-2:] == [450, 3000]
     assert {segment.window_s for segment in transcript.segments} == {None}
+
+
+@NOT_WHOLE
+def test_a_verification_trusts_no_text_that_the_runtime_decodes_in_full(
+    short: Transcriber,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: Callable[[tuple[int, ...]], tuple[int, ...]],
+) -> None:
+    monkeypatch.setattr(short_windows, "FEWEST_CLIPS", 1)
+    assert verified(short).value["decoded_again"] == 0
+    decode = short_windows.decode_window
+
+    def with_changed_tokens(*arguments: Any) -> Any:
+        decoded = decode(*arguments)
+        return replace(decoded, tokens=changed(decoded.tokens))
+
+    monkeypatch.setattr(short_windows, "decode_window", with_changed_tokens)
+
+    assert verified(short).value["decoded_again"] == 1
 
 
 def test_the_language_is_detected_in_the_window_that_is_decoded(

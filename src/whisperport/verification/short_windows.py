@@ -17,7 +17,7 @@ from whisperport.program.checks import ALL_PROGRAMS, SHORT_WINDOWS, Check
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.program.window import UNVERIFIED, ShortWindows
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, split_segments
-from whisperport.runtime.decoding.fallback import repeats_a_segment
+from whisperport.runtime.decoding.fallback import is_whole
 from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.text import Tokenizer
 from whisperport.verification.error_rate import TextErrors, Unit, increase_bounds, text_errors
@@ -111,7 +111,6 @@ def check_short_windows(
         mel[:, n_frames:] = 0  # as in a transcription
         decoded = decode_window(decoder, decoder.engine.encode(mel), options)
         split = split_segments(decoded.tokens, generation.timestamp_begin, n_frames)
-        repeats = repeats_a_segment(decoded.tokens, generation.timestamp_begin)
         short.append(
             ShortText(
                 correct=clip.text or tokenizer.decode(full.tokens),
@@ -119,7 +118,7 @@ def check_short_windows(
                 short=tokenizer.decode(decoded.tokens),
                 positions=positions,
                 avg_logprob=decoded.avg_logprob,
-                is_whole=decoded.ended and split.closed and not repeats,
+                is_whole=split.closed and is_whole(decoded, generation.timestamp_begin),
                 unit=text.unit,
             )
         )

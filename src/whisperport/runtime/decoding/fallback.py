@@ -6,7 +6,7 @@ Source: openai/whisper@v20250625, whisper/transcribe.py:188-232.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Annotated
@@ -125,21 +125,19 @@ def is_trusted(decoded: Decoded, ratio: float, thresholds: Thresholds, engine: E
     windows = engine.short_windows
     is_sure = windows is not None and decoded.avg_logprob >= windows.min_logprob
     failed = _failed(decoded, ratio, thresholds)
-    repeats = repeats_a_segment(decoded.tokens, engine.generation.timestamp_begin)
-    return is_sure and decoded.ended and not failed and not repeats
+    return is_sure and not failed and is_whole(decoded, engine.generation.timestamp_begin)
 
 
-def repeats_a_segment(tokens: Sequence[int], begin: int) -> bool:
-    """Return whether a segment has the text of the one before it.
+def is_whole(decoded: Decoded, begin: int) -> bool:
+    """Return whether a text ends, and no segment of it has the text of the one before it.
 
     Args:
-        tokens: text and timestamps of one window.
+        decoded: result of one temperature.
         begin: the id of <|0.00|>.
     """
-    texts = [
-        tuple(text) for timed, text in groupby(tokens, lambda token: token >= begin) if not timed
-    ]
-    return any(text == following for text, following in pairwise(texts))
+    segments = groupby(decoded.tokens, lambda token: token >= begin)
+    texts = [tuple(tokens) for is_time, tokens in segments if not is_time]
+    return decoded.ended and all(text != following for text, following in pairwise(texts))
 
 
 def is_silence(decoded: Decoded, thresholds: Thresholds) -> bool:
