@@ -24,14 +24,14 @@ from whisperport.verification.reference import Reference
 from ..embedded import default_bundle
 from ..extent import core_or_all
 
-ONE_THREAD = RunOptions(threads=1)
-OPTIONS = TranscribeOptions(run=ONE_THREAD)
+FULL_WINDOWS = RunOptions(threads=1, short_windows=False)  # those of the features
+OPTIONS = TranscribeOptions(run=FULL_WINDOWS)
 SCALE, ZERO_POINT = 0.08, -3
 
 
 @pytest.fixture(scope="module")
 def transcriber() -> Transcriber:
-    return Transcriber(default_bundle(), run=ONE_THREAD)
+    return Transcriber(default_bundle(), run=FULL_WINDOWS)
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +347,7 @@ def test_a_bundle_without_its_encoder_transcribes_features_and_no_audio(
         loaded.append(type(runner).__name__)
         return runner
 
-    transcriber = Transcriber(default_bundle(), ONE_THREAD, wrap_runner=seen, encoder=False)
+    transcriber = Transcriber(default_bundle(), FULL_WINDOWS, wrap_runner=seen, encoder=False)
 
     found = transcriber.transcribe_features(clips[0].features)
 
@@ -359,7 +359,7 @@ def test_a_bundle_without_its_encoder_transcribes_features_and_no_audio(
 
 def test_a_window_has_as_many_positions_as_the_checkpoint(exported: Any) -> None:
     bundle = exported("onnxruntime")  # windows of 2 s, random weights
-    transcriber = Transcriber(bundle, ONE_THREAD)
+    transcriber = Transcriber(bundle, FULL_WINDOWS)
     clip = Reference.from_arrays(bundle.reference()).clips[1]  # it fills a window
     options = TranscribeOptions(
         decode=DecodeOptions(max_tokens=6, language="en"), temperatures=(0,)

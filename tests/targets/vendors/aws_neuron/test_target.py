@@ -60,7 +60,7 @@ def transcribers(exported: Callable[..., Bundle]) -> dict[str, Transcriber]:
     """The embedded model on this target, emulated, and the embedded bundle, which another target runs."""
     return {
         NAME: Transcriber(exported(NAME, "default"), ON_CPU),
-        "embedded": Transcriber(default_bundle(), run=RunOptions(threads=1)),
+        "embedded": Transcriber(default_bundle(), RunOptions(threads=1, short_windows=False)),
     }
 
 

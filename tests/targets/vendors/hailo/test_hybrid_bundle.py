@@ -110,7 +110,7 @@ def test_the_hybrid_understands_as_much_as_30_s_windows_and_never_loops(hybrid: 
     files = core_or_all(shipped_audio()[::2], shipped_audio())
     options = TranscribeOptions(decode=DecodeOptions(language="en"), run=RunOptions(threads=1))
     chip = Transcriber(hybrid, EMULATED)
-    whole = Transcriber(default_bundle(), RunOptions(threads=1))
+    whole = Transcriber(default_bundle(), RunOptions(threads=1, short_windows=False))
     hybrid_errors, cpu_errors = TextErrors(), TextErrors()
     for clip in clips_of(files):
         heard = chip.transcribe(clip.samples, replace(options, run=EMULATED))
