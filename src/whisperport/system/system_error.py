@@ -1,9 +1,12 @@
-"""An error of the operating system that no module handled, in the form of every other error."""
+"""Errors of the operating system that no module handled, in the form of every other error; full disks."""
 
 import errno
+import math
 import os
+import shutil
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 from whisperport.errors import WhisperportError
 
@@ -28,6 +31,17 @@ def system_error(error: OSError) -> WhisperportError:
     return WhisperportError(
         "the operating system could not read or write a file", why=str(error), hint=hint
     )
+
+
+def lack_of_space(folder: Path, needed_bytes: int) -> str:
+    """Return why the disk of a folder has no room for some bytes; empty: it has.
+
+    A part of a megabyte that is needed counts as one, and one that is free as none.
+    """
+    free = shutil.disk_usage(folder).free
+    if free >= needed_bytes:
+        return ""
+    return f"{math.ceil(needed_bytes / 1e6)} MB are needed; {free // 10**6} MB are free"
 
 
 def _has_working_directory() -> bool:

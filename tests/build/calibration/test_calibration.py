@@ -1,5 +1,6 @@
 """Calibration sets: which audio is used, which is skipped, and the layout of the arrays."""
 
+import shutil
 import wave
 from functools import cache
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whisperport.build.calibration import arrays
 from whisperport.build.calibration.arrays import ArrayWriter, array_files
 from whisperport.build.calibration.calibration_set import check_enough
 from whisperport.build.calibration.spectrograms import (
@@ -141,10 +141,11 @@ def test_a_set_of_several_inputs_has_an_array_for_each_of_the_dtype_that_is_want
 
 
 def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch):
-    usage = type("usage", (), {"free": 1000})
-    monkeypatch.setattr(arrays.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(AudioError, match="disk is too full"):
+    usage = type("usage", (), {"free": 575_000})  # of 576,000 bytes that are needed
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(AudioError, match="disk is too full") as caught:
         write([], tmp_path, 9)
+    assert caught.value.why == "1 MB are needed; 0 MB are free"
     assert not list(tmp_path.iterdir())
 
 

@@ -5,7 +5,6 @@ Thousands of samples take gigabytes, so each sample is written as soon as it is 
 
 import math
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from whisperport.errors import AudioError
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.system.progress import Counted, begin_stage
+from whisperport.system.system_error import lack_of_space
 from whisperport.targets.compiler import CalibrationNeed
 
 
@@ -82,11 +82,10 @@ class ArrayWriter:
 
 def _check_disk_space(folder: Path, needed_bytes: int) -> None:
     """Raise AudioError if the disk is too full: writing to a mapped file would then end the process."""
-    free = shutil.disk_usage(folder).free
-    if free < needed_bytes:
+    if lack := lack_of_space(folder, needed_bytes):
         raise AudioError(
             f"the disk is too full for a calibration set in {folder}",
-            why=f"{needed_bytes / 1e6:.0f} MB are needed, and {free / 1e6:.0f} MB are free",
+            why=lack,
             hint="free some disk space, or choose a folder on another disk with `--work`",
         )
 

@@ -5,7 +5,6 @@ An interrupted download is resumed, its size is bounded, and only a complete fil
 
 import os
 import re
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from whisperport.system.atomic import flush_folder
 from whisperport.system.locking import lock_path, waiting_for_lock
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.system.regular_file import other_kind
+from whisperport.system.system_error import lack_of_space
 
 if TYPE_CHECKING:
     import requests
@@ -242,11 +242,10 @@ def _extent(answer: "requests.Response", have: int, partial: Path) -> tuple[int,
 
 
 def _check_space(remote: RemoteFile, needed: int) -> None:
-    free = shutil.disk_usage(remote.path.parent).free
-    if free < needed:
+    if lack := lack_of_space(remote.path.parent, needed):
         raise CheckpointError(
             f"not enough free disk space for `{remote.path}`",
-            why=f"{needed / 1e6:.0f} MB are needed; {free / 1e6:.0f} MB are free",
+            why=lack,
             hint="free some space; `XDG_CACHE_HOME` names another cache folder",
         )
 

@@ -7,7 +7,6 @@ folder is deleted. `staging` describes what a killed process leaves behind and h
 `rewrite_manifest` replaces the manifest of a bundle on disk; no other file changes.
 """
 
-import math
 import os
 import secrets
 import shutil
@@ -25,7 +24,7 @@ from whisperport.program.bundle.staging import TOKEN_BYTES, Staging, being_writt
 from whisperport.program.strict_json import Field, safe_path
 from whisperport.system.atomic import flush_folder, repeat_if_interrupted, write_atomic
 from whisperport.system.locking import is_locked, lock_path
-from whisperport.system.system_error import FULL
+from whisperport.system.system_error import FULL, lack_of_space
 
 # numpy reports a short write without a reason. With less free space than this, the disk is the reason.
 NEARLY_FULL_BYTES = 2**20
@@ -140,13 +139,13 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
             raise being_written(out)
         # This is the longest name that writing the bundle needs.
         _try_to_write(ancestor / Staging(out, secrets.token_hex(TOKEN_BYTES)).discarded.name)
-        free = shutil.disk_usage(ancestor).free
+        lack = lack_of_space(ancestor, needed_bytes)
     except OSError as error:
         raise _cannot_write(out, error) from error
-    if free < needed_bytes:
+    if lack:
         raise BundleError(
             f"not enough free disk space for {out}",
-            why=f"{math.ceil(needed_bytes / 1e6)} MB are needed; {free // 10**6} MB are free",
+            why=lack,
             hint="free some space or choose a folder on another disk",
         )
     return out
