@@ -177,9 +177,7 @@ def merges(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: write each pair as one text with a space, which every version reads.
     """
-    model = files.json(TOKENIZER).get("model")
-    stored = model.get("merges") if isinstance(model, dict) else None
-    if isinstance(stored, list) and any(isinstance(merge, list) for merge in stored):
+    if any(isinstance(merge, list) for merge in _stored_merges(files.json(TOKENIZER))):
         yield TOKENIZER, 'merges are pairs; old versions: "untagged enum ModelWrapper"'
 
 
@@ -371,12 +369,16 @@ def _form_of(tokenizer: Mapping[str, Any]) -> str:
     return str(decoder.get("type")) if isinstance(decoder, dict) else "missing"
 
 
-def _merges_of(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Return the merges, each as one text."""
+def _stored_merges(tokenizer: Mapping[str, Any]) -> list[Any]:
     model = tokenizer.get("model")
     stored = model.get("merges") if isinstance(model, dict) else None
-    texts = stored if isinstance(stored, list) else []
-    return [" ".join(map(str, m)) if isinstance(m, list) else str(m) for m in texts]
+    return stored if isinstance(stored, list) else []
+
+
+def _merges_of(tokenizer: Mapping[str, Any]) -> list[str]:
+    """Return the merges, each as one text."""
+    stored = _stored_merges(tokenizer)
+    return [" ".join(map(str, m)) if isinstance(m, list) else str(m) for m in stored]
 
 
 RULES = (

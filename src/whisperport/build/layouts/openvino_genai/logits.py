@@ -57,6 +57,6 @@ def logits(
         n_cached += len(piece)
         rows.append(request.infer(inputs)["logits"][0].copy())
         for state in request.query_state():
-            if place := STATE.match(state.name):
-                caches.setdefault(place[1], state.state.data[0].copy())
+            if (place := STATE.match(state.name)) and place[1] not in caches:
+                caches[place[1]] = state.state.data[0].copy()
     return np.concatenate(rows)
