@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from whisperport import judge
 from whisperport.apps.cli.judge import judge as judge_verb
-from whisperport.build.judge import graphs
+from whisperport.build.judge import graphs, layers
 from whisperport.build.layouts.graph_pair.pair import read_pair
 from whisperport.build.layouts.reading import Files
 from whisperport.errors import ProgramError, UsageError
@@ -81,7 +81,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         module, _, function = job.partition(":")
         return json.loads(json.dumps(getattr(import_module(module), function)(**arguments)))
 
-    monkeypatch.setattr(graphs, "run_limited", run_limited)
+    for module in (graphs, layers):
+        monkeypatch.setattr(module, "run_limited", run_limited)
     monkeypatch.setattr(JUDGE + "compare_graphs", lambda *_: ())
 
 
@@ -118,6 +119,12 @@ def test_right_graphs_are_the_checkpoint_and_say_its_words(
     assert run, [check.reason for check in run.checks]
     assert run.words is not None
     assert run.words.counts.between.errors == 0
+    # and no layer is called wrong
+    if script != "mediatek":
+        (app,), sample = judgement.layout.apps.values(), judgement.clips[0]
+        cut, known = graphs.taken(judgement.layout, app, checkpoint, sample)
+        compared = layers.compare_graphs(exported[script], judgement.identity, cut, sample, known)
+        assert [graph.part for graph in compared if graph] == ["encoder", "decoder"]
 
 
 @pytest.mark.usefixtures("in_this_process")

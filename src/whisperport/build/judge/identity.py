@@ -81,7 +81,8 @@ class Identity:
         eight_bits: of those that are stored within half a step of 8 bits.
         changed: the others.
         odd: names of square matrices whose axes have another order than those of all others.
-        places: weight -> file and name of each array that it is; several weights may be the same array.
+        places: weight -> file and name of each array that it is as a whole; several weights may be the same
+            array.
     """
 
     equal: list[str] = field(default_factory=list)
@@ -260,9 +261,9 @@ class _Search:
             for shape, names in self.by_shape.items():
                 if shape[1:] == part.shape[1:] and len(shape) == part.ndim and len(part) < shape[0]:
                     for name in names:
-                        self._note_rows(array, part, step, name)
+                        self._note_rows(part, step, name)
 
-    def _note_rows(self, array: StoredArray, part: Array, step: Array | None, name: str) -> None:
+    def _note_rows(self, part: Array, step: Array | None, name: str) -> None:
         """Note where in a weight an array's rows are: in parts of its length, the last at the end."""
         weight, n = self._weight(name, False), len(part)
         half_step = 0 if step is None else HALF_STEP * float(np.abs(step).max())
@@ -288,7 +289,6 @@ class _Search:
                     continue
                 rows = self.rows.setdefault(name, np.full(len(weight), len(FORMS), np.int8))
                 np.minimum(rows[start : start + n], form, out=rows[start : start + n])
-                self.places[name].append((array.file, array.name))
 
     def reordered(self, name: str) -> ChangedWeight | None:
         """Return the array that has a weight's values in another order; None: there is none."""
