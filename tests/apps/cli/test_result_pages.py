@@ -5,6 +5,7 @@ Each says its verdict first, marks what is at fault, and shows no markup of name
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -594,6 +595,23 @@ def test_the_page_of_right_files_says_what_was_compared() -> None:
     assert "no rule of an NPU is broken" in first
     assert "2 of 2 clips: no word differs." in page
     assert "<audio" not in page
+
+
+def test_the_verdict_on_files_whose_weights_cannot_be_compared_says_so() -> None:
+    check = Check(
+        level="words",
+        program="all",
+        what="a clip",
+        value={"errors": 0.0},
+        rule="equal",
+        passed=True,
+    )
+    of_app = replace(judgement("turn off").runs[0], checks=(check,))
+
+    first = first_of(judge_page(judgement("turn off", identity=None, runs=(of_app,))))
+
+    assert "Nothing is wrong: weights were not compared with openai/whisper-tiny" in first
+    assert "every app that ran returned what the checkpoint emits" in first
 
 
 def test_the_page_begins_with_what_is_wrong_and_what_to_do() -> None:

@@ -59,14 +59,13 @@ def verdict_sentence(judgement: Judgement) -> str:
             else "Weights and words"
         )
         return f"No rule is broken.{loss} {weights} were not compared."
-    n_run = sum(run.words is not None for run in runs)
     words = "its graphs compute the same" if judgement.graphs else "no app was run"
-    if n_run and judgement.layout.emitted is not None:
-        words = "its graphs, decoded here, emit the same words"
-    elif n_run:
-        words = f"all {n_run} runs of apps return what it emits"
-    weights = f"the weights are those of {judgement.checkpoint}, and {words}"
-    return f"Nothing is wrong: {words if identity is None else weights}.{loss}"
+    if any(run.words is not None for run in runs):
+        words = "every app that ran returned what the checkpoint emits"
+        if judgement.layout.emitted is not None:
+            words = "its graphs, decoded here, emit the same words"
+    compared = "weights were not compared with" if identity is None else "the weights are those of"
+    return f"Nothing is wrong: {compared} {judgement.checkpoint}, and {words}.{loss}"
 
 
 def answers(judgement: Judgement) -> dict[str, list[str]]:
