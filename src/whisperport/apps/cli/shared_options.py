@@ -8,8 +8,9 @@ from whisperport import targets
 from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.verb import Decorator, FloatRange, IntRange, TargetOptions, option
 from whisperport.apps.cli.watchdog import MAX_STALL_S, STALL_S
+from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.program.spec import TargetSpec
-from whisperport.program.window import SECONDS_PER_POSITION, UNVERIFIED
+from whisperport.program.window import UNVERIFIED
 from whisperport.system.option import MAX_THREADS
 from whisperport.system.outputs import Kind
 from whisperport.targets import RunOptions
@@ -136,8 +137,8 @@ short_windows = option(
     group="Runtime",
     default=None,
     show_default="on if the bundle was verified with them",
-    help="Encode the end of the audio in a window of {:g} to {:g} s, or one of `export --windows`, if it fits, "
-    "in place of 30 s. 2 to 4 s of audio take about a third of the time. A few texts differ from "
+    help="Encode the end of the audio in a window of {:g} to {:g} s, or one of `export --windows`, if it "
+    "fits, in place of 30 s. 2 to 4 s of audio take about a third of the time. A few texts differ from "
     "openai-whisper's, whose windows have 30 s".format(
         *(UNVERIFIED.positions[end] * SECONDS_PER_POSITION for end in (0, -1))
     ),
