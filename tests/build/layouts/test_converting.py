@@ -21,7 +21,13 @@ from fuzz import seeds
 from whisperport.apps.cli.checks_table import print_in_app
 from whisperport.apps.cli.verify import verify
 from whisperport.build.layouts import convert as converting
-from whisperport.build.layouts import faster_whisper, layout_of, sherpa_onnx, whisper_cpp
+from whisperport.build.layouts import (
+    exact,
+    faster_whisper,
+    layout_of,
+    sherpa_onnx,
+    whisper_cpp,
+)
 from whisperport.build.layouts.checks import checks_of
 from whisperport.build.layouts.client import run_client, run_script
 from whisperport.build.layouts.convert import ConvertOptions, convert
@@ -645,12 +651,16 @@ def test_a_command_shows_what_an_unverified_file_lost(
     assert "NOT VERIFIED with client 1.0" in shown
 
 
-def spoiled(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Let a layout write the weights of a checkpoint of which one differs."""
+def spoiled(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, rows: slice = slice(None)
+) -> None:
+    """Let a layout write the weights of a checkpoint of which one differs, in some rows or in all."""
     write = module.LAYOUT.write
 
     def write_spoiled(checkpoint: Any, precision: str, out: Path) -> None:
-        weights = {**checkpoint.weights, name: -checkpoint.weights[name]}
+        spoiled_weight = checkpoint.weights[name].clone()
+        spoiled_weight[rows] *= -1
+        weights = {**checkpoint.weights, name: spoiled_weight}
         write(replace(checkpoint, weights=weights), precision, out)
 
     monkeypatch.setattr(module, "LAYOUT", replace(module.LAYOUT, write=write_spoiled))
@@ -669,8 +679,9 @@ def test_weights_that_are_not_the_checkpoints_are_named_before_the_app_runs(
     # given an app that returns what the checkpoint emits, whatever the files are
     client(answers)
     name = "decoder.blocks.1.mlp.0.weight"
-    spoiled(monkeypatch, faster_whisper, name)
-    # when one tensor is written wrongly
+    spoiled(monkeypatch, faster_whisper, name, slice(-1, None))
+    monkeypatch.setattr(exact, "ROWS", 5)
+    # when the last row of one tensor is written wrongly, which is compared in pieces
     options = ConvertOptions(verify_with=two_clips, precision=precision)
     with pytest.raises(VerificationError, match="are not those of the checkpoint") as caught:
         convert(checkpoint, "faster-whisper", tmp_path / "out", options)

@@ -25,6 +25,7 @@ from whisperport.errors import (
 from whisperport.program.json_records import to_json
 from whisperport.speech.text import language_code
 from whisperport.system.option import Option
+from whisperport.system.process import return_freed_memory
 from whisperport.system.progress import begin_stage
 
 if TYPE_CHECKING:  # it needs torch
@@ -143,6 +144,8 @@ def convert(
         language = spoken_language(opened, options.language)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
         opened = with_heads(opened)
+        return_freed_memory()  # of the model in torch
+        warnings = (*opened.warnings, *layout.warnings(opened))
         begin_stage(f"writing the files of {app}")
         layout.write(opened, precision, draft)
         files = hashes(draft)
@@ -160,7 +163,12 @@ def convert(
             clips=clips.known(expected),
             logits=known_logits(opened, profile, clips.clips, expected) if layout.logits else None,
         )
-        record = compare_without_app(layout, draft, record, clips.clips, opened)
+        compared = (
+            opened if layout.weights else None
+        )  # graphs are run without its weights in memory
+        del opened
+        return_freed_memory()
+        record = compare_without_app(layout, draft, record, clips.clips, compared)
         run = None
         if is_installed(chosen) and (options.allow_unverified or not record.failures()):
             run, verification = run_and_compare(chosen, draft, record, clips.clips, expected)
@@ -168,7 +176,6 @@ def convert(
         if record.failures() and not options.allow_unverified:
             raise _not_verified(chosen, out, record)
         write_record(draft_record(layout, draft), record)
-    warnings = (*opened.warnings, *layout.warnings(opened))
     return Converted(path=out, record=record, run=run, warnings=warnings)
 
 

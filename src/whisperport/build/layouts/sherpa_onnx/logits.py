@@ -33,8 +33,10 @@ def logits(
     encoder_path, decoder_path = (
         min(folder.glob(f"*{Path(name).stem}*.onnx")) for name in (ENCODER, DECODER)
     )
-    encoder, decoder = open_session(encoder_path), open_session(decoder_path)
+    encoder = open_session(encoder_path)
     cross = encoder.run(None, {encoder.get_inputs()[0].name: mel[None]})
+    del encoder  # its memory, before the decoder takes more
+    decoder = open_session(decoder_path)
     names = [value.name for value in decoder.get_inputs()]
     shapes = ([n if isinstance(n, int) else 1 for n in v.shape] for v in decoder.get_inputs()[1:3])
     rows_kept = [np.zeros(shape, np.float32) for shape in shapes]
