@@ -49,6 +49,7 @@ from whisperport.errors import (
     MissingPackageError,
     UsageError,
     VerificationError,
+    WhisperportError,
 )
 from whisperport.verification.clips import Clip, shipped_audio, shipped_clips
 
@@ -243,6 +244,19 @@ def test_a_client_that_fails_leaves_nothing(
         convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
     assert why in f"{caught.value.why} {caught.value.what}"
     assert [path.name for path in tmp_path.iterdir()] == ["client"]
+
+
+def test_an_app_that_is_killed_tells_nothing_of_its_files(client: Any, tmp_path: Path) -> None:
+    # given a client that the system kills, as it does when memory runs out
+    client([], "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    app = layout_of("faster-whisper").apps["faster-whisper"]
+    clip = Clip("a", "", np.zeros(1600, np.float32))
+    # when it runs
+    with pytest.raises(WhisperportError, match="was killed") as caught:
+        run_client(app, tmp_path, [clip], precision="fp32", language="en")
+    # then that is no result of a verification, from which `judge` would conclude that the files are wrong
+    assert not isinstance(caught.value, VerificationError)
+    assert "memory" in caught.value.hint
 
 
 def test_a_client_cannot_hold_up_the_command(

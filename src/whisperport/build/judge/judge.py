@@ -179,6 +179,7 @@ def judge(
         ProgramError: a file is damaged.
         CheckpointError, TokenizerError, AudioError: the checkpoint or the audio cannot be read.
         MissingPackageError: torch, or the reader of a format, is not installed.
+        WhisperportError: an app was killed: nothing is known of the files.
     """
     files = Files(Path(path))
     with needs("cannot judge files: torch is not installed", extra="export"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,12 @@ from typing import IO
 from whisperport.build.layouts.environments import command_of, variable
 from whisperport.build.layouts.layout import App
 from whisperport.build.layouts.reference import Emitted, TimedText
-from whisperport.errors import BundleError, MissingPackageError, VerificationError
+from whisperport.errors import (
+    BundleError,
+    MissingPackageError,
+    VerificationError,
+    WhisperportError,
+)
 from whisperport.program.strict_json import Field, parse
 from whisperport.speech.audio.pcm import to_int16, write_wav
 from whisperport.system.child import Child, exit_reason
@@ -72,6 +78,7 @@ def run_client(
     Raises:
         MissingPackageError: the app's client is not installed.
         VerificationError: the client failed, or its result is not what `run_client.py` describes.
+        WhisperportError: the client was killed, which tells nothing of the files.
     """
     with tempfile.TemporaryDirectory(prefix="whisperport-") as temporary:
         folder = Path(temporary)
@@ -100,6 +107,7 @@ def run_script(app: App, script: Path, argument: Path) -> None:
     Raises:
         MissingPackageError: the app is not installed.
         VerificationError: the script failed, or did not end.
+        WhisperportError: the script was killed.
     """
     command = command_of(app)
     if command is None:
@@ -135,6 +143,12 @@ def run_script(app: App, script: Path, argument: Path) -> None:
             ) from error
         finally:
             child.end()
+        if os.name == "posix" and code == -signal.SIGKILL:
+            raise WhisperportError(
+                f"{app.name} was killed while it ran, so nothing is known of its files",
+                why="most likely memory ran out",
+                hint="free some memory, or use a machine with more, and repeat the command",
+            )
         if code:
             raise VerificationError(
                 f"{app.name} failed with these files",
