@@ -25,8 +25,8 @@ from whisperport.model.trace.program import trace
 from whisperport.program.bundle.origin import record_own
 from whisperport.system.progress import reporting
 
+from ..edited_bundles import constant_of, endless_step, foreign_bundle
 from ..embedded import default_bundle
-from ..foreign_bundle import constant_of, endless_step, foreign_bundle
 
 # `check` from Python: a live module, and what torch.export returned.
 

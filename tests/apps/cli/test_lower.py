@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from whisperport.errors import BundleError
 from whisperport.runtime.engine import trial
 
+from ...edited_bundles import foreign_bundle
 from ...extent import core_or_all
-from ...foreign_bundle import foreign_bundle
 from .test_errors import assert_error
 
 # `whisperport lower`: a third-party program, from the command line.

@@ -20,8 +20,8 @@ from whisperport.runtime.decoding.rules import Rules
 from whisperport.runtime.engine.scores import Scores
 from whisperport.targets import RunOptions
 
+from ...edited_bundles import copy_of_shipped, program, read, write
 from ...embedded import default_bundle
-from ...hostile_bundle import copy_of_shipped, program, read, write
 
 Document = dict[str, Any]
 Change = Callable[[Document], object]

@@ -23,8 +23,8 @@ from whisperport.program.window import ShortWindows, Window
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions
 
+from ...edited_bundles import copy_of_shipped, program, read, write
 from ...embedded import default_bundle
-from ...hostile_bundle import copy_of_shipped, program, read, write
 
 SCALARS = st.one_of(
     st.none(),

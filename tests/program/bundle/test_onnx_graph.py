@@ -21,7 +21,7 @@ from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import load_engine
 from whisperport.targets import RunOptions, get_target
 
-from ...hostile_bundle import copy_of_shipped, program, rehash
+from ...edited_bundles import copy_of_shipped, program, rehash
 
 ORT = get_target("onnxruntime")
 TRUSTED = RunOptions(threads=1, trust=True)

@@ -23,8 +23,8 @@ from whisperport.runtime.engine.trial import limits_of
 from whisperport.system.child import START_S
 from whisperport.targets import RunOptions
 
+from ...edited_bundles import constant_of, endless_step, foreign_bundle, growing_at_run_time
 from ...embedded import default_bundle
-from ...foreign_bundle import constant_of, endless_step, foreign_bundle, growing_at_run_time
 
 GB = 10**9
 

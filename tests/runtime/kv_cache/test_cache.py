@@ -30,9 +30,9 @@ from whisperport.speech.audio import load_audio, log_mel
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import shipped_audio
 
+from ...edited_bundles import copy_of_shipped, rehash
 from ...embedded import default_bundle
 from ...extent import core_or_all
-from ...hostile_bundle import copy_of_shipped, rehash
 from ...micro import DIMS
 
 # However a run of tokens is cut into prompts and steps, and whatever the cache held before.

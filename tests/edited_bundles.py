@@ -1,14 +1,19 @@
-"""Bundles of unknown origin: copies of the package's bundle, some with one program replaced."""
+"""Bundles that nobody exported: copies of the embedded model's bundle with another program or manifest."""
 
+import hashlib
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
 from whisperport.program.bundle import MANIFEST, Bundle, FileEntry, Manifest
 from whisperport.program.bundle.folder import file_sha256
+from whisperport.program.bundle.manifest import _checksum
 from whisperport.program.spec import ProgramSpec
 
 from .embedded import default_bundle
@@ -122,3 +127,40 @@ def _step(nodes: list[onnx.NodeProto], *, scale: str) -> onnx.ModelProto:
         ]
     graph = helper.make_graph([*nodes, *ends], "step", given, made, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+# Edited, and hashed again, so that the checksums are right.
+
+
+def copy_of_shipped(folder: Path) -> Path:
+    """A copy of the embedded model's bundle."""
+    return Path(shutil.copytree(default_bundle(), folder))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest's fields, without the checksum."""
+    document: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+    del document["checksum"]
+    return document
+
+
+def write(folder: Path, document: dict[str, Any]) -> None:
+    """Write the manifest with a checksum that fits."""
+    raw = json.dumps({**document, "checksum": _checksum(document)})
+    (folder / MANIFEST).write_text(raw, encoding="utf-8")
+
+
+def rehash(folder: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
+    """Change the manifest, and list every file with the size and hash that it has now."""
+    document = read(folder)
+    change(document)
+    for relative, entry in document["files"].items():
+        contents = (folder / relative).read_bytes()
+        entry |= {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
+    write(folder, document)
+
+
+def program(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The manifest's entry of one program."""
+    found: dict[str, Any] = next(p for p in document["programs"] if p["spec"]["name"] == name)
+    return found
