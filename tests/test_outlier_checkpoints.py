@@ -37,13 +37,13 @@ from .outlier_checkpoints import (
     NAMES,
     STORED,
     Planted,
+    Rounding,
     digest,
     outlier_checkpoint,
     planted_in,
     write_checkpoint,
 )
 from .shared_exports import run_folder
-from .static_rounding import Rounding
 
 PROMPT = [50258, 50259, 50359, 50363]  # English, transcribe, no timestamps
 END = 50257

@@ -1,8 +1,8 @@
 """Encoders in 8 bits, also of checkpoints with massive activations: quantization is named at any SQNR.
 
-The devices are simulated by `tests/static_rounding.py`, which shares no code with the package, and by
-programs that ONNX Runtime quantized. Their windows have 8 s and the last position embeddings, so that the
-massive frames at the end are among them.
+The devices are simulated by `in_eight_bits`, which shares no code with the package, and by programs that
+ONNX Runtime quantized. Their windows have 8 s and the last position embeddings, so that the massive frames
+at the end are among them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,9 +38,8 @@ from whisperport.verification.diagnosis.result import Diagnosis
 
 from ...embedded import default_bundle
 from ...extent import core_or_all
-from ...outlier_checkpoints import NAMES, outlier_checkpoint
+from ...outlier_checkpoints import NAMES, in_eight_bits, outlier_checkpoint
 from ...shared_exports import run_folder
-from ...static_rounding import in_eight_bits
 
 POSITIONS = 400
 KINDS = ("min-max", "percentile", "per-channel weights", "w8a16", "onnxruntime")
