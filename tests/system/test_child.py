@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz.processes import has_ended
 
 from whisperport.errors import MissingPackageError
 from whisperport.system.child import Limits, StoppedError, exit_reason, run_limited
 from whisperport.system.progress import reporting
-
-from ..processes import has_ended
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz.processes import has_ended
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
 from whisperport.targets.toolchain import Installed, ServedPrograms
-
-from ...processes import has_ended
 
 ROOT = Path(__file__).parents[3]
 HERE = Installed(Path(sys.executable), Path(sys.executable))

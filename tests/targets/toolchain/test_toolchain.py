@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz.processes import has_ended
 
 from whisperport.errors import UsageError
 from whisperport.system.progress import reporting
@@ -27,8 +28,6 @@ from whisperport.targets.toolchain import (
     probe,
     run_driver,
 )
-
-from ...processes import has_ended
 
 # Stages in another process: progress, interrupts, failures, logs, and the choice of interpreter.
 

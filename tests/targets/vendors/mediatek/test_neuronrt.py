@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz.processes import has_ended
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError, NumericalError
 from whisperport.program.bundle import Bundle
@@ -22,7 +23,6 @@ from whisperport.targets.vendors.mediatek.device_io import DeviceIo, DeviceTenso
 from whisperport.targets.vendors.mediatek.neuronrt import DeviceOptions, NeuronrtRunner
 
 from ....extent import core_or_all
-from ....processes import has_ended
 from .test_programs import ALL, BOARD, PART
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
