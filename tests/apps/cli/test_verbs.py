@@ -418,3 +418,23 @@ def test_a_mix_is_named_with_what_its_words_cost() -> None:
     assert mix_words(manifest) == (
         "onnxruntime fp32, verified: +0.00 points of WER over float32, at most 5.45 with 95%"
     )
+
+
+# Run options are printed with the result, and kept in the suggested next command.
+
+PROVIDER = "onnxruntime.provider=CPUExecutionProvider"
+
+
+def test_a_verdict_says_how_the_programs_were_run(run, bundle):
+    ran = run("verify", bundle, "--run-option", PROVIDER)
+
+    assert ran.out.splitlines()[-1] == f"{bundle}: verified ({PROVIDER})"
+    assert ran.lines[-1].endswith(f"--bundle {bundle} --run-option {PROVIDER}")
+
+
+def test_the_next_transcription_is_run_the_same_way(run, bundle, wav):
+    ran = run("transcribe", wav, "--bundle", bundle, "--run-option", PROVIDER, "--language", "en")
+
+    assert ran.lines[-1] == (
+        f"next: whisperport transcribe {wav} --bundle {bundle} --run-option {PROVIDER} --output-format srt"
+    )
