@@ -1,4 +1,4 @@
-"""What users download and install: the package's size, and the lock."""
+"""What users install and call: the size of the package, the lock, and the public API."""
 
 import ast
 import importlib
@@ -7,7 +7,6 @@ import inspect
 import re
 import sys
 import tomllib
-import types
 import zlib
 from importlib.resources import files
 from pathlib import Path
@@ -136,13 +135,13 @@ FUNCTIONS = {"archive": "transcribe_archive", "import": "import_artifact"}  # of
 LAZY = {"Checkpoint", "load_checkpoint"}  # they need torch, so they come when first asked for
 
 
-def made_here(module: types.ModuleType) -> set[str]:
+def made_here(module: ModuleType) -> set[str]:
     """Public names of a module that this package made: no modules, nothing of other packages."""
     return {
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
-        and not isinstance(value, types.ModuleType)
+        and not isinstance(value, ModuleType)
         and getattr(value, "__module__", "").startswith("whisperport")
     }
 
@@ -215,7 +214,7 @@ def test_no_function_is_shadowed_by_a_module_of_its_name() -> None:
     ):
         importlib.import_module(f"whisperport.{name}")
 
-    assert not [name for name, value in listed() if isinstance(value, types.ModuleType)]
+    assert not [name for name, value in listed() if isinstance(value, ModuleType)]
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
