@@ -16,9 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fuzz.campaign import Campaign, replay
+from fuzz.campaign import Campaign, replay, save, table
 from fuzz.formats import all_formats
-from fuzz.results import save, table
 from whisperport.program.bundle.manifest import FORMAT_VERSION
 
 BUILD = Path("build/fuzz")
