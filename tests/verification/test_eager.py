@@ -1,5 +1,6 @@
-"""The reference is what the model chooses without a cache, whatever was guessed to save time."""
+"""What eager torch tells before a bundle is written: its alignment heads, and the reference."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,22 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.model.network import whisper
 from whisperport.model.network.whisper import CachedDecoder, Whisper, build_model
 from whisperport.program.bundle import Bundle
-from whisperport.verification.clips import Clip, shipped_clips
+from whisperport.verification import alignment_heads
+from whisperport.verification.alignment_heads import find_alignment_heads, with_alignment_heads
+from whisperport.verification.clips import Clip, shipped_audio, shipped_clips
 from whisperport.verification.eager import KEPT_LOGITS, CrossKV, greedy_tokens, run_eager
 from whisperport.verification.reference import Reference
 
-from .. import micro as sizes
 from ..embedded import default_bundle
-from ..micro import DIMS
+from ..micro import DIMS, GENERATION, tokenizer_json
 
 # Hides what the micro model says most: tokens at the start, and one anywhere.
-GENERATION = replace(
-    sizes.GENERATION,
-    suppressed=(*sizes.GENERATION.suppressed, 48),
+HIDING = replace(
+    GENERATION,
+    suppressed=(*GENERATION.suppressed, 48),
     suppressed_at_start=(34, 49, 68),
 )
 PROMPT = [50, 51, 53, 57]
@@ -40,7 +42,7 @@ def one_by_one(model: Whisper, cross_kv: CrossKV) -> list[int]:
     tokens: list[int] = []
     while len(tokens) < MAX_TOKENS and 49 not in tokens:
         logits = model.logits(torch.tensor(PROMPT + tokens), cross_kv)[-1]
-        hidden = GENERATION.suppressed + (() if tokens else GENERATION.suppressed_at_start)
+        hidden = HIDING.suppressed + (() if tokens else HIDING.suppressed_at_start)
         logits[list(hidden)] = -torch.inf
         tokens.append(int(logits.argmax()))
     return tokens
@@ -91,7 +93,7 @@ def test_tokens_are_those_of_decoding_one_by_one_whatever_is_guessed(
     lengths = set()
     for cross_kv in sounds(micro):
         made = draft(micro, cross_kv)
-        tokens, margins = greedy_tokens(micro, GENERATION, PROMPT, cross_kv, MAX_TOKENS, made)
+        tokens, margins = greedy_tokens(micro, HIDING, PROMPT, cross_kv, MAX_TOKENS, made)
 
         assert tokens == one_by_one(micro, cross_kv)
         assert len(margins) == len(tokens)
@@ -117,7 +119,7 @@ def test_right_guesses_take_one_pass(
 
         with monkeypatch.context() as patch:
             patch.setattr(micro, "logits", seen)
-            greedy_tokens(micro, GENERATION, PROMPT, cross_kv, MAX_TOKENS, made)
+            greedy_tokens(micro, HIDING, PROMPT, cross_kv, MAX_TOKENS, made)
 
         assert passes == [PROMPT + expected[:-1]]
 
@@ -127,7 +129,7 @@ def reference(model: Whisper) -> Reference:
     clips = [
         Clip(f"{i}", "", (0.1 * random.standard_normal(3200)).astype(np.float32)) for i in range(3)
     ]
-    return run_eager(model, GENERATION, clips)
+    return run_eager(model, HIDING, clips)
 
 
 def test_a_reference_made_with_wrong_guesses_is_the_same(
@@ -168,3 +170,97 @@ def test_the_shipped_reference_is_what_the_shipped_checkpoint_chooses() -> None:
     for ours, theirs in zip(made.clips, stored.clips, strict=False):
         # Measured: 1e-4 at most.
         np.testing.assert_allclose(ours.logits, theirs.logits, atol=1e-3, rtol=0)
+
+
+# Alignment heads are found if a checkpoint lists none, or wrong ones, and only if it has such heads.
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Checkpoint:
+    return load_checkpoint("default")
+
+
+@pytest.fixture(scope="module")
+def model(embedded: Checkpoint) -> Whisper:
+    return build_model(embedded)
+
+
+@pytest.fixture(autouse=True)
+def two_audio_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment_heads, "N_FILES", 2)
+
+
+def search(
+    checkpoint: Checkpoint, model: Whisper, *listed: tuple[int, int]
+) -> tuple[tuple[tuple[int, int], ...], str]:
+    generation = replace(checkpoint.generation, alignment_heads=listed)
+    changed, warning = find_alignment_heads(generation, checkpoint.tokenizer_json, model)
+    return changed.alignment_heads, warning
+
+
+def without_alignment(checkpoint: Checkpoint) -> Whisper:
+    """With random queries, no head attends to the words."""
+    model = build_model(checkpoint)
+    generator = torch.Generator().manual_seed(0)
+    for block in model.decoder.blocks:
+        weight = block.cross_attn.query.weight
+        block.cross_attn.query.weight = torch.nn.Parameter(
+            0.02 * torch.randn(weight.shape, generator=generator), requires_grad=False
+        )
+    return model
+
+
+def test_the_heads_that_were_taught_to_align_are_found_again(
+    embedded: Checkpoint, model: Whisper
+) -> None:
+    assert search(embedded, model) == (tuple(sorted(embedded.generation.alignment_heads)), "")
+
+
+def test_listed_heads_that_align_are_kept_after_one_audio_file(
+    embedded: Checkpoint, model: Whisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a checkpoint that lists one of its two heads, and one audio file
+    monkeypatch.setattr(alignment_heads, "shipped_audio", lambda: shipped_audio()[:1])
+    # then it keeps it
+    assert search(embedded, model, (1, 0)) == (((1, 0),), "")
+
+
+def test_listed_heads_of_another_model_are_replaced(embedded: Checkpoint, model: Whisper) -> None:
+    # given heads that do not follow the audio, as those of the base are in a fine-tune that lists them
+    heads, warning = search(embedded, model, (0, 0), (1, 1))
+    # then the model's own are used, and the warning has the errors of both
+    assert heads == ((1, 0), (2, 0))
+    errors = [float(number) for number in re.findall(r"(\d\.\d\d) s", warning)]
+    assert errors == pytest.approx([0.33, 0.06], abs=0.02)
+    assert "0.0, 1.1 (layer.head) are replaced by 1.0, 2.0" in warning
+
+
+def test_heads_that_attend_elsewhere_are_not_used(embedded: Checkpoint) -> None:
+    # given a model of which no head attends to the words
+    model = without_alignment(embedded)
+    # then none is found, and the upper half stands for them
+    heads, warning = search(embedded, model)
+    assert heads == ((1, 0), (1, 1), (2, 0), (2, 1))
+    assert "word timestamps may have large" in warning
+    # and those that it lists are kept
+    assert search(embedded, model, (0, 1)) == (((0, 1),), "")
+
+
+def test_no_audio_file_fits_a_window_of_a_fifth_of_a_second(micro: Any) -> None:
+    generation, warning = find_alignment_heads(GENERATION, tokenizer_json(), micro)
+
+    assert generation == with_alignment_heads(GENERATION, DIMS)
+    assert generation.alignment_heads == ((1, 0), (1, 1))
+    assert "none were found" in warning
+
+
+def test_attention_on_the_words_alone_counts() -> None:
+    """One head attends to the word, one to a later time, one to all positions."""
+    scores = np.zeros((3, 3, 100), np.float32)
+    scores[0, :, 50:60] = 20
+    scores[1, :, 80:90] = 20
+    decoded = alignment_heads._Decoded(scores, 0, 100, ((1.0, 1.2), (1.0, 1.2)), (0, 2))
+
+    shares = alignment_heads._attention_on_words([decoded])
+
+    assert shares == pytest.approx([1.0, 0.0, 0.21], abs=0.005)
