@@ -31,10 +31,9 @@ from whisperport.targets.toolchain import (
     probe,
     run_driver,
 )
-from whisperport.targets.vendors.mediatek import partitioner
+from whisperport.targets.vendors.mediatek import flags, partitioner
 from whisperport.targets.vendors.mediatek.chips import GENIO510, GENIO720, Chip
 from whisperport.targets.vendors.mediatek.compiler import NccCompiler
-from whisperport.targets.vendors.mediatek.flags import CompileOptions
 from whisperport.verification.evidence import with_partitions
 
 from ....extent import core_or_all
@@ -57,7 +56,9 @@ def linear() -> bytes:
     )
 
 
-def work_folder(folder: Path, options: CompileOptions | None = None, chip: Chip = GENIO720) -> Path:
+def work_folder(
+    folder: Path, options: flags.CompileOptions | None = None, chip: Chip = GENIO720
+) -> Path:
     """Prepare a work folder with the program `linear`; return it."""
     compiler, program = NccCompiler(chip), folder / "work" / "encoder"
     program.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def work_folder(folder: Path, options: CompileOptions | None = None, chip: Chip 
     request = CompileRequest(
         spec=SPEC,
         dims=_unused(),
-        options=options or CompileOptions(),
+        options=options or flags.CompileOptions(),
         folder=program,
         files=("encoder.tflite",),
     )
@@ -114,13 +115,13 @@ def test_every_stage_runs_once_with_the_flags_of_the_board(tmp_path):
     assert run(sdk, work) is None
     assert run(sdk, work) is None
 
-    flags = ["--arch=mdla5.3,edma3.6", "-O3", "--l1-size-kb=256", "--num-mdla=1", "--relax-fp32"]
-    flags += ["--opt-accuracy", "--opt-footprint", "--fc-to-conv"]
+    always = ["--arch=mdla5.3,edma3.6", "-O3", "--l1-size-kb=256", "--num-mdla=1", "--relax-fp32"]
+    always += ["--opt-accuracy", "--opt-footprint", "--fc-to-conv"]
     assert fake.calls(sdk) == [
-        ["encoder.tflite", *flags, "--check-target-only"],
-        ["encoder.tflite", *flags, "--show-io-info"],
+        ["encoder.tflite", *always, "--check-target-only"],
+        ["encoder.tflite", *always, "--show-io-info"],
         [
-            *("encoder.tflite", *flags, "--show-exec-plan", "--show-memory-summary"),
+            *("encoder.tflite", *always, "--show-exec-plan", "--show-memory-summary"),
             *("-d", "partial.encoder.dla"),
         ],
     ]
@@ -175,7 +176,7 @@ def test_what_does_not_run_on_the_npu_is_a_note(tmp_path, plan, expected):
 
 
 def test_suppressed_outputs_are_a_note(tmp_path):
-    program = work_folder(tmp_path, CompileOptions(suppress_output=True)) / "encoder"
+    program = work_folder(tmp_path, flags.CompileOptions(suppress_output=True)) / "encoder"
     (program / "encoder.dla").write_bytes(b"compiled")
     (program / "plan.txt").write_text("Target: MDLA_5_3")
     (note,) = COMPILER.check(program / "encoder.dla", SPEC)["notes"]
@@ -298,7 +299,7 @@ def test_a_compiler_that_writes_nothing_fails(tmp_path, faults, kind):
 
 
 def test_a_flag_that_this_version_does_not_have_is_explained(tmp_path):
-    work = work_folder(tmp_path, CompileOptions(flags="--newer-flag"))
+    work = work_folder(tmp_path, flags.CompileOptions(flags="--newer-flag"))
     failure = run(fake.install(tmp_path / "sdk"), work)
     assert failure is not None
     assert failure.message == "ncc-tflite: unknown option --newer-flag"
