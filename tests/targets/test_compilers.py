@@ -1,18 +1,22 @@
-"""What all vendors have in common: tables of chips, compilers and their failures."""
+"""What all vendors have in common: tables of chips, compilers and their failures, a missing SDK."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.placing import PlacementRequest, place
-from whisperport.errors import LoweringError, UsageError
+from whisperport.errors import BundleError, LoweringError, MissingPackageError, UsageError
 from whisperport.model.inspection.vocabulary import TFLITE
+from whisperport.program.bundle import Bundle
 from whisperport.program.spec import ProgramSpec, TensorSpec
-from whisperport.targets import TARGETS, get_target
+from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.compiled_file import (
     MAX_SHOWN,
     printable,
@@ -22,7 +26,7 @@ from whisperport.targets.compiled_file import (
     read_text,
 )
 from whisperport.targets.compiler import Compiler
-from whisperport.targets.toolchain import Failure
+from whisperport.targets.toolchain import Failure, variable
 from whisperport.targets.vendors.ethos_u.chips import NPUS
 from whisperport.targets.vendors.mediatek import specs
 from whisperport.targets.vendors.mediatek.chips import CHIPS as GENIOS
@@ -252,3 +256,81 @@ def test_what_is_not_the_vendors_own_word_is_marked(board: Any) -> None:
 
 def test_operators_of_a_list_have_the_names_that_the_check_gives_them() -> None:
     assert {name: TFLITE.get(name, name) for name in specs.OPERATORS} == dict(specs.OPERATORS)
+
+
+# What `compile` and `load` say where a vendor's SDK is missing, or is another one.
+
+PROGRAM = "cross_kv"  # the smallest
+# Target -> what the user must install, and the lowered file.
+SDKS = {
+    "rk3588": ("pip install rknn-toolkit2", ".onnx"),
+    "sm8650": ('pip install "whisperport[qualcomm]"', ".onnx"),
+    "genio720": ("NeuroPilot SDK", ".tflite"),
+}
+
+
+@pytest.fixture(scope="module", params=SDKS)
+def bundle(request: pytest.FixtureRequest, micro_bundle_on: Callable[[str, str], Path]) -> Path:
+    return micro_bundle_on(request.param, PROGRAM)
+
+
+@pytest.fixture
+def placed(bundle: Path) -> str:
+    return Bundle.open(bundle).manifest.program(PROGRAM).target
+
+
+@pytest.fixture
+def nothing_is_installed(placed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = get_target(placed).compiler
+    assert compiler is not None
+    for name in (variable(compiler.toolchain), *compiler.variables):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, compiler.sdk, None)
+
+
+@pytest.mark.usefixtures("nothing_is_installed")
+def test_a_work_folder_is_prepared_and_the_error_says_what_to_do(
+    bundle: Path, placed: str, tmp_path: Path
+) -> None:
+    before, work = (bundle / "manifest.json").read_bytes(), tmp_path / "work"
+    how, suffix = SDKS[placed]
+
+    with pytest.raises(MissingPackageError, match="not compiled yet") as missing:
+        compile(bundle, CompileOptions(work=work, threads=1))
+
+    assert variable(get_target(placed).compiler.toolchain) in missing.value.hint
+    assert how in missing.value.hint
+    assert (work / placed / PROGRAM / f"{PROGRAM}{suffix}").is_file()
+    assert (work / placed / "compile.py").is_file()
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("nothing_is_installed")
+def test_an_sdk_that_is_none_is_named_before_anything_is_computed(
+    bundle: Path, placed: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    python.chmod(0o755)
+    compiler = get_target(placed).compiler
+    given = tmp_path if compiler.is_command else python
+    options = CompileOptions(toolchains={compiler.toolchain: str(given)}, work=tmp_path / "work")
+
+    with pytest.raises(LoweringError, match="cannot be used") as missing:
+        compile(bundle, options)
+
+    assert missing.value.why
+    assert f"--toolchain {compiler.toolchain}=" in missing.value.hint
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.usefixtures("nothing_is_installed")
+def test_a_bundle_that_is_not_compiled_says_so(bundle: Path, placed: str) -> None:
+    manifest = Bundle.open(bundle).manifest
+
+    with pytest.raises(BundleError, match=f"is not compiled for `{placed}` yet") as missing:
+        get_target(placed).load(bundle, [manifest.program(PROGRAM)], RunOptions())
+
+    assert "whisperport compile BUNDLE" in missing.value.hint
+    assert f"{placed}.emulate=on" in missing.value.hint
+    assert {one.kind for one in manifest.evidence(PROGRAM)} <= {"emulated", "partitioned"}
