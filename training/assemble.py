@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-import augment
+import mel_frames
 from corpus import Corpus, Utterance
-from mel import FLOOR, whisper_input
+from mel_frames import FLOOR, whisper_input
 from vocabulary import (
     EN,
     EOT,
@@ -112,9 +112,9 @@ class Assembler:
     def __init__(self, corpus: Corpus, seed: int) -> None:
         self.corpus = corpus
         self.rng = np.random.default_rng(seed)
-        self.noises = augment.noise_bank(seed=17)
+        self.noises = mel_frames.noise_bank(seed=17)
         self.nothing = nothing_tokens()
-        self.warps = [augment.warp_matrix(factor) for factor in np.linspace(0.87, 1.15, 15)]
+        self.warps = [mel_frames.warp_matrix(factor) for factor in np.linspace(0.87, 1.15, 15)]
 
     # audio ---------------------------------------------------------------------------------------
 
@@ -126,12 +126,12 @@ class Assembler:
         rng, frames, factor = self.rng, utterance.frames.astype(np.float32), 1.0
         if rng.random() < 0.7 * mix.strength:
             factor = float(rng.uniform(1 - 0.14 * mix.strength, 1 + 0.16 * mix.strength))
-            frames = augment.change_tempo(frames, factor)
+            frames = mel_frames.change_tempo(frames, factor)
         factor = len(utterance.frames) / len(frames)
         if rng.random() < 0.6 * mix.strength:
             frames = frames @ self.warps[rng.integers(len(self.warps))]
         if rng.random() < 0.7 * mix.strength:
-            frames = frames + augment.microphone(rng, mix.strength)
+            frames = frames + mel_frames.microphone(rng, mix.strength)
         return frames, factor
 
     def _background(self, canvas: Frames, level: float, mix: Mix) -> Frames:
@@ -144,18 +144,19 @@ class Assembler:
         )
         if not (room or noise or faint):
             return canvas
-        power = np.exp(canvas * augment.LN10)
+        power = np.exp(canvas * mel_frames.LN10)
         if room:
-            power = augment.add_room(power, rng)
+            power = mel_frames.add_room(power, rng)
         if noise or faint:
             bank = self.noises[rng.integers(len(self.noises)) if noise else 0]
             start = int(rng.integers(0, len(bank) - len(canvas)))
             piece = bank[start : start + len(canvas)]
-            shape = augment.microphone(rng, 1.0)
+            shape = mel_frames.microphone(rng, 1.0)
             wanted = level - (rng.uniform(0.7, 4.0) if noise else rng.uniform(4.0, 7.0))
             piece = piece + shape
             power += np.exp(
-                (piece + (wanted - np.log10(np.exp(piece * augment.LN10).mean()))) * augment.LN10
+                (piece + (wanted - np.log10(np.exp(piece * mel_frames.LN10).mean())))
+                * mel_frames.LN10
             )
         return np.log10(np.maximum(power, 1e-10))
 
@@ -171,7 +172,7 @@ class Assembler:
         canvas = np.maximum(canvas + np.float32(rng.uniform(-1.8, 0.4)), FLOOR)
         frames = whisper_input(canvas, rng.uniform(0, 0.7) if rng.random() < 0.3 else 0.0)
         if rng.random() < 0.6 * mix.strength:
-            augment.mask(frames, rng, mix.strength)
+            mel_frames.mask(frames, rng, mix.strength)
         if rng.random() < 0.35:
             frames[content:] = 0.0
         return frames
@@ -215,7 +216,7 @@ class Assembler:
         """
         rng = self.rng
         offset = int(rng.integers(0, (WINDOW - frames) // 2 + 1))
-        canvas = augment.silence(frames)
+        canvas = mel_frames.silence(frames)
         if rng.random() < mix.no_speech:
             return self._no_speech(canvas, offset, mix)
         cut = rng.random() < mix.cut
@@ -258,7 +259,7 @@ class Assembler:
             if first >= frames - 20:
                 break
             audio = audio + np.float32(rng.uniform(-0.5, 0.5) * mix.strength)
-            levels.append(augment.speech_level(audio))
+            levels.append(mel_frames.speech_level(audio))
             audio = audio[: frames - first]
             canvas[first : first + len(audio)] = audio
             begin = first / 100

@@ -33,9 +33,9 @@ from whisper.decoding import DecodingOptions, DecodingResult
 from whisper.model import ModelDimensions, Whisper
 
 import grammar
-from augment import NOISE_KINDS, noise_wave
 from corpus import Corpus
 from make_recordings import add_noise, held_out
+from mel_frames import NOISE_KINDS, noise_wave
 from scoring import (
     Samples,
     Spoken,

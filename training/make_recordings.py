@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from augment import noise_wave
 from corpus import Corpus, Utterance
+from mel_frames import noise_wave
 from synthesize import HELD_OUT_LANGUAGES, HELD_OUT_RECORDED, HELD_OUT_VARIANTS
 from synthesizers import SAMPLE_RATE
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import grammar
-from mel import log_power
+from mel_frames import log_power
 from synthesizers import FLITE_VOICES, SAMPLE_RATE, Espeak, Flite, Speech, festival
 
 PART_SIZE = 200
