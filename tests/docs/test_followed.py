@@ -49,7 +49,6 @@ OTHERS = (
     f"{HOW_TO}share-a-transcriber.md",
     f"{HOW_TO}transcribe-an-archive.md",
     f"{HOW_TO}transcribe-live.md",
-    f"{HOW_TO}use-a-short-window.md",
     f"{HOW_TO}verify-on-a-board.md",
     f"{HOW_TO}aws-neuron.md",
     "docs/explanation/cross-attention-kv.md",
