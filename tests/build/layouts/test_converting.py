@@ -429,7 +429,7 @@ def test_a_changed_file_is_named(
     (out / name).write_bytes(data)
     with pytest.raises(BundleError) as caught:
         verify_layout(out)
-    assert caught.value.why == f"{name} has changed: {part}"
+    assert caught.value.why.startswith(f"{name} has changed: {part}")
     (out / name).unlink()
     with pytest.raises(BundleError, match="not what whisperport wrote") as caught:
         verify_layout(out)

@@ -16,6 +16,7 @@ from tests.build.layouts.test_onnx_graphs import SHAPES, random_checkpoint
 
 from whisperport.build.layouts.onnx_graph import file as onnx_files
 from whisperport.build.layouts.parts import changed_part, parts_of
+from whisperport.model.checkpoint import ggml
 
 NAME = "decoder.blocks.1.mlp.0.weight"
 
@@ -80,6 +81,32 @@ def test_a_tensor_in_a_second_file_is_named(
     data[data.find(checkpoint.weights[NAME].T.contiguous().numpy().tobytes())] ^= 1
     path.write_bytes(data)
     assert changed_part(path, known) == f"tensor {NAME}.T has changed"
+
+
+@pytest.mark.parametrize(
+    ("position", "part"),
+    [
+        (4, "it can no longer be read: `decoder.token_embedding.weight` has the shape"),
+        (44, "header has changed"),
+        (60, "table of mel filters has changed"),
+        (-1, "list of tokens has changed"),
+    ],
+)
+def test_what_is_before_the_tensors_of_a_ggml_file_is_named(
+    checkpoint: Any, position: int, part: str, tmp_path: Path
+) -> None:
+    # given a written file
+    path = written(checkpoint, "whisper.cpp", tmp_path) / "model.bin"
+    known = parts_of(path)
+    assert known is not None
+    # when a byte of its sizes, its mel filters or a token changes
+    data = bytearray(path.read_bytes())
+    before, token = ggml.read_sound_and_text(path)[1][:2]
+    tokens = before + len(token).to_bytes(4, "little") + token
+    data[position if position > 0 else data.index(tokens) + len(before) + 4] ^= 1
+    path.write_bytes(data)
+    # then that is named
+    assert changed_part(path, known).startswith(part)
 
 
 def reordered(value: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +180,11 @@ def test_the_order_and_the_metadata_of_an_onnx_file_are_named(
     onnx.save(model, path)
     # then that is named
     assert changed_part(path, known) == f"node {second} is at the place of node {first}"
+    # or the version of the operators changes
+    model = onnx.load_from_string(original)
+    model.opset_import[0].version += 1
+    onnx.save(model, path)
+    assert changed_part(path, known) == "header has changed"
 
 
 def test_a_layer_of_an_openvino_file_is_named(checkpoint: Any, tmp_path: Path) -> None:

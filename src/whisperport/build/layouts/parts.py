@@ -1,8 +1,8 @@
 """The named parts of written files, so that what has changed in one can be named.
 
-A part is a key of a JSON file, a line of a text file, or a tensor, a node or a layer of a model. Of a long
-list, the parts are its entries, with numbers. The record holds 16 bits of each part: the hash of the whole
-file tells that it has changed, and these tell where.
+A part is a key of a JSON file, a line of a text file, or a tensor, a node, a layer or the header of a
+model. Of a long list, the parts are its entries, with numbers. The record holds 16 bits of each part: the
+hash of the whole file tells that it has changed, and these tell where.
 """
 
 import json
@@ -41,9 +41,14 @@ class FileParts:
 def parts_of(path: Path) -> FileParts | None:
     """Return the parts of a file; None: it is of no known format, or damaged, or its reader is missing."""
     try:
-        parts = list(_parts(path))
+        return _file_parts(path)
     except Exception:  # a damaged file makes its reader raise any class
         return None
+
+
+def _file_parts(path: Path) -> FileParts | None:
+    """Return the parts of a file; None: two have one name."""
+    parts = list(_parts(path))
     names = () if any(not name for name, _ in parts) else tuple(name for name, _ in parts)
     if len(set(names)) != len(names):
         return None
@@ -52,9 +57,12 @@ def parts_of(path: Path) -> FileParts | None:
 
 def changed_part(path: Path, known: FileParts) -> str:
     """Return which part of a file has changed, as a sentence; empty: what is outside of them."""
-    current = parts_of(path)
+    try:
+        current = _file_parts(path)
+    except Exception as error:  # a damaged file makes its reader raise any class
+        return f"it can no longer be read: {getattr(error, 'why', error)}"
     if current is None:
-        return "it can no longer be read"
+        return "two of its parts have one name"
     before, after = known.by_name(), current.by_name()
     for name, checksum in before.items():
         if after.get(name, checksum) != checksum:
@@ -116,6 +124,9 @@ def _onnx_parts(path: Path) -> Iterator[tuple[str, bytes]]:
         yield f"node {node.output[0]}", node.SerializeToString(deterministic=True)
     for tensor in model.graph.initializer:
         yield f"tensor {tensor.name}", tensor.raw_data or tensor.SerializeToString()
+    for named in ("graph", "metadata_props"):
+        model.ClearField(named)
+    yield "header", model.SerializeToString(deterministic=True)
 
 
 def _outside_parts(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -145,10 +156,20 @@ def _constants(graph: Path, path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _variables(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the tensors of a file whose format a reader of checkpoints knows."""
+    """Yield the tensors of a file whose format a reader of checkpoints knows, and what else it holds."""
     from whisperport.model.checkpoint import ctranslate2_file, ggml
 
-    is_ggml = ggml.is_ggml(path)
-    tensors = ggml.read_weights(path) if is_ggml else ctranslate2_file.read_model_bin(path).tensors
+    if ggml.is_ggml(path):
+        tensors = ggml.read_weights(path)
+        filters, tokens = ggml.read_sound_and_text(path)
+        with path.open("rb") as file:
+            yield "header", file.read(ggml.HEADER_BYTES)
+        yield "table of mel filters", filters.numpy().tobytes()
+        yield "list of tokens", b"\n".join(tokens)
+    else:
+        variables = ctranslate2_file.read_model_bin(path)
+        tensors = variables.tensors
+        for alias, name in variables.aliases.items():
+            yield f"alias {alias}", name.encode()
     for name, tensor in tensors.items():
         yield f"tensor {name}", tensor.numpy().tobytes()

@@ -49,6 +49,7 @@ _SIZES = (
     "n_text_layer",
     "n_mels",
 )
+HEADER_BYTES = len(_MAGIC) + 4 * (len(_SIZES) + 1)  # the last number tells the type of weights
 _MAX_AXES = 3  # of a convolution's weight
 _FILTER_TOLERANCE = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 
