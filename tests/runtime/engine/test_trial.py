@@ -1,5 +1,6 @@
 """Bundles of unknown origin: which are tried, what a trial ends, and what it costs the machine."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -202,7 +203,7 @@ def test_other_options_and_versions_are_another_trial(
 
     for options in ({}, {}, {"onnxruntime.provider": "CPUExecutionProvider"}):
         load_engine(bundle, RunOptions(options=options))
-    monkeypatch.setattr(trial, "version", lambda package: f"another {package}")
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: f"another {package}")
     load_engine(bundle)
 
     assert len(trials) == 3

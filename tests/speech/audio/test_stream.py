@@ -18,6 +18,7 @@ from whisperport.speech.audio import (
     AudioStream,
     MelWindows,
     PcmStream,
+    decode,
     load_audio,
     log_mel,
     mel_windows,
@@ -120,7 +121,7 @@ def test_the_length_of_an_array_is_known() -> None:
 def test_an_hour_passes_through_in_the_memory_of_six_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_module, "AudioDecoder", Hour)
+    monkeypatch.setattr(decode, "AudioDecoder", Hour)
     window = 30 * SAMPLE_RATE
 
     tracemalloc.start()
@@ -139,7 +140,7 @@ def test_an_hour_passes_through_in_the_memory_of_six_windows(
 def test_skipping_far_ahead_keeps_nothing_of_what_was_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_module, "AudioDecoder", Hour)
+    monkeypatch.setattr(decode, "AudioDecoder", Hour)
 
     tracemalloc.start()
     found = AudioStream("hour.wav", look_back_s=1.0).read(3500 * SAMPLE_RATE, SAMPLE_RATE)

@@ -21,6 +21,7 @@ from whisper.tokenizer import LANGUAGES as OPENAI_LANGUAGES
 from whisper.tokenizer import TO_LANGUAGE_CODE
 
 from whisperport.errors import TokenizerError, UsageError
+from whisperport.program.bundle import Bundle
 from whisperport.speech.text import (
     LANGUAGES,
     Tokenizer,
@@ -29,8 +30,10 @@ from whisperport.speech.text import (
     openai_generation,
     openai_tokenizer,
 )
+from whisperport.speech.text.tokenizer import with_merges_as_texts
 from whisperport.speech.text.vocabulary import openai_bpe
 
+from ...embedded import default_bundle
 from ...extent import core_or_all
 
 OpenAITokenizer = whisper.tokenizer.Tokenizer
@@ -610,3 +613,24 @@ def test_an_unknown_language_is_rejected_with_the_closest(name: str, hint: str) 
         language_code(name)
 
     assert hint in caught.value.hint
+
+
+def test_merges_as_texts_encode_alike_and_are_those_of_a_bundle() -> None:
+    stored = openai_tokenizer(51_865).to_str().encode()
+
+    content = with_merges_as_texts(stored)
+
+    assert content != stored
+    texts = SAMPLES.values()
+    encoders = [Tokenizer.from_json(each, openai_generation(51_865)) for each in (stored, content)]
+    expected, actual = ([encoder.encode(text) for text in texts] for encoder in encoders)
+    assert actual == expected
+    written = Bundle.open(default_bundle()).tokenizer_json()
+    assert with_merges_as_texts(written) is written
+
+
+@pytest.mark.parametrize("merges", [[], ["a b"], [["a ", "b"]]])
+def test_merges_that_are_texts_or_cannot_be_stay_as_they_are(merges: list[object]) -> None:
+    content = json.dumps({"model": {"merges": merges}}).encode()
+
+    assert with_merges_as_texts(content) is content

@@ -37,6 +37,7 @@ from whisperport.program.program_kind import (
 )
 from whisperport.program.spec import TargetSpec, UncachedForm
 from whisperport.program.window import Window, WindowOptions
+from whisperport.speech.text.tokenizer import with_merges_as_texts
 from whisperport.system.process import return_freed_memory
 from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
@@ -195,7 +196,7 @@ def _lowered(source: Source, original: Original, placed: Placed, folder: Path) -
     entries, rewrites = lower_groups(grouped(programs, placed), placed, folder)
     masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
     begin_stage("writing the embedding, the tokenizer and the reference")
-    (folder / TOKENIZER).write_bytes(checkpoint.tokenizer_json)
+    (folder / TOKENIZER).write_bytes(with_merges_as_texts(checkpoint.tokenizer_json))
     np.save(folder / EMBEDDING, _table(checkpoint, "decoder.token_embedding.weight"))
     np.save(folder / POSITIONS, _table(checkpoint, "decoder.positional_embedding"))
     if original.silence is not None:

@@ -20,7 +20,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -264,6 +263,8 @@ def _key(checkpoint: "Checkpoint") -> str:
 
 def _made_by() -> list[Any]:
     """What a bundle depends on beside its checkpoint."""
+    from importlib.metadata import version
+
     return [version("whisperport"), FORMAT_VERSION, TARGET, BATCH]
 
 

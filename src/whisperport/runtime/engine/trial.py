@@ -10,10 +10,8 @@ is no sandbox: see docs/explanation/untrusted-input.md.
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -148,6 +146,8 @@ def _options_of(targets: list[str], options: dict[str, str]) -> dict[str, str]:
 
 def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
     """Return the SHA-256 of everything that a trial run depends on: bundle, options, machine, versions."""
+    import platform
+
     software = [get_target(entry.target).spec.software for entry in bundle.manifest.programs]
     runtimes = {of.emulation_runtime or of.runtime for of in software}
     facts: dict[str, Any] = {name: _version(name) for name in (*PACKAGES, *sorted(runtimes))}
@@ -158,6 +158,8 @@ def _key(bundle: Bundle, options: Mapping[str, str]) -> str:
 
 def _version(package: str) -> str:
     """Return the installed version of a package, or an empty string."""
+    from importlib.metadata import PackageNotFoundError, version  # its import takes 10 ms
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,10 +1,19 @@
-"""A file that FFmpeg reads through callbacks without losing exceptions."""
+"""Files that Python reads for FFmpeg: through callbacks, without losing exceptions."""
 
 import os
 import select
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class ReopenedFile(Protocol):
+    """An audio file without a path that can be opened any number of times."""
+
+    def reopen(self) -> BinaryIO:
+        """Return a new file object, at the beginning; its reader closes it."""
+        ...
 
 
 class CallbackFile:

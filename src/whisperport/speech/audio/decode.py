@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, runtime_checkable
+from typing import Any, BinaryIO, Self
 
 import av
 import numpy as np
@@ -22,7 +22,7 @@ from av.error import FFmpegError
 from numpy.typing import NDArray
 
 from whisperport.errors import AudioError
-from whisperport.speech.audio.callback_file import CallbackFile, is_seekable
+from whisperport.speech.audio.callback_file import CallbackFile, ReopenedFile, is_seekable
 from whisperport.speech.audio.downmix import Downmix
 from whisperport.speech.audio.pcm import (
     MAX_FLOAT_PEAK,
@@ -51,15 +51,6 @@ class DamagedAudioWarning(UserWarning):
 
 class ClippedAudioWarning(UserWarning):
     """Float samples are far outside [-1, 1]: they may be integers that were not scaled."""
-
-
-@runtime_checkable
-class ReopenedFile(Protocol):
-    """An audio file without a path that can be opened any number of times."""
-
-    def reopen(self) -> BinaryIO:
-        """Return a new file object, at the beginning; its reader closes it."""
-        ...
 
 
 class AudioDecoder:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.errors import LongAudioError
-from whisperport.speech.audio.decode import ReopenedFile
+from whisperport.speech.audio.callback_file import ReopenedFile
 from whisperport.speech.audio.mel import HOP_LENGTH, N_FFT, SILENCE, mel_log_power, to_whisper_scale
 from whisperport.speech.audio.pcm import SAMPLE_RATE
 from whisperport.speech.audio.stream import AudioSource, AudioStream

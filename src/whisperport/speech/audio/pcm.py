@@ -2,14 +2,15 @@
 
 import wave
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import av
 import numpy as np
-from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
 from whisperport.errors import AudioError
+
+if TYPE_CHECKING:
+    from av import AudioFrame
 
 SAMPLE_RATE = 16_000  # samples per second, in every Whisper model
 MIN_SAMPLES = 160  # one mel frame, 10 ms; shorter audio is rejected as a mistake
@@ -125,6 +126,8 @@ def check_length(n_samples: int, name: str) -> None:
 
 def _resampled(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
     """Resample to 16 kHz with FFmpeg's resampler, in float32 and without rounding to 16 bit."""
+    from av import AudioResampler
+
     resampler = AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
     parts = [
         out.to_ndarray()[0]
@@ -138,11 +141,13 @@ def _resampled(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.flo
     return np.clip(mono, -1.0, 1.0)
 
 
-def _frames(samples: NDArray[np.float32], rate: int) -> Iterator[av.AudioFrame | None]:
+def _frames(samples: NDArray[np.float32], rate: int) -> Iterator["AudioFrame | None"]:
     """Yield the samples as FFmpeg frames, then None."""
+    from av import AudioFrame
+
     for start in range(0, samples.size, _BLOCK):
         block = np.ascontiguousarray(samples[None, start : start + _BLOCK])
-        frame = av.AudioFrame.from_ndarray(block, format="flt", layout="mono")
+        frame = AudioFrame.from_ndarray(block, format="flt", layout="mono")
         frame.sample_rate = rate
         yield frame
     yield None  # makes the resampler return its remaining samples

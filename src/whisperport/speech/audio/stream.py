@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.speech.audio.decode import AudioDecoder, ReopenedFile
+from whisperport.speech.audio.callback_file import ReopenedFile
 from whisperport.speech.audio.pcm import SAMPLE_RATE, from_array
+
+if TYPE_CHECKING:
+    from whisperport.speech.audio import decode
 
 PIECE = 2**16  # samples of an array that are read together
 
@@ -44,7 +47,7 @@ class AudioStream:
         self, source: AudioSource, *, sample_rate: int | None = None, look_back_s: float = 30.0
     ) -> None:
         self._look_back = round(look_back_s * SAMPLE_RATE)
-        self._decoder: AudioDecoder | None = None
+        self._decoder: decode.AudioDecoder | None = None
         self._pieces: Iterator[NDArray[np.float32]]
         self.duration_s: float | None
         if isinstance(source, np.ndarray):
@@ -53,6 +56,8 @@ class AudioStream:
         elif sample_rate is not None:
             raise ValueError("`sample_rate` is for arrays; a file states its sample rate")
         else:
+            from whisperport.speech.audio.decode import AudioDecoder  # imports FFmpeg
+
             self._decoder = AudioDecoder(source)
             self._pieces, self.duration_s = self._decoder.pieces(), self._decoder.duration_s
         self._kept = np.empty(0, np.float32)

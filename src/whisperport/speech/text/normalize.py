@@ -8,14 +8,11 @@ British spelling) are not part of this module, because they need large tables.
 
 import re
 import unicodedata
-
-from tokenizers import Regex
-from tokenizers.pre_tokenizers import Split
+from functools import cache
+from typing import Any
 
 _BRACKETED = re.compile(r"[<\[][^>\]]*[>\]]")  # [music], <unk>
 _PARENTHESISED = re.compile(r"\([^)]+\)")  # (laughs)
-# A letter as readers see it, which may be several code points; `re` has no `\X`.
-_LETTERS = Split(Regex(r"\X"), "isolated")
 
 
 def normalize(text: str, *, split_letters: bool = False) -> str:
@@ -35,8 +32,17 @@ def normalize(text: str, *, split_letters: bool = False) -> str:
     )
     words = "".join(kept).lower().split()
     if split_letters:
-        words = [letter for word in words for letter, _ in _LETTERS.pre_tokenize_str(word)]
+        words = [letter for word in words for letter, _ in _letters().pre_tokenize_str(word)]
     return " ".join(words)
+
+
+@cache
+def _letters() -> Any:
+    r"""Return what splits a word into letters, of several code points each; `re` has no `\X`."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+
+    return Split(Regex(r"\X"), "isolated")
 
 
 def _without(pattern: re.Pattern[str], closing: str, text: str) -> str:

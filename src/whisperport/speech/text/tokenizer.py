@@ -314,6 +314,19 @@ def _id_of(token: str, i: Any) -> int:
     return i
 
 
+def with_merges_as_texts(tokenizer_json: bytes) -> bytes:
+    """Return a `tokenizer.json` with merges "a b" in place of ["a", "b"], read in half of the time.
+
+    Tokens with a space, which no byte-level tokenizer has, have no such form: the merges stay as they are.
+    """
+    data = json.loads(tokenizer_json)
+    merges = data["model"]["merges"]
+    if {*map(type, merges)} != {list} or any(" " in token for pair in merges for token in pair):
+        return tokenizer_json
+    data["model"]["merges"] = [" ".join(pair) for pair in merges]
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _pairs(merges: Sequence[Any]) -> list[tuple[str, str]]:
     """Return the two tokens of each merge; see `_pair`. All are checked together first, which is faster."""
     parts = [merge.split(" ") for merge in merges] if {*map(type, merges)} == {str} else merges

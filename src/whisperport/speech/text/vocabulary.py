@@ -14,17 +14,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
-
-import tokenizers
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from typing import TYPE_CHECKING
 
 from whisperport.errors import TokenizerError
 from whisperport.program.generation import Generation
 from whisperport.speech.text.byte_level import to_byte_characters
 from whisperport.speech.text.languages import LANGUAGES
 from whisperport.speech.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 N_TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
 
@@ -44,7 +43,7 @@ _VOCABULARIES = {
 
 
 @lru_cache(maxsize=3)
-def openai_tokenizer(n_vocab: int) -> tokenizers.Tokenizer:
+def openai_tokenizer(n_vocab: int) -> "tokenizers.Tokenizer":
     """Return the tokenizer of OpenAI's checkpoints with `n_vocab` ids; `.to_str()` is a tokenizer.json.
 
     Ids, special tokens and their order equal openai-whisper's `get_tokenizer`. The call takes about a
@@ -53,6 +52,11 @@ def openai_tokenizer(n_vocab: int) -> tokenizers.Tokenizer:
     Raises:
         TokenizerError: no OpenAI checkpoint has `n_vocab` ids.
     """
+    import tokenizers
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+
     known = _known(n_vocab)
     vocabulary, merges = openai_bpe(n_vocab)
     tokenizer = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges))
