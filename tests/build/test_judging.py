@@ -35,8 +35,9 @@ from whisperport.build.layouts.openvino_genai.repairs import (
 from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import hashes
 from whisperport.build.layouts.rules import Draft
-from whisperport.errors import ProgramError, UsageError
+from whisperport.errors import CheckpointError, ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
+from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.partitioner import ask
 
 APPS = (
@@ -75,7 +76,7 @@ def write_openvino(checkpoint: Any, folder: Path, precision: str = "fp32") -> No
     from whisperport.build.layouts.openvino_genai.folder import write_graphs
 
     write_graphs(checkpoint, precision, folder)
-    (folder / "openvino_detokenizer.xml").touch()
+    write_tokenizer_graphs(checkpoint, folder)
     files.write_json(folder / "config.json", files.config(checkpoint))
     files.write_json(folder / "generation_config.json", files.generation_config(checkpoint))
     files.write_json(
@@ -84,7 +85,54 @@ def write_openvino(checkpoint: Any, folder: Path, precision: str = "fp32") -> No
     files.write_json(folder / "tokenizer.json", files.tokenizer_json(checkpoint))
 
 
-def edit_json(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+def write_tokenizer_graphs(checkpoint: Any, folder: Path) -> None:
+    """Write the constants that `judge` reads in the graphs of openvino-tokenizers."""
+    from whisperport.build.layouts import huggingface_files as files
+
+    stored = json.loads(checkpoint.tokenizer_json)
+    texts = files.text_tokens(checkpoint)
+    tokens = [*texts, *(t.encode() for t in files.tokens_by_id(checkpoint)[len(texts) :])]
+    merges = [m.split(" ") if isinstance(m, str) else m for m in stored["model"]["merges"]]
+    parts = [[from_byte_characters(pair[i]) for pair in merges] for i in (0, 1)]
+    special = {t["content"].encode(): t["id"] for t in stored["added_tokens"] if t["special"]}
+    ids = np.array(list(special.values()), np.int32)
+    nothing = np.zeros(1, np.int32)
+    lists = [array for texts in (tokens, *parts, list(special)) for array in text_list(texts)]
+    write_ir(folder / "openvino_tokenizer.xml", "BPETokenizer", [nothing] * 5 + [*lists, ids])
+    write_ir(
+        folder / "openvino_detokenizer.xml", "VocabDecoder", [nothing, *text_list(tokens), ids]
+    )
+
+
+def text_list(texts: list[bytes]) -> list[Any]:
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int32)
+    begins = np.concatenate([[0], ends[:-1]]).astype(np.int32)
+    return [begins, ends, np.frombuffer(b"".join(texts), np.uint8)]
+
+
+def write_ir(path: Path, kind: str, arrays: list[Any]) -> None:
+    """Write a graph with one operator, whose inputs are constants."""
+    layers, edges, start = [], [], 0
+    for i, array in enumerate(arrays):
+        type_ = {"int32": "i32", "uint8": "u8"}[array.dtype.name]
+        layers.append(
+            f'<layer id="{i}" name="c{i}" type="Const"><data element_type="{type_}" offset="{start}" '
+            f'size="{array.nbytes}"/><output><port id="0"><dim>{array.size}</dim></port></output></layer>'
+        )
+        edges.append(
+            f'<edge from-layer="{i}" from-port="0" to-layer="{len(arrays)}" to-port="{i}"/>'
+        )
+        start += array.nbytes
+    ports = "".join(f'<port id="{i}"/>' for i in range(len(arrays)))
+    layers.append(
+        f'<layer id="{len(arrays)}" name="o" type="{kind}"><input>{ports}</input></layer>'
+    )
+    text = f"<net><layers>{''.join(layers)}</layers><edges>{''.join(edges)}</edges></net>"
+    path.write_text(text)
+    path.with_suffix(".bin").write_bytes(b"".join(array.tobytes() for array in arrays))
+
+
+def edit_json(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
         change(content)
@@ -384,6 +432,7 @@ OF_ANOTHER_REPAIR = {"WP705", "WP717", "WP722"}
         ("transformers.js", "717"),
         ("transformers.js", "705 706"),
         ("openvino-genai", "702 704 707 731 732 733 734 736"),
+        ("openvino-genai", "735"),
         ("sherpa-onnx", "721 722 723"),
         ("sherpa-onnx", "724"),
         ("faster-whisper", "742 743 744"),
@@ -514,6 +563,114 @@ def test_files_with_anything_as_an_id_are_judged(
     problems = [p.code for rule in layout_of(app).rules for p in rule.problems(files)]
     # then they are judged
     assert set(problems) == codes
+
+
+def edit_bytes(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        file = path / name if name else path
+        file.write_bytes(change(file.read_bytes()))
+
+    return edit
+
+
+def number(variable: str, value: Any) -> Callable[[bytes], bytes]:
+    """Change a number in model.bin of CTranslate2: name, no axes, dtype, size, and it."""
+
+    def change(raw: bytes) -> bytes:
+        start = raw.index(variable.encode() + b"\0") + len(variable) + 1 + 6
+        return raw[:start] + value.tobytes() + raw[start + value.nbytes :]
+
+    return change
+
+
+def without_last(tokens: list[str]) -> None:
+    del tokens[-1]
+
+
+@pytest.mark.parametrize(
+    ("app", "plants", "reasons"),
+    [
+        (
+            "faster-whisper",
+            [
+                edit_bytes("model.bin", number("decoder/scale_embeddings", np.int8(1))),
+                edit_bytes("model.bin", number("decoder/activation", np.int8(0))),
+                edit_bytes("model.bin", number("encoder/num_heads", np.int16(4))),
+                edit_json("vocabulary.json", without_last),
+                edit_json("preprocessor_config.json", lambda c: c.update(hop_length=200)),
+                edit_json("config.json", lambda c: c.pop("suppress_ids")),
+                edit_json("tokenizer.json", lambda c: c.update(truncation={"max_length": 8})),
+            ],
+            [
+                "decoder/scale_embeddings is 1; the checkpoint has 0",
+                "decoder/activation is ReLU; the checkpoint has GELU",
+                "encoder/num_heads is 4; the checkpoint has 2",
+                "it has 51,864 tokens; the checkpoint has 51,865",
+                "hop_length is 200; the checkpoint has 160",
+                "suppress_ids is missing; the checkpoint has [",
+                "truncation is set max_length 8; the checkpoint has none",
+            ],
+        ),
+        (
+            "openvino-genai",
+            [
+                edit_bytes(
+                    "openvino_detokenizer.bin", lambda raw: raw[:500_000] + b"\x01" + raw[500_001:]
+                ),
+                remove("openvino_tokenizer.xml"),
+                edit_text(DECODER, "beam_idx", "beams"),
+                edit_json("preprocessor_config.json", lambda c: c.update(nb_max_frames=1500)),
+                edit_json(GENERATION, lambda c: c.update(num_beams=5, prev_sot_token_id=50360)),
+                edit_json(GENERATION, lambda c: c.pop("suppress_tokens")),
+            ],
+            [
+                "tokens are not the checkpoint's, such as id 16041",
+                "the file is missing: prompts and hotwords fail",
+                "no tensor is called beam_idx, by which the pipeline finds it",
+                "nb_max_frames is 1500; the checkpoint has 3000",
+                "prev_sot_token_id is 50360; the checkpoint has 50361",
+                "num_beams is 5; without it, it is 1",
+                "suppress_tokens is missing; the checkpoint has [",
+            ],
+        ),
+        (
+            "whisper.cpp",
+            [edit_bytes("", lambda raw: raw[:44] + b"\x07" + raw[45:])],
+            ["has ggml's type 1; by the header's ftype 7 it is 8"],
+        ),
+    ],
+)
+def test_what_files_state_is_compared_with_what_is_written_for_the_checkpoint(
+    app: str,
+    plants: list[Callable[[Path], None]],
+    reasons: list[str],
+    right_files: dict[str, Path],
+    checkpoint: Any,
+    tmp_path: Path,
+) -> None:
+    # given right files, which break no rule, and a copy in which several things are changed
+    right = Files(right_files[app], checkpoint)
+    assert [p for rule in layout_of(app).rules for p in rule.problems(right)] == []
+    path = planted(app, plants[0], right_files, tmp_path)
+    for plant in plants[1:]:
+        plant(path)
+    # when each rule reads them beside the checkpoint
+    files = Files(path, checkpoint)
+    said = [p.reason for rule in layout_of(app).rules for p in rule.problems(files)]
+    # then each change is named
+    assert [reason for reason in reasons if not any(reason in text for text in said)] == []
+
+
+def test_a_file_of_ggml_that_ends_in_zeros_names_the_last_tensor(
+    right_files: dict[str, Path], checkpoint: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.bin"
+    raw = right_files["whisper.cpp"].read_bytes()
+    path.write_bytes(raw[:-200_000] + bytes(200_000))
+    with pytest.raises(CheckpointError) as caught:
+        judge(path, checkpoint)
+    assert "zeros follow the tensor `decoder.blocks.2" in caught.value.why
+    assert "cut off" in caught.value.why
 
 
 def test_weights_are_found_under_any_name(checkpoint: Any, right_files: dict[str, Path]) -> None:
@@ -734,6 +891,18 @@ def test_a_weight_in_float16_is_found_by_any_rule_of_rounding(micro_checkpoint: 
     ]
     # when they are looked for, then each is found
     assert identify(micro_checkpoint, arrays)
+
+
+def test_a_column_with_a_step_for_each_row_is_found(micro_checkpoint: Any) -> None:
+    # given a bias as a column of 8 bits, in which each row has a step of its own
+    name = "decoder.blocks.0.mlp.0.bias"
+    bias = micro_checkpoint.weights[name].float().numpy()[:, None]
+    step = (np.abs(bias) / 100 + 1e-6).astype(np.float32)
+    column = StoredArray("a.onnx", name, np.rint(bias / step) * step, step=step)
+    # when weights are looked for
+    identity = identify(micro_checkpoint, [column])
+    # then it is found
+    assert identity.eight_bits == [name]
 
 
 def test_a_wrong_step_of_one_row_is_named(micro_checkpoint: Any) -> None:

@@ -8,7 +8,7 @@ positions of a short window.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +214,9 @@ class _Search:
         if array.values.size < SMALLEST:
             return
         values = np.ascontiguousarray(array.values).reshape(shape)
+        if array.step is not None and len(shape) < 2:  # of a column or a row, which has one axis here
+            step = np.broadcast_to(array.step, array.values.shape).reshape(shape)
+            array = replace(array, step=step)
         if not candidates:
             self._compare_rows(array, values)
             return
@@ -359,7 +362,7 @@ class _Search:
         for name, transposed in candidates:
             near = np.abs(values - self._weight(name, transposed)) <= HALF_STEP * step
             if near.mean() >= MOST and all(
-                near.mean(axis=i).min() >= LEAST_OF_LINE for i in (0, 1)
+                near.mean(axis=i).min() >= LEAST_OF_LINE for i in range(near.ndim)
             ):
                 self.eight_bits.add(name)
                 return [name]
@@ -523,6 +526,8 @@ def _listed(lines: Array) -> str:
 
 def _has_levels(groups: Array) -> bool:
     """Return whether the values of each group (n, k) are multiples of 1/127 of its largest one."""
+    if not np.isfinite(groups[:ROWS]).all():
+        return False
     step = np.abs(groups[:ROWS]).max(axis=1, keepdims=True) / 127
     multiples = groups[:ROWS] / np.where(step == 0, 1, step)
     return bool((np.abs(multiples - np.rint(multiples)) < 0.05).all())

@@ -1,7 +1,8 @@
 """Two rules of every layout: what its files state is what the checkpoint has, of which they were made."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -75,17 +76,46 @@ def settings_of(
     right: Mapping[str, Any],
     keys: tuple[str, ...] = (),
     *,
-    is_decoding: bool = False,
+    decoding: Collection[str] = (),
+    unread: Collection[str] = (),
+    may_lack: bool = True,
 ) -> Iterator[Setting]:
-    """Yield the settings of a JSON file that the checkpoint has, too; keys: these only."""
+    """Yield the settings of a JSON file that the checkpoint has, too.
+
+    Args:
+        file: its path in the folder.
+        stated: in it; empty: it is not there.
+        right: what the layout's own writer writes for the checkpoint.
+        keys: these only; empty: all of `right`.
+        decoding: those with which the app would decode, and only lose something.
+        unread: those that the app does not read.
+        may_lack: whether one that is missing says nothing.
+    """
     for key in keys or right:
-        yield Setting(file, key, stated.get(key), right.get(key), is_decoding)
+        if key in unread:
+            continue
+        value, is_decoding = right.get(key), key in decoding
+        if stated and not may_lack and value not in (None, [], {}) and stated.get(key) is None:
+            reason = f"{key} is missing; the checkpoint has {_short(value)}"
+            yield Setting(file, key, 0, 1, is_decoding=True, reason=reason)
+        else:
+            yield Setting(file, key, stated.get(key), value, is_decoding)
+
+
+def default_settings(
+    file: str, stated: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Iterator[Setting]:
+    """Yield the settings of decoding that no checkpoint has, and that are not the app's default."""
+    for key, value in defaults.items():
+        if stated.get(key) is not None and stated[key] != value:
+            reason = f"{key} is {_short(stated[key])}; without it, it is {_short(value)}"
+            yield Setting(file, key, 0, 1, is_decoding=True, reason=reason)
 
 
 def token_setting(
     file: str, stated: Mapping[int, str], right: Mapping[int, str]
 ) -> Iterator[Setting]:
-    """Yield how the tokens of a file differ from the checkpoint's; those that one lacks are left out."""
+    """Yield how the tokens of a file differ from the checkpoint's; one that the file lacks is left out."""
     changed = [i for i, token in stated.items() if right.get(i, token) != token]
     if changed:
         first = changed[0]
@@ -96,12 +126,26 @@ def token_setting(
         yield Setting(file, "tokens", 0, 1, reason=reason)
 
 
+def missing_tokens(
+    file: str, stated: Mapping[str, int], right: Mapping[str, int]
+) -> Iterator[Setting]:
+    """Yield the tokens of the checkpoint that a file lacks; token -> id."""
+    missing = [token for token in right if token not in stated]
+    if stated and missing:
+        first = missing[0]
+        reason = (
+            f"{len(missing):,} of the checkpoint's {len(right):,} tokens are missing, such as "
+            f"{_short(first)}, id {right[first]}"
+        )
+        yield Setting(file, "tokens", 0, 1, reason=reason)
+
+
 def _differences(
     settings: "Callable[[Files, Checkpoint], Iterator[Setting]]", files: Files, *, is_decoding: bool
 ) -> Iterator[tuple[str, str]]:
     if files.checkpoint is None:
         return
-    named = 0
+    named: Counter[str] = Counter()
     for setting in settings(files, files.checkpoint):
         if setting.is_decoding != is_decoding or setting.stated is None or setting.right is None:
             continue
@@ -109,8 +153,8 @@ def _differences(
         if isinstance(right, dict) and isinstance(stated, dict):
             # Files of a model may name more languages than a checkpoint that was trained for one.
             stated = {key: stated.get(key) for key in right}
-        if stated != right and named < MOST:
-            named += 1
+        if stated != right and named[setting.file] < MOST:
+            named[setting.file] += 1
             yield (
                 setting.file,
                 setting.reason

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, SAMPLE_RATE
+from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.verification.alignment_heads import find_alignment_heads, with_alignment_heads
 
 if TYPE_CHECKING:  # it needs torch
@@ -49,6 +50,12 @@ def all_tokens(ids: Mapping[str, int], timestamp_begin: int, n_vocab: int) -> li
         timestamp = f"<|{(i - timestamp_begin) * SECONDS_PER_POSITION:.2f}|>"
         tokens.setdefault(i, timestamp if i >= timestamp_begin else f"<|unused{i}|>")
     return [tokens[i] for i in range(n_vocab)]
+
+
+def text_tokens(checkpoint: "Checkpoint") -> list[bytes]:
+    """Return the bytes of the tokens before <|endoftext|>, in the order of their ids."""
+    texts = {i: token for token, i in vocab(checkpoint).items()}
+    return [from_byte_characters(texts[i]) for i in range(checkpoint.generation.end_of_text)]
 
 
 def tokenizer_json(checkpoint: "Checkpoint") -> dict[str, Any]:

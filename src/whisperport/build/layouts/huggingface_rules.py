@@ -12,6 +12,8 @@ from whisperport.build.layouts import huggingface_files as files_of
 from whisperport.build.layouts.checkpoint_rules import (
     Setting,
     checkpoint_rules,
+    default_settings,
+    missing_tokens,
     settings_of,
     token_setting,
 )
@@ -317,21 +319,40 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
         yield TOKENIZER, f"it has no token {missing[0]}"
 
 
-SIZES = (
-    *("d_model", "vocab_size", "num_mel_bins", "encoder_layers", "encoder_attention_heads"),
-    *("encoder_ffn_dim", "decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
-    *("max_source_positions", "max_target_positions", "activation_function", "scale_embedding"),
+# What no app reads, or reads in another file only, of what is written.
+NAMES = ("architectures", "feature_extractor_type", "processor_class", "return_attention_mask")
+UNREAD = (*NAMES, "use_cache", "num_hidden_layers", "begin_suppress_tokens")
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+DECODING = (
+    *("suppress_tokens", "begin_suppress_tokens", "alignment_heads", "max_length"),
+    *("max_initial_timestamp_index", "return_timestamps", "bos_token_id", "pad_token_id"),
 )
-IDS = (*NAMED_IDS, "is_multilingual", *TABLES)
-DECODING = ("suppress_tokens", "begin_suppress_tokens", "alignment_heads", "max_length")
+# Of transformers' settings of decoding and of sound, those that change the text, with their defaults.
+DEFAULTS = {
+    "num_beams": 1,
+    "do_sample": False,
+    "temperature": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "max_new_tokens": None,
+    "length_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
+SOUND_DEFAULTS = {"dither": 0.0, "do_normalize": False}
 
 
 def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     """Yield what the JSON files say, and what the checkpoint has."""
     stated, right = files.json(GENERATION), files_of.generation_config(checkpoint)
-    yield from settings_of(CONFIG, files.json(CONFIG), files_of.config(checkpoint), SIZES)
-    yield from settings_of(GENERATION, stated, right, IDS)
-    yield from settings_of(GENERATION, stated, right, DECODING, is_decoding=True)
+    sizes, right_sizes = files.json(CONFIG), files_of.config(checkpoint)
+    yield from settings_of(
+        *(CONFIG, sizes, right_sizes), decoding=(*IDS, "median_filter_width"), unread=UNREAD
+    )
+    yield from settings_of(GENERATION, stated, right, decoding=DECODING, may_lack=False)
+    yield from default_settings(GENERATION, stated, DEFAULTS)
     forced = stated.get("forced_decoder_ids")
     tokens = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
     for entry in forced if isinstance(forced, list) else ():
@@ -340,28 +361,74 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         if token in LANGUAGE_TOKENS and {token} != right.get("lang_to_id", {}).keys():
             reason = f"forced_decoder_ids: each text begins with {token}, whatever is spoken"
             yield Setting(GENERATION, "forced_decoder_ids", 0, 1, is_decoding=True, reason=reason)
-    sound = files_of.preprocessor_config(checkpoint.dims)
-    keys = ("feature_size", "n_fft", "hop_length", "sampling_rate", "chunk_length")
-    yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, keys)
+    sound, right_sound = files.json(PREPROCESSOR), files_of.preprocessor_config(checkpoint.dims)
+    yield from settings_of(
+        PREPROCESSOR, sound, right_sound, unread=NAMES, decoding=("padding_side",)
+    )
+    yield from default_settings(PREPROCESSOR, sound, SOUND_DEFAULTS)
     yield from tokenizer_setting(files, checkpoint)
 
 
 def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     """Yield what in tokenizer.json is not the checkpoint's: tokens, the form of text, and merges."""
-    stated = {i: token for token, i in stored_ids(files.json(TOKENIZER)).items()}
-    right = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
-    yield from token_setting(TOKENIZER, stated, right)
+    stored, ids_of = stored_ids(files.json(TOKENIZER)), files_of.ids_by_token(checkpoint)
+    stated = {i: token for token, i in stored.items()}
+    every = dict(enumerate(files_of.tokens_by_id(checkpoint)))
+    yield from token_setting(TOKENIZER, stated, every | {i: t for t, i in ids_of.items()})
+    # Many tokenizers leave out the timestamps.
+    begin = checkpoint.generation.timestamp_begin
+    yield from missing_tokens(TOKENIZER, stored, {t: i for t, i in ids_of.items() if i < begin})
     tokenizer, expected = files.json(TOKENIZER), json.loads(checkpoint.tokenizer_json)
     form, right_form = _form_of(tokenizer), _form_of(expected)
     if tokenizer and form != right_form:
         reason = f"the decoder is {form}; the checkpoint has {right_form}: spaces are wrong"
         yield Setting(TOKENIZER, "decoder", 0, 1, reason=reason)
+    for key in TEXT_STEPS if tokenizer else ():
+        steps, right_steps = _steps_of(tokenizer.get(key)), _steps_of(expected.get(key))
+        if steps != right_steps:
+            reason = (
+                f"{key} is {', '.join(steps) or 'missing'}; the checkpoint has "
+                f"{', '.join(right_steps) or 'none'}: prompts become other tokens"
+            )
+            yield Setting(TOKENIZER, key, 0, 1, is_decoding=True, reason=reason)
+    special, right_special = _special(tokenizer), _special(expected)
+    if changed := [t for t in special if special[t] != right_special.get(t, special[t])]:
+        reason = (
+            f"`special` of {len(changed):,} added tokens, such as {changed[0]}, is not the "
+            "checkpoint's: they are shown in the text, or left out"
+        )
+        yield Setting(TOKENIZER, "special", 0, 1, is_decoding=True, reason=reason)
     merges_, right_merges = _merges_of(tokenizer), _merges_of(expected)
-    if merges_ and merges_ != right_merges:
+    if tokenizer and merges_ != right_merges:
         reason = (
             f"its {len(merges_):,} merges are not the checkpoint's: prompts become other tokens"
         )
         yield Setting(TOKENIZER, "merges", 0, 1, is_decoding=True, reason=reason)
+
+
+# What a tokenizer does before it looks for tokens, and to those it has.
+TEXT_STEPS = ("normalizer", "pre_tokenizer", "truncation", "padding")
+
+
+def _steps_of(step: object) -> list[str]:
+    """Return in words the steps of a member of tokenizer.json; defaults are left out."""
+    if not isinstance(step, dict):
+        return []
+    parts = next((v for v in (step.get("normalizers"), step.get("pretokenizers")) if v), None)
+    if isinstance(parts, list):
+        return [text for part in parts for text in _steps_of(part)]
+    settings = [f"{key} {step[key]}" for key in ("add_prefix_space", "max_length") if step.get(key)]
+    return [" ".join([str(step.get("type", "set")), *settings])]
+
+
+def _special(tokenizer: Mapping[str, Any]) -> dict[str, bool]:
+    """Return each added token, and whether it is left out of the text."""
+    added = tokenizer.get("added_tokens")
+    return {
+        str(token.get("content")): bool(token.get("special"))
+        for token in (added if isinstance(added, list) else ())
+        if isinstance(token, dict)
+    }
 
 
 def _form_of(tokenizer: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ Source: ggml-org/whisper.cpp@233fe1f, ggml/src/ggml-common.h and ggml-quants.c, 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
@@ -132,6 +133,23 @@ def read_sound_and_text(path: Path) -> tuple[Tensor, list[bytes]]:
         return filters, [bytes(_token(reader)) for _ in range(count)]
 
 
+def read_types(path: Path) -> dict[str, int]:
+    """Return the name of each tensor in a file -> its type in ggml.
+
+    Raises:
+        CheckpointError: the file is damaged, or is not Whisper's.
+        OSError: it cannot be read.
+    """
+    types: dict[str, int] = {}
+    with BinaryReader(path) as reader:
+        dims = _dims(reader, path)
+        _filters(reader)
+        for _ in range(reader.number("i", "the number of tokens")):
+            _token(reader)
+        _tensors(reader, expected_shapes(dims), types)
+    return types
+
+
 def _filters(reader: BinaryReader) -> Tensor:
     return reader.tensor(
         torch.float32, reader.numbers("2i", "the size of the mel filters"), "mel filters"
@@ -191,8 +209,16 @@ def _token(reader: BinaryReader) -> bytearray:
     return reader.take(reader.number("I", "the length of a token"), "a token")
 
 
-def _tensors(reader: BinaryReader, shapes: dict[str, Shape]) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors, and the names of the types that they were quantized to; empty: none were."""
+def _tensors(
+    reader: BinaryReader, shapes: dict[str, Shape], types: dict[str, int] | None = None
+) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors, and the names of the types that they were quantized to; empty: none were.
+
+    Args:
+        reader: at the first tensor.
+        shapes: name of each tensor -> its sizes.
+        types: filled with the type of each.
+    """
     weights: dict[str, Tensor] = {}
     kinds = set()
     while reader.remaining:
@@ -201,8 +227,18 @@ def _tensors(reader: BinaryReader, shapes: dict[str, Shape]) -> tuple[dict[str, 
             raise reader.error(f"a tensor has {n_axes} axes; expected at most {_MAX_AXES}")
         shape = tuple(reversed(reader.numbers(f"{n_axes}i", "a shape")))
         name = reader.text(length, "a name")
+        if not length and not n_axes and not kind:
+            raise reader.error(
+                f"zeros follow the tensor `{next(reversed(weights), 'before the first')}`, and not the "
+                "next one: a download or a copy was cut off",
+                "download or convert it again",
+            )
         if name not in shapes:
-            raise reader.error(f"a tensor is called `{shorten(name)}`, which Whisper does not have")
+            near = get_close_matches(name, shapes.keys() - weights.keys(), n=1)
+            similar = f"; one of a similar name is `{near[0]}`" if near else ""
+            raise reader.error(
+                f"a tensor is called `{shorten(name)}`, which Whisper does not have{similar}"
+            )
         if name in weights:
             raise reader.error(f"the tensor `{name}` occurs twice")
         expected = shapes[name]
@@ -212,6 +248,8 @@ def _tensors(reader: BinaryReader, shapes: dict[str, Shape]) -> tuple[dict[str, 
         if kind in BLOCK_TYPES:
             kinds.add(BLOCK_TYPES[kind].name)
         weights[name] = _values(reader, kind, shape, name).reshape(expected)
+        if types is not None:
+            types[name] = kind
     return weights, ", ".join(sorted(kinds))
 
 

@@ -31,7 +31,7 @@ VERSION, SPECIFICATION, REVISION = 6, "WhisperSpec", 3
 DTYPES = tuple(map(np.dtype, ("float32", "int8", "int16", "int32", "float16")))
 GELU = 3
 # Switches of CTranslate2's decoder. -1: config.json names the layers of the alignment heads.
-SWITCHES = {
+SWITCHES: dict[str, np.signedinteger[Any]] = {
     "activation": np.int8(GELU),
     "alibi": np.int8(0),
     "alibi_use_positive_positions": np.int8(0),
@@ -103,6 +103,15 @@ def _write_model(checkpoint: "Checkpoint", precision: str, file: BinaryIO) -> No
     file.write(struct.pack("<I", len(aliases)))
     for alias, name in aliases.items():
         file.write(_text(alias) + _text(name))
+
+
+def variable_shapes(checkpoint: "Checkpoint") -> dict[str, tuple[int, ...]]:
+    """Return the name of each variable of weights -> its sizes."""
+    shapes = {}
+    for name, parts in _sources(checkpoint):
+        known = [tuple(checkpoint.weights[p].shape) for p in parts if p in checkpoint.weights]
+        shapes[name] = (len(parts) * known[0][0], *known[0][1:])
+    return shapes
 
 
 def _sources(checkpoint: "Checkpoint") -> Iterator[tuple[str, tuple[str, ...]]]:

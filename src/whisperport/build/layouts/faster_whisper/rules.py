@@ -14,10 +14,11 @@ from whisperport.build.layouts.checkpoint_rules import (
     settings_of,
     token_setting,
 )
-from whisperport.build.layouts.faster_whisper.folder import config
+from whisperport.build.layouts.faster_whisper.folder import SWITCHES, config, variable_shapes
 from whisperport.build.layouts.huggingface_files import (
     alignment_heads,
     all_tokens,
+    preprocessor_config,
     tokenizer_json,
     tokens_by_id,
     with_heads,
@@ -47,6 +48,24 @@ if TYPE_CHECKING:  # it needs torch
 
 MODEL, VOCABULARY = "model.bin", "vocabulary.json"
 DEFAULT_BANDS = 80
+# What the app reads in preprocessor_config.json.
+SOUND = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
+# What CTranslate2 takes for a number that is missing; 0 for all others.
+DEFAULTS = {"encoder/num_heads": 8, "decoder/num_heads": 8, "decoder/pre_norm": 1}
+# Numbers that matter only with a switch that is off, or that config.json replaces.
+WITHOUT_EFFECT = (
+    *("alignment_heads", "alignment_layer", "alibi_use_positive_positions", "scale_alibi"),
+)
+# By their numbers. Source: OpenNMT/CTranslate2@0d8bcd3, include/ctranslate2/ops/activation.h.
+ACTIVATIONS = (
+    "ReLU",
+    "GELU's tanh form",
+    "Swish",
+    "GELU",
+    "GELU's sigmoid form",
+    "tanh",
+    "sigmoid",
+)
 
 
 def _write_tokenizer(draft: Draft) -> str:
@@ -166,25 +185,61 @@ def _is_layer(value: object, layers: set[int]) -> bool:
 
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    yield from _variables(files, checkpoint)
+    stated, right = files.json(CONFIG), config(checkpoint)
+    yield from settings_of(CONFIG, stated, right, decoding=right, may_lack=False)
+    sound = preprocessor_config(checkpoint.dims)
+    yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, SOUND)
+    yield from tokenizer_setting(files, checkpoint)
+    if files.has(VOCABULARY):
+        every = tokens_by_id(checkpoint)
+        tokens = files.read(VOCABULARY, _tokens)
+        if len(tokens) not in (len(every), checkpoint.generation.timestamp_begin):
+            reason = f"it has {len(tokens):,} tokens; the checkpoint has {len(every):,}"
+            yield Setting(VOCABULARY, "tokens", 0, 1, reason=reason)
+        yield from token_setting(VOCABULARY, dict(enumerate(tokens)), dict(enumerate(every)))
+
+
+def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    """Yield how the variables of model.bin differ from those that this package writes."""
+    from whisperport.model.checkpoint.ctranslate2 import PROJECTION
     from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
 
     tensors = files.read(MODEL, read_model_bin).tensors
-    for side, count in (
-        ("encoder", checkpoint.dims.n_audio_head),
-        ("decoder", checkpoint.dims.n_text_head),
-    ):
-        stated = tensors.get(f"{side}/num_heads")
-        yield Setting(
-            MODEL, f"{side}/num_heads", None if stated is None else stated.tolist(), count
-        )
-    yield from settings_of(CONFIG, files.json(CONFIG), config(checkpoint), is_decoding=True)
-    if files.has(PREPROCESSOR):
-        right = {"feature_size": checkpoint.dims.n_mels}
-        yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), right)
-    yield from tokenizer_setting(files, checkpoint)
-    if files.has(VOCABULARY):
-        tokens = dict(enumerate(files.read(VOCABULARY, _tokens)))
-        yield from token_setting(VOCABULARY, tokens, dict(enumerate(tokens_by_id(checkpoint))))
+    expected = {f"decoder/{name}": int(number) for name, number in SWITCHES.items()}
+    expected |= {"encoder/num_heads": checkpoint.dims.n_audio_head}
+    expected |= {"decoder/num_heads": checkpoint.dims.n_text_head}
+    numbers = {name: t.tolist() for name, t in tensors.items() if not t.ndim}
+    for name in expected.keys() | numbers.keys():
+        default = DEFAULTS.get(name, 0)
+        stated, right = numbers.get(name, default), expected.get(name, 0)
+        if stated == right or name.endswith(("_scale", *WITHOUT_EFFECT)):
+            continue
+        reason = f"{name} is {_meaning(name, stated)}; the checkpoint has {_meaning(name, right)}"
+        if name not in numbers:
+            reason = (
+                f"{name} is missing, which is {_meaning(name, stated)}; {reason.split('; ')[1]}"
+            )
+        yield Setting(MODEL, name, 0, 1, reason=reason)
+    shapes = {name: sizes for name, sizes in _sizes(files).items() if sizes}
+    right_shapes = variable_shapes(checkpoint)
+    for name, sizes in right_shapes.items():
+        if name not in shapes:
+            yield Setting(MODEL, name, 0, 1, reason=f"the variable {name} is missing")
+        else:
+            yield Setting(MODEL, name, str(shapes[name]), str(sizes))
+    for name in sorted(shapes.keys() - right_shapes.keys()):
+        stem = name.removesuffix("_scale")
+        if name != PROJECTION and (stem == name or stem not in (*right_shapes, PROJECTION)):
+            reason = f"the variable {name} is none of Whisper: the app leaves it out"
+            yield Setting(MODEL, name, 0, 1, is_decoding=True, reason=reason)
+
+
+def _meaning(name: str, number: object) -> str:
+    """Return a switch in words."""
+    if name.endswith("/activation") and isinstance(number, int):
+        return dict(enumerate(ACTIVATIONS)).get(number, str(number))
+    return str(number)
 
 
 RULES = (merges, tokenizer, vocabulary, bands, heads, *checkpoint_rules(_settings))

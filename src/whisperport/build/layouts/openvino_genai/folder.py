@@ -4,6 +4,7 @@ The graphs are made here. Tokenizer and detokenizer have operators of the packag
 makes these two graphs in the app's own environment.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,18 @@ if TYPE_CHECKING:  # it needs torch
 APP = "openvino-genai"
 
 
-def write_graphs(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
+GRAPHS = {"encoder": encoder_graph, "decoder": decoder_graph}
+
+
+def write_graphs(
+    checkpoint: "Checkpoint", precision: str, folder: Path, names: Collection[str] = GRAPHS.keys()
+) -> None:
     """Write the graphs, one after the other, so that the weights of one at a time are in memory."""
     with needs("cannot write OpenVINO files: openvino is not installed", extra="openvino-export"):
         from openvino import save_model
-    for name, graph in (("encoder", encoder_graph), ("decoder", decoder_graph)):
+    for name in names:
         path = folder / f"openvino_{name}_model.xml"
-        save_model(graph(checkpoint, precision), path, compress_to_fp16=False)
+        save_model(GRAPHS[name](checkpoint, precision), path, compress_to_fp16=False)
         if precision == "fp32" and any(is_widened(checkpoint, n) for n in checkpoint.weights):
             _put_weights(path, checkpoint)
 

@@ -12,18 +12,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules
 from whisperport.build.layouts.client import is_installed, run_script
 from whisperport.build.layouts.huggingface_files import (
     generation_config,
     tokenizer_json,
     write_json,
 )
-from whisperport.build.layouts.huggingface_rules import GENERATION, TOKENIZER, merges
+from whisperport.build.layouts.huggingface_rules import GENERATION, TOKENIZER, merges, settings
 from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
+from whisperport.build.layouts.openvino_genai.folder import write_graphs
 from whisperport.build.layouts.openvino_genai.repairs import (
     ATTENTION,
     EARLY,
@@ -38,16 +41,25 @@ from whisperport.build.layouts.openvino_genai.repairs import (
     write_positions,
     write_state_names,
 )
+from whisperport.build.layouts.openvino_genai.tokenizer_graphs import DETOKENIZER, tokenizer_graphs
 from whisperport.build.layouts.reading import Files, Reader, StoredArray, in_steps
 from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
 from whisperport.targets.cpu.openvino.ir import IrGraph, constants, read_ir
 
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
 ENCODER, DECODER = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
-DETOKENIZER = "openvino_detokenizer.xml"
 # The whole name of a self-attention state; the groups after the layer and part are what may be added.
 STATE = re.compile(
     r"past_key_values\.(\d+)\.decoder\.(key|value)(\w*)present\.\1\.decoder\.\2(\w*)"
 )
+# File -> tensors that the pipeline looks for by name.
+TENSORS = {
+    ENCODER: ("input_features", "last_hidden_state"),
+    DECODER: ("input_ids", "encoder_hidden_states", "beam_idx", "logits"),
+}
+COMPARED = ("WP708", "WP709")
 MISSING = "unordered_map::at"  # what NPUW says of positions that it does not find
 NEEDED = (GENERATION, DETOKENIZER)
 APP = "openvino-genai"
@@ -82,6 +94,17 @@ def _write_missing(draft: Draft) -> str:
             run_script(app, Path(__file__).with_name("tokenizer.py"), folder)
             changes.append("the graphs of the tokenizer")
     return ", ".join(changes)
+
+
+def _write_decoder(draft: Draft) -> str:
+    """Write the decoder of the checkpoint, in the precision that is there, in place of all decoders."""
+    if draft.checkpoint is None:
+        return ""
+    precision = _precisions(draft.files)[0]
+    for path in draft.files.path.glob("openvino_decoder*"):
+        path.unlink()
+    write_graphs(draft.checkpoint, precision, draft.files.path, ("decoder",))
+    return f"{DECODER} of the checkpoint"
 
 
 def _with_graphs(rule: LayoutRule) -> LayoutRule:
@@ -209,7 +232,7 @@ def states(files: Files) -> Iterator[tuple[str, str]]:
             return
 
 
-@layout_rule("WP735", "The decoder has no states")
+@layout_rule("WP735", "The decoder has no states", remedy="fix --checkpoint", repair=_write_decoder)
 def stateful(files: Files) -> Iterator[tuple[str, str]]:
     """The pipeline does not load a decoder whose caches are inputs and outputs, which optimum-intel writes
     with `--disable-stateful`.
@@ -252,9 +275,30 @@ def needed(files: Files) -> Iterator[tuple[str, str]]:
             yield name, "the file is missing"
 
 
+def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    yield from settings(files, checkpoint)
+    yield from tokenizer_graphs(files, checkpoint)
+    dims = checkpoint.dims
+    sizes = {"num_mel_bins": dims.n_mels, "vocab_size": dims.n_vocab}
+    for name, size in _sizes(files).items():
+        yield Setting(
+            ENCODER if "mel" in name else DECODER, f"{name} of the graph", size, sizes[name]
+        )
+    for file, names in TENSORS.items():
+        graph = files.read(file, read_ir)
+        missing = [name for name in names if not any(name in n.names for n in graph.nodes.values())]
+        for name in missing:
+            reason = f"no tensor is called {name}, by which the pipeline finds it"
+            yield Setting(file, name, 0, 1, reason=reason)
+    for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
+        if "input_features" in node.names and len(node.sizes[0]) == 3 and node.sizes[0][2] > 0:
+            yield Setting(ENCODER, "frames of input_features", node.sizes[0][2], dims.n_frames)
+
+
 # The tokenizer is a graph here, so that no version of `tokenizers` reads tokenizer.json.
 RULES = (
-    *(_with_graphs(rule) for rule in SETTINGS if rule is not merges),
+    *(_with_graphs(rule) for rule in SETTINGS if rule is not merges and rule.code not in COMPARED),
+    *checkpoint_rules(_settings),
     layer_names,
     mask,
     positions,

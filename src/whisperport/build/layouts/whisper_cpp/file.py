@@ -1,7 +1,7 @@
 """Write a ggml file. Its reader, `whisperport.model.checkpoint.ggml`, describes the format."""
 
-import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.build.layouts.arrays import Floats, weight
+from whisperport.build.layouts.huggingface_files import text_tokens
 from whisperport.program.dims import KNOWN_VOCABULARIES
 from whisperport.speech.audio import mel_filters
-from whisperport.speech.text.byte_level import from_byte_characters
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -71,13 +71,6 @@ def write(checkpoint: "Checkpoint", precision: str, path: Path) -> None:
             _write_tensor(file, name, weight(checkpoint, name), precision)
 
 
-def text_tokens(checkpoint: "Checkpoint") -> list[bytes]:
-    """Return the bytes of the tokens before <|endoftext|>, in the order of their ids."""
-    vocabulary = json.loads(checkpoint.tokenizer_json)["model"]["vocab"]
-    texts = {i: token for token, i in vocabulary.items()}
-    return [from_byte_characters(texts[i]) for i in range(checkpoint.generation.end_of_text)]
-
-
 def _write_tensor(file: BinaryIO, name: str, array: Floats, precision: str) -> None:
     if name in CONV_BIASES:
         array = array.reshape(-1, 1)
@@ -88,12 +81,24 @@ def _write_tensor(file: BinaryIO, name: str, array: Floats, precision: str) -> N
 
 
 def _stored(name: str, array: Floats, precision: str) -> tuple[int, NDArray[Any]]:
-    """Return the type and the values of a tensor, as whisper.cpp's own tools choose them."""
-    if array.ndim < 2 or name in CONV_BIASES or name.endswith("positional_embedding"):
-        return F32, array
-    if precision == "w8" and array.ndim == 2 and array.shape[-1] % BLOCK == 0:
-        return Q8_0, _blocks(array)
-    return F16, array.astype(np.float16)
+    """Return the type and the values of a tensor."""
+    kind = tensor_type(name, array.shape, Q8_0 if precision == "w8" else F16)
+    if kind == Q8_0:
+        return kind, _blocks(array)
+    return kind, array.astype(np.float16) if kind == F16 else array
+
+
+def tensor_type(name: str, shape: Sequence[int], of_matrices: int) -> int:
+    """Return the type of a tensor, as whisper.cpp's own tools choose it.
+
+    Args:
+        name: of the weight.
+        shape: of the weight.
+        of_matrices: type of those whose rows fill blocks.
+    """
+    if len(shape) < 2 or name in CONV_BIASES or name.endswith("positional_embedding"):
+        return F32
+    return of_matrices if len(shape) == 2 and shape[-1] % BLOCK == 0 else F16
 
 
 def _blocks(array: Floats) -> NDArray[np.int8]:

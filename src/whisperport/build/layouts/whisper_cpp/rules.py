@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, token_setting
+from whisperport.build.layouts.huggingface_files import text_tokens
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import Draft, layout_rule
-from whisperport.build.layouts.whisper_cpp.file import text_tokens, write
-from whisperport.errors import ProgramError
+from whisperport.build.layouts.whisper_cpp.file import F32, tensor_type, write
+from whisperport.errors import CheckpointError, ProgramError
 from whisperport.program.dims import KNOWN_VOCABULARIES
 from whisperport.speech.audio import mel_filters
 
@@ -26,6 +27,9 @@ NUMBERS = (
     *("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer"),
     *("n_text_ctx", "n_text_state", "n_text_head", "n_text_layer", "n_mels", "ftype"),
 )
+VERSIONS = 1000  # of quantized types, by which the header's type is multiplied and added
+# The header's type -> the type of matrices. Source: ggml-org/whisper.cpp@233fe1f, ggml/include/ggml.h.
+MATRICES = {0: 0, 1: 1, 2: 2, 3: 3, 7: 8, 8: 6, 9: 7, 24: 30}
 CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
 DISTILLED_LAYERS = 2
 FILTERS = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
@@ -102,11 +106,40 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     if filters.shape != right.shape or not np.allclose(filters, right, rtol=0, atol=FILTERS):
         reason = "the mel filters are not those of the checkpoint"
         yield Setting(name, "mel filters", 0, 1, reason=reason)
+    yield from _types(files, checkpoint)
+    if len(tokens) < (count := len(text_tokens(checkpoint))):
+        reason = f"it lists {len(tokens):,} tokens; the checkpoint has {count:,} of text"
+        yield Setting(name, "tokens", 0, 1, reason=reason)
     stated, expected = (
         {i: token.decode("utf-8", "backslashreplace") for i, token in enumerate(texts)}
         for texts in (tokens, text_tokens(checkpoint))
     )
     yield from token_setting(name, stated, expected)
+
+
+def _types(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    """Yield the tensors whose type is not that which the header says, and a type that is not known."""
+    from whisperport.model.checkpoint.ggml import read_types
+
+    name, header_type = files.path.name, _header(files)["ftype"] % VERSIONS
+    if header_type not in MATRICES:
+        reason = f"ftype is {_header(files)['ftype']}, which is no type of the app's files"
+        yield Setting(name, "ftype", 0, 1, reason=reason)
+        return
+    try:
+        types = files.read("", read_types)
+    except CheckpointError:
+        return  # the comparison of weights says what is wrong
+    for tensor, kind in types.items():
+        shape = checkpoint.weights[tensor].shape if tensor in checkpoint.weights else ()
+        right = tensor_type(tensor, shape, MATRICES[header_type])
+        right = F32 if header_type == 0 and len(shape) < 3 else right
+        if shape and kind != right:
+            reason = (
+                f"{tensor} has ggml's type {kind}; by the header's ftype {header_type} it is {right}: "
+                '"tensor has wrong size in model file"'
+            )
+            yield Setting(name, tensor, 0, 1, reason=reason)
 
 
 RULES = (full_precision, distilled, known_vocabulary, *checkpoint_rules(_settings))
