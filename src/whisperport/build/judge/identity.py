@@ -36,6 +36,7 @@ MUCH = 1e6  # distance by which a weight that a name says is nearer
 SAMPLE = 256  # elements, by which the nearest array is found
 # Relative and absolute error of float16; a converter writes 1e-7 for what is nearer to 0.
 HALF_BITS, TINY = 2.0**-10, 2.0**-23
+COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 FORMS = ("equal", "half", "eight_bits")  # the fields of an `Identity`, by falling precision
 # Graphs of a short window, or of short texts, have some of their rows only.
 POSITIONS = ("encoder.positional_embedding", "decoder.positional_embedding")
@@ -214,7 +215,9 @@ class _Search:
         if array.values.size < SMALLEST:
             return
         values = np.ascontiguousarray(array.values).reshape(shape)
-        if array.step is not None and len(shape) < 2:  # of a column or a row, which has one axis here
+        if (
+            array.step is not None and len(shape) < 2
+        ):  # of a column or a row, which has one axis here
             step = np.broadcast_to(array.step, array.values.shape).reshape(shape)
             array = replace(array, step=step)
         if not candidates:
@@ -492,9 +495,9 @@ def how_it_differs(values: Array, weight: Array, allowed: Array, head_width: int
         mine, right = (
             np.moveaxis(a, axis, 0)[lines].reshape(len(lines), -1) for a in (values, weight)
         )
+        if _is_permuted(mine, right):
+            return f"{kind}s {_listed(lines)} are in another order"
         if len(lines) < values.shape[axis] or axis == 0:
-            if _is_permuted(mine, right):
-                return f"{kind}s {_listed(lines)} are in another order"
             head = int(lines[0]) // head_width
             if len(lines) <= head_width and lines[-1] // head_width == head and not mine.any():
                 return f"{kind}s {_listed(lines)}, of head {head}, are 0"
@@ -512,9 +515,19 @@ def how_it_differs(values: Array, weight: Array, allowed: Array, head_width: int
 
 
 def _is_permuted(rows: Array, right: Array) -> bool:
-    """Return whether rows (n, k) are those of a weight in another order; each is summed in a random way."""
-    if len(rows) < 2:
+    """Return whether rows (n, k) are those of a weight in another order, each rounded or not.
+
+    Each is compared with all; of many, each is summed in a random way.
+    """
+    if len(rows) < 2 or not rows.any(axis=1).all() or not right.any(axis=1).all():
         return False
+    if len(rows) <= COMPARED:
+        lengths, right_lengths = (np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, right))
+        likeness = (rows / lengths) @ (right / right_lengths).T
+        nearest = likeness.argmax(axis=1)
+        is_near = likeness.max(axis=1) > ALIKE
+        is_as_long = np.abs(lengths / right_lengths[nearest] - 1)[:, 0] < 1 - ALIKE
+        return bool(len(np.unique(nearest)) == len(rows) and (is_near & is_as_long).all())
     factors = np.random.default_rng(0).standard_normal((rows.shape[1],)).astype(np.float32)
     sums, expected = np.sort(rows @ factors), np.sort(right @ factors)
     return bool(np.allclose(sums, expected, rtol=1e-2, atol=1e-3 * float(np.abs(expected).max())))

@@ -143,10 +143,11 @@ def missing_tokens(
 def _differences(
     settings: "Callable[[Files, Checkpoint], Iterator[Setting]]", files: Files, *, is_decoding: bool
 ) -> Iterator[tuple[str, str]]:
-    if files.checkpoint is None:
+    checkpoint = files.checkpoint
+    if checkpoint is None:
         return
     named: Counter[str] = Counter()
-    for setting in settings(files, files.checkpoint):
+    for setting in files.kept(settings, lambda: tuple(settings(files, checkpoint))):
         if setting.is_decoding != is_decoding or setting.stated is None or setting.right is None:
             continue
         stated, right = _comparable(setting.stated), _comparable(setting.right)

@@ -47,6 +47,12 @@ class Files:
             self._read[key] = self.read_now(name, reader)
         return cast(T, self._read[key])
 
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """Return what `make` returned the first time that it was asked for by this key."""
+        if ("", key) not in self._read:
+            self._read["", key] = make()
+        return cast(T, self._read["", key])
+
     def read_now(self, name: str, reader: Callable[[Path], T]) -> T:
         """Do what `read` does, and keep nothing."""
         path = self.path / name
