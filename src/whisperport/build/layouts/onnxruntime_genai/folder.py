@@ -122,15 +122,7 @@ def logits(
     n_prompt: int,
     caches: dict[str, Floats],
 ) -> Floats:
-    """Run the written graphs as the app does; return the logits (S, V) after each of S tokens.
-
-    Args:
-        folder: of the layout.
-        mel: (n_mels, 2T).
-        tokens: the prompt, and the text after it.
-        n_prompt: how many the first run decodes; the others follow one by one, with the cache.
-        caches: filled with the keys and values of the first run, as `Layout.logits` says.
-    """
+    """Run the written graphs as the app does; return the logits as `Layout.logits` says."""
     _, *cross = open_session(folder / ENCODER).run(None, {"audio_features": mel[None]})
     decoder = open_session(folder / DECODER)
     names = [value.name for value in decoder.get_inputs()]

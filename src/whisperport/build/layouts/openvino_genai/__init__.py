@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
-from whisperport.build.layouts.openvino_genai.folder import write
-from whisperport.build.layouts.openvino_genai.logits import logits
+from whisperport.build.layouts.openvino_genai.folder import logits, write
 from whisperport.build.layouts.openvino_genai.rules import READER, RULES
 
 if TYPE_CHECKING:  # it needs torch

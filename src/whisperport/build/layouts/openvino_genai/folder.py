@@ -1,15 +1,18 @@
-"""Write the folder of OpenVINO GenAI's WhisperPipeline.
+"""Write the folder of OpenVINO GenAI's WhisperPipeline, and run its graphs on the CPU.
 
 The graphs are made here. Tokenizer and detokenizer have operators of the package openvino-tokenizers, which
 makes these two graphs in the app's own environment.
 """
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from whisperport.build.layouts import layout_of
-from whisperport.build.layouts.arrays import is_widened, weight
+from whisperport.build.layouts.arrays import Floats, decoded_together, is_widened, weight
 from whisperport.build.layouts.client import run_script
 from whisperport.build.layouts.huggingface_files import (
     added_tokens,
@@ -29,6 +32,7 @@ from whisperport.build.layouts.openvino_genai.graphs import (
 )
 from whisperport.errors import needs
 from whisperport.targets.cpu.openvino.ir import read_ir, stored_bytes
+from whisperport.targets.cpu.openvino.runtime import FLOAT32
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -95,3 +99,47 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     write_json(folder / "added_tokens.json", added_tokens(checkpoint))
     app = layout_of(APP).apps[APP]
     run_script(app, Path(__file__).with_name("tokenizer.py"), folder)
+
+
+STATE = re.compile(r"past_key_values\.(\d+\.decoder\.(?:key|value))")
+
+
+def logits(
+    folder: Path,
+    _precision: str,
+    mel: Floats,
+    tokens: Sequence[int],
+    n_prompt: int,
+    caches: dict[str, Floats],
+) -> Floats:
+    """Return the logits (S, V) after each of S tokens, as `Layout.logits` says.
+
+    Raises:
+        MissingPackageError: OpenVINO is not installed.
+    """
+    with needs("cannot run OpenVINO files: openvino is not installed", extra="openvino"):
+        import openvino
+
+    def opened(name: str) -> Any:
+        path = folder / f"openvino_{name}_model.xml"
+        return openvino.Core().compile_model(path, "CPU", FLOAT32)
+
+    features = opened("encoder")({"input_features": mel[None]})[0]
+    request = opened("decoder").create_infer_request()
+    has_places = any("cache_position" in i.get_names() for i in request.get_compiled_model().inputs)
+    rows: list[Floats] = []
+    n_cached = 0
+    for piece in decoded_together(tokens, n_prompt):
+        inputs = {
+            "input_ids": np.array([piece], np.int64),
+            "encoder_hidden_states": features,
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        if has_places:  # as some versions of transformers export it
+            inputs["cache_position"] = np.arange(n_cached, n_cached + len(piece))
+        n_cached += len(piece)
+        rows.append(request.infer(inputs)["logits"][0].copy())
+        for state in request.query_state():
+            if (place := STATE.match(state.name)) and place[1] not in caches:
+                caches[place[1]] = state.state.data[0].copy()
+    return np.concatenate(rows)

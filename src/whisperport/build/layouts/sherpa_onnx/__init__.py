@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
-from whisperport.build.layouts.sherpa_onnx.folder import unsupported, write
-from whisperport.build.layouts.sherpa_onnx.logits import logits
+from whisperport.build.layouts.sherpa_onnx.folder import logits, unsupported, write
 from whisperport.build.layouts.sherpa_onnx.rules import READER, RULES
 
 FOLDER = Path(__file__).parent

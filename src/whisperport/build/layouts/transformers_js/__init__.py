@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
-from whisperport.build.layouts.transformers_js.folder import write
-from whisperport.build.layouts.transformers_js.logits import logits
+from whisperport.build.layouts.transformers_js.folder import logits, write
 from whisperport.build.layouts.transformers_js.rules import READER, RULES
 
 if TYPE_CHECKING:  # it needs torch
