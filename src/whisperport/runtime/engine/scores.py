@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,6 @@ class LogSum:
     in the caches of the CPU.
     """
 
-    __slots__ = ("_forbidden", "_total")
-
     def __init__(self, total: float, forbidden: Sequence[Floats] = ()) -> None:
         """
         Args:
@@ -48,7 +47,7 @@ class LogSum:
         part = min(self.forbidden_part, 1 - LEAST_PART)  # more only if `total` is wrong
         return self._total + math.log1p(-part)
 
-    @property
+    @cached_property
     def forbidden_part(self) -> float:
         """What the forbidden tokens have of the sum of all exponentials."""
         if not self._forbidden:
