@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class Partitioner(ABC):
     """A vendor's partitioner, as far as it can be asked on this machine."""
 
     title: str  # name in messages, with the device that it is asked for
+    suffix: ClassVar[str] = ""
+    """Of the files of a bundle that an export asks it about; empty: of none, as their run says more."""
 
     @abstractmethod
     def recognizes(self, head: bytes) -> bool:

@@ -27,7 +27,6 @@ EVIDENCE: Mapping[RunMode, Kind] = {
 }
 log = logging.getLogger(__name__)
 
-SUFFIX = ".tflite"  # the format that partitioners read
 RULE = "every operator is in the list of the vendor's partitioner"
 SHOWN = 3  # names of declined operators in a reason
 
@@ -116,8 +115,10 @@ def with_partitions(manifest: Manifest, folder: Path) -> Manifest:
 
 def _with_partition(manifest: Manifest, entry: ProgramEntry, folder: Path) -> ProgramEntry:
     partitioner = get_target(entry.target).partitioner
-    file = next((file for file in entry.files if file.endswith(SUFFIX)), None)
-    if partitioner is None or file is None:
+    if partitioner is None or not partitioner.suffix:
+        return entry
+    file = next((file for file in entry.files if file.endswith(partitioner.suffix)), None)
+    if file is None:
         return entry
     if reason := partitioner.unavailable():
         begin_stage(f"{entry.spec.name}: not asking {partitioner.title}: {reason}")

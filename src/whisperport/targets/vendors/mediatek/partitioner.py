@@ -20,7 +20,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from whisperport.errors import LoweringError, ProgramError
 from whisperport.system.child import Limits, StoppedError, run_limited
@@ -56,6 +56,8 @@ _DTYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "i
 @final
 class LiteRtPartitioner(Partitioner):
     """LiteRT's partitioner for the SoC of one board."""
+
+    suffix: ClassVar[str] = ".tflite"
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip
