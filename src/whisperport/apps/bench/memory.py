@@ -1,4 +1,7 @@
-"""Measure the peak memory of a transcription in a separate process, so that nothing else is counted."""
+"""Measure the peak memory of a transcription in a separate process, so that nothing else is counted.
+
+The process imports this file, which is therefore apart from what measures time.
+"""
 
 from pathlib import Path
 from typing import Any

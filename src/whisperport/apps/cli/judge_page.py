@@ -34,8 +34,8 @@ def verdict_sentence(judgement: Judgement) -> str:
     causes = []
     if wrong:
         codes = dict.fromkeys(problem.code for problem in wrong)
-        more = f", and {len(codes) - 1} more broken rules" if len(codes) > 1 else ""
-        causes.append(f"{wrong[0].code} ({_rules(judgement)[wrong[0].code].title}){more}")
+        further = f", and {len(codes) - 1} more broken rules" if len(codes) > 1 else ""
+        causes.append(f"{wrong[0].code} ({_rules(judgement)[wrong[0].code].title}){further}")
     if identity is not None and not identity:
         n_changed = len(identity.changed)
         what = identity.changed[0].label if n_changed == 1 else f"{n_changed} weights"

@@ -41,19 +41,19 @@ def command_of(app: App) -> list[str] | None:
     Raises:
         UsageError: the environment variable names something that does not exist.
     """
-    given = os.environ.get(variable(app))
-    if given and not Path(given).exists():
+    named = os.environ.get(variable(app))
+    if named and not Path(named).exists():
         raise UsageError(
-            f"the environment of {app.name} does not exist: {given}",
+            f"the environment of {app.name} does not exist: {named}",
             why=f"{variable(app)} names it",
             hint=f"name a Python interpreter, or run `whisperport apps --install {app.name}`",
         )
     if app.installer == "npm":
-        node, folder = shutil.which("node"), Path(given) if given else folder_of(app)
-        is_there = (folder / "node_modules").is_dir() if given else _is_complete(folder)
+        node, folder = shutil.which("node"), Path(named) if named else folder_of(app)
+        is_there = (folder / "node_modules").is_dir() if named else _is_complete(folder)
         return [node, os.fspath(folder)] if node and is_there else None
-    if given:
-        return [given]
+    if named:
+        return [named]
     if _is_complete(folder_of(app)):
         return [os.fspath(_python(folder_of(app)))]
     return [sys.executable] if _is_here(app.module) else None

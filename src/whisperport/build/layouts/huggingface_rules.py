@@ -245,9 +245,9 @@ def bands(files: Files) -> Iterator[tuple[str, str]]:
     What to do: take both files from the same checkpoint.
     """
     size = files.json(PREPROCESSOR).get("feature_size")
-    taken = files.json(CONFIG).get("num_mel_bins")
-    if size is not None and taken is not None and size != taken:
-        yield PREPROCESSOR, f"feature_size is {size}; {CONFIG} has num_mel_bins {taken}"
+    n_mels = files.json(CONFIG).get("num_mel_bins")
+    if size is not None and n_mels is not None and size != n_mels:
+        yield PREPROCESSOR, f"feature_size is {size}; {CONFIG} has num_mel_bins {n_mels}"
 
 
 @layout_rule(

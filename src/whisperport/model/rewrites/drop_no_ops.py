@@ -11,6 +11,8 @@ for. A check of metadata keeps unused nodes in the graph.
 Exact: each of these nodes returns its input, bit for bit.
 """
 
+# Apart, though short: each rewrite is one file.
+
 import torch
 from torch.fx import GraphModule, Node
 

@@ -9,6 +9,8 @@ Why: torch decomposes a `matmul` of rank 4 into two `expand_copy` and a `bmm`. X
 Exact: the multiplications and sums do not change.
 """
 
+# Apart, though short: each rewrite is one file.
+
 from torch.fx import GraphModule, Node
 
 from whisperport.model.rewrites.graph_edits import aten, calls, replace, shape

@@ -1,4 +1,4 @@
-"""Define, register and run graph-to-graph rewrites."""
+"""Define, register and run graph-to-graph rewrites. Each has a file of its own, also a short one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

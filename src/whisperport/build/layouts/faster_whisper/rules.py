@@ -152,11 +152,11 @@ def bands(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: copy preprocessor_config.json from the checkpoint.
     """
-    taken = _sizes(files).get("encoder/conv1/weight")
+    sizes = _sizes(files).get("encoder/conv1/weight")
     stated = files.json(PREPROCESSOR).get("feature_size", DEFAULT_BANDS)
-    if taken and len(taken) == 3 and stated != taken[1]:
+    if sizes and len(sizes) == 3 and stated != sizes[1]:
         source = PREPROCESSOR if files.has(PREPROCESSOR) else f"without {PREPROCESSOR}"
-        yield PREPROCESSOR, f"{source}: {stated} bands; the encoder takes {taken[1]}"
+        yield PREPROCESSOR, f"{source}: {stated} bands; the encoder takes {sizes[1]}"
 
 
 @layout_rule(

@@ -88,14 +88,14 @@ def _values(values: Iterable[Value]) -> list[Any]:
 def _written_outside(path: Path, tensors: Mapping[str, Initializer]) -> dict[str, dict[str, str]]:
     """Write all but small tensors to the second file; return where each is."""
     places = {}
-    other = path.with_name(f"{path.name}_data")
-    with other.open("wb") as file:
+    outside = path.with_name(f"{path.name}_data")
+    with outside.open("wb") as file:
         for name, tensor in tensors.items():
             if tensor.n_bytes >= SMALLEST_OUTSIDE:
                 start = file.seek(-file.tell() % PAGE, os.SEEK_CUR)
                 _write_values(file, tensor)
                 places[name] = {
-                    "location": other.name,
+                    "location": outside.name,
                     "offset": str(start),
                     "length": str(tensor.n_bytes),
                 }

@@ -350,8 +350,8 @@ def _steps(graph: IrGraph) -> dict[str, tuple[str, str]]:
         for matrix, scale in (product.inputs, product.inputs[::-1]):
             zero = ""
             if graph.nodes[matrix[0]].type == "Subtract":
-                matrix, other = graph.nodes[matrix[0]].inputs[:2]
-                zero = _constant(graph, other[0])
+                matrix, offset = graph.nodes[matrix[0]].inputs[:2]
+                zero = _constant(graph, offset[0])
             if (source := _constant(graph, matrix[0])) and (step := _constant(graph, scale[0])):
                 steps[source] = step, zero
     return steps

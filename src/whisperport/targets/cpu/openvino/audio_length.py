@@ -74,10 +74,10 @@ def _cut(table: Any, audio: Any, axis: int) -> Any:
     """Return a node with the first rows of a table, as many as the audio has in an axis."""
     from openvino import opset13
 
-    zero, one = (opset13.constant(np.array([number], np.int64)) for number in (0, 1))
+    first, step = (opset13.constant(np.array([number], np.int64)) for number in (0, 1))
     place = opset13.constant(np.array([axis], np.int64))
     length = opset13.gather(opset13.shape_of(audio), place, opset13.constant(np.int64(0)))
-    return opset13.slice(table, zero, length, one, zero)
+    return opset13.slice(table, first, length, step, first)
 
 
 def _constant(output: Any) -> Any:
