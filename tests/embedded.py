@@ -4,7 +4,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from whisperport.build.export.model_bundle import bundle_of
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.speech.data.embedded_model import unpack_model
 
 

@@ -29,7 +29,7 @@ from tests.verification.diagnosis_cases.cases import one
 from tests.verification.diagnosis_cases.evaluation import Outcome, Score, answer, evaluate
 from tests.verification.diagnosis_cases.worlds import provide
 
-from whisperport.build.export.model_bundle import bundle_of
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.speech.data.embedded_model import unpack_model
 from whisperport.verification import versions
 

@@ -50,7 +50,7 @@ from whisperport.apps.archive.job import Job, with_state
 from whisperport.apps.archive.rows import with_identity
 from whisperport.apps.archive.store import schema
 from whisperport.apps.archive.worker import Worker
-from whisperport.build.export.model_bundle import bundle_of
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.speech.audio.load import AUDIO_SUFFIXES
 from whisperport.verification import text_errors, versions
 

@@ -17,9 +17,9 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
-from whisperport.build.export.model_bundle import bundle_of
 from whisperport.build.search.search import export_best
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.model.checkpoint.names import to_huggingface

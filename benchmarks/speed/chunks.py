@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from whisperport.build.export.model_bundle import bundle_of
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.runtime import DecodeOptions
 from whisperport.speech.audio import SAMPLE_RATE, VadOptions, load_audio
 from whisperport.targets import RunOptions

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
-from whisperport.build.export.model_bundle import bundle_of
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.build.export import model_bundle
+from whisperport.build.export import bundle_cache
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions, Decoder, decode_window
 from whisperport.runtime.engine.engine import load_engine
@@ -89,7 +89,7 @@ def main() -> None:
 
 def bundle_of(size: str, work: Path) -> Path:
     return (
-        model_bundle.bundle_of("default").folder
+        bundle_cache.bundle_of("default").folder
         if size == EMBEDDED
         else exported(size, work, "onnxruntime")
     )

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.build.export.export import export
-from whisperport.build.export.model_bundle import bundle_of
 from whisperport.speech.audio import SAMPLE_RATE, ReadAhead, load_audio
 from whisperport.speech.audio.live_pieces import PIECE_S, in_real_time
 from whisperport.speech.text import Word

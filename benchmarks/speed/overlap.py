@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from whisperport.apps.bench.timed import Clock
-from whisperport.build.export.model_bundle import bundle_of
+from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Condition, Lock
 from typing import Any, TypedDict, Unpack
 
-from whisperport.build.export.model_bundle import open_bundle
+from whisperport.build.export.bundle_cache import open_bundle
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import (

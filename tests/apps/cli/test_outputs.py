@@ -14,7 +14,7 @@ from whisperport.apps.cli import transcribe as verb
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.main import cli
 from whisperport.apps.cli.paths import OutputPath, check_paths, input_paths
-from whisperport.build.export.model_bundle import VARIABLE
+from whisperport.build.export.bundle_cache import VARIABLE
 from whisperport.errors import AudioError, UsageError
 from whisperport.speech.text import Segment, Word
 from whisperport.transcription import Transcript

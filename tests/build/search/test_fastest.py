@@ -13,10 +13,10 @@ import pytest
 from whisperport import targets
 from whisperport.apps.cli.export import _print_timed, _timed_json
 from whisperport.apps.cli.model_option import bundle_of_model
-from whisperport.build.export import model_bundle
+from whisperport.build.export import bundle_cache
+from whisperport.build.export.bundle_cache import BATCH, bundle_of, cached_bundle
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Candidate, Exported, Timed
-from whisperport.build.export.model_bundle import BATCH, bundle_of, cached_bundle
 from whisperport.build.search import fastest, timing
 from whisperport.build.search.fastest import candidates, choose
 from whisperport.build.search.search import export_best
@@ -440,7 +440,7 @@ def test_a_mix_of_another_kind_of_cpu_or_without_its_runtime_is_not_used(
     export_best(micro_pt, "auto", None, KEPT)
 
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(model_bundle, "instruction_sets", lambda: ("avx2",))
+        elsewhere.setattr(bundle_cache, "instruction_sets", lambda: ("avx2",))
         assert cached_bundle(micro_pt) is None
     with monkeypatch.context() as elsewhere:
         software = Software(run_extra="fast", packages={"fast": (Package("not_here", "not-here"),)})
@@ -449,7 +449,7 @@ def test_a_mix_of_another_kind_of_cpu_or_without_its_runtime_is_not_used(
     with monkeypatch.context() as elsewhere:  # of an extra whose packages no target describes
         software = Software(run_extra="xnnpack")
         elsewhere.setattr(rivals[1], "spec", replace(rivals[1].spec, software=software))
-        elsewhere.setattr(model_bundle, "find_spec", lambda module: module != "executorch")
+        elsewhere.setattr(bundle_cache, "find_spec", lambda module: module != "executorch")
         assert cached_bundle(micro_pt) is None
 
     assert cached_bundle(micro_pt) is not None

@@ -26,7 +26,7 @@ from whisperport.apps.archive.summary import (
     Meter,
     summarize,
 )
-from whisperport.build.export.model_bundle import open_bundle
+from whisperport.build.export.bundle_cache import open_bundle
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.generation import Generation

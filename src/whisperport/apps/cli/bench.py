@@ -51,7 +51,7 @@ from whisperport.apps.cli.shared_options import (
     trust,
 )
 from whisperport.apps.cli.verb import Verb, option
-from whisperport.build.export.model_bundle import open_bundle
+from whisperport.build.export.bundle_cache import open_bundle
 from whisperport.errors import AudioError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.system.machine import usable_cores

@@ -36,9 +36,9 @@ from whisperport.apps.cli.shared_options import (
 from whisperport.apps.cli.verb import FloatRange, TargetOptions, Verb, option
 from whisperport.apps.cli.verify_page import verify_page
 from whisperport.apps.cli.watchdog import run_watched
+from whisperport.build.export.bundle_cache import cache_folder
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Exported
-from whisperport.build.export.model_bundle import cache_folder
 from whisperport.build.search.search import export_best
 from whisperport.program.bundle import Manifest, ProgramEntry, check_writable
 from whisperport.program.dims import published_dims

@@ -10,7 +10,7 @@ from whisperport.apps.cli.evidence_words import mix_words
 from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.verb import option, together
 from whisperport.apps.cli.watchdog import run_watched
-from whisperport.build.export.model_bundle import (
+from whisperport.build.export.bundle_cache import (
     VARIABLE,
     bundle_of,
     bundle_of_environment,

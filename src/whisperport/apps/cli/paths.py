@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from whisperport.build.export.model_bundle import VARIABLE
+from whisperport.build.export.bundle_cache import VARIABLE
 from whisperport.system.outputs import Kind, Output, check_outputs
 
 

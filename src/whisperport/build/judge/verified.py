@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.build.export.model_bundle import cache_folder
+from whisperport.build.export.bundle_cache import cache_folder
 from whisperport.build.judge.identity import array_hash, weight_hashes
 from whisperport.build.layouts.reading import StoredArray
 from whisperport.errors import WhisperportError

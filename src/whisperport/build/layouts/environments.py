@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from whisperport.build.export.model_bundle import cache_folder
+from whisperport.build.export.bundle_cache import cache_folder
 from whisperport.build.layouts.layout import App
 from whisperport.errors import MissingPackageError, UsageError
 from whisperport.system.progress import begin_stage

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whisperport.build.export.bundle_cache import BATCH, keep_fastest
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Exported
-from whisperport.build.export.model_bundle import BATCH, keep_fastest
 from whisperport.build.search.fastest import export_fastest
 from whisperport.build.search.precision_search import export_in_fewest_bits
 from whisperport.errors import UsageError

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.build.export.bundle_cache import cache_folder
 from whisperport.build.export.exported import Candidate, Timed
-from whisperport.build.export.model_bundle import cache_folder
 from whisperport.errors import WhisperportError
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec

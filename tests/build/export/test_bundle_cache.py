@@ -15,7 +15,7 @@ import pytest
 from whisperport.apps.cli import model_option
 from whisperport.apps.cli.model_option import bundle_of_model
 from whisperport.build.export import export as exporting
-from whisperport.build.export.model_bundle import (
+from whisperport.build.export.bundle_cache import (
     EmbeddedModelWarning,
     bundle_of,
     cached_bundle,
@@ -140,7 +140,7 @@ def test_without_torch_a_model_of_the_cache_is_used_and_another_is_an_error_with
     default_bundle()
     script = (
         "import sys; sys.modules['torch'] = None\n"
-        "from whisperport.build.export.model_bundle import bundle_of\n"
+        "from whisperport.build.export.bundle_cache import bundle_of\n"
         "print(bundle_of('default').folder)\n"
         "bundle_of('tiny.en')\n"
     )
@@ -181,16 +181,16 @@ def test_two_processes_export_a_model_once(tmp_path: Path, one_layer_pt: Path) -
     script = (
         "import sys\n"
         "from whisperport.build.export import export as exporting\n"
-        "from whisperport.build.export import model_bundle\n"
+        "from whisperport.build.export import bundle_cache\n"
         "def export(checkpoint, target, out, *_, **__):\n"
         "    import shutil, time\n"
         "    time.sleep(1)\n"
         "    open(sys.argv[1], 'a').write('exported\\n')\n"
-        "    return model_bundle.Bundle.open(shutil.copytree(sys.argv[2], out))\n"
+        "    return bundle_cache.Bundle.open(shutil.copytree(sys.argv[2], out))\n"
         "exporting.export = export\n"
         "from whisperport.system.progress import reporting\n"
         "with reporting(lambda stage: print(stage, flush=True)):\n"
-        "    model_bundle.bundle_of(sys.argv[3])\n"
+        "    bundle_cache.bundle_of(sys.argv[3])\n"
     )
     log = tmp_path / "log"
     arguments = [sys.executable, "-c", script, log, default_bundle(), one_layer_pt]
