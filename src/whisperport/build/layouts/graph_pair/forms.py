@@ -5,6 +5,9 @@ airockchip/rknn_model_zoo@333f951 examples/whisper · hailocs/hailo-whisper@347d
 quic/ai-hub-models@052dc1f qai_hub_models/models/_shared/hf_whisper ·
 k2-fsa/sherpa-onnx@125b7a5 scripts/whisper/rknn ·
 huggingface/optimum-executorch@0006647 · superLin006/MTK_model_zoo@24b523a whisper/mtk.
+
+The rows are not in the vendors' folders: those of one chip come from several projects, some projects write
+for any chip, and what a demo does is a matter of layouts, which no target knows.
 """
 
 import re
