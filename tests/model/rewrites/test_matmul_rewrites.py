@@ -1,4 +1,4 @@
-"""Rewrites of matmuls: by linear, by bmm, and split into pieces."""
+"""Rewrites of matmuls and attention: by linear, by bmm, split into pieces, by softmax."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -293,7 +293,7 @@ def test_attention_transposes_keys_so_it_is_written_out_first(programs: dict[str
     assert order.index("attention-by-softmax") < order.index("merge-permutes")
 
 
-# Every form of mask, against torch's fused attention; and what is declined.
+# Attention by softmax: every form of mask, against torch's fused attention; and what is declined.
 
 NAME = "attention-by-softmax"
 Q, K = torch.zeros(1, 3, 5, 8), torch.zeros(1, 3, 7, 8)
