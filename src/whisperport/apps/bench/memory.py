@@ -1,6 +1,6 @@
 """Measure the peak memory of a transcription in a separate process, so that nothing else is counted.
 
-The process imports this file, which is therefore apart from what measures time.
+The process imports this file, and nothing that measures time.
 """
 
 from pathlib import Path

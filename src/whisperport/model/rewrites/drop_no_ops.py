@@ -11,7 +11,7 @@ for. A check of metadata keeps unused nodes in the graph.
 Exact: each of these nodes returns its input, bit for bit.
 """
 
-# Apart, though short: each rewrite is one file.
+# A file of its own, though short: each rewrite has one.
 
 import torch
 from torch.fx import GraphModule, Node

@@ -9,7 +9,7 @@ Why: torch decomposes a `matmul` of rank 4 into two `expand_copy` and a `bmm`. X
 Exact: the multiplications and sums do not change.
 """
 
-# Apart, though short: each rewrite is one file.
+# A file of its own, though short: each rewrite has one.
 
 from torch.fx import GraphModule, Node
 
