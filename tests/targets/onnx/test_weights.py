@@ -364,7 +364,7 @@ def original_batch(
     micro: Whisper, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[ProgramEntry]]:
     folder = tmp_path_factory.mktemp("lowered")
-    programs = list(whisper_programs(Parts(micro, [(0, 0)]), ["step", BATCH]))
+    programs = list(whisper_programs(Parts(micro, [(0, 0)]), ["step", BATCH, "align"]))
     return folder, ORT.lower(programs, folder)
 
 
@@ -378,8 +378,8 @@ def lowered_batch(
     return tmp_path, entries
 
 
-def loaded_batch(folder: Path, entries: list[ProgramEntry]) -> OnnxRunner:
-    runner = ORT.load(folder, entries, RunOptions(threads=1))[BATCH]
+def loaded_batch(folder: Path, entries: list[ProgramEntry], name: str = BATCH) -> OnnxRunner:
+    runner = ORT.load(folder, entries, RunOptions(threads=1))[name]
     assert isinstance(runner, OnnxRunner)
     return runner
 
@@ -404,17 +404,31 @@ def test_step_b_is_loaded_when_it_is_first_used_and_computes_the_same(
     assert own._made is not None
 
 
-def test_files_that_are_replaced_after_loading_do_not_matter(
-    lowered_batch: tuple[Path, list[ProgramEntry]],
+@pytest.mark.parametrize("name", [BATCH, "align"])
+def test_files_that_are_replaced_before_the_first_use_do_not_matter(
+    lowered_batch: tuple[Path, list[ProgramEntry]], name: str
 ) -> None:
-    folder, entries = lowered_batch
-    expected = results(loaded_batch(folder, entries))
-    runner = loaded_batch(folder, entries)
+    expected = results(loaded_batch(*lowered_batch, name))
+    runner = loaded_batch(*lowered_batch, name)
+    assert runner._made is None
 
-    shutil.rmtree(folder / "onnxruntime")
+    shutil.rmtree(lowered_batch[0] / "onnxruntime")
 
     for found, before in zip(results(runner), expected, strict=True):
         np.testing.assert_array_equal(found, before)
+    assert runner._made is not None
+
+
+def test_a_program_whose_file_is_read_by_its_session_is_loaded_at_once(
+    lowered_batch: tuple[Path, list[ProgramEntry]],
+) -> None:
+    folder, entries = lowered_batch
+
+    runner = loaded_batch(
+        folder, [entry for entry in entries if entry.spec.name == "align"], "align"
+    )
+
+    assert runner._made is not None
 
 
 @pytest.mark.parametrize("size", [0, 100])

@@ -28,7 +28,6 @@ from whisperport.program.bundle.manifest import (
     Manifest,
 )
 
-HASH_CHUNK = 2**20  # bytes that are read at a time while hashing
 ATTEMPTS = 5  # attempts to read a bundle that another process replaces in the meantime
 LONGEST_HEADER = 10_000  # characters of an .npy header; numpy has the same limit
 TABLE_DTYPES = (np.dtype("<f4"), np.dtype("<f2"))
@@ -266,12 +265,9 @@ def check_complete(manifest: Manifest) -> None:
 
 
 def file_sha256(file: Path) -> str:
-    """Compute the SHA-256 of a file, in hexadecimal. The file is read in chunks of 1 MiB."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(HASH_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """Compute the SHA-256 of a file, in hexadecimal. The file is read in chunks."""
+    with file.open("rb", buffering=0) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _manifest_now(folder: Path) -> bytes | None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # boards have no torch
 
 FOLDER = "onnxruntime"
 W8, W8A8 = "w8", "w8a8"
+MOST_STARTS = 4  # tokens of a prompt without text
 ENCODER = "encoder"  # the program that is not loaded if its features are computed elsewhere
 OPSETS = range(13, 21)  # those that `trace/onnx_opset.py` writes; the last is the default
 
@@ -296,6 +297,7 @@ class OnnxRuntime(Target):
                 own.get(graph, shared) if provider == CPU else None,
                 pairs if provider != CPU else None,
                 spin=chosen.spin and entry.spec.name != ENCODER,
+                later=entry.spec.kind.name == ALIGN or entry.spec.kind.tokens > MOST_STARTS,
             )
             for entry, graph, provider in zip(entries, graphs, providers, strict=True)
         }

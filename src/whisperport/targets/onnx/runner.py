@@ -3,8 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -55,6 +55,7 @@ class OnnxRunner(Runner):
         provider_options: Mapping[str, str] | None = None,
         *,
         spin: bool = False,
+        later: bool = False,
     ) -> None:
         """Load the program; with `OwnWeights` that say so, when it is first used.
 
@@ -66,6 +67,7 @@ class OnnxRunner(Runner):
                 session loads the file.
             provider_options: options of the execution provider, name -> value; None: its defaults.
             spin: whether threads wait actively during a run.
+            later: whether the session on shared weights, which are read now, is made when it is first used.
 
         Raises:
             MissingPackageError: onnxruntime is not installed.
@@ -77,13 +79,20 @@ class OnnxRunner(Runner):
         settings = session_settings(ort, threads, spin=spin)
         if _version(ort.__version__) < IN_PLACE_SINCE:
             weights = None
-        self._load = partial(_session, ort, settings, graph, provider, provider_options or {})
+        self._read = partial(_model, graph, settings, provider)
+        self._model = self._read(weights) if isinstance(weights, OnnxWeights) else None
+        self._make = partial(
+            _session, ort, settings, graph.name, provider, dict(provider_options or {})
+        )
         self._weights = weights  # kept: the session uses the memory of shared weights
         self._name = graph.name
         self._further = picked(spec) if isinstance(weights, JoinedWeights) else {}
         self._rounding = weights.rounding if isinstance(weights, OwnWeights) else None
         self._rounded = weights.rounded if isinstance(weights, OwnWeights) else ()
-        later = isinstance(weights, OwnWeights) and weights.later
+        if isinstance(weights, OwnWeights):
+            later = weights.later
+        elif weights is None or graph not in weights:  # its file may be replaced until then
+            later = False
         self._made: Any = None if later else self._checked(weights)
         if weights is not None:
             self.free_axes = weights.free_axes(graph)
@@ -97,6 +106,9 @@ class OnnxRunner(Runner):
         if self._made is None:
             self._made = self._checked(self._weights)
         return self._made
+
+    def _load(self, weights: OnnxWeights | OwnWeights | None) -> Any:
+        return self._make(self._model or self._read(weights))
 
     def _checked(self, weights: OnnxWeights | OwnWeights | None) -> Any:
         """Return a session, after a check that it has the signature of the manifest."""
@@ -297,21 +309,28 @@ def _has_shared_arena() -> bool:
     return True
 
 
+def _model(
+    graph: OnnxGraph, settings: Any, provider: str, weights: OnnxWeights | OwnWeights | None
+) -> bytes | str:
+    """Return what a session loads, and change its settings for the weights."""
+    if not weights:
+        graph.detach()  # checks the graph without keeping it in memory
+    with _as_errors(graph.name, provider):
+        return weights.session_model(graph, settings) if weights else os.fspath(graph.path)
+
+
 def _session(
     ort: Any,
     settings: Any,
-    graph: OnnxGraph,
+    name: str,
     provider: str,
     provider_options: Mapping[str, str],
-    weights: OnnxWeights | OwnWeights | None,
+    model: bytes | str,
 ) -> Any:
-    """Return a session."""
+    """Return a session of the model of a program's file."""
     if provider != CPU:
         settings.add_session_config_entry(ASSIGNMENT, "1")
-    if not weights:
-        graph.detach()  # checks the graph without keeping it in memory
-    try:
-        model = weights.session_model(graph, settings) if weights else os.fspath(graph.path)
+    with _as_errors(name, provider):
         # Without `enable_fallback=0`, ONNX Runtime hides an error of the provider and uses the CPU.
         session = ort.InferenceSession(
             model,
@@ -319,29 +338,36 @@ def _session(
             providers=[(provider, dict(provider_options))],
             enable_fallback=0,
         )
+    if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
+        raise LoweringError(
+            f"ONNX Runtime did not use `{provider}` for {name}",
+            why=f"it used {', '.join(session.get_providers())}",
+            hint=f"check the installation of this provider, or use {CPU}",
+        )
+    if provider != CPU:
+        _warn_if_unused(session, provider, name)
+    return session
+
+
+@contextmanager
+def _as_errors(name: str, provider: str) -> Iterator[None]:
+    """Turn an error of ONNX Runtime, or of reading a file for it, into one of whisperport."""
+    try:
+        yield
     except BundleError:
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
         if provider != CPU:
             raise LoweringError(
-                f"the execution provider `{provider}` cannot load {graph.name}",
+                f"the execution provider `{provider}` cannot load {name}",
                 why=str(error).strip().split("\n")[0],
                 hint="`whisperport verify BUNDLE --each-program` shows which programs it can run",
             ) from error
         raise BundleError(
-            f"ONNX Runtime cannot load {graph.name}",
+            f"ONNX Runtime cannot load {name}",
             why=str(error).strip().split("\n")[0],
             hint="export the bundle again with this version of onnxruntime",
         ) from error
-    if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
-        raise LoweringError(
-            f"ONNX Runtime did not use `{provider}` for {graph.name}",
-            why=f"it used {', '.join(session.get_providers())}",
-            hint=f"check the installation of this provider, or use {CPU}",
-        )
-    if provider != CPU:
-        _warn_if_unused(session, provider, graph.name)
-    return session
 
 
 def _warn_if_unused(session: Any, provider: str, name: str) -> None:
