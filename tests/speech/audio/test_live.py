@@ -17,7 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.errors import AudioError, MissingPackageError
-from whisperport.speech.audio import AudioGapWarning, ReadAhead, live_audio, microphone_audio
+from whisperport.speech.audio import (
+    AudioGapWarning,
+    ReadAhead,
+    live_audio,
+    microphone,
+    microphone_audio,
+)
 from whisperport.speech.audio.live_pieces import in_real_time
 from whisperport.speech.audio.pcm_stream import from_raw
 
@@ -272,13 +278,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         ) -> None:
             fake.opened.append(options)
             callback(CHUNK.tobytes(), CHUNK.size, None, Status(fake.overflow))
-            finished_callback()
+            if fake.says_that_it_ends:
+                finished_callback()
 
         def __enter__(self) -> "RawInputStream":
             return self
 
         def __exit__(self, *_: object) -> None: ...
 
+    fake.says_that_it_ends = True
     fake.check_input_settings = check_input_settings
     fake.query_devices = lambda device, kind: {"default_samplerate": 48_000.0}
     fake.RawInputStream = RawInputStream
@@ -296,6 +304,19 @@ def test_a_microphone_yields_samples_until_it_is_disconnected(device: Any) -> No
         device.opened[0] | {"device": "usb", "samplerate": 16_000, "channels": 1}
         == device.opened[0]
     )
+
+
+def test_one_that_disappears_without_a_word_is_not_waited_for(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a device that PortAudio takes for open, and that sends nothing more
+    device.says_that_it_ends = False
+    monkeypatch.setattr(microphone, "SILENT_S", 0.05)
+    audio = microphone_audio("usb")
+    next(audio)
+    # then the command ends, with what it has transcribed
+    with pytest.raises(AudioError, match="stopped"):
+        next(audio)
 
 
 def test_one_that_cannot_do_16_khz_is_resampled(device: Any) -> None:

@@ -2,8 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from whisperport.speech.audio.pcm import SAMPLE_RATE
 from whisperport.speech.audio.pcm_stream import from_raw
 
 PIECE_S = 0.1  # duration of a piece in seconds
+SILENT_S = 10.0  # without a piece: the device is gone, although PortAudio did not say so
 _LIST = "python -m sounddevice"  # command that lists every device
 
 
@@ -118,6 +119,7 @@ def _chunks(
         finished_callback=lambda: arrived.put(None),
     ):
         opened()
-        while (chunk := arrived.get()) is not None:
-            yield chunk
+        with suppress(Empty):
+            while (chunk := arrived.get(timeout=SILENT_S)) is not None:
+                yield chunk
     raise AudioError("the microphone stopped", hint="connect it again, and restart the command")
