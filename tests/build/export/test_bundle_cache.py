@@ -14,6 +14,7 @@ import pytest
 
 from whisperport.apps.cli import model_option
 from whisperport.apps.cli.model_option import bundle_of_model
+from whisperport.build.export import bundle_cache
 from whisperport.build.export import export as exporting
 from whisperport.build.export.bundle_cache import (
     EmbeddedModelWarning,
@@ -21,6 +22,8 @@ from whisperport.build.export.bundle_cache import (
     cached_bundle,
     open_bundle,
 )
+from whisperport.build.judge.verified import name_of
+from whisperport.build.search.timing import known_times, remember
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import DecodeOptions
@@ -174,6 +177,25 @@ def test_python_says_once_what_the_embedded_model_understands(tmp_path: Path) ->
 @pytest.mark.filterwarnings("error")
 def test_a_bundle_of_the_embedded_model_that_is_given_by_its_folder_needs_no_warning() -> None:
     assert open_bundle(str(default_bundle())).folder == default_bundle()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+def test_a_pipe_in_the_cache_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given pipes without a writer at the paths of what the cache keeps
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remember("about", [])
+    (times,) = (tmp_path / "whisperport" / "times").iterdir()
+    times.unlink()
+    record = bundle_cache._record("default")
+    for path in (record, times, tmp_path / "whisperport" / "weights" / "tiny.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+    # then nothing is kept there, and no read blocks
+    assert bundle_cache.cached_bundle("default") is None
+    assert known_times("about") is None
+    assert name_of([]) is None
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes ten seconds; run make test-all")

@@ -115,8 +115,9 @@ def cached_bundle(model: str) -> Bundle | None:
 
     None: it was not exported, a file of the checkpoint has changed since, or the bundle is damaged.
     """
+    record = _record(model)
     try:
-        key = _record(model).read_text(encoding="ascii")
+        key = record.read_text(encoding="ascii") if record.is_file() else ""  # a pipe could block
     except (OSError, ValueError):
         return None
     if not _KEY.fullmatch(key):

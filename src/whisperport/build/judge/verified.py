@@ -92,5 +92,5 @@ def _kept() -> Iterator[VerifiedWeights]:
     with suppress(WhisperportError):
         for path in sorted((cache_folder() / "weights").glob("*.json")):
             with suppress(WhisperportError, OSError):
-                if path.stat().st_size <= MOST_BYTES:
+                if path.is_file() and path.stat().st_size <= MOST_BYTES:  # a pipe could block
                     yield from_json(VerifiedWeights, parse(path.read_bytes(), path.name))

@@ -102,7 +102,9 @@ def known_times(about: Any) -> tuple[Timed, ...] | None:
         about: JSON of all that they depend on.
     """
     try:
-        rows = json.loads(_record(about).read_text(encoding="utf-8"))
+        if not (record := _record(about)).is_file():  # reading a pipe could block
+            return None
+        rows = json.loads(record.read_text(encoding="utf-8"))
         return tuple(
             Timed(str(row["program"]), Candidate(**row["candidate"]), float(row["ms"]))
             for row in rows
