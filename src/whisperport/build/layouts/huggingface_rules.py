@@ -327,7 +327,7 @@ DECODING = (
     *("suppress_tokens", "begin_suppress_tokens", "alignment_heads", "max_length"),
     *("max_initial_timestamp_index", "return_timestamps", "bos_token_id", "pad_token_id"),
 )
-# Of transformers' settings of decoding and of sound, those that change the text, with their defaults.
+# Of transformers' settings of decoding and of audio, those that change the text, with their defaults.
 DEFAULTS = {
     "num_beams": 1,
     "do_sample": False,
