@@ -126,6 +126,11 @@ CONTENDERS = (
         kinds=(LONG,),
     ),
     Contender("whisperport, w8", "Whisperport", f"onnxruntime{IN_W8}"),
+    Contender(
+        "whisperport, bf16 encoder, w8",
+        "Whisperport",
+        f"onnxruntime{ENCODER}{IN_BF16}{IN_W8}",
+    ),
     Contender("whisperport, openvino", "Whisperport", "openvino"),
     Contender("whisperport, openvino bf16", "Whisperport", f"openvino{ALL_BF16}"),
     Contender("whisperport, openvino --vad", "Whisperport", "openvino vad", kinds=(LONG,)),
