@@ -154,10 +154,10 @@ def _where(graph: ComparedGraph) -> str:
         result += f" ({output.rule})"
     if compared.first is not None:
         first = compared.values[compared.first]
-        cause = f", so it is {graph.cause}" if graph.cause else ""
+        cause = f"{graph.cause}; " if graph.cause else ""
         return (
-            f"{graph.part}: diverges first at {first.name}: the error is {error_text(first)}, before it at "
-            f"most {first.before:.1e}{cause}; {result}"
+            f"{graph.part}: diverges first at {first.name}: {cause}the error is {error_text(first)}, "
+            f"before it at most {first.before:.1e}; {result}"
         )
     if compared.worst is not None:
         worst = compared.values[compared.worst]
@@ -165,7 +165,8 @@ def _where(graph: ComparedGraph) -> str:
             f"{graph.part}: rounding costs most at {worst.name}: the error grows from "
             f"{worst.before:.1e} to {error_text(worst)}; {result}"
         )
-    return f"{graph.part}: no layer diverges; {result}"
+    cause = f"{graph.cause}; " if graph.cause else ""
+    return f"{graph.part}: no layer diverges; {cause}{result}"
 
 
 def _graphs(judgement: Judgement) -> str:

@@ -389,7 +389,9 @@ class _Comparison:
         if sentence:
             return sentence
         unknown = self._where(has_caches=bool(caches))
-        return f"{unknown}; the nearest fault is: {nearest}" if nearest else unknown
+        if nearest and not self.exact:  # of exact weights, the layers are compared
+            return f"{unknown}; the nearest fault is: {nearest}"
+        return unknown
 
     def _where(self, *, has_caches: bool) -> str:
         """Return in words which logits are wrong."""

@@ -7,9 +7,11 @@ process with limits.
 """
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,9 @@ from numpy.typing import NDArray
 from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.identity import SCALES, Identity
+from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation, difference
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
-from whisperport.errors import WhisperportError
+from whisperport.errors import ProgramError, WhisperportError
 from whisperport.program.json_records import from_json
 from whisperport.program.strict_json import Field
 from whisperport.system.child import Limits, StoppedError, run_limited
@@ -45,8 +48,24 @@ if TYPE_CHECKING:  # torch may be missing at run time
 
 Array = NDArray[Any]
 NEAR = 3  # operators after one that reads a weight: its bias, a scale, an order of axes
+FAR = 9  # operators before one that reads a weight: those of a layer norm, from its input
 OUTPUT = {"encoder": "encoder.ln_post", "decoder": "logits"}  # part -> what its graph returns
 SECONDS = 300.0
+LOUD, QUIET = (
+    0.5,
+    0.15,
+)  # of rounded weights: an error that rounding does not make, and one that it may
+RIGHT = 1e-4  # relative error of a value that is the checkpoint's
+MOST = 4  # nodes that are named
+MOVES = frozenset(
+    {"reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "clone", "to"}
+)
+# What is kept beside outputs: inputs of these layers, and these arrays of one row for each place or column.
+READ = ("conv2", "out", "mlp.2", "ln", "ln_post")
+SMALL = ("bias", "ln.weight", "ln_post.weight", "positional_embedding")
+# Patterns in the name of a decoder's input -> which attention's cache it is, and which part.
+CACHES = (("encoder|cross", "cross_attn"), ("past|self|decoder", "attn"))
+PARTS = (("key|(^|_)k(_|$)", "key"), ("value|(^|_)v(_|$)", "value"))
 # End of a layer's name -> what is computed between it and the layers before it, whose outputs are right.
 BETWEEN = {
     "conv1": "the convolution's padding, stride or bias",
@@ -68,12 +87,14 @@ class ComparedGraph:
         part: "encoder" or "decoder".
         file: its name.
         programs: errors from layer to layer; None: it was not compared.
-        reason: why not; empty: it was.
+        computed: what it computes in place of the first value that diverges; empty: it is not known.
+        reason: why it was not compared; empty: it was.
     """
 
     part: str
     file: str
     programs: ComparedPrograms | None = None
+    computed: str = ""
     reason: str = ""
 
     def __bool__(self) -> bool:
@@ -82,12 +103,10 @@ class ComparedGraph:
 
     @property
     def cause(self) -> str:
-        """What must be wrong, as all layers before are right; empty: it is not known."""
-        if self.programs is None or self.programs.first is None:
-            return ""
-        layer = self.programs.values[self.programs.first].name
-        ends = (end for end in sorted(BETWEEN, key=len, reverse=True) if layer.endswith(end))
-        return BETWEEN[end] if (end := next(ends, "")) else ""
+        """What is wrong, or must be, as all layers before are right; empty: it is not known."""
+        if self.computed or self.programs is None or self.programs.first is None:
+            return self.computed
+        return _likely(self.programs.values[self.programs.first].name)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -98,6 +117,12 @@ class ComparedGraph:
             "layers": None if self.programs is None else self.programs.to_json(),
             "reason": self.reason or None,
         }
+
+
+def _likely(name: str) -> str:
+    """Return what is between a layer and those before it; empty: it is not known."""
+    ends = (end for end in sorted(BETWEEN, key=len, reverse=True) if name.endswith(end))
+    return BETWEEN[end] if (end := next(ends, "")) else ""
 
 
 def compare_graphs(
@@ -141,8 +166,22 @@ def compare_graphs(
             except (StoppedError, WhisperportError) as error:
                 yield ComparedGraph(part=part, file=file, reason=str(error))
                 continue
-            programs = from_json(ComparedPrograms, Field(result, "", "the answer of the child"))
-            yield ComparedGraph(part=part, file=file, programs=programs)
+            answer = Field(result["programs"], "", "the answer of the child")
+            programs = from_json(ComparedPrograms, answer)
+            is_explained = not _differs(identity, programs)
+            computed = str(result["computed"]) if is_explained else ""
+            yield ComparedGraph(part=part, file=file, programs=programs, computed=computed)
+
+
+def _differs(identity: Identity, programs: ComparedPrograms) -> bool:
+    """Return whether a weight of the first layer that diverges differs, so that no operation need to."""
+    if programs.first is None:
+        return False
+    layer = programs.values[programs.first].module
+    names = {f"{layer}.weight", f"{layer}.bias"}
+    if layer.endswith("blocks.0.attn_ln"):
+        names |= {f"{layer.partition('.')[0]}.positional_embedding"}
+    return any(weight.name in names for weight in identity.changed)
 
 
 def _file_of(part: str, identity: Identity) -> str:
@@ -175,37 +214,212 @@ def in_child(
         gate: limits of weights that are rounded; empty: they are not.
         head_width: by whose powers queries and keys may be scaled.
     """
-    with np.load(values) as stored, TemporaryDirectory(prefix="whisperport-") as work:
+    with np.load(values) as stored:
         expected = dict(stored)
-        with opened(os.fspath(_without_branches(Path(path), Path(work)))) as program:
-            begin_stage(f"running {Path(path).name}")
-            inputs = [_input(value, expected) for value in program.graph.inputs]
-            run = program.record(inputs)
+    compare = partial(_compare, Path(path), part, expected, arrays, gate, head_width)
+    programs, computed = compare(0)
+    if part == "decoder" and not computed and programs.first is None:
+        try:
+            with_cache = compare(expected["tokens"].shape[1] - 1)
+        except WhisperportError:  # it has no cache, or one of another form
+            pass
+        else:
+            if with_cache[1]:
+                programs, computed = with_cache
+    return {"programs": asdict(programs), "computed": computed}
+
+
+def _compare(
+    path: Path,
+    part: str,
+    expected: Mapping[str, Array],
+    arrays: dict[str, list[str]],
+    gate: str,
+    head_width: int,
+    n_cached: int,
+) -> tuple[ComparedPrograms, str]:
+    """Run a graph; return how its layers differ, and what is computed in place of the first.
+
+    Args:
+        path, part, arrays, gate, head_width: as those of `in_child`.
+        expected: what eager torch computes.
+        n_cached: tokens that the decoder finds in its cache; it reads those after them.
+
+    Raises:
+        ProgramError: the graph cannot be run, or has no cache.
+    """
+    explanation = Explanation(expected, head_width, slice(n_cached, None))
+    with TemporaryDirectory(prefix="whisperport-") as work:
+        branch = "then_branch" if n_cached else "else_branch"
+        with opened(os.fspath(_without_branches(path, Path(work), branch))) as program:
+            begin_stage(f"running {path.name}")
             graph = program.graph
-    scales = [1.0, *(float(head_width) ** power for power in SCALES)]
-    compared = tuple(_compared(expected, graph, run.values, arrays, scales))
+            inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
+            if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
+                raise ProgramError(f"{path.name} has no cache")
+            run = program.record(inputs)
     name = OUTPUT[part]
-    outputs = [array for array in run.outputs if array.size == expected[name].size]
+    right = explanation.cut(name, expected[name])
+    located = _Located(graph, run.values, arrays, explanation)
+    compared = tuple(located.compared(name))
+    outputs = [array for array in run.outputs if array.size == right.size]
     if len(outputs) != 1 and compared:  # an encoder that returns keys and values
         name, outputs = compared[-1].name, [run.values[compared[-1].other]]
+        right = explanation.cut(name, expected[name])
     output = compare_output(
         name,
-        next((array.reshape(expected[name].shape) for array in outputs), None),
-        expected[name],
+        next((array.reshape(right.shape) for array in outputs), None),
+        right,
         GATES[gate] if gate else LOWERED["float32"],
     )
     first, worst = divergence(compared, ["float32"])
-    return asdict(
-        ComparedPrograms(
-            a="the checkpoint",
-            b=Path(path).name,
-            values=compared,
-            kept=(len(expected), len(run.values)),
-            outputs=(output,),
-            first=None if gate else first,  # the error of rounding begins at the first layer
-            worst=worst,
-        )
+    if gate:  # the error of rounding begins at the first layer
+        first = next((i for i, v in enumerate(compared) if v.error > LOUD > QUIET > v.before), None)
+    programs = ComparedPrograms(
+        a="the checkpoint",
+        b=path.name,
+        values=compared,
+        kept=(len(expected), len(run.values)),
+        outputs=(output,),
+        first=first,
+        worst=worst,
     )
+    if first is not None:
+        computed = located.computed(compared, compared[first])
+    else:
+        computed = located.wrong_cache(run.outputs, expected, has_cache=bool(n_cached))
+    return programs, computed and f"{'after the first run, ' * bool(n_cached)}{computed}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """The values of one run of a graph, found by the weights that its nodes read.
+
+    Attributes:
+        graph: what ran.
+        values: of its nodes, by name.
+        arrays: weight -> arrays of the graph that hold it.
+        explanation: what eager torch computes.
+    """
+
+    graph: "Graph"
+    values: Mapping[str, Array]
+    arrays: Mapping[str, Sequence[str]]
+    explanation: Explanation
+
+    def compared(self, output: str) -> Iterator[ComparedValue]:
+        """Yield the error of each layer whose weights were found, in the order of eager torch."""
+        readers, makers = self._readers(), _makers(self.graph)
+        scales = [1.0, *(float(self.explanation.head_width) ** power for power in SCALES)]
+        before = 0.0
+        for name, whole in self.explanation.expected.items():
+            array = self.explanation.cut(name, whole)
+            errors = {
+                other: _error(array, self.values[other], scales)
+                for other in self._candidates(name, array.size, readers, output)
+            }
+            nearest = min(errors, key=errors.__getitem__, default="")
+            if not nearest and not self._is_unused(name, readers):
+                continue
+            producer = makers.get(nearest)
+            yield ComparedValue(
+                name=name,
+                other=nearest,
+                operator=producer.op if producer is not None else "",
+                other_operator="",
+                module=name.removeprefix(INPUT),
+                line="",
+                error=errors.get(nearest, 1.0),
+                before=before,
+            )
+            before = max(before, errors.get(nearest, 1.0))
+
+    def computed(self, compared: Iterable[ComparedValue], value: ComparedValue) -> str:
+        """Return in words what is computed in place of a value, and in which nodes; empty: unknown."""
+        if not value.other:
+            return "no node reads its weight: the layer is missing"
+        right = {entry.other: entry.name for entry in compared if entry.error < RIGHT}
+        expected = self.explanation.expected
+        size = self.explanation.cut(value.name, expected[value.name]).size
+        candidates = self._candidates(value.name, size, self._readers(), value.name)
+        if not value.name.startswith(INPUT):
+            places = {
+                out.name: i for i, node in enumerate(self.graph.nodes) for out in node.outputs
+            }
+            candidates.sort(key=lambda name: places.get(name, 0), reverse=True)
+        known = [self.explanation.cut(name, expected[name]) for name in right.values()]
+        last, *earlier = [self.values[name] for name in candidates]
+        new = [
+            array for array in earlier if not any(_error(k, array, [1.0]) < RIGHT for k in known)
+        ]
+        sentence = self.explanation.of(value.name, [last, *new])
+        result = candidates[0] if value.name.startswith(INPUT) else value.other
+        nodes = [node for node in _between(self.graph, result, right) if node.op not in MOVES]
+        shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST:])
+        return f"{sentence or _likely(value.name)} ({shown})" if shown else sentence
+
+    def wrong_cache(
+        self, outputs: Sequence[Array], expected: Mapping[str, Array], *, has_cache: bool
+    ) -> str:
+        """Return in words which keys or values a decoder returns wrongly; empty: none."""
+        width = self.explanation.head_width
+        for value, array in zip(self.graph.outputs, outputs, strict=False):
+            cached = _cached(value.name)
+            if cached is None or (has_cache and not cached[0].startswith("attn.")):
+                continue
+            right = _cache(cached, array.shape, expected, expected["tokens"].shape[1], width)
+            if right.shape != array.shape:
+                return f"{value.name} has the shape {array.shape}, and not {right.shape}"
+            if _error(right, array, [1.0]) > RIGHT:
+                reason = difference(right, array, width) or "its values are others"
+                return f"{value.name}: {reason}"
+        return ""
+
+    def _readers(self) -> dict[str, list["Node"]]:
+        readers: dict[str, list[Node]] = {}
+        for node in self.graph.nodes:
+            for tensor in node.tensors:
+                readers.setdefault(tensor.name, []).append(node)
+        return readers
+
+    def _stored(self, name: str) -> list[str]:
+        layer = name.removeprefix(INPUT)
+        return [n for end in ("weight", "bias") for n in self.arrays.get(f"{layer}.{end}", ())]
+
+    def _is_unused(self, name: str, readers: Mapping[str, Sequence["Node"]]) -> bool:
+        stored = self._stored(name)
+        if name.startswith(INPUT) or name.endswith(OF_AUDIO):  # these may come from a cache
+            return False
+        return bool(stored) and not any(map(readers.get, stored))
+
+    def _candidates(
+        self, name: str, size: int, readers: Mapping[str, Sequence["Node"]], output: str
+    ) -> list[str]:
+        """Return the values of a size that may be that of a layer, or what its weight multiplies."""
+        stored = self._stored(name)
+        if name == output == "logits":
+            names = [value.name for value in self.graph.outputs]
+        elif name.startswith(INPUT):
+            names = [out.name for n in _before(stored, self.graph, readers) for out in n.outputs]
+        else:
+            names = [out.name for n in _behind(stored, readers) for out in n.outputs]
+        return [n for n in dict.fromkeys(names) if n in self.values and self.values[n].size == size]
+
+
+def _makers(graph: "Graph") -> dict[str, "Node"]:
+    return {output.name: node for node in graph.nodes for output in node.outputs}
+
+
+def _between(graph: "Graph", name: str, right: Collection[str]) -> list["Node"]:
+    """Return the nodes from right values to a value, in the order of the graph; at most `FAR` in a row."""
+    nodes: dict[str, Node] = {}
+    makers, current = _makers(graph), [name]
+    for _ in range(FAR):
+        making = [makers[other] for other in current if other in makers]
+        new = {node.name: node for node in making if node.name not in nodes}
+        nodes |= new
+        current = [t.name for node in new.values() for t in node.tensors if t.name not in right]
+    return [node for node in graph.nodes if node.name in nodes]
 
 
 def _layers(checkpoint: "Checkpoint", clip: Clip, known: KnownLogits) -> dict[str, Array]:
@@ -223,7 +437,9 @@ def _layers(checkpoint: "Checkpoint", clip: Clip, known: KnownLogits) -> dict[st
     model = build_model(checkpoint)
 
     def keep(name: str) -> Any:
-        def hook(_module: "nn.Module", _inputs: Any, output: "Tensor") -> None:
+        def hook(_module: "nn.Module", inputs: Any, output: "Tensor") -> None:
+            if name.endswith(READ):
+                values[INPUT + name] = inputs[0].numpy()
             values[name] = output.numpy()
 
         return hook
@@ -234,19 +450,18 @@ def _layers(checkpoint: "Checkpoint", clip: Clip, known: KnownLogits) -> dict[st
     with torch.no_grad():
         features = model.encode(torch.from_numpy(values["mel"]))
         logits = model.logits(torch.tensor(known.tokens), model.cross_kv(features))
-    values["logits"] = logits.numpy()
-    return values
+    values["logits"] = logits.numpy()[None]
+    small = (item for item in model.state_dict().items() if item[0].endswith(SMALL))
+    return values | {name: tensor.numpy() for name, tensor in small}
 
 
-def _input(value: "Value", expected: Mapping[str, Array]) -> Array:
+def _input(value: "Value", expected: Mapping[str, Array], n_cached: int, head_width: int) -> Array:
     """Return an input of a graph: by its name or shape, else zeros; a cache of unknown length is empty."""
-    name = value.name
+    name, shape = value.name, value.shape or ()
     if "encoder_hidden_states" in name:
         return expected["encoder.ln_post"]
-    if name.endswith(("cross_k", "cross_v")):
-        end = ".cross_attn.key" if name.endswith("k") else ".cross_attn.value"
-        return np.stack([array for layer, array in expected.items() if layer.endswith(end)])
-    shape = value.shape or ()
+    if cached := _cached(name):
+        return _cache(cached, shape, expected, n_cached, head_width)
     if shape == expected["encoder.ln_post"].shape:
         return expected["encoder.ln_post"]
     for mel in (expected["mel"][0], expected["mel"][0].T):
@@ -255,13 +470,58 @@ def _input(value: "Value", expected: Mapping[str, Array]) -> Array:
     if value.dtype == "float32" and len(shape) == 3:  # its sizes may not be known
         return expected["mel"]
     if value.dtype.startswith("int") and len(shape) == 2:
-        return expected["tokens"].astype(value.dtype)
+        return expected["tokens"][:, n_cached:].astype(value.dtype)
     sizes = [size if isinstance(size, int) else int(place == 0) for place, size in enumerate(shape)]
-    return np.zeros(sizes, value.dtype)
+    return np.full(sizes, n_cached if name == "offset" else 0, value.dtype)
 
 
-def _without_branches(path: Path, work: Path) -> Path:
-    """Return a file; of a decoder with a branch for the first tokens, a copy that has only this branch."""
+def _cached(name: str) -> tuple[str, int | None] | None:
+    """Return the layer whose output an input takes, and the block's number, or all; None: of no layer."""
+    side = next((s for word, s in CACHES if re.search(word, name)), "")
+    name = name.replace("key_values", "")
+    part = next((p for word, p in PARTS if re.search(word, name)), "")
+    if not (side and part):
+        return None
+    number = re.search(r"(?<!\d)\d{1,3}(?!\d)", name)
+    return f"{side}.{part}", int(number[0]) if number else None
+
+
+def _cache(
+    cached: tuple[str, int | None],
+    shape: Sequence[int | str],
+    expected: Mapping[str, Array],
+    n_cached: int,
+    head_width: int,
+) -> Array:
+    """Return the keys or values that an input of the decoder takes: (L, 1, n, d) or (1, H, n, D).
+
+    Args:
+        cached: what `_cached` returns.
+        shape: of the input; self-attention's length may be a number, and is filled with zeros.
+        expected: output of each layer.
+        n_cached: tokens in the caches of self-attention.
+        head_width: D.
+    """
+    layer, block = cached
+    ends = [f"decoder.blocks.{block}.{layer}"] if block is not None else []
+    ends = ends or [key for key in expected if key.endswith(f".{layer}") and key[:7] == "decoder"]
+    rows = np.stack([expected[end][0] for end in ends if end in expected])
+    if layer.startswith("attn."):
+        rows = rows[:, :n_cached]
+    if len(shape) == 4 and shape[-1] == head_width:
+        n_heads = rows.shape[2] // head_width
+        rows = rows.reshape(*rows.shape[:2], n_heads, head_width).transpose(0, 2, 1, 3)
+    elif len(shape) == 4:
+        rows = rows[:, None]
+    length = shape[-2] if len(shape) > 1 else 0
+    if isinstance(length, int) and length > rows.shape[-2]:
+        room = [(0, 0)] * (rows.ndim - 2) + [(0, length - rows.shape[-2]), (0, 0)]
+        rows = np.pad(rows, room)
+    return np.ascontiguousarray(rows, np.float32)
+
+
+def _without_branches(path: Path, work: Path, branch: str) -> Path:
+    """Return a file; of a decoder with a branch for the first tokens, a copy that has only one branch."""
     if path.suffix != ".onnx":
         return path
     import onnx
@@ -271,55 +531,30 @@ def _without_branches(path: Path, work: Path) -> Path:
         return path
     model = onnx.load(path)
     graph = model.graph
-    (choice,) = (node for node in graph.node if node.op_type == "If")
-    branch = next(a.g for a in choice.attribute if a.name == "else_branch")
-    graph.node.remove(choice)
-    graph.node.extend(branch.node)
-    graph.initializer.extend(branch.initializer)
-    del graph.output[:]
-    graph.output.extend(branch.output)
+    choices = [node for node in graph.node if node.op_type == "If"]
+    if len(choices) != 1:
+        raise ProgramError(f"{path.name} has {len(choices)} nodes `If`")
+    chosen = next(a.g for a in choices[0].attribute if a.name == branch)
+    graph.node.remove(choices[0])
+    graph.node.extend(chosen.node)
+    graph.initializer.extend(chosen.initializer)
+    for value, name in zip(chosen.output, choices[0].output, strict=True):
+        graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
     onnx.save(model, work / path.name)
     return work / path.name
 
 
-def _compared(
-    expected: Mapping[str, Array],
-    graph: "Graph",
-    values: Mapping[str, Array],
-    arrays: Mapping[str, Sequence[str]],
-    scales: Sequence[float],
-) -> Iterator[ComparedValue]:
-    """Yield the error of each layer whose weights were found again, in the order of eager torch."""
-    readers: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        for tensor in node.tensors:
-            readers.setdefault(tensor.name, []).append(node)
-    before = 0.0
-    for layer, array in expected.items():
-        stored = [n for end in ("weight", "bias") for n in arrays.get(f"{layer}.{end}", ())]
-        if not stored:
-            continue
-        candidates = {
-            output.name: node
-            for node in _behind(stored, readers)
-            for output in node.outputs
-            if output.name in values and values[output.name].size == array.size
-        }
-        errors = {name: _error(array, values[name], scales) for name in candidates}
-        if not errors:
-            continue
-        nearest = min(errors, key=errors.__getitem__)
-        yield ComparedValue(
-            name=layer,
-            other=nearest,
-            operator=candidates[nearest].op,
-            other_operator="",
-            module=layer,
-            line="",
-            error=errors[nearest],
-            before=before,
-        )
-        before = max(before, errors[nearest])
+def _before(
+    names: Iterable[str], graph: "Graph", readers: Mapping[str, Sequence["Node"]]
+) -> list["Node"]:
+    """Return the nodes that compute what is multiplied by one of these arrays, the nearest first."""
+    nodes: dict[str, Node] = {}
+    current = [node for name in names for node in readers.get(name, ())]
+    for _ in range(FAR):
+        making = [graph.producer(tensor) for node in current for tensor in node.tensors]
+        current = [node for node in making if node is not None and node.name not in nodes]
+        nodes |= {node.name: node for node in current}
+    return list(nodes.values())
 
 
 def _behind(names: Iterable[str], readers: Mapping[str, Sequence["Node"]]) -> list["Node"]:
@@ -335,4 +570,5 @@ def _behind(names: Iterable[str], readers: Mapping[str, Sequence["Node"]]) -> li
 
 def _error(expected: Array, actual: Array, scales: Sequence[float]) -> float:
     fitted = arrangements(expected.shape, actual)
-    return min(error_of(expected * scale, array) for array in fitted for scale in scales)
+    errors = (error_of(expected * scale, array) for array in fitted for scale in scales)
+    return min(errors, default=float("inf"))

@@ -5,6 +5,7 @@ nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ from whisperport.model.inspection.vocabulary import ONNX
 if TYPE_CHECKING:
     import onnx
 
+POINTER = (
+    b"version https://git-lfs"  # how the text begins that stands for a file which was not fetched
+)
 STACK_TRACE = "pkg.torch.onnx.stack_trace"  # key of a node's metadata, as torch 2.13 writes it
 OWN_DOMAINS = frozenset({"", "ai.onnx"})
 SOFTMAX_AXIS_OPSET = 13  # before this opset, Softmax flattened all axes from `axis` (default 1)
@@ -51,7 +55,7 @@ def read_onnx(path: Path) -> Graph:
 
     if not model.graph.node or not model.opset_import:
         raise damaged(path, ValueError("the model has no nodes, or states no opset"))
-    _check_external_data(path, model)
+    check_external_data(path, model)
     try:
         model = with_shapes(model)
     except Exception as error:  # onnx raises InferenceError, RuntimeError and others from C++
@@ -81,6 +85,12 @@ def read_skeleton(path: Path) -> "onnx.ModelProto":
 
 def damaged(path: Path, error: Exception) -> ProgramError:
     """Return the error of a file that is damaged, or is of another format."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            return ProgramError(
+                f"{path.name} is a pointer of Git LFS, and not the file itself",
+                hint="get the file with `git lfs pull`, or download it again",
+            )
     return ProgramError(
         f"{path.name} is damaged, or is not an ONNX model",
         why=f"{type(error).__name__}: {str(error).strip() or 'unreadable'}".split("\n")[0][:200],
@@ -88,7 +98,7 @@ def damaged(path: Path, error: Exception) -> ProgramError:
     )
 
 
-def _check_external_data(path: Path, model: "onnx.ModelProto") -> None:
+def check_external_data(path: Path, model: "onnx.ModelProto") -> None:
     """Check that every external data file is in the model's folder and long enough."""
     sizes: dict[str, int] = {}
     for tensor in model.graph.initializer:

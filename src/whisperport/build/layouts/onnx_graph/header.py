@@ -1,11 +1,16 @@
 """What an ONNX file says of itself, its inputs, outputs and metadata: read without weights, and changed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from whisperport.build.layouts.onnx_graph.file import Value
 from whisperport.errors import ProgramError, needs
+
+KINDS = range(1, 14)  # onnx.TensorProto's numbers of the types that numpy has
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +20,7 @@ class OnnxHeader:
     inputs: Mapping[str, list[int | str]]
     outputs: Mapping[str, list[int | str]]
     metadata: Mapping[str, str]
+    dtypes: Mapping[str, str]  # of inputs, by numpy's names
 
 
 def read_header(path: Path) -> OnnxHeader:
@@ -33,15 +39,46 @@ def read_header(path: Path) -> OnnxHeader:
     if not model.graph.node:
         raise damaged(path, ValueError("it has no nodes"))
     stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in stored]
     return OnnxHeader(
-        {
-            text(value.name): _sizes(value)
-            for value in model.graph.input
-            if value.name not in stored
-        },
+        {text(value.name): _sizes(value) for value in inputs},
         {text(value.name): _sizes(value) for value in model.graph.output},
         {text(entry.key): text(entry.value) for entry in model.metadata_props},
+        {text(value.name): _dtype(value) for value in inputs},
     )
+
+
+def difference(header: OnnxHeader, inputs: Iterable[Value], outputs: Iterable[Value]) -> str:
+    """Return in words which input or output is missing, new or of another form; empty: none.
+
+    Args:
+        header: of the graph.
+        inputs: those that an app gives.
+        outputs: those that it reads; a graph may have further ones.
+    """
+    given = list(inputs)
+    sides = ("input", header.inputs, given), ("output", header.outputs, list(outputs))
+    for side, values, known in sides:
+        names = [name for name, *_ in known]
+        further = [name for name in values if name not in names]
+        if missing := [name for name in names if name not in values]:
+            instead = f"; it has {further[0]}" if further else ""
+            return f"no {side} {missing[0]}{instead}"
+        if side == "input" and further:
+            return f"an input {further[0]}, which no app gives"
+        for name, _, sizes in known:
+            if len(values[name]) not in (0, len(sizes)):
+                return f"{side} {name} has {len(values[name])} axes, and not {len(sizes)}"
+            if (
+                side == "input"
+                and isinstance((values[name] or [1])[0], int)
+                and values[name][:1] not in ([], [1])
+            ):
+                return f"input {name} is of {values[name][0]} texts; the app gives one"
+    for name, dtype, _ in given:
+        if header.dtypes[name] not in ("", str(np.dtype(dtype)), "float16"):
+            return f"input {name} is {header.dtypes[name]}; the app gives {np.dtype(dtype)}"
+    return ""
 
 
 def change_model(path: Path, change: Callable[[Any], None]) -> None:
@@ -64,9 +101,28 @@ def change_model(path: Path, change: Callable[[Any], None]) -> None:
         raise damaged(path, error) from error
 
 
+def rename(model: Any, names: Mapping[str, str]) -> None:
+    """Give values of a model other names, also where inner graphs read them."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+    graphs = [model.graph]
+    while graphs:
+        for node in graphs.pop().node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+            graphs += [entry.g for entry in node.attribute if entry.HasField("g")]
+
+
 def text(value: str | bytes) -> str:
     """Return a text of a file; protobuf returns one that is not UTF-8 as bytes."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _dtype(value: Any) -> str:
+    from onnx import helper
+
+    kind = value.type.tensor_type.elem_type
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(kind))) if kind in KINDS else ""
 
 
 def _sizes(value: Any) -> list[int | str]:

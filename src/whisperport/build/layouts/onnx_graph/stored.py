@@ -32,13 +32,14 @@ def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
         from google.protobuf.message import DecodeError
         from onnx.checker import ValidationError
 
-        from whisperport.model.inspection.read_onnx import damaged
+        from whisperport.model.inspection.read_onnx import check_external_data, damaged
     for name in names:
         path = files.path / name
         try:
             model = onnx.load(path, load_external_data=False)
             if not model.graph.node:
                 raise ValueError("it has no nodes")
+            check_external_data(path, model)
             yield from _arrays(name, model.graph, str(path.parent))
         except OSError as error:
             raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error

@@ -1,5 +1,6 @@
 """Write the folder that ONNX Runtime GenAI loads, and run its graphs."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+GRAPHS = {"encoder": ENCODER, "decoder": DECODER}
 WINDOW = 1500  # positions: it gives 30 s to the encoder
 
 
@@ -44,7 +46,7 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     write_encoder(checkpoint, precision, folder / ENCODER)
     write_decoder(checkpoint, precision, folder / DECODER)
     write_json(folder / "genai_config.json", genai_config(checkpoint))
-    write_json(folder / "audio_processor_config.json", _audio_config(checkpoint.dims))
+    write_json(folder / "audio_processor_config.json", audio_config(checkpoint.dims))
     # For the caller, who writes the prompt: the app reads no file of this name.
     write_json(folder / "generation_config.json", generation_config(checkpoint))
     write_json(folder / "tokenizer.json", tokenizer_json(checkpoint))
@@ -102,7 +104,7 @@ def _sizes(width: int, n_heads: int, n_layers: int) -> dict[str, int]:
     }
 
 
-def _audio_config(dims: Dims) -> dict[str, Any]:
+def audio_config(dims: Dims) -> dict[str, Any]:
     """Return the steps from the bytes of an audio file to the log-mel spectrogram."""
     stft = {"n_fft": N_FFT, "frame_length": N_FFT, "hop_length": HOP_LENGTH}
     mel = {"n_fft": N_FFT, "hop_length": HOP_LENGTH, "chunk_size": 30, "n_mel": dims.n_mels}
@@ -123,8 +125,10 @@ def logits(
     caches: dict[str, Floats],
 ) -> Floats:
     """Run the written graphs as the app does; return the logits as `Layout.logits` says."""
-    _, *cross = open_session(folder / ENCODER).run(None, {"audio_features": mel[None]})
-    decoder = open_session(folder / DECODER)
+    stated = json.loads((folder / "genai_config.json").read_bytes())["model"]
+    files = [Path(stated[part].get("filename", name)).name for part, name in GRAPHS.items()]
+    encoder, decoder = (open_session(folder / name) for name in files)
+    _, *cross = encoder.run(None, {encoder.get_inputs()[0].name: mel[None]})
     names = [value.name for value in decoder.get_inputs()]
     _, n_heads, _, width = decoder.get_inputs()[1].shape
     past = [np.zeros((1, n_heads, 0, width), np.float32)] * len(cross)

@@ -4,20 +4,34 @@ Source: microsoft/onnxruntime-genai@a0c04eb, src/models/whisper.cpp, and runs of
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, settings_of
 from whisperport.build.layouts.huggingface_rules import settings
 from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
-from whisperport.build.layouts.onnxruntime_genai.folder import DECODER, ENCODER, genai_config
+from whisperport.build.layouts.onnxruntime_genai.folder import (
+    GRAPHS,
+    audio_config,
+    genai_config,
+)
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import layout_rule
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
-FILES, CONFIG, SOUND = (ENCODER, DECODER), "genai_config.json", "audio_processor_config.json"
+CONFIG, SOUND = "genai_config.json", "audio_processor_config.json"
+TOKENIZER = "tokenizer.json"
+MOST_DEPTH = 8  # of objects in objects
+# Names of files and values are free; the others are not read, or are named by the steps' own types.
+UNSURE = {
+    *(f"model.{part}.filename" for part in GRAPHS),
+    *("model.pad_token_id", "model.bos_token_id", "search.past_present_share_buffer"),
+    *(f"feature_extraction.sequence[{place}].operation.name" for place in range(3)),
+    "model.encoder.num_key_value_heads",
+}
 HEADS, WIDTH = "num_attention_heads", "head_size"
 
 
@@ -27,10 +41,12 @@ def sizes(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: `whisperport convert CHECKPOINT --for onnxruntime-genai`.
     """
-    stated = _part(files, "decoder")
+    stated, file = _part(files, "decoder"), _file(files, "decoder")
+    if not file:
+        return
     caches = {
         name: axes
-        for name, axes in files.read(DECODER, read_header).inputs.items()
+        for name, axes in files.read(file, read_header).inputs.items()
         if name.startswith(("past_key_self_", "past_key_cross_")) and len(axes) == 4
     }
     for side in ("self", "cross"):
@@ -45,16 +61,58 @@ def sizes(files: Files) -> Iterator[tuple[str, str]]:
                 return
 
 
+@layout_rule("WP762", "The settings name a file, an input or an output that is not there")
+def names(files: Files) -> Iterator[tuple[str, str]]:
+    """The app opens the files that `genai_config.json` names, and gives and reads the values that it names;
+    `%d` is the number of a layer.
+
+    What to do: correct the name, or `whisperport convert CHECKPOINT --for onnxruntime-genai`.
+    """
+    for part in GRAPHS:
+        stated = _part(files, part)
+        file = _file(files, part)
+        if not file:
+            name = str(stated.get("filename", GRAPHS[part]))[:40]
+            yield CONFIG, f"model.{part}.filename is {name!r}: there is no such file"
+            continue
+        header = files.read(file, read_header)
+        for name, axes in header.inputs.items():
+            if axes and isinstance(axes[0], int) and axes[0] != 1:
+                yield file, f"input {name} is of {axes[0]} texts; the app gives one"
+                return
+        layers = _part(files, "decoder").get("num_hidden_layers")
+        last = layers - 1 if isinstance(layers, int) else 0
+        for side, values in (("inputs", header.inputs), ("outputs", header.outputs)):
+            entries = stated.get(side)
+            for key, name in entries.items() if isinstance(entries, dict) else ():
+                expected = str(name).replace("%d", str(last))
+                if expected not in values:
+                    there = ", ".join(list(values)[:3])
+                    what = f"model.{part}.{side}.{key} is {str(name)[:40]!r}"
+                    yield CONFIG, f"{what}; {file} has no {expected[:40]}, but {there}, …"
+                    return
+
+
+@layout_rule("WP763", "A file that the app opens is missing")
+def needed(files: Files) -> Iterator[tuple[str, str]]:
+    """The settings, the steps from audio to spectrogram, and the tokenizer.
+
+    What to do: `whisperport convert CHECKPOINT --for onnxruntime-genai`.
+    """
+    for name in (CONFIG, SOUND, TOKENIZER, "tokenizer_config.json"):
+        if not files.has(name):
+            yield name, "the file is missing"
+
+
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
-    right = genai_config(checkpoint)["model"]
-    keys = ("type", "vocab_size", "context_length", "eos_token_id")
-    yield from settings_of(CONFIG, _model(files), right, keys)
-    for part in ("encoder", "decoder"):
-        keys = (HEADS, WIDTH, "num_hidden_layers", "hidden_size")
-        yield from settings_of(CONFIG, _part(files, part), right[part], keys)
-    bands = {"n_mel": checkpoint.dims.n_mels}
-    for step in _steps(files.json(SOUND)):
-        yield from settings_of(SOUND, step, bands)
+    sides = (CONFIG, genai_config(checkpoint)), (SOUND, audio_config(checkpoint.dims))
+    for file, content in sides:
+        stated, right = _flat(files.json(file)), _flat(content)
+        yield from settings_of(file, stated, {k: v for k, v in right.items() if k not in UNSURE})
+        for key, value in right.items() if stated else ():
+            if key not in stated and key not in UNSURE:
+                reason = f"{key} is missing; the checkpoint has {value!r}"
+                yield Setting(file, key, 0, 1, reason=reason)
     yield from settings(files, checkpoint)
 
 
@@ -68,22 +126,31 @@ def _part(files: Files, name: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _steps(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield each JSON object that states bands."""
-    if isinstance(value, dict):
-        if "n_mel" in value:
-            yield value
-        for member in value.values():
-            yield from _steps(member)
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _steps(entry)
+def _file(files: Files, part: str) -> str:
+    """Return the file of a graph that the settings name, in the folder; empty: it is not there."""
+    name = _part(files, part).get("filename", GRAPHS[part])
+    return name if isinstance(name, str) and Path(name).name == name and files.has(name) else ""
 
 
-RULES = (sizes, *checkpoint_rules(_settings))
+def _graphs(files: Files) -> list[str]:
+    return list(filter(None, (_file(files, part) for part in GRAPHS)))
+
+
+def _flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Return the numbers and texts in an object, each under its path: {"model.decoder.head_size": 64}."""
+    if depth < MOST_DEPTH and isinstance(value, dict):
+        members = [(f"{prefix}.{key}" if prefix else str(key), v) for key, v in value.items()]
+    elif depth < MOST_DEPTH and isinstance(value, list):
+        members = [(f"{prefix}[{place}]", v) for place, v in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {k: v for name, part in members for k, v in _flat(part, name, depth + 1).items()}
+
+
+RULES = (needed, names, sizes, *checkpoint_rules(_settings))
 
 READER = Reader(
-    lambda files: files.has(CONFIG) and all(map(files.has, FILES)),
+    lambda files: files.has(CONFIG) or (files.has(SOUND) and all(map(files.has, GRAPHS.values()))),
     lambda _files: ["fp32"],
-    lambda files, _precision: stored_arrays(files, FILES),
+    lambda files, _precision: stored_arrays(files, _graphs(files)),
 )

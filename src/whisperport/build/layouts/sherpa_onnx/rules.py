@@ -33,6 +33,7 @@ ENCODER, DECODER, TOKENS = "encoder*.onnx", "decoder*.onnx", "tokens.txt"
 BLANK = 220  # id of the token of a space in OpenAI's vocabularies
 MAX_TOKENS_BYTES = 64 << 20
 MOST_DIGITS = 10  # of an id
+EMPTY_HEADER = OnnxHeader({}, {}, {}, {})
 EMPTY = "="  # the token without bytes in OpenAI's own files, which the app's script copies
 
 
@@ -175,9 +176,54 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
         except (binascii.Error, ValueError):
             yield file, f"line {number + 1} is not base64"
             return
+    if not file:
+        return
     count = len({place for _, place in _tokens_of(files)})
     if _is_id(end) and count < int(end):
         yield file, f"it has {count} tokens; 'eot' is {end}"
+
+
+@layout_rule("WP725", "The inputs or outputs of a graph have another order, number or form")
+def order(files: Files) -> Iterator[tuple[str, str]]:
+    """The app gives and reads them by their place: of the encoder mel, keys, values; of the decoder tokens,
+    two caches, keys, values and offset, logits and the two caches.
+
+    What to do: `whisperport convert CHECKPOINT --for sherpa-onnx`.
+    """
+    for end, inputs, outputs in ((ENCODER, "3", "44"), (DECODER, "244441", "344")):
+        name = _name(files, end)
+        header = files.read(name, read_header) if name else None
+        for side, values, expected in (
+            (
+                ("input", header.inputs, inputs),
+                ("output", header.outputs, outputs),
+            )
+            if header
+            else ()
+        ):
+            if side == "input" and len(values) > len(expected):
+                yield name, f"an input {list(values)[len(expected)]}, which the app does not give"
+                return
+            axes = [str(len(sizes)) if sizes else "" for sizes in values.values()]
+            for place, count in enumerate(expected):
+                if place >= len(axes):
+                    yield name, f"{len(axes)} {side}s; the app takes {len(expected)}"
+                    return
+                if axes[place] not in ("", count):
+                    word = f"{side} {place + 1}, {list(values)[place]}, has {axes[place]} axes"
+                    yield name, f"{word}; the app takes one of {count} axes there"
+                    return
+
+
+@layout_rule("WP726", "A file is missing")
+def needed(files: Files) -> Iterator[tuple[str, str]]:
+    """The app loads an encoder, a decoder and `tokens.txt`.
+
+    What to do: `whisperport convert CHECKPOINT --for sherpa-onnx`.
+    """
+    for end in (ENCODER, DECODER, TOKENS):
+        if not _name(files, end):
+            yield end.replace("*", ""), "the file is missing"
 
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
@@ -197,7 +243,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from token_setting(_name(files, TOKENS), lines, right_lines)
 
 
-RULES = (metadata, sizes, dynamic, tokens, *checkpoint_rules(_settings))
+RULES = (needed, metadata, sizes, order, dynamic, tokens, *checkpoint_rules(_settings))
 
 
 def _is_right(key: str, metadata: Mapping[str, str]) -> bool:
@@ -209,8 +255,8 @@ def _is_right(key: str, metadata: Mapping[str, str]) -> bool:
 
 def _graph_sizes(files: Files) -> dict[str, str]:
     """Return the sizes that encoder and decoder state, under their names in the metadata."""
-    encoder = _encoder(files)[1]
-    decoder = files.read(_name(files, DECODER), read_header)
+    encoder, name = _encoder(files)[1], _name(files, DECODER)
+    decoder = files.read(name, read_header) if name else EMPTY_HEADER
     places = {
         "n_mels": (encoder.inputs, 0, 3, 1),
         "n_text_layer": (encoder.outputs, 0, 4, 0),
@@ -245,7 +291,8 @@ def _token_lines(path: Path) -> list[str]:
 
 def _tokens_of(files: Files) -> Iterator[tuple[str, str]]:
     """Yield the bytes in base64, and the id, that each line of `tokens.txt` states."""
-    for line in files.read(_name(files, TOKENS), _token_lines):
+    name = _name(files, TOKENS)
+    for line in files.read(name, _token_lines) if name else ():
         text, _, place = line.rpartition(" ")
         yield "" if text == EMPTY else text, place
 
@@ -255,7 +302,10 @@ def _is_id(text: str) -> bool:
 
 
 def _recognize(files: Files) -> bool:
-    return all(_name(files, end) for end in (ENCODER, DECODER, TOKENS))
+    if all(_name(files, end) for end in (ENCODER, DECODER, TOKENS)):
+        return True
+    name = _name(files, ENCODER)  # with its metadata, one of the others may be missing
+    return bool(name) and "sot_sequence" in files.read(name, read_header).metadata
 
 
 def _precisions(files: Files) -> list[str]:
@@ -263,7 +313,7 @@ def _precisions(files: Files) -> list[str]:
 
 
 def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
-    return stored_arrays(files, (_name(files, ENCODER), _name(files, DECODER)))
+    return stored_arrays(files, filter(None, (_name(files, ENCODER), _name(files, DECODER))))
 
 
 READER = Reader(_recognize, _precisions, _arrays)

@@ -34,6 +34,13 @@ def write_encoder(checkpoint: "Checkpoint", precision: str, path: Path) -> None:
     write_graph(
         path,
         graph,
+        *encoder_values(dims),
+    )
+
+
+def encoder_values(dims: Dims) -> tuple[list[Value], list[Value]]:
+    """Return the inputs and the outputs of an encoder."""
+    return (
         [("input_features", np.float32, [BATCH, dims.n_mels, dims.n_frames])],
         [("last_hidden_state", np.float32, [BATCH, dims.n_audio_ctx, dims.n_audio_state])],
     )
@@ -59,10 +66,15 @@ def write_merged_decoder(checkpoint: "Checkpoint", precision: str, path: Path) -
         "then_branch": _branch(graph, checkpoint, precision, is_cached=True),
         "else_branch": _branch(graph, checkpoint, precision, is_cached=False),
     }
-    outputs = list(_outputs(dims))
+    inputs, outputs = decoder_values(dims)
     names = [name for name, *_ in outputs]
     graph.nodes.append(helper.make_node("If", ["use_cache_branch"], names, **branches))
-    write_graph(path, graph, _inputs(dims), outputs)
+    write_graph(path, graph, inputs, outputs)
+
+
+def decoder_values(dims: Dims) -> tuple[list[Value], list[Value]]:
+    """Return the inputs and the outputs of a merged decoder."""
+    return _inputs(dims), _outputs(dims)
 
 
 def _branch(outer: Graph, checkpoint: "Checkpoint", precision: str, *, is_cached: bool) -> Any:

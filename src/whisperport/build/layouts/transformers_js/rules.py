@@ -7,6 +7,7 @@ each with folders that lack one thing.
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from whisperport.build.layouts.huggingface_files import all_tokens, write_json
@@ -22,17 +23,34 @@ from whisperport.build.layouts.huggingface_rules import (
     write_bands,
 )
 from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
-from whisperport.build.layouts.onnx_graph.header import OnnxHeader, change_model, read_header
+from whisperport.build.layouts.onnx_graph.file import Value
+from whisperport.build.layouts.onnx_graph.header import (
+    OnnxHeader,
+    change_model,
+    difference,
+    read_header,
+    rename,
+)
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
 from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
 from whisperport.build.layouts.transformers_js.folder import SUFFIXES
-from whisperport.build.layouts.transformers_js.graphs import PARTS, SIDES
+from whisperport.build.layouts.transformers_js.graphs import (
+    PARTS,
+    SIDES,
+    decoder_values,
+    encoder_values,
+    write_merged_decoder,
+)
+from whisperport.program.dims import LARGEST, Dims
 
 MERGED, ENCODER = "decoder_model_merged", "encoder_model"
 GRAPH_FILE = re.compile(r"\.onnx|\.data$")  # with what it stores in other files
 PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
 
+ONES = dict.fromkeys(
+    LARGEST, 1
+)  # sizes of a graph of which only names and numbers of axes are read
 PAST_LENGTH = "past_decoder_sequence_length"
 
 
@@ -43,6 +61,37 @@ def _write_layers(draft: Draft) -> str:
         return ""
     update(draft, CONFIG, {"decoder_layers": layers})
     return f"{CONFIG}: decoder_layers {layers}"
+
+
+def _write_values(draft: Draft) -> str:
+    """Write the number of layers, or rename inputs and outputs of which as many are missing as are new."""
+    changed = [_write_layers(draft)]
+    for file, header, *sides in _signatures(draft.files):
+        names: dict[str, str] = {}
+        for values, known in zip((header.inputs, header.outputs), sides, strict=True):
+            expected = [name for name, *_ in known]
+            missing = [name for name in expected if name not in values]
+            further = [name for name in values if name not in expected]
+            if len(missing) == len(further):
+                names |= dict(zip(further, missing, strict=True))
+        if names:
+            change_model(draft.files.path / file, partial(rename, names=names))
+            changed.append(f"{file}: {', '.join(f'{a} is {b}' for a, b in names.items())}")
+    return "; ".join(filter(None, changed))
+
+
+def _write_decoder(draft: Draft) -> str:
+    """Write the merged decoder of the checkpoint."""
+    if draft.checkpoint is None:
+        return ""
+    encoder = next(_graphs(draft.files, ENCODER))
+    name = encoder.replace(ENCODER, MERGED)
+    ends = {f"{ENCODER}{end}.onnx": precision for precision, end in SUFFIXES.items()}
+    precision = ends.get(encoder.rpartition("/")[2])
+    if precision is None:
+        return ""
+    write_merged_decoder(draft.checkpoint, precision, draft.files.path / name)
+    return f"{name} of the checkpoint"
 
 
 def _write_order(draft: Draft) -> str:
@@ -118,7 +167,9 @@ def needed(files: Files) -> Iterator[tuple[str, str]]:
             yield name, "the file is missing"
 
 
-@layout_rule("WP711", "The merged decoder is missing")
+@layout_rule(
+    "WP711", "The merged decoder is missing", remedy="fix --checkpoint", repair=_write_decoder
+)
 def merged(files: Files) -> Iterator[tuple[str, str]]:
     """transformers.js and onnx-asr load one decoder that serves the first tokens and all others,
     `onnx/decoder_model_merged.onnx`. optimum also writes two decoders, `decoder_model.onnx` and
@@ -135,21 +186,21 @@ def merged(files: Files) -> Iterator[tuple[str, str]]:
         yield missing, f"the file is missing; {encoder} is of another precision than the decoder"
 
 
-@layout_rule("WP712", "The merged decoder lacks an input", remedy="fix", repair=_write_layers)
+@layout_rule(
+    "WP712",
+    "A graph lacks an input or an output, or has another one",
+    remedy="fix",
+    repair=_write_values,
+)
 def branch(files: Files) -> Iterator[tuple[str, str]]:
-    """A merged decoder has an input `use_cache_branch`, which tells the first tokens from all others, and
-    the cached keys and values of each layer. Apps give all of them.
+    """Apps give and read each by its name. A merged decoder has an input `use_cache_branch`, which tells
+    the first tokens from all others, and the keys and values of each layer.
 
     What to do: `whisperport convert CHECKPOINT --for transformers.js`.
     """
-    for name, header in _merged(files):
-        layers = files.json(CONFIG).get("decoder_layers")
-        names = ["input_ids", "encoder_hidden_states", "use_cache_branch"]
-        if isinstance(layers, int):
-            names += _caches("past_key_values", min(layers, 1000))
-        missing = [input_ for input_ in names if input_ not in header.inputs]
-        if missing:
-            yield name, f"no input {missing[0]}"
+    for name, header, inputs, outputs in _signatures(files):
+        if reason := difference(header, inputs, outputs):
+            yield name, reason
 
 
 @layout_rule(
@@ -191,7 +242,13 @@ def first_cache(files: Files) -> Iterator[tuple[str, str]]:
                 break
 
 
-@layout_rule("WP715", "The decoder does not return its cross-attention", is_warning=True)
+@layout_rule(
+    "WP715",
+    "The decoder does not return its cross-attention",
+    is_warning=True,
+    remedy="fix --checkpoint",
+    repair=_write_decoder,
+)
 def cross_attentions(files: Files) -> Iterator[tuple[str, str]]:
     """transformers.js computes word timestamps from outputs `cross_attentions.I` of all decoder layers. A
     folder that was exported without them transcribes, but fails when words are asked for: "Model outputs
@@ -226,7 +283,7 @@ def onnx_asr_files(files: Files) -> Iterator[tuple[str, str]]:
 
 @layout_rule(
     "WP717",
-    "The encoder takes another number of mel bands than the settings say",
+    "The encoder takes another number of mel bands or frames than the settings say",
     remedy="fix",
     repair=write_bands,
 )
@@ -236,11 +293,17 @@ def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: take graph and settings from the same checkpoint.
     """
-    stated = files.json(CONFIG).get("num_mel_bins")
+    stated, positions = (
+        files.json(CONFIG).get(k) for k in ("num_mel_bins", "max_source_positions")
+    )
     for name in _graphs(files, ENCODER):
         sizes = files.read(name, read_header).inputs.get("input_features", [])
-        if len(sizes) == 3 and isinstance(sizes[1], int) and stated and sizes[1] != stated:
+        if len(sizes) != 3:
+            continue
+        if isinstance(sizes[1], int) and stated and sizes[1] != stated:
             yield name, f"{sizes[1]} bands; {CONFIG} has num_mel_bins {stated}"
+        elif isinstance(sizes[2], int) and isinstance(positions, int) and sizes[2] != 2 * positions:
+            yield name, f"{sizes[2]} frames; {CONFIG} has max_source_positions {positions}"
 
 
 @layout_rule(
@@ -293,6 +356,23 @@ def _graphs(files: Files, part: str) -> Iterator[str]:
 def _merged(files: Files) -> Iterator[tuple[str, OnnxHeader]]:
     for name in _graphs(files, MERGED):
         yield name, files.read(name, read_header)
+
+
+def _signatures(files: Files) -> Iterator[tuple[str, OnnxHeader, list[Value], list[Value]]]:
+    """Yield each graph with the inputs that apps give and the outputs that they read."""
+    layers = files.json(CONFIG).get("decoder_layers")
+    for name in _graphs(files, ENCODER):
+        yield name, files.read(name, read_header), *encoder_values(Dims(**ONES))
+    for name, header in _merged(files):
+        stated = {match[1] for match in map(PAST.fullmatch, header.inputs) if match}
+        count = min(layers, 1000) if isinstance(layers, int) and layers > 0 else len(stated)
+        inputs, outputs = decoder_values(Dims(**{**ONES, "n_text_layer": count}))
+        yield (
+            name,
+            header,
+            inputs,
+            [value for value in outputs if not value[0].startswith("cross_attentions.")],
+        )
 
 
 def _recognize(files: Files) -> bool:

@@ -1,0 +1,412 @@
+"""Say in words what a graph computes in place of an operation, from the values around it.
+
+What a layer is computed from is right, and its result is not, so that what the exporter changed is between
+them. It is tried what gives the graph's value: another activation, a sum with another sign, other scores.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.verification.diagnosis.matching import arrangements, error_of
+
+Array = NDArray[Any]
+INPUT = "the input of "
+"""Before the name of a layer: what its weight multiplies. Alone, the name is that of its output."""
+LOWEST = np.finfo(np.float32).min  # what a mask adds
+OF_AUDIO = ("cross_attn.key", "cross_attn.value")
+"""Ends of the decoder's layers that read features, not tokens."""
+FIT = 0.05  # of the error: an operation that leaves less gives the value
+EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
+POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
+EPSILON = 1e-5  # of Whisper's layer norms
+STEEPEST, MOST = 3.0, 0.99  # of an activation: its slope, in this part of its places
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU's tanh form": lambda x: x / 2 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
+    "quick GELU, x·sigmoid(1.702x)": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "SiLU, x·sigmoid(x)": lambda x: x / (1 + np.exp(-x)),
+    "no activation": lambda x: x,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "ReLU squared": lambda x: np.maximum(x, 0) ** 2,
+}
+
+
+class Explanation:
+    """Says what is computed in place of a value.
+
+    Args:
+        expected: output of each layer in eager torch, and under `INPUT` and its name, its input; weights
+            and biases of one row, and the tables of positions, by their names.
+        head_width: of the attention.
+        rows: those of the decoder's tokens that the graph computed.
+    """
+
+    def __init__(
+        self, expected: Mapping[str, Array], head_width: int, rows: slice = slice(None)
+    ) -> None:
+        self.expected, self.head_width, self.rows = expected, head_width, rows
+
+    def of(self, name: str, candidates: Sequence[Array]) -> str:
+        """Return in words what is computed instead; empty: it is not known.
+
+        Args:
+            name: of a value in `expected`.
+            candidates: values of the graph, one of which is computed instead; the most probable first.
+        """
+        right = self.cut(name, self.expected[name])
+        arrays = [
+            array
+            for value in candidates
+            for array in arrangements(right.shape, value)
+            if array.size
+        ]
+        with np.errstate(all="ignore"):
+            errors = [error_of(right, array) for array in arrays]
+            variants = [(text, self.cut(name, value)) for text, value in self._variants(name)]
+            for array, error in zip(arrays, errors, strict=True):
+                limit = FIT * min(error, 1)
+                left = [(error_of(value, array), text) for text, value in variants]
+                if left and min(left)[0] < limit:
+                    return min(left)[1]
+            terms = {label: self.cut(name, term) for label, term in self._terms(name).items()}
+            for array, error in zip(arrays, errors, strict=True):
+                limit = FIT * min(error, 1)
+                if sentence := self._solved(name, array, limit) or combined(terms, array, limit):
+                    return sentence
+            nearest = min(zip(errors, range(len(arrays)), strict=True), default=(0, 0))[1]
+            return difference(right, arrays[nearest], self.head_width) if arrays else ""
+
+    def cut(self, name: str, value: Array) -> Array:
+        """Return the rows of a value of the decoder that the graph computes."""
+        of_audio = name.removeprefix(INPUT).startswith("encoder.")
+        of_audio |= name.endswith(OF_AUDIO)
+        return value if of_audio or value.ndim < 2 else value[..., self.rows, :]
+
+    def _variants(self, name: str) -> Iterator[tuple[str, Array]]:
+        """Yield what exporters compute instead, and the value that it gives."""
+        layer, is_input = name.removeprefix(INPUT), name.startswith(INPUT)
+        module, _, end = layer.rpartition(".")
+        if is_input and end == "out":
+            yield from self._attentions(module)
+        elif is_input and end == "2":
+            yield from _activated(self.expected[f"{module}.0"])
+        elif is_input and end == "conv2":
+            yield from _activated(self.expected[f"{module}.conv1"])
+        elif layer == "encoder.blocks.0.attn_ln" and is_input:
+            positions = self.expected["encoder.positional_embedding"]
+            for sentence, value in _activated(self.expected["encoder.conv2"]):
+                yield sentence, value.transpose(0, 2, 1) + positions
+        elif not is_input and _is_norm(layer):
+            yield from self._norms(layer)
+
+    def _terms(self, name: str) -> dict[str, Array]:
+        """Return the parts whose sum a value is."""
+        layer, right = name.removeprefix(INPUT), self.expected[name]
+        if not name.startswith(INPUT):
+            bias = self.expected.get(f"{layer}.bias")
+            if bias is None:
+                return {"its result": right}
+            bias = bias[:, None] if "conv" in layer.rpartition(".")[2] else bias
+            row = np.broadcast_to(bias, right.shape)
+            return {"the product with its weight": right - row, "its bias": row}
+        if not _is_norm(layer):
+            return {"it": right}
+        before, branch = self._residual(layer)
+        if branch is None:
+            return {"it": right}
+        return {f"what is before {before}": right - branch, before: branch}
+
+    def _residual(self, layer: str) -> tuple[str, Array | None]:
+        """Return what is added to the sum that a layer norm reads last: in words, and its value."""
+        part, _, rest = layer.partition(".")
+        if rest == "blocks.0.attn_ln":
+            table = self.expected.get(f"{part}.positional_embedding")
+            right = self.expected[INPUT + layer]
+            return "the table of positions", None if table is None else np.broadcast_to(
+                table[: right.shape[-2]], right.shape
+            )
+        block, _, end = layer.rpartition(".")
+        if end in ("ln", "ln_post"):
+            numbers = [
+                int(key.split(".")[2]) for key in self.expected if key.startswith(f"{part}.blocks.")
+            ]
+            source = f"{part}.blocks.{max(numbers, default=0)}.mlp.2"
+        elif end == "attn_ln":
+            source = f"{part}.blocks.{int(rest.split('.')[1]) - 1}.mlp.2"
+        else:
+            is_last = end == "mlp_ln" and f"{block}.cross_attn.out" in self.expected
+            source = f"{block}.{'cross_attn' if is_last else 'attn'}.out"
+        return f"the output of {source}", self.expected.get(source)
+
+    def _solved(self, name: str, array: Array, limit: float) -> str:
+        """Return in words what follows from a value itself: positions, an epsilon, or a function."""
+        layer = name.removeprefix(INPUT)
+        if (
+            name != layer
+            and layer.endswith("blocks.0.attn_ln")
+            and (sentence := self._positions(name, array))
+        ):
+            return sentence
+        if name == layer and _is_norm(layer):
+            return self._epsilon(layer, array, limit)
+        if name != layer and layer.endswith(("mlp.2", "conv2")):
+            source = f"{layer[:-1]}0" if layer.endswith("mlp.2") else "encoder.conv1"
+            return _function(self.cut(name, self.expected[source]), array)
+        if name == f"{INPUT}encoder.blocks.0.attn_ln":
+            source_value = self.expected["encoder.conv2"].transpose(0, 2, 1)
+            return _function(source_value, array - self.expected["encoder.positional_embedding"])
+        return ""
+
+    def _epsilon(self, layer: str, array: Array, limit: float) -> str:
+        """Return in words which epsilon gives the output of a layer norm; empty: none does."""
+        x = self.expected.get(INPUT + layer)
+        weight, bias = (self.expected.get(f"{layer}.{kind}") for kind in ("weight", "bias"))
+        if x is None or weight is None or bias is None:
+            return ""
+        x = self.cut(layer, x)
+        variance, power = x.var(-1), (((array - bias) / weight) ** 2).mean(-1)
+        epsilon = float(np.median(variance / power - variance))
+        value = (x - x.mean(-1, keepdims=True)) / np.sqrt(variance[..., None] + epsilon)
+        if not epsilon > 0 or error_of(value * weight + bias, array) > limit:
+            return ""
+        return f"the layer norm's epsilon is {epsilon:.2g}, not {EPSILON:g}"
+
+    def _positions(self, name: str, array: Array) -> str:
+        """Return in words which positions are added to the embeddings; empty: the right ones, or none."""
+        part = name.removeprefix(INPUT).partition(".")[0]
+        table = self.expected.get(f"{part}.positional_embedding")
+        if table is None:
+            return ""
+        right = self.expected[name]
+        added = array - self.cut(name, right - table[: right.shape[-2]])
+        added = added.reshape(-1, table.shape[1])
+        places = np.argmax(added @ table.T - (table**2).sum(1) / 2, axis=1)
+        expected = self.cut(name, np.arange(right.shape[-2])[None, :, None]).reshape(-1)
+        if error_of(table[places], added) > EXPLAINED or (places == expected).all():
+            return ""
+        steps = np.unique(places - expected)
+        if len(steps) == 1 and abs(steps[0]) == 1:
+            return f"the positions are one too {'late' if steps[0] > 0 else 'early'}"
+        return f"the positions are {_few(places)}, in place of {_few(expected)}"
+
+    def _attentions(self, module: str) -> Iterator[tuple[str, Array]]:
+        """Yield other forms of attention, and the joined heads (1, n, d) that they give."""
+        q, k, v = (self.expected[f"{module}.{part}"] for part in ("query", "key", "value"))
+        n, width = q.shape[-2:]
+        right_mask = _causal(n) if module.startswith("decoder.") and ".attn" in module else None
+        scale = float(self.head_width) ** -0.5
+        kinds: list[tuple[str, dict[str, Any]]] = [
+            ("the scores are not divided by the root of a head's width", {"scale": 1.0}),
+            ("the scores are divided by the root of the model's width", {"scale": width**-0.5}),
+            ("the scores are divided twice by the root of a head's width", {"scale": scale**2}),
+            ("the scores have the wrong sign", {"scale": -scale}),
+            ("keys and values are exchanged", {"keys": v, "values": k}),
+            ("queries and keys are exchanged", {"queries": k, "keys": q}),
+            ("the heads are joined without their order of axes", {"is_joined": False}),
+            ("the softmax is over the queries, not the keys", {"axis": 1}),
+            ("the scores' softmax is missing", {"axis": None}),
+        ]
+        if right_mask is None and k.shape == q.shape:
+            kinds.append(("the attention is causal: later places are hidden", {"mask": _causal(n)}))
+        elif right_mask is not None:
+            kinds += [
+                ("the mask is missing: a token sees later ones", {"mask": None}),
+                ("the mask hides the token itself, too", {"mask": _causal(n, -1)}),
+                ("the mask lets a token see the next one", {"mask": _causal(n, 1)}),
+                ("the mask is inverted: a token sees later ones only", {"mask": _causal(n, -1).T}),
+                ("a token sees itself only", {"mask": np.where(np.eye(n) > 0, 0, LOWEST)}),
+                ("the newest key is before the earlier ones", {"keys": np.roll(k, 1, 1)}),
+                ("the newest value is before the earlier ones", {"values": np.roll(v, 1, 1)}),
+                *(
+                    (
+                        f"the mask adds {low:g}: later tokens are not hidden",
+                        {"mask": np.triu(np.full((n, n), low, np.float32), 1)},
+                    )
+                    for low in (-1, -10, -100)
+                ),
+                ("the mask is transposed", {"mask": _causal(n).T}),
+            ]
+        kinds += [
+            (
+                f"attention has {width // other} heads, and not {width // self.head_width}",
+                {"head_width": other, "scale": factor},
+            )
+            for other in (self.head_width // 2, self.head_width * 2, width)
+            if 0 < other <= width and width % other == 0 and other != self.head_width
+            for factor in (scale, float(other) ** -0.5)
+        ]
+        kinds += [
+            (f"the scores are multiplied by {factor:g}", {"scale": scale * factor})
+            for step in (1, 1.5)
+            for power in range(-4, 5)
+            if (factor := step * 2.0**power) != 1
+        ]
+        usual = {"scale": scale, "mask": right_mask, "head_width": self.head_width}
+        for sentence, changes in kinds:
+            settings = {"queries": q, "keys": k, "values": v, **usual, **changes}
+            if settings["queries"].shape == q.shape and settings["values"].shape == v.shape:
+                yield sentence, _attention(**settings)
+
+    def _norms(self, layer: str) -> Iterator[tuple[str, Array]]:
+        """Yield other forms of a layer norm, and their outputs."""
+        x, right = self.expected.get(INPUT + layer), self.expected[layer]
+        weight, bias = (self.expected.get(f"{layer}.{kind}") for kind in ("weight", "bias"))
+        if x is None or weight is None or bias is None:
+            return
+        centered, variance = x - x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        root = np.sqrt(variance + EPSILON)
+        n = x.shape[-1]
+        unbiased = np.sqrt(variance * n / (n - 1) + EPSILON)
+        square = np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
+        yield (
+            "it is the root mean square norm: the mean is not subtracted",
+            x / square * weight + bias,
+        )
+        yield "the mean is not subtracted", x / root * weight + bias
+        yield "the variance is divided by n - 1, not n", centered / unbiased * weight + bias
+        yield "the variance is not divided by", centered * weight + bias
+        yield (
+            "the epsilon is outside of the root",
+            centered / (np.sqrt(variance) + EPSILON) * weight + bias,
+        )
+        yield "the layer norm is missing", x
+        yield "the layer norm's weight is not used", (right - bias) / weight + bias
+
+
+def combined(terms: Mapping[str, Array], array: Array, limit: float) -> str:
+    """Return in words with which factors a value is the sum of terms; empty: it is not, or all are 1.
+
+    Args:
+        terms: in words -> its value.
+        array: the sum.
+        limit: its relative error, at most.
+    """
+    flat = np.stack([term.reshape(-1) for term in terms.values()]).astype(np.float64)
+    if not np.isfinite(array).all() or not array.any():
+        return ""
+    factors, *_ = np.linalg.lstsq(flat.T, array.reshape(-1).astype(np.float64), rcond=None)
+    if error_of(array, (factors @ flat).reshape(array.shape)) > limit:
+        return ""
+    words = [
+        f"{label} is missing"
+        if abs(factor) < EXPLAINED
+        else f"{label} has the wrong sign"
+        if abs(factor + 1) < EXPLAINED
+        else f"{label} is multiplied by {factor:.4g}"
+        for label, factor in zip(terms, factors, strict=True)
+        if abs(factor - 1) >= EXPLAINED
+    ]
+    return "; ".join(words)
+
+
+def difference(right: Array, array: Array, head_width: int) -> str:
+    """Return in words how a value (…, n, d) differs from the right one."""
+    if bad := int(np.count_nonzero(~np.isfinite(array))):
+        return f"{bad:,} of {array.size:,} values are infinite or not a number"
+    if not array.any():
+        return "all values are 0"
+    for axis in range(array.ndim):
+        for step in (1, -1):
+            inner = np.take(right, range(1, right.shape[axis] - 1), axis)
+            rolled = np.take(np.roll(array, -step, axis), range(1, right.shape[axis] - 1), axis)
+            if inner.size and error_of(inner, rolled) < EXPLAINED:
+                return f"its values are one place too {'late' if step > 0 else 'early'} along axis {axis}"
+        if error_of(right, np.flip(array, axis)) < EXPLAINED:
+            return f"axis {axis} is reversed"
+    width = right.shape[-1]
+    if width % head_width == 0:
+        mine, heads = (
+            np.moveaxis(a.reshape(-1, width // head_width, head_width), 1, 0)
+            for a in (array, right)
+        )
+        order = [
+            next((j for j, head in enumerate(heads) if error_of(head, own) < EXPLAINED), -1)
+            for own in mine
+        ]
+        if min(order) >= 0:
+            return f"its heads are in another order: {order}"
+        if 0 < (n_wrong := sum(place != i for i, place in enumerate(order))) < len(order):
+            wrong = [i for i, place in enumerate(order) if place != i]
+            return f"{n_wrong} of {len(order)} heads are wrong: {_few(wrong)}"
+    differs = np.abs(array - right) > EXPLAINED * np.abs(right).max()
+    for axis, word in ((-2, "rows"), (-1, "columns")):
+        if right.ndim >= -axis:
+            lines = np.flatnonzero(
+                np.moveaxis(differs, axis, 0).reshape(right.shape[axis], -1).any(1)
+            )
+            if 0 < len(lines) < right.shape[axis]:
+                return f"{len(lines)} of {right.shape[axis]} {word} differ: {_few(lines)}"
+    return ""
+
+
+def _activated(x: Array) -> Iterator[tuple[str, Array]]:
+    for name, function in ACTIVATIONS.items():
+        yield f"{name} is computed in place of GELU", function(x)
+
+
+def _function(x: Array, array: Array) -> str:
+    """Return in words what a value is as a function of another, place by place; empty: it is none."""
+    order = np.argsort(x.reshape(-1))
+    inputs, outputs = x.reshape(-1)[order], array.reshape(-1)[order]
+    steps, rises = np.diff(inputs), np.abs(np.diff(outputs))
+    if not np.isfinite(outputs).all() or np.mean(rises <= STEEPEST * steps + 1e-5) < MOST:
+        return ""
+    shown = ", ".join(
+        f"f({point:g}) = {np.interp(point, inputs, outputs):.2f}"
+        for point in POINTS
+        if inputs[0] <= point <= inputs[-1]
+    )
+    return f"another activation is computed in place of GELU: {shown}"
+
+
+def _attention(
+    *,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    scale: float,
+    mask: Array | None,
+    head_width: int,
+    axis: int | None = 2,
+    is_joined: bool = True,
+) -> Array:
+    """Return the joined heads (1, n, d) of queries (1, n, d), keys and values (1, S, d).
+
+    Args:
+        queries, keys, values: of all heads.
+        scale: of the scores.
+        mask: (n, S), added to them; None: none is.
+        head_width: of one head.
+        axis: of the scores (H, n, S) over which the softmax is; None: there is none.
+        is_joined: whether the heads' axes are ordered before they are joined.
+    """
+    q, k, v = (
+        np.moveaxis(x[0].reshape(len(x[0]), -1, head_width), 1, 0) for x in (queries, keys, values)
+    )
+    scores = q @ k.transpose(0, 2, 1) * np.float32(scale)
+    if mask is not None:
+        scores = scores + mask
+    if axis is not None:
+        powers = np.exp(scores - scores.max(axis, keepdims=True))
+        scores = powers / powers.sum(axis, keepdims=True)
+    joined = scores @ v
+    joined = joined.transpose(1, 0, 2) if is_joined else joined
+    return np.ascontiguousarray(joined).reshape(1, q.shape[1], -1).astype(np.float32)
+
+
+def _causal(n: int, later: int = 0) -> Array:
+    """Return a mask (n, n) that shows a token itself, those before it, and some later ones."""
+    return np.triu(np.full((n, n), LOWEST, np.float32), 1 + later)
+
+
+def _is_norm(layer: str) -> bool:
+    return layer.rpartition(".")[2] in ("attn_ln", "cross_attn_ln", "mlp_ln", "ln", "ln_post")
+
+
+def _few(numbers: Iterable[Any]) -> str:
+    entries = [str(number) for number in numbers]
+    return ", ".join(entries[:4]) + (", …" if len(entries) > 4 else "")
