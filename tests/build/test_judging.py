@@ -26,6 +26,7 @@ from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
 from whisperport.build.layouts.graph_pair import RULES as PAIR_RULES
+from whisperport.build.layouts.onnx_graph.header import rename
 from whisperport.build.layouts.openvino_genai.repairs import (
     EARLY,
     EditedIr,
@@ -186,6 +187,16 @@ def swap_inputs(model: Any) -> None:
     model.graph.input.extend(values)
 
 
+def offset_first(model: Any) -> None:
+    values = [model.graph.input.pop(), *model.graph.input]
+    del model.graph.input[:]
+    model.graph.input.extend(values)
+
+
+def renamed_output(model: Any) -> None:
+    rename(model, {"last_hidden_state": "features"})
+
+
 def without_attention(model: Any) -> None:
     values = [v for v in model.graph.output if not v.name.startswith("cross_attentions.1")]
     del model.graph.output[:]
@@ -288,6 +299,9 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
             lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[2], "dim_value", 3000),
         ),
     ),
+    ("sherpa-onnx", "WP725", edit_onnx("decoder.onnx", offset_first)),
+    ("sherpa-onnx", "WP725", remove("tokens.txt")),
+    ("transformers.js", "WP712", edit_onnx("onnx/encoder_model.onnx", renamed_output)),
     ("sherpa-onnx", "WP724", edit_text("tokens.txt", r"\n[^\n]+ 50000\n", "\n")),
     (
         "openvino-genai",
@@ -332,6 +346,12 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
         "WP761",
         edit_json("genai_config.json", lambda c: c["model"]["decoder"].update(num_hidden_layers=4)),
     ),
+    (
+        "onnxruntime-genai",
+        "WP762",
+        edit_json("genai_config.json", lambda c: c["model"]["decoder"].update(filename="d.onnx")),
+    ),
+    ("onnxruntime-genai", "WP762", remove("tokenizer.json")),
 ]
 
 
@@ -430,7 +450,7 @@ OF_ANOTHER_REPAIR = {"WP705", "WP717", "WP722"}
     [
         ("transformers.js", "701 702 703 712 713 714 716 704"),
         ("transformers.js", "717"),
-        ("transformers.js", "705 706"),
+        ("transformers.js", "705 706 715"),
         ("openvino-genai", "702 704 707 731 732 733 734 736"),
         ("openvino-genai", "735"),
         ("sherpa-onnx", "721 722 723"),
@@ -781,7 +801,7 @@ def test_the_first_layer_that_diverges_is_named(
     firsts = [graph["layers"]["first"] for graph in judgement.to_json()["graphs"]]
     assert [first["name"] for first in firsts] == [
         "encoder.blocks.1.attn.value",
-        "decoder.blocks.0.attn.out",
+        "the input of decoder.blocks.0.attn.out",
     ]
     assert max(first["before"] for first in firsts) < 1e-5
     assert judgement.identity is not None

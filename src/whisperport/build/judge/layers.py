@@ -23,6 +23,7 @@ from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.identity import SCALES, Identity
 from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation, difference
+from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
 from whisperport.errors import ProgramError, WhisperportError
 from whisperport.program.json_records import from_json
@@ -216,6 +217,7 @@ def in_child(
     """
     with np.load(values) as stored:
         expected = dict(stored)
+    arrays = _with_casts(Path(path), arrays)
     compare = partial(_compare, Path(path), part, expected, arrays, gate, head_width)
     programs, computed = compare(0)
     if part == "decoder" and not computed and programs.first is None:
@@ -227,6 +229,20 @@ def in_child(
             if with_cache[1]:
                 programs, computed = with_cache
     return {"programs": asdict(programs), "computed": computed}
+
+
+def _with_casts(path: Path, arrays: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return arrays with what they are called after a cast, which the graph that is read does not have."""
+    if path.suffix != ".onnx":
+        return arrays
+    from whisperport.model.inspection.read_onnx import read_skeleton
+
+    nodes = read_skeleton(path).graph.node
+    casts = {node.input[0]: node.output[0] for node in nodes if node.op_type == "Cast"}
+    return {
+        weight: [*names, *(casts[name] for name in names if name in casts)]
+        for weight, names in arrays.items()
+    }
 
 
 def _compare(
@@ -260,11 +276,12 @@ def _compare(
             run = program.record(inputs)
     name = OUTPUT[part]
     right = explanation.cut(name, expected[name])
-    located = _Located(graph, run.values, arrays, explanation)
+    located = _Located(graph, run.values, arrays, explanation, is_exact=not gate)
     compared = tuple(located.compared(name))
     outputs = [array for array in run.outputs if array.size == right.size]
     if len(outputs) != 1 and compared:  # an encoder that returns keys and values
-        name, outputs = compared[-1].name, [run.values[compared[-1].other]]
+        last = next((value for value in reversed(compared) if value.other), compared[-1])
+        name, outputs = last.name, [run.values[last.other]] if last.other else []
         right = explanation.cut(name, expected[name])
     output = compare_output(
         name,
@@ -287,7 +304,10 @@ def _compare(
     if first is not None:
         computed = located.computed(compared, compared[first])
     else:
-        computed = located.wrong_cache(run.outputs, expected, has_cache=bool(n_cached))
+        # Where an output only repeats a value, the graph that was read calls it by that value's name.
+        names = read_header(path).outputs if path.suffix == ".onnx" else ()
+        returned = dict(zip(names, run.outputs, strict=False))
+        computed = located.wrong_cache(returned, expected, has_cache=bool(n_cached))
     return programs, computed and f"{'after the first run, ' * bool(n_cached)}{computed}"
 
 
@@ -300,12 +320,14 @@ class _Located:
         values: of its nodes, by name.
         arrays: weight -> arrays of the graph that hold it.
         explanation: what eager torch computes.
+        is_exact: whether the weights are not rounded.
     """
 
     graph: "Graph"
     values: Mapping[str, Array]
     arrays: Mapping[str, Sequence[str]]
     explanation: Explanation
+    is_exact: bool
 
     def compared(self, output: str) -> Iterator[ComparedValue]:
         """Yield the error of each layer whose weights were found, in the order of eager torch."""
@@ -359,20 +381,20 @@ class _Located:
         return f"{sentence or _likely(value.name)} ({shown})" if shown else sentence
 
     def wrong_cache(
-        self, outputs: Sequence[Array], expected: Mapping[str, Array], *, has_cache: bool
+        self, outputs: Mapping[str, Array], expected: Mapping[str, Array], *, has_cache: bool
     ) -> str:
         """Return in words which keys or values a decoder returns wrongly; empty: none."""
         width = self.explanation.head_width
-        for value, array in zip(self.graph.outputs, outputs, strict=False):
-            cached = _cached(value.name)
+        for name, array in outputs.items() if self.is_exact else ():
+            cached = _cached(name)
             if cached is None or (has_cache and not cached[0].startswith("attn.")):
                 continue
             right = _cache(cached, array.shape, expected, expected["tokens"].shape[1], width)
             if right.shape != array.shape:
-                return f"{value.name} has the shape {array.shape}, and not {right.shape}"
+                return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
                 reason = difference(right, array, width) or "its values are others"
-                return f"{value.name}: {reason}"
+                return f"{name}: {reason}"
         return ""
 
     def _readers(self) -> dict[str, list["Node"]]:
@@ -388,7 +410,8 @@ class _Located:
 
     def _is_unused(self, name: str, readers: Mapping[str, Sequence["Node"]]) -> bool:
         stored = self._stored(name)
-        if name.startswith(INPUT) or name.endswith(OF_AUDIO):  # these may come from a cache
+        # Keys and values of the audio may come from a cache; rounded weights are converted first.
+        if not self.is_exact or name.startswith(INPUT) or name.endswith(OF_AUDIO):
             return False
         return bool(stored) and not any(map(readers.get, stored))
 

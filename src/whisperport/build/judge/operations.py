@@ -112,7 +112,7 @@ class Explanation:
                 return {"its result": right}
             bias = bias[:, None] if "conv" in layer.rpartition(".")[2] else bias
             row = np.broadcast_to(bias, right.shape)
-            return {"the product with its weight": right - row, "its bias": row}
+            return {"the part of its weight": right - row, "its bias": row}
         if not _is_norm(layer):
             return {"it": right}
         before, branch = self._residual(layer)

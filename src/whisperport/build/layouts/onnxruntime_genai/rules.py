@@ -61,13 +61,15 @@ def sizes(files: Files) -> Iterator[tuple[str, str]]:
                 return
 
 
-@layout_rule("WP762", "The settings name a file, an input or an output that is not there")
+@layout_rule("WP762", "A file, an input or an output that the app looks for is missing")
 def names(files: Files) -> Iterator[tuple[str, str]]:
-    """The app opens the files that `genai_config.json` names, and gives and reads the values that it names;
-    `%d` is the number of a layer.
+    """`genai_config.json` names them; `%d` is a layer.
 
     What to do: correct the name, or `whisperport convert CHECKPOINT --for onnxruntime-genai`.
     """
+    for name in (CONFIG, SOUND, TOKENIZER, "tokenizer_config.json"):
+        if not files.has(name):
+            yield name, "the file is missing"
     for part in GRAPHS:
         stated = _part(files, part)
         file = _file(files, part)
@@ -91,17 +93,6 @@ def names(files: Files) -> Iterator[tuple[str, str]]:
                     what = f"model.{part}.{side}.{key} is {str(name)[:40]!r}"
                     yield CONFIG, f"{what}; {file} has no {expected[:40]}, but {there}, …"
                     return
-
-
-@layout_rule("WP763", "A file that the app opens is missing")
-def needed(files: Files) -> Iterator[tuple[str, str]]:
-    """The settings, the steps from audio to spectrogram, and the tokenizer.
-
-    What to do: `whisperport convert CHECKPOINT --for onnxruntime-genai`.
-    """
-    for name in (CONFIG, SOUND, TOKENIZER, "tokenizer_config.json"):
-        if not files.has(name):
-            yield name, "the file is missing"
 
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
@@ -147,7 +138,7 @@ def _flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
     return {k: v for name, part in members for k, v in _flat(part, name, depth + 1).items()}
 
 
-RULES = (needed, names, sizes, *checkpoint_rules(_settings))
+RULES = (names, sizes, *checkpoint_rules(_settings))
 
 READER = Reader(
     lambda files: files.has(CONFIG) or (files.has(SOUND) and all(map(files.has, GRAPHS.values()))),

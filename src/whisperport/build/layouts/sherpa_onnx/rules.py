@@ -140,8 +140,8 @@ def sizes(files: Files) -> Iterator[tuple[str, str]]:
     "WP723", "The encoder takes a fixed number of frames", remedy="fix", repair=_write_padding
 )
 def dynamic(files: Files) -> Iterator[tuple[str, str]]:
-    """The app gives the encoder as many frames as the audio has, and 10 s more. An encoder that takes 3000
-    frames only returns an **empty text without an error**, unless the caller sets `tail_paddings=3000`.
+    """The app gives it as many frames as the audio has, and 10 s more. One that takes 3000 only returns an
+    **empty text without an error**.
 
     What to do: `whisperport convert CHECKPOINT --for sherpa-onnx` writes an encoder for any length. Or set
     `tail_paddings=3000` in the app.
@@ -183,13 +183,16 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
         yield file, f"it has {count} tokens; 'eot' is {end}"
 
 
-@layout_rule("WP725", "The inputs or outputs of a graph have another order, number or form")
+@layout_rule("WP725", "A file is missing, or its inputs and outputs are in another order")
 def order(files: Files) -> Iterator[tuple[str, str]]:
-    """The app gives and reads them by their place: of the encoder mel, keys, values; of the decoder tokens,
-    two caches, keys, values and offset, logits and the two caches.
+    """The app gives and reads them by place: of the encoder mel, keys, values; of the decoder tokens, two
+    caches, keys, values, offset; logits and caches.
 
     What to do: `whisperport convert CHECKPOINT --for sherpa-onnx`.
     """
+    for end in (ENCODER, DECODER, TOKENS):
+        if not _name(files, end):
+            yield end.replace("*", ""), "the file is missing"
     for end, inputs, outputs in ((ENCODER, "3", "44"), (DECODER, "244441", "344")):
         name = _name(files, end)
         header = files.read(name, read_header) if name else None
@@ -215,17 +218,6 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
                     return
 
 
-@layout_rule("WP726", "A file is missing")
-def needed(files: Files) -> Iterator[tuple[str, str]]:
-    """The app loads an encoder, a decoder and `tokens.txt`.
-
-    What to do: `whisperport convert CHECKPOINT --for sherpa-onnx`.
-    """
-    for end in (ENCODER, DECODER, TOKENS):
-        if not _name(files, end):
-            yield end.replace("*", ""), "the file is missing"
-
-
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     name, header = _encoder(files)
     for key, right in metadata_of(checkpoint).items():
@@ -243,7 +235,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from token_setting(_name(files, TOKENS), lines, right_lines)
 
 
-RULES = (needed, metadata, sizes, order, dynamic, tokens, *checkpoint_rules(_settings))
+RULES = (metadata, sizes, order, dynamic, tokens, *checkpoint_rules(_settings))
 
 
 def _is_right(key: str, metadata: Mapping[str, str]) -> bool:

@@ -8,9 +8,20 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from whisperport.build.layouts.huggingface_files import all_tokens, write_json
+from whisperport.build.layouts.checkpoint_rules import (
+    Setting,
+    checkpoint_rules,
+    settings_of,
+    token_setting,
+)
+from whisperport.build.layouts.huggingface_files import (
+    all_tokens,
+    ids_by_token,
+    preprocessor_config,
+    write_json,
+)
 from whisperport.build.layouts.huggingface_rules import (
     CONFIG,
     GENERATION,
@@ -18,6 +29,7 @@ from whisperport.build.layouts.huggingface_rules import (
     PREPROCESSOR,
     TOKENIZER,
     n_vocab,
+    settings,
     stored_ids,
     update,
     write_bands,
@@ -43,6 +55,9 @@ from whisperport.build.layouts.transformers_js.graphs import (
     write_merged_decoder,
 )
 from whisperport.program.dims import LARGEST, Dims
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 MERGED, ENCODER = "decoder_model_merged", "encoder_model"
 GRAPH_FILE = re.compile(r"\.onnx|\.data$")  # with what it stores in other files
@@ -171,12 +186,11 @@ def needed(files: Files) -> Iterator[tuple[str, str]]:
     "WP711", "The merged decoder is missing", remedy="fix --checkpoint", repair=_write_decoder
 )
 def merged(files: Files) -> Iterator[tuple[str, str]]:
-    """transformers.js and onnx-asr load one decoder that serves the first tokens and all others,
-    `onnx/decoder_model_merged.onnx`. optimum also writes two decoders, `decoder_model.onnx` and
-    `decoder_with_past_model.onnx`, which they do not load: "Could not locate file:
+    """transformers.js and onnx-asr load one decoder for the first tokens and all others, and not optimum's
+    `decoder_model.onnx` and `decoder_with_past_model.onnx`: "Could not locate file:
     onnx/decoder_model_merged.onnx".
 
-    What to do: `whisperport convert CHECKPOINT --for transformers.js` writes it.
+    What to do: `whisperport convert CHECKPOINT --for transformers.js`.
     """
     if not any(_graphs(files, MERGED)):
         yield f"onnx/{MERGED}.onnx", "the file is missing"
@@ -193,8 +207,7 @@ def merged(files: Files) -> Iterator[tuple[str, str]]:
     repair=_write_values,
 )
 def branch(files: Files) -> Iterator[tuple[str, str]]:
-    """Apps give and read each by its name. A merged decoder has an input `use_cache_branch`, which tells
-    the first tokens from all others, and the keys and values of each layer.
+    """Apps give and read each by its name, also `use_cache_branch` and each layer's keys and values.
 
     What to do: `whisperport convert CHECKPOINT --for transformers.js`.
     """
@@ -229,9 +242,8 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
     "WP714", "The length of the first cache is a number", remedy="fix", repair=_write_symbols
 )
 def first_cache(files: Files) -> Iterator[tuple[str, str]]:
-    """transformers.js makes the first, empty caches from the sizes that the file states: a symbol becomes
-    0, a number stays. With 448 in place of a symbol, the first cache has 448 rows of zeros, and the text is
-    wrong from the first token.
+    """transformers.js makes the first caches from these sizes: a symbol becomes 0, a number stays, so that
+    the first cache has 448 rows of zeros.
 
     What to do: `whisperport convert CHECKPOINT --for transformers.js`.
     """
@@ -250,11 +262,10 @@ def first_cache(files: Files) -> Iterator[tuple[str, str]]:
     repair=_write_decoder,
 )
 def cross_attentions(files: Files) -> Iterator[tuple[str, str]]:
-    """transformers.js computes word timestamps from outputs `cross_attentions.I` of all decoder layers. A
-    folder that was exported without them transcribes, but fails when words are asked for: "Model outputs
-    must contain cross attentions to extract timestamps".
+    """transformers.js computes word timestamps from outputs `cross_attentions.I` of all decoder layers.
+    Without them: "Model outputs must contain cross attentions to extract timestamps".
 
-    What to do: `whisperport convert CHECKPOINT --for transformers.js` always writes them.
+    What to do: `whisperport convert CHECKPOINT --for transformers.js`.
     """
     for name, header in _merged(files):
         layers = {match[1] for match in map(PAST.fullmatch, header.inputs) if match}
@@ -271,8 +282,7 @@ def cross_attentions(files: Files) -> Iterator[tuple[str, str]]:
     repair=_write_tokens,
 )
 def onnx_asr_files(files: Files) -> Iterator[tuple[str, str]]:
-    """onnx-asr reads `vocab.json` and `added_tokens.json`, and not `tokenizer.json`. Folders that current
-    versions of transformers save lack both.
+    """onnx-asr does not read `tokenizer.json`. Folders that transformers 5 saves lack both other files.
 
     What to do: `whisperport convert CHECKPOINT --for onnx-asr`, or save the tokenizer with transformers 4.
     """
@@ -288,8 +298,7 @@ def onnx_asr_files(files: Files) -> Iterator[tuple[str, str]]:
     repair=write_bands,
 )
 def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
-    """The graph's input `input_features` (B, n_mels, frames) has the bands that the model was trained with:
-    128 for large-v3 and turbo, 80 for all models before. Apps compute as many as the settings say.
+    """It takes 128 bands for large-v3 and turbo, else 80. Apps compute as many as the settings say.
 
     What to do: take graph and settings from the same checkpoint.
     """
@@ -314,8 +323,8 @@ def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
     repair=_move_graphs,
 )
 def folder(files: Files) -> Iterator[tuple[str, str]]:
-    """transformers.js looks for the graphs in a folder `onnx` beside the settings: "Could not locate file:
-    onnx/encoder_model.onnx". optimum, which writes them beside the settings, loads both.
+    """transformers.js: "Could not locate file: onnx/encoder_model.onnx". optimum,
+    which writes them beside the settings, loads both.
 
     What to do: move the .onnx files to a folder `onnx`; onnx-asr and optimum find them there, too.
     """
@@ -324,8 +333,20 @@ def folder(files: Files) -> Iterator[tuple[str, str]]:
         yield names[0], "it is not in the folder `onnx`"
 
 
+def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    yield from settings(files, checkpoint)
+    sound = preprocessor_config(checkpoint.dims)
+    names = ("feature_extractor_type",)  # of the class that transformers.js makes
+    yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, names)
+    right = {i: token for token, i in ids_by_token(checkpoint).items()}
+    for name in ("vocab.json", "added_tokens.json"):  # onnx-asr reads these
+        stated = {i: token for token, i in files.json(name).items() if isinstance(i, int)}
+        yield from token_setting(name, stated, right)
+
+
 RULES = (
-    *SETTINGS,
+    *(rule for rule in SETTINGS if rule.code not in ("WP708", "WP709")),
+    *checkpoint_rules(_settings),
     needed,
     merged,
     branch,
