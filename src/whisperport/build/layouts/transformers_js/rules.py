@@ -326,7 +326,7 @@ def folder(files: Files) -> Iterator[tuple[str, str]]:
     """transformers.js: "Could not locate file: onnx/encoder_model.onnx". optimum,
     which writes them beside the settings, loads both.
 
-    What to do: move the .onnx files to a folder `onnx`; onnx-asr and optimum find them there, too.
+    What to do: move the .onnx files to a folder `onnx`.
     """
     names = list(_graphs(files, ENCODER))
     if names and not any(name.startswith("onnx/") for name in names):
