@@ -8,6 +8,7 @@ openvinotoolkit/openvino.genai@da1db86, src/cpp/src/whisper; each message from a
 this pattern alone was broken.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -27,6 +28,7 @@ from whisperport.build.layouts.huggingface_files import (
 from whisperport.build.layouts.huggingface_rules import GENERATION, TOKENIZER, merges, settings
 from whisperport.build.layouts.huggingface_rules import RULES as SETTINGS
 from whisperport.build.layouts.openvino_genai.folder import write_graphs
+from whisperport.build.layouts.openvino_genai.graphs import EPSILON
 from whisperport.build.layouts.openvino_genai.repairs import (
     ATTENTION,
     EARLY,
@@ -58,6 +60,13 @@ STATE = re.compile(
 TENSORS = {
     ENCODER: ("input_features", "last_hidden_state"),
     DECODER: ("input_ids", "encoder_hidden_states", "beam_idx", "logits"),
+}
+# Operator -> its attributes in the graphs of `graphs.py`; one that is missing has this value, too.
+ATTRIBUTES = {
+    "MVN": {"eps": str(EPSILON), "normalize_variance": "true", "eps_mode": "INSIDE_SQRT"},
+    "Gelu": {"approximation_mode": "ERF"},
+    "ScaledDotProductAttention": {"causal": "false"},
+    "Convolution": {"pads_begin": "1", "pads_end": "1", "dilations": "1"},
 }
 COMPARED = ("WP708", "WP709")
 MISSING = "unordered_map::at"  # what NPUW says of positions that it does not find
@@ -290,9 +299,39 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         for name in missing:
             reason = f"no tensor is called {name}, by which the pipeline finds it"
             yield Setting(file, name, 0, 1, reason=reason)
+        yield from _attributes(file, graph)
     for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
         if "input_features" in node.names and len(node.sizes[0]) == 3 and node.sizes[0][2] > 0:
             yield Setting(ENCODER, "frames of input_features", node.sizes[0][2], dims.n_frames)
+
+
+def _attributes(file: str, graph: IrGraph) -> Iterator[Setting]:
+    """Yield the attributes of operators that are not those which this package writes."""
+    # The decoder's own attention may be causal in place of a mask.
+    types = ATTRIBUTES.keys() - ({ATTENTION} if file == DECODER else set())
+    for _, node in graph.of_type(*types):
+        for key, right in ATTRIBUTES[node.type].items():
+            stated = node.attributes.get(key, right)
+            if not _is_same(stated, right):
+                reason = (
+                    f"{key} of the {node.type} `{node.name[-80:]}` is {stated[:40]}, not {right}"
+                )
+                yield Setting(file, node.name, 0, 1, reason=reason)
+    convolutions = [node for _, node in graph.of_type("Convolution")]
+    for node, stride in zip(convolutions, ("1", "2"), strict=False):
+        if (stated := node.attributes.get("strides", stride)) != stride:
+            reason = (
+                f"strides of the Convolution `{node.name[-80:]}` is {stated[:40]}, not {stride}"
+            )
+            yield Setting(file, node.name, 0, 1, reason=reason)
+
+
+def _is_same(stated: str, right: str) -> bool:
+    """Return whether two attributes are the same text, or nearly the same number."""
+    try:
+        return math.isclose(float(stated), float(right), rel_tol=1e-3)
+    except ValueError:
+        return stated.lower() == right.lower()
 
 
 # The tokenizer is a graph here, so that no version of `tokenizers` reads tokenizer.json.
