@@ -198,6 +198,22 @@ def altered(made, tmp_path):
     return alter
 
 
+def test_equal_variables_that_the_converter_stores_once_are_read(made, tiny_checkpoint, altered):
+    # given a model.bin in which a bias is an alias of an equal one, as the converter writes it
+    name, other = "decoder/layer_0/ffn/layer_norm/beta", "decoder/layer_1/ffn/layer_norm/beta"
+    variables = ctranslate2_variables(tiny_checkpoint.dims, tiny_checkpoint.weights)
+    first = variables.pop(name)
+    variables[other] = first
+    text = b"".join(struct.pack("<H", len(n) + 1) + n.encode() + b"\0" for n in (name, other))
+    data = model_bin(variables)
+    end = data.rindex(struct.pack("<I", 1) + struct.pack("<H", 26) + b"decoder/projection/weight")
+    data = data[:end] + struct.pack("<I", 2) + data[end + 4 :] + text
+    # when it is loaded, then both are there
+    weights = load_checkpoint(altered(data)).weights
+    for layer in (0, 1):
+        assert torch.equal(weights[f"decoder.blocks.{layer}.mlp_ln.bias"], first)
+
+
 def with_count(data, count):
     return data[:22] + struct.pack("<I", count) + data[26:]
 

@@ -122,7 +122,7 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
 def _numbers(variables: Variables) -> dict[str, int]:
     return {
         name: int(tensor)
-        for name, tensor in variables.tensors.items()
+        for name, tensor in variables.by_any_name.items()
         if tensor.dim() == 0 and not tensor.dtype.is_floating_point
     }
 
@@ -155,10 +155,12 @@ def _dequantized(
     what = f"cannot use `{MODEL_BIN}` in `{folder}`"
     tensors: dict[str, Tensor] = {}
     kinds = set()
-    for name, tensor in variables.tensors.items():
-        if name in numbers or name.endswith("_scale"):
+    stored = variables.by_any_name
+    is_alias = variables.aliases.get(PROJECTION) == EMBEDDING
+    for name, tensor in stored.items():
+        if name in numbers or name.endswith("_scale") or (name == PROJECTION and is_alias):
             continue
-        scale = variables.tensors.get(f"{name}_scale")
+        scale = stored.get(f"{name}_scale")
         if tensor.dtype.is_floating_point != (scale is None):
             why = (
                 f"`{shorten(name)}` of {_dtype(tensor)} has {'no' if scale is None else 'a'} scale"
@@ -176,7 +178,7 @@ def _dequantized(
             tensor = tensor.float().div_(scale.reshape(-1, *[1] * (tensor.dim() - 1)))
         tensors[name] = tensor
     projection = tensors.pop(PROJECTION, None)
-    tied = variables.aliases.get(PROJECTION) == EMBEDDING or (
+    tied = is_alias or (
         projection is not None
         and EMBEDDING in tensors
         and torch.equal(projection.float(), tensors[EMBEDDING].float())

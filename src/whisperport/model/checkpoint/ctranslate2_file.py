@@ -35,6 +35,11 @@ class Variables:
     tensors: dict[str, Tensor]
     aliases: dict[str, str]  # further name -> name of a variable
 
+    @property
+    def by_any_name(self) -> dict[str, Tensor]:
+        """The tensors, and those that have a further name: the converter stores equal ones once."""
+        return self.tensors | {alias: self.tensors[name] for alias, name in self.aliases.items()}
+
 
 def read_model_bin(path: Path) -> Variables:
     """Read a file completely.

@@ -205,7 +205,7 @@ def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     from whisperport.model.checkpoint.ctranslate2 import PROJECTION
     from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
 
-    tensors = files.read(MODEL, read_model_bin).tensors
+    tensors = files.read(MODEL, read_model_bin).by_any_name
     expected = {f"decoder/{name}": int(number) for name, number in SWITCHES.items()}
     expected |= {"encoder/num_heads": checkpoint.dims.n_audio_head}
     expected |= {"decoder/num_heads": checkpoint.dims.n_text_head}
@@ -248,7 +248,7 @@ RULES = (merges, tokenizer, vocabulary, bands, heads, *checkpoint_rules(_setting
 def _sizes(files: Files) -> dict[str, tuple[int, ...]]:
     from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
 
-    tensors = files.read(MODEL, read_model_bin).tensors
+    tensors = files.read(MODEL, read_model_bin).by_any_name
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
