@@ -41,7 +41,8 @@ p { margin: .5rem 0; overflow-wrap: anywhere }
 b.mark { color: var(--mark) }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
-td { overflow-wrap: anywhere; min-width: 5.5rem } td.n { min-width: 0 } .wide { overflow-x: auto }
+td { overflow-wrap: anywhere; min-width: 5.5rem } td:first-child { min-width: 7.4rem }
+td.n { min-width: 0 } .wide { overflow-x: auto }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 th.n { white-space: normal }
 code { font: .9em ui-monospace, monospace; background: var(--card); padding: .1em .4em;

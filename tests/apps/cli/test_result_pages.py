@@ -334,6 +334,14 @@ def test_a_bar_shows_the_distance_to_the_limit() -> None:
     assert "Word error rate<dd>WER 1.00%; WER at most 0.5%" in first_of(page)
 
 
+def test_a_comparison_of_words_without_a_shown_number_begins_with_its_rule() -> None:
+    page = verified(
+        compared(0, "at most 0.3%", level="words", what="short windows", value={"extra": 0})
+    )
+
+    assert "Short windows<dd>at most 0.3%" in first_of(page)
+
+
 @pytest.mark.parametrize("value", [math.nan, -math.inf, 5.0])
 def test_a_value_below_its_limit_is_the_worst_of_its_program(value: float) -> None:
     failed = compared(value, passed=False, reason="SQNR is below 60 dB")

@@ -136,7 +136,8 @@ def _verdict(report: Report, failed: Sequence[Check], command: str) -> str:
 def _error_rates(checks: Sequence[Check]) -> dict[str, str]:
     rates = (check for check in checks if check.level == "words")
     return {
-        check.what.capitalize(): text(f"{measured(check.value)}; {check.rule}") for check in rates
+        check.what.capitalize(): text("; ".join(filter(None, (measured(check.value), check.rule))))
+        for check in rates
     }
 
 
