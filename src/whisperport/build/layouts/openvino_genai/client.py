@@ -14,7 +14,9 @@ import openvino_genai
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}  # some processors would compute in bfloat16
 # The NPU's plug-in rewrites the graphs and runs their parts on the CPU: no NPU and no driver is needed.
 NPUW = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
-PROMPT = 4  # of an NPU; with word timestamps, more tokens than fit after it end the process
+AROUND_TEXT = (
+    4 + 1
+)  # prompt and end; with word timestamps, a text without room for them ends the process
 DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
     "CPU": ("CPU", FLOAT32),
     "NPUW on the CPU": ("NPU", {**NPUW, **FLOAT32}),
@@ -37,7 +39,7 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     )
     config = pipeline.get_generation_config()
     config.return_timestamps, config.word_timestamps = True, words
-    config.max_new_tokens = sizes["max_target_positions"] - PROMPT
+    config.max_new_tokens = sizes["max_target_positions"] - AROUND_TEXT
     if settings["is_multilingual"]:
         config.language, config.task = f"<|{job['language']}|>", "transcribe"
 
