@@ -660,6 +660,11 @@ def without_last(tokens: list[str]) -> None:
             [edit_bytes("", lambda raw: raw[:44] + b"\x07" + raw[45:])],
             ["has ggml's type 1; by the header's ftype 7 it is 8"],
         ),
+        (
+            "whisper.cpp",
+            [edit_bytes("", lambda raw: raw[:12] + (64).to_bytes(4, "little") + raw[16:])],
+            ["n_audio_state is 64; the checkpoint has 128"],
+        ),
     ],
 )
 def test_what_files_state_is_compared_with_what_is_written_for_the_checkpoint(
