@@ -811,6 +811,9 @@ def test_the_first_layer_that_diverges_is_named(
         "the input of decoder.blocks.0.attn.out",
     ]
     assert max(first["before"] for first in firsts) < 1e-5
+    cause = judgement.graphs[1].cause
+    assert "the scores are multiplied by 2" in cause  # and in which nodes
+    assert "Softmax " in cause
     assert judgement.identity is not None
     assert [changed.name for changed in judgement.identity.changed] == [weight]
 

@@ -73,10 +73,15 @@ class Explanation:
                 if left and min(left)[0] < limit:
                     return min(left)[1]
             terms = {label: self.cut(name, term) for label, term in self._terms(name).items()}
+            sums = []
             for array, error in zip(arrays, errors, strict=True):
                 limit = FIT * min(error, 1)
-                if sentence := self._solved(name, array, limit) or combined(terms, array, limit):
+                if sentence := self._solved(name, array, limit):
                     return sentence
+                sums.append(combined(terms, array, limit))
+            # What reads a value may scale it, so that a scaled sum is said last.
+            if sentences := sorted(filter(None, sums), key=lambda text: "multiplied" in text):
+                return sentences[0]
             nearest = min(zip(errors, range(len(arrays)), strict=True), default=(0, 0))[1]
             return difference(right, arrays[nearest], self.head_width) if arrays else ""
 
