@@ -101,7 +101,7 @@ PACKAGE = Path(whisperport.__file__).parent
 MB = 1_000_000
 
 
-def test_the_wheel_has_at_most_8_2_mb_and_is_installed_in_15() -> None:
+def test_the_wheel_has_at_most_8_4_mb_and_is_installed_in_15() -> None:
     found = [p for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     files = {path.relative_to(PACKAGE).as_posix(): path.read_bytes() for path in found}
 
@@ -109,7 +109,7 @@ def test_the_wheel_has_at_most_8_2_mb_and_is_installed_in_15() -> None:
     # with a hash in RECORD.
     packed = sum(len(zlib.compress(data)) + 3 * len(name) + 200 for name, data in files.items())
 
-    assert packed <= 8.2 * MB  # 8.0 before the files of other apps were written
+    assert packed <= 8.4 * MB  # 3.5 of it the model, 2.3 speech, 1.6 source
     assert sum(map(len, files.values())) <= 15 * MB
 
 
