@@ -2,7 +2,7 @@
 //
 //     node client.mjs JOB.json FOLDER_OF_NODE_MODULES
 
-import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -21,7 +21,9 @@ function peakMib() {
 }
 
 let start = performance.now();
-const [encoder, decoder, tokens] = ["encoder.onnx", "decoder.onnx", "tokens.txt"].map((name) => join(job.model, name));
+const names = readdirSync(job.model).sort();
+const ends = [/encoder.*\.onnx$/, /decoder.*\.onnx$/, /tokens\.txt$/]; // the app's own models: tiny-encoder.int8.onnx
+const [encoder, decoder, tokens] = ends.map((end) => join(job.model, names.find((name) => end.test(name))));
 const whisper = { encoder, decoder, language: job.language, task: "transcribe" };
 const recognizer = new sherpa.OfflineRecognizer({ modelConfig: { whisper, tokens, numThreads: 1 } });
 const result = { versions: { "sherpa-onnx-node": sherpa.version }, load_s: seconds(start), clips: [], seconds: [] };

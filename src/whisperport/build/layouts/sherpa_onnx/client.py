@@ -1,8 +1,8 @@
 """Run sherpa-onnx; see `run_client.py`."""
 
-import os
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from string import punctuation
 from typing import Any
 
@@ -17,12 +17,12 @@ def versions() -> dict[str, str]:
 
 
 def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    def path(name: str) -> str:
-        return os.path.join(job["model"], name)
+    def path(end: str) -> str:  # the app's own models have names such as tiny-encoder.int8.onnx
+        return str(min(Path(job["model"]).glob(f"*{end}")))
 
     recognizer = sherpa_onnx.OfflineRecognizer.from_whisper(
-        encoder=path("encoder.onnx"),
-        decoder=path("decoder.onnx"),
+        encoder=path("encoder*.onnx"),
+        decoder=path("decoder*.onnx"),
         tokens=path("tokens.txt"),
         language=job["language"],
         task="transcribe",
