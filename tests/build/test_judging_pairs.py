@@ -23,9 +23,10 @@ from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import graphs, layers
 from whisperport.build.layouts.graph_pair.pair import read_pair
 from whisperport.build.layouts.reading import Files
-from whisperport.errors import ProgramError, UsageError
+from whisperport.errors import ProgramError, UsageError, WhisperportError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.program.checks import Check
+from whisperport.system.child import KilledError
 from whisperport.verification.clips import shipped_audio
 
 from ..extent import EVERYTHING, core_or_all
@@ -139,6 +140,20 @@ def test_a_loop_of_a_decoder_that_forgets_is_named(
     assert not words.passed
     assert "loop in 1 of 1 clips" in words.reason
     assert not judgement
+
+
+def test_graphs_whose_process_is_killed_are_not_called_wrong(
+    exported: dict[str, Path], checkpoint: Any, clip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given right graphs, and a system that kills their process, as it does when memory runs out
+    def killed(*_: object) -> Any:
+        raise KilledError("running the graphs: the system killed the process")
+
+    monkeypatch.setattr(graphs, "run_limited", killed)
+    # then there is no verdict on them
+    with pytest.raises(WhisperportError, match="nothing is known of its files") as caught:
+        judge(exported["rockchip"], checkpoint, verify_with=clip(0))
+    assert "memory" in caught.value.hint
 
 
 @pytest.mark.usefixtures("in_this_process")

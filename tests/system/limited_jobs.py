@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +45,11 @@ def grows_in_shared_memory(step: int) -> None:
 def aborts() -> None:
     begin_stage("aborting")
     os.abort()
+
+
+def is_killed() -> None:
+    begin_stage("dying")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fails() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fuzz.processes import has_ended
 
 from whisperport.errors import MissingPackageError
-from whisperport.system.child import Limits, StoppedError, exit_reason, run_limited
+from whisperport.system.child import KilledError, Limits, StoppedError, exit_reason, run_limited
 from whisperport.system.progress import reporting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
@@ -89,6 +89,11 @@ def test_a_crash_is_named_and_leaves_no_core(
         run("aborts")
 
     assert not list(tmp_path.iterdir())
+
+
+def test_a_job_that_was_killed_is_told_from_one_that_crashed() -> None:
+    with pytest.raises(KilledError, match="dying: the system killed the process"):
+        run("is_killed")
 
 
 def test_errors_of_the_package_come_back_as_they_were() -> None:

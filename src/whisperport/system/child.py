@@ -122,7 +122,7 @@ def exit_reason(code: int, *, was_memory_short: bool | None = None) -> str:
         code: as `subprocess` has it; negative: the number of a signal.
         was_memory_short: whether the system ended processes for lack of memory; None: not known.
     """
-    if os.name == "posix" and code == -signal.SIGKILL and was_memory_short is None:
+    if is_killed(code) and was_memory_short is None:
         return "the system killed the process, most likely because memory ran out"
     if code == -signal.SIGABRT and (limit := memory_limit()):
         return (
@@ -140,6 +140,24 @@ def exit_reason(code: int, *, was_memory_short: bool | None = None) -> str:
         )
         return f"the process was ended by signal {-code}{_signal_name(-code)}{memory}"
     return f"the process ended with exit status {code} and did not report a result"
+
+
+def is_killed(code: int) -> bool:
+    """Return whether a process was killed, by its exit code; a library that crashes has another signal."""
+    return os.name == "posix" and code == -signal.SIGKILL
+
+
+def killed(what: str) -> WhisperportError:
+    """Make the error for files whose process was killed; it is no verdict on them.
+
+    Args:
+        what: ran with them.
+    """
+    return WhisperportError(
+        f"{what} was killed while it ran, so nothing is known of its files",
+        why="most likely memory ran out",
+        hint="free some memory, or use a machine with more, and repeat the command",
+    )
 
 
 def _signal_name(number: int) -> str:
@@ -177,6 +195,10 @@ class StoppedError(Exception):
     """The job exceeded a limit, crashed, or raised an exception other than a WhisperportError."""
 
 
+class KilledError(StoppedError):
+    """The system, or a person, killed the job: nothing is known of what it ran."""
+
+
 class StalledError(Exception):
     """The job exceeded the time limit of a stage."""
 
@@ -202,6 +224,7 @@ def run_limited(job: str, arguments: dict[str, Any], limits: Limits) -> Any:
     Raises:
         StoppedError: the job exceeded a limit, crashed, or raised an exception other than a
             WhisperportError. The message names the stage.
+        KilledError: it was killed, although it exceeded no limit.
         WhisperportError: raised by the job.
     """
     cpu_s = math.ceil(MAX_THREADS * (START_S + limits.seconds))
@@ -213,13 +236,15 @@ def run_limited(job: str, arguments: dict[str, Any], limits: Limits) -> Any:
     try:
         child.wait(START_S, limits.seconds, memory_bytes=limits.memory_bytes)
         if child.answer is None or ("result" in child.answer and child.exit_code()):
-            raise StoppedError(exit_reason(child.exit_code()))
+            code = child.exit_code()
+            kind = KilledError if is_killed(code) else StoppedError
+            raise kind(exit_reason(code))
         return result_of(child.answer)
     except StalledError:
         exceeded = f"it took more than {limits.seconds:.0f} seconds"
         raise child.stopped(exceeded if child.stage else "its process did not start") from None
     except StoppedError as error:
-        raise child.stopped(str(error)) from None
+        raise child.stopped(str(error), type(error)) from None
     finally:
         child.end()
 
@@ -325,9 +350,9 @@ class Job(Child):
         except subprocess.TimeoutExpired:
             return 0
 
-    def stopped(self, why: str) -> StoppedError:
+    def stopped(self, why: str, kind: type[StoppedError] = StoppedError) -> StoppedError:
         """Make an error that names the stage."""
-        return StoppedError(f"{self.stage}: {why}" if self.stage else why)
+        return kind(f"{self.stage}: {why}" if self.stage else why)
 
     def _read(self) -> None:
         pipe = self.process.stdout

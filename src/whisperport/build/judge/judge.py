@@ -36,7 +36,7 @@ from whisperport.errors import (
 )
 from whisperport.program.checks import Check
 from whisperport.program.json_records import to_json
-from whisperport.system.child import StoppedError
+from whisperport.system.child import KilledError, StoppedError, killed
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip
 
@@ -179,7 +179,7 @@ def judge(
         ProgramError: a file is damaged.
         CheckpointError, TokenizerError, AudioError: the checkpoint or the audio cannot be read.
         MissingPackageError: torch, or the reader of a format, is not installed.
-        WhisperportError: an app was killed: nothing is known of the files.
+        WhisperportError: an app, or the process of the graphs, was killed: nothing is known of the files.
     """
     files = Files(Path(path))
     with needs("cannot judge files: torch is not installed", extra="export"):
@@ -352,6 +352,8 @@ def _runs_of_graphs(
             checks.append(check)
     except (MissingPackageError, ProgramError) as error:
         yield AppRun(app=GRAPHS, reason=": ".join(filter(None, (error.what, error.why))))
+    except KilledError as error:
+        raise killed("the process of the graphs") from error
     except StoppedError as error:
         yield AppRun(app=GRAPHS, reason=f"they do not run: {error}", failed=True)
     else:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,15 +12,10 @@ from typing import IO
 from whisperport.build.layouts.environments import command_of, variable
 from whisperport.build.layouts.layout import App
 from whisperport.build.layouts.reference import Emitted, TimedText
-from whisperport.errors import (
-    BundleError,
-    MissingPackageError,
-    VerificationError,
-    WhisperportError,
-)
+from whisperport.errors import BundleError, MissingPackageError, VerificationError
 from whisperport.program.strict_json import Field, parse
 from whisperport.speech.audio.pcm import to_int16, write_wav
-from whisperport.system.child import Child, exit_reason
+from whisperport.system.child import Child, exit_reason, is_killed, killed
 from whisperport.verification.clips import Clip
 
 RUN = Path(__file__).with_name("run_client.py")
@@ -143,12 +137,8 @@ def run_script(app: App, script: Path, argument: Path) -> None:
             ) from error
         finally:
             child.end()
-        if os.name == "posix" and code == -signal.SIGKILL:
-            raise WhisperportError(
-                f"{app.name} was killed while it ran, so nothing is known of its files",
-                why="most likely memory ran out",
-                hint="free some memory, or use a machine with more, and repeat the command",
-            )
+        if is_killed(code):
+            raise killed(app.name)
         if code:
             raise VerificationError(
                 f"{app.name} failed with these files",
