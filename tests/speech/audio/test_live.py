@@ -370,6 +370,7 @@ class Absent:
     [
         (ImportError("No module named 'sounddevice'"), "whisperport[live]"),
         (OSError("PortAudio library not found"), "libportaudio2"),
+        (AttributeError("module '_cffi_backend' has no attribute 'FFI'"), "--force-reinstall"),
     ],
 )
 def test_what_is_not_installed_is_named(

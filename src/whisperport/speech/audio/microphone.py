@@ -83,6 +83,14 @@ def _sounddevice() -> Any:
             why=str(error),
             hint="install it, e.g. `apt install libportaudio2`",
         ) from error
+    except MissingPackageError:
+        raise
+    except Exception as error:  # its code, or that of cffi, which it uses, is damaged
+        raise MissingPackageError(
+            "cannot use a microphone: `sounddevice` cannot be imported",
+            why=f"{type(error).__name__}: {error}",
+            hint="install it again: `pip install --force-reinstall sounddevice cffi`",
+        ) from error
     return sounddevice
 
 
