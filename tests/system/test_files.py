@@ -371,6 +371,10 @@ def test_two_outputs_are_not_one_file(tmp_path: Path) -> None:
     assert "is in the other" in rejected(inside, Output(out, "--out", "bundle"))
     assert "is in the other" in rejected(Output(out, "--out", "bundle"), inside)
     check_outputs([inside, Output(out, "--out", "folder")])
+    # nor is the user told to create a folder that the other one will be
+    out.rmdir()
+    assert "is in the other" in rejected(inside, Output(out, "--out", "bundle"))
+    assert "is in the other" in rejected(Output(out, "--out", "bundle"), inside)
 
 
 def test_letter_case_is_compared_as_the_file_system_does(tmp_path: Path) -> None:

@@ -56,8 +56,11 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | os.PathLike[
         FileNotFoundError: the working directory was deleted.
     """
     paths = list(inputs)
-    for number, output in enumerate(outputs):
-        reason = reason_against(output, paths) or _reason_among(output, outputs[:number])
+    # With each other first: a folder that another output will be is not one to create before.
+    reasons = [_reason_among(output, outputs[:number]) for number, output in enumerate(outputs)]
+    if not any(reasons):
+        reasons = [reason_against(output, paths) for output in outputs]
+    for output, reason in zip(outputs, reasons, strict=True):
         if reason:
             raise UsageError(
                 f"cannot write `{output.flag} {output.path}`", why=reason[0], hint=reason[1]
