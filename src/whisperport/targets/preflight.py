@@ -146,7 +146,8 @@ def check_fits(needed: Estimate, out: Path) -> None:
         raise _too_small("memory", needed, memory, "use a machine with more")
     free = _free_disk(out)
     if free < needed.disk_bytes:
-        raise _too_small("space on the disk", needed, free, "use another disk")
+        another = f"use another disk than that of {out.parent}"
+        raise _too_small("space on the disk", needed, free, another)
 
 
 def available_memory() -> int | None:
@@ -198,5 +199,6 @@ def _too_small(what: str, needed: Estimate, free: float, alternative: str) -> Wh
     return WhisperportError(
         f"there is too little {what}",
         why=f"{free / GB:.2g} GB are free; estimated need, from measured exports: {needed}",
-        hint=f"free some {what}, or {alternative}; `--no-preflight` skips this check",
+        hint=f"free some {what}, or {alternative}; "
+        "`export` and `lower` skip this check with `--no-preflight`",
     )
