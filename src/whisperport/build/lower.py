@@ -115,7 +115,8 @@ class Lowered:
         files: paths of the lowered program and of the files that belong to it; the program is the first.
         target: name of the target.
         spec: signature of the original program.
-        host: steps of the original program that the host computes; false if there are none.
+        host: description of the steps of the original program that the host computes; None if there are
+            none. Their tables are in the files only: `HostPart.read` reads both.
         facts: for ONNX `opset`, `nodes`, `max_rank` and `weight_bytes`; for other formats the delegation.
         rewrites: name of a rewrite -> number of nodes that it replaced.
         equality: the comparisons with the original program.
@@ -125,7 +126,7 @@ class Lowered:
     files: tuple[Path, ...]
     target: str
     spec: ProgramSpec
-    host: HostPart
+    host: dict[str, Any] | None
     facts: dict[str, Any]
     rewrites: dict[str, int]
     equality: Equality
@@ -142,7 +143,7 @@ class Lowered:
             "files": [os.fspath(file) for file in self.files],
             "target": self.target,
             "program": to_json(self.spec),
-            "host": self.host.to_json() if self.host else None,
+            "host": self.host,
             **self.facts,
             "rewrites": self.rewrites,
             "rule": self.gate.rule,
@@ -222,7 +223,7 @@ def lower(
             files=_put_in_place(staged, (*entry.files, *_write_host(host, folder, out)), out, read),
             target=target,
             spec=program.spec,
-            host=host,
+            host=host.to_json() if host else None,
             facts=facts,
             rewrites=rewrites,
             equality=equality,

@@ -1,5 +1,6 @@
 """The files for Hailo's compiler are valid ONNX, within its limits, and equal to torch. No chip is used."""
 
+import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,17 @@ def test_what_is_lowered_is_an_onnx_file_of_opset_13_and_a_script_for_a_decoder(
     assert [o.version for o in model.opset_import] == [13]
     assert not {"Gather", "Concat"} & {node.op_type for node in model.graph.node}
     assert "resources_param" in lowered_decoder.files[1].read_text()  # in scripts for decoders only
+
+
+def test_the_tables_stay_in_the_files_because_the_result_passes_between_processes(
+    lowered_decoder: Lowered,
+) -> None:
+    """Whisper's table has 80 MB; a message of more than 64 MB ended `lower` with "the exporter crashed"."""
+    (table,) = (path for path in lowered_decoder.files if path.name.endswith(".table.npy"))
+
+    message = pickle.dumps(lowered_decoder)
+
+    assert len(message) < table.stat().st_size / 10
 
 
 def test_the_onnx_file_computes_the_logits_with_what_lies_beside_it(
