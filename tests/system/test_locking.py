@@ -5,13 +5,21 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
 from whisperport.system import locking
-from whisperport.system.locking import is_locked, lock_path, locked, try_lock, waiting_for_lock
+from whisperport.system.locking import (
+    is_locked,
+    lock_path,
+    locked,
+    temporary_folder,
+    try_lock,
+    waiting_for_lock,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +159,25 @@ def test_another_error_of_the_system_is_passed_on(
 
     with pytest.raises(OSError, match="Input/output"):
         try_lock(path)
+
+
+def test_the_next_folder_for_audio_deletes_that_of_a_killed_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # given a folder of a process that was killed, one in use, and one of the user
+    script = (
+        "import os; from whisperport.system.locking import temporary_folder\n"
+        "with temporary_folder() as folder:\n"
+        "    (folder / '0.wav').write_bytes(b'audio')\n"
+        "    os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})
+    (left,) = tmp_path.glob("whisperport-audio-*")
+    (tmp_path / "whisperport-audio-of-mine").mkdir()
+    # when the next ones are made
+    with temporary_folder() as first, temporary_folder():
+        # then only the first is gone
+        assert first.is_dir()
+        assert not left.exists()
+    assert os.listdir(tmp_path) == ["whisperport-audio-of-mine"]

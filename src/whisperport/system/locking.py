@@ -8,7 +8,11 @@ behind is removed by the next process that acquires and releases the lock.
 import errno
 import logging
 import os
+import re
+import secrets
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2  # time to retry: `is_locked` holds a lock briefly; a writer holds it longer than this
 PAUSE_S = 0.01  # between two attempts
+TEMPORARY = re.compile(r"whisperport-audio-[0-9a-f]{16}")
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
@@ -107,6 +112,27 @@ def waiting_for_lock(path: Path, on_wait: Callable[[], object]) -> Iterator[None
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder for copies of the user's audio, which is deleted at the end of the `with` block.
+
+    A process that is killed leaves its folder behind; the next one that needs such a folder deletes it.
+    """
+    parent = Path(tempfile.gettempdir())
+    folder = parent / f"whisperport-audio-{secrets.token_hex(8)}"
+    with locked(lock_path(folder)) as lock:  # before the folder is there
+        if lock and lock.is_exclusive:
+            for path in parent.glob("whisperport-audio-*"):
+                with suppress(OSError):  # it belongs to another user
+                    if TEMPORARY.fullmatch(path.name) and not is_locked(lock_path(path)):
+                        shutil.rmtree(path, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_locked(path: Path) -> bool:

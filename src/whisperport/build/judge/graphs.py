@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -31,6 +30,7 @@ from whisperport.program.checks import Check
 from whisperport.runtime import start_tokens
 from whisperport.speech.text import Tokenizer
 from whisperport.system.child import Limits, StoppedError, run_limited
+from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip
 
@@ -143,10 +143,10 @@ def check_words(
     generation, dims = checkpoint.generation, checkpoint.dims
     prompt = start_tokens(generation, clips[0].language, "transcribe", timestamps=False)
     begin_stage("decoding with the graphs")
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         names = []
         for number, clip in enumerate(clips):
-            names.append(str(Path(folder) / f"{number}.npy"))
+            names.append(str(folder / f"{number}.npy"))
             mel = spectrogram(clip.samples, dims.n_mels, dims.n_frames, profile.padding)
             np.save(names[-1], mel[:, : dims.n_frames])
         longest = LONGER * max(len(emitted.tokens) for emitted in expected)
@@ -234,13 +234,13 @@ def _run(
 ) -> tuple[Floats, dict[str, Floats]]:
     """Return the logits, and the keys and values that the first run returned."""
     begin_stage("running the graphs")
-    with TemporaryDirectory() as folder:
-        np.save(Path(folder) / "mel.npy", mel)
-        out = Path(folder) / "computed.npz"
+    with temporary_folder() as folder:
+        np.save(folder / "mel.npy", mel)
+        out = folder / "computed.npz"
         arguments = {
             "path": str(path.absolute()),
             "precision": precision,
-            "mel": str(Path(folder) / "mel.npy"),
+            "mel": str(folder / "mel.npy"),
             "tokens": list(known.tokens),
             "n_prompt": known.n_prompt,
             "out": str(out),

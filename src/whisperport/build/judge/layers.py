@@ -29,6 +29,7 @@ from whisperport.errors import ProgramError, WhisperportError
 from whisperport.program.json_records import from_json
 from whisperport.program.strict_json import Field
 from whisperport.system.child import Limits, StoppedError, run_limited
+from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
 from whisperport.verification.array_comparison import compare_output
 from whisperport.verification.clips import Clip
@@ -138,8 +139,8 @@ def compare_graphs(
         clip: read by the encoder.
         known: the tokens that the decoder reads.
     """
-    with TemporaryDirectory(prefix="whisperport-") as work:
-        values = Path(work, "values.npz")
+    with temporary_folder() as work:
+        values = work / "values.npz"
         for part in OUTPUT:
             file = _file_of(part, identity)
             if not file:

@@ -16,6 +16,7 @@ from whisperport.errors import BundleError, MissingPackageError, VerificationErr
 from whisperport.program.strict_json import Field, parse
 from whisperport.speech.audio.pcm import to_int16, write_wav
 from whisperport.system.child import Child, exit_reason, is_killed, killed
+from whisperport.system.locking import temporary_folder
 from whisperport.verification.clips import Clip
 
 RUN = Path(__file__).with_name("run_client.py")
@@ -74,8 +75,7 @@ def run_client(
         VerificationError: the client failed, or its result is not what `run_client.py` describes.
         WhisperportError: the client was killed, which tells nothing of the files.
     """
-    with tempfile.TemporaryDirectory(prefix="whisperport-") as temporary:
-        folder = Path(temporary)
+    with temporary_folder() as folder:
         names = [os.fspath(folder / f"{i}.wav") for i in range(len(clips))]
         for name, clip in zip(names, clips, strict=True):
             write_wav(name, to_int16(clip.samples))
