@@ -163,6 +163,7 @@ BERT = {"model_type": "bert", "architectures": ["BertModel"], **SIZES}
     [
         ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is 1000000000"),
         ({"num_hidden_layers": 50}, "more than 300 modules"),
+        ({"depths": [10**9, 2]}, "`depths` is 1000000000"),  # Swin's: a list of all takes minutes
         ({"num_labels": 10**9}, "not enough memory"),
     ],
 )

@@ -114,7 +114,11 @@ def _check(configuration: Any, key: str = "") -> None:
             why=f"its `{shorten(key)}` is {quoted(configuration)}",
             hint=f"remove the line from {CONFIG}",
         )
-    elif "layer" in key and isinstance(configuration, int) and configuration > MOST_MODULES:
+    elif (
+        ("layer" in key or "depth" in key)
+        and isinstance(configuration, int)
+        and configuration > MOST_MODULES
+    ):
         raise _too_large(f"its `{shorten(key)}` is {quoted(configuration)}")
 
 
