@@ -948,6 +948,33 @@ def test_a_wrong_step_of_one_row_is_named(micro_checkpoint: Any) -> None:
     assert "rows, such as 3" in str(changed)
 
 
+@pytest.mark.parametrize("stored", ["nothing", "other values"])
+def test_weights_that_change_nothing_may_be_left_out(micro_checkpoint: Any, stored: str) -> None:
+    # given the arrays of an untrained model's graph: the exporter dropped sums with 0 and products with 1
+    weights = dict(micro_checkpoint.weights)
+    bias, scale = "encoder.blocks.0.mlp.2.bias", "encoder.blocks.0.attn_ln.weight"
+    weights[bias], weights[scale] = weights[bias] * 0, weights[scale] * 0 + 1
+    untrained = replace(micro_checkpoint, weights=weights)
+    arrays = [
+        StoredArray("encoder.onnx", str(i), weight.float().numpy())
+        for i, (name, weight) in enumerate(weights.items())
+        if name not in (bias, scale)
+    ]
+    if stored == "other values":
+        arrays.append(StoredArray("encoder.onnx", "a", np.full(len(weights[bias]), 0.25, "f4")))
+    # when they are looked for
+    identity = identify(untrained, arrays)
+    # then nothing is missing, unless an array has other values in their place
+    if stored == "nothing":
+        assert identity, identity.changed
+        assert sorted(identity.neutral) == sorted([bias, scale])
+    else:
+        assert [changed.name for changed in identity.changed] == [bias]
+    # and of the checkpoint whose values have an effect, both are missing
+    missing = [changed.name for changed in identify(micro_checkpoint, arrays).changed]
+    assert {bias, scale} <= set(missing)
+
+
 def test_a_permuted_weight_is_not_found(micro_checkpoint: Any) -> None:
     # given a matrix whose rows are in another order
     name = "decoder.blocks.0.attn.out.weight"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.build.judge.operations import is_norm
 from whisperport.build.layouts.arrays import is_half
 from whisperport.build.layouts.arrays import weight as weight_of
 from whisperport.build.layouts.reading import StoredArray
@@ -80,6 +81,8 @@ class Identity:
         equal: names of those that are stored bit by bit.
         half: of those that are stored rounded to float16.
         eight_bits: of those that are stored within half a step of 8 bits.
+        neutral: of those that no array is, and without which a graph computes the same: biases of 0, and
+            scales of 1 of layer norms. Exporters leave such operators out.
         changed: the others.
         odd: names of square matrices whose axes have another order than those of all others.
         places: weight -> file and name of each array that it is as a whole; several weights may be the same
@@ -89,6 +92,7 @@ class Identity:
     equal: list[str] = field(default_factory=list)
     half: list[str] = field(default_factory=list)
     eight_bits: list[str] = field(default_factory=list)
+    neutral: list[str] = field(default_factory=list)
     changed: list[ChangedWeight] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
@@ -105,7 +109,12 @@ class Identity:
         ]
         n_same = len(self.equal) + len(self.half) + len(self.eight_bits)
         counts = ", ".join([f"{len(self.equal)} equal to the bit", *rounded])
-        return f"{n_same} of {n_same + len(self.changed)} weights are there ({counts})"
+        left_out = (
+            f"; {len(self.neutral)} more are biases of 0 or scales of 1, which graphs may leave out"
+            if self.neutral
+            else ""
+        )
+        return f"{n_same} of {n_same + len(self.changed)} weights are there ({counts}){left_out}"
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -113,6 +122,7 @@ class Identity:
             "equal": len(self.equal),
             "float16": len(self.half),
             "eight_bits": len(self.eight_bits),
+            "left_out": len(self.neutral),
             "changed": [
                 {
                     "name": weight.name or None,
@@ -146,6 +156,8 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
             result.half.append(name)
         elif name in search.eight_bits:
             result.eight_bits.append(name)
+        elif name not in search.nearest and search.is_neutral(name):
+            result.neutral.append(name)
         else:
             result.changed.append(
                 search.nearest.get(name)
@@ -295,6 +307,13 @@ class _Search:
                     continue
                 rows = self.rows.setdefault(name, np.full(len(weight), len(FORMS), np.int8))
                 np.minimum(rows[start : start + n], form, out=rows[start : start + n])
+
+    def is_neutral(self, name: str) -> bool:
+        """Return whether a weight is a bias of 0, or the scale of a layer norm and 1."""
+        if name.endswith(".bias"):
+            return not self._weight(name, False).any()
+        is_scale = is_norm(name.removesuffix(".weight"))
+        return is_scale and bool((self._weight(name, False) == 1).all())
 
     def reordered(self, name: str) -> ChangedWeight | None:
         """Return the array that has a weight's values in another order; None: there is none."""

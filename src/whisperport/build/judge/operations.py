@@ -105,7 +105,7 @@ class Explanation:
             positions = self.expected["encoder.positional_embedding"]
             for sentence, value in _activated(self.expected["encoder.conv2"]):
                 yield sentence, value.transpose(0, 2, 1) + positions
-        elif not is_input and _is_norm(layer):
+        elif not is_input and is_norm(layer):
             yield from self._norms(layer)
 
     def _terms(self, name: str) -> dict[str, Array]:
@@ -118,7 +118,7 @@ class Explanation:
             bias = bias[:, None] if "conv" in layer.rpartition(".")[2] else bias
             row = np.broadcast_to(bias, right.shape)
             return {"the part of its weight": right - row, "its bias": row}
-        if not _is_norm(layer):
+        if not is_norm(layer):
             return {"it": right}
         before, branch = self._residual(layer)
         if branch is None:
@@ -156,7 +156,7 @@ class Explanation:
             and (sentence := self._positions(name, array))
         ):
             return sentence
-        if name == layer and _is_norm(layer):
+        if name == layer and is_norm(layer):
             return self._epsilon(layer, array, limit)
         if name != layer and layer.endswith(("mlp.2", "conv2")):
             source = f"{layer[:-1]}0" if layer.endswith("mlp.2") else "encoder.conv1"
@@ -408,7 +408,8 @@ def _causal(n: int, later: int = 0) -> Array:
     return np.triu(np.full((n, n), LOWEST, np.float32), 1 + later)
 
 
-def _is_norm(layer: str) -> bool:
+def is_norm(layer: str) -> bool:
+    """Return whether a layer is a layer norm, by the end of its name."""
     return layer.rpartition(".")[2] in ("attn_ln", "cross_attn_ln", "mlp_ln", "ln", "ln_post")
 
 
