@@ -567,6 +567,7 @@ def test_a_graph_beside_the_settings_is_named(right_files: dict[str, Path], tmp_
             set(),
         ),
         ("sherpa-onnx", edit_text("tokens.txt", r"\A", f"YQ== {'9' * 5000}\n"), {"WP724"}),
+        ("openvino-genai", edit_text("openvino_detokenizer.xml", '"i32"', '"f32"'), {"WP708"}),
     ],
 )
 def test_files_with_anything_as_an_id_are_judged(
@@ -577,7 +578,7 @@ def test_files_with_anything_as_an_id_are_judged(
     checkpoint: Any,
     tmp_path: Path,
 ) -> None:
-    # given files in which an id is a list, or too long for a number
+    # given files in which an id is a list, or too long for a number, or a place in a text is no integer
     files = Files(planted(app, plant, right_files, tmp_path), checkpoint)
     # when each rule reads them beside the checkpoint
     problems = [p.code for rule in layout_of(app).rules for p in rule.problems(files)]
@@ -654,6 +655,13 @@ def without_last(tokens: list[str]) -> None:
                 "num_beams is 5; without it, it is 1",
                 "suppress_tokens is missing; the checkpoint has [",
             ],
+        ),
+        ("openvino-genai", [edit_json("config.json", dict.clear)], ["it states nothing"]),
+        ("faster-whisper", [edit_json("tokenizer.json", dict.clear)], ["it states nothing"]),
+        (
+            "onnxruntime-genai",
+            [edit_json("genai_config.json", dict.clear)],
+            ["model.type is missing; the checkpoint has 'whisper'"],
         ),
         (
             "whisper.cpp",

@@ -102,6 +102,13 @@ def settings_of(
             yield Setting(file, key, stated.get(key), value, is_decoding)
 
 
+def empty_files(files: Files, *names: str) -> Iterator[Setting]:
+    """Yield the JSON files that are there, and state nothing."""
+    for name in names:
+        if files.has(name) and not files.json(name):
+            yield Setting(name, name, 0, 1, reason="it states nothing: it is an empty object")
+
+
 def default_settings(
     file: str, stated: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Iterator[Setting]:

@@ -13,6 +13,7 @@ from whisperport.build.layouts.checkpoint_rules import (
     Setting,
     checkpoint_rules,
     default_settings,
+    empty_files,
     missing_tokens,
     settings_of,
     token_setting,
@@ -346,6 +347,7 @@ SOUND_DEFAULTS = {"dither": 0.0, "do_normalize": False}
 
 def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     """Yield what the JSON files say, and what the checkpoint has."""
+    yield from empty_files(files, CONFIG, GENERATION, PREPROCESSOR)
     stated, right = files.json(GENERATION), files_of.generation_config(checkpoint)
     sizes, right_sizes = files.json(CONFIG), files_of.config(checkpoint)
     yield from settings_of(
@@ -371,6 +373,7 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
 
 def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     """Yield what in tokenizer.json is not the checkpoint's: tokens, the form of text, and merges."""
+    yield from empty_files(files, TOKENIZER)
     stored, ids_of = stored_ids(files.json(TOKENIZER)), files_of.ids_by_token(checkpoint)
     stated = {i: token for token, i in stored.items()}
     every = dict(enumerate(files_of.tokens_by_id(checkpoint)))

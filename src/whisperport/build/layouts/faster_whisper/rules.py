@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from whisperport.build.layouts.checkpoint_rules import (
     Setting,
     checkpoint_rules,
+    empty_files,
     settings_of,
     token_setting,
 )
@@ -186,6 +187,7 @@ def _is_layer(value: object, layers: set[int]) -> bool:
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from _variables(files, checkpoint)
+    yield from empty_files(files, CONFIG)
     stated, right = files.json(CONFIG), config(checkpoint)
     yield from settings_of(CONFIG, stated, right, decoding=right, may_lack=False)
     sound = preprocessor_config(checkpoint.dims)
@@ -210,7 +212,7 @@ def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     expected |= {"encoder/num_heads": checkpoint.dims.n_audio_head}
     expected |= {"decoder/num_heads": checkpoint.dims.n_text_head}
     numbers = {name: t.tolist() for name, t in tensors.items() if not t.ndim}
-    for name in expected.keys() | numbers.keys():
+    for name in sorted(expected.keys() | numbers.keys()):
         default = DEFAULTS.get(name, 0)
         stated, right = numbers.get(name, default), expected.get(name, 0)
         if stated == right or name.endswith(("_scale", *WITHOUT_EFFECT)):

@@ -100,7 +100,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     for file, content in sides:
         stated, right = _flat(files.json(file)), _flat(content)
         yield from settings_of(file, stated, {k: v for k, v in right.items() if k not in UNSURE})
-        for key, value in right.items() if stated else ():
+        for key, value in right.items() if files.has(file) else ():
             if key not in stated and key not in UNSURE:
                 reason = f"{key} is missing; the checkpoint has {value!r}"
                 yield Setting(file, key, 0, 1, reason=reason)

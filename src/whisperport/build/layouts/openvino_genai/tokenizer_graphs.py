@@ -126,6 +126,8 @@ def _texts(graph: IrGraph, index: int, place: int, stored: dict[str, NDArray[Any
     if any(array is None for array in arrays):
         return []
     begins, ends, data = (array.reshape(-1) for array in arrays if array is not None)
+    if not {begins.dtype.kind, ends.dtype.kind} <= {"i", "u"}:
+        raise ValueError("where a text begins or ends is not an integer")
     if len(begins) != len(ends) or (ends < begins).any() or (begins < 0).any():
         raise ValueError("a text ends before it begins")
     if (ends > len(data)).any() or (ends.astype("int64") - begins).sum() > len(data):
