@@ -79,7 +79,7 @@ class Explanation:
                 if sentence := self._solved(name, array, limit):
                     return sentence
                 sums.append(combined(terms, array, limit))
-            # What reads a value may scale it, so that a scaled sum is said last.
+            # What reads a value may scale it, so that a scaled sum is reported last.
             if sentences := sorted(filter(None, sums), key=lambda text: "multiplied" in text):
                 return sentences[0]
             nearest = min(zip(errors, range(len(arrays)), strict=True), default=(0, 0))[1]
