@@ -841,6 +841,23 @@ def test_weights_of_8_bits_are_found(checkpoint: Any, app: str, tmp_path: Path) 
     assert len(identity.eight_bits) > 50
 
 
+def test_a_scale_of_8_bits_is_not_taken_for_a_bias_of_zeros(
+    micro_checkpoint: Any, tmp_path: Path
+) -> None:
+    # given graphs of 8 bits, of a checkpoint whose biases are 0, which an exporter may leave out
+    zeros = {
+        name: w * 0 if name.endswith("bias") else w for name, w in micro_checkpoint.weights.items()
+    }
+    untrained = replace(micro_checkpoint, weights=zeros)
+    write_openvino(untrained, tmp_path, "w8")
+    stored = stored_arrays(layout_of("openvino-genai"), Files(tmp_path), "w8")
+    # when the weights are looked for among the arrays that are not 0
+    identity = identify(untrained, (array for array in stored if array.values.any()))
+    # then nothing is missing
+    assert identity, identity.changed
+    assert identity.neutral
+
+
 @pytest.mark.parametrize("form", ["swapped", "float16", "8 bits", "scaled"])
 def test_a_rounded_or_swapped_weight_is_found(form: str, micro_checkpoint: Any) -> None:
     # given every weight as a converter may store it

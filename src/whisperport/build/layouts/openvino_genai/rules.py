@@ -369,10 +369,17 @@ def _precisions(files: Files) -> list[str]:
 def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
     for name in (ENCODER, DECODER):
         stored = dict(constants(files.path / name))
-        steps = _steps(files.read(name, read_ir))
+        steps = {
+            matrix: sources
+            for matrix, sources in _steps(files.read(name, read_ir)).items()
+            if matrix in stored and stored[matrix].dtype in (np.int8, np.uint8)
+        }
+        of_steps = {source for sources in steps.values() for source in sources}
         for node, values in stored.items():
+            if node in of_steps:
+                continue  # no weight is equal to it, but one of zeros is near
             scale, zero = (stored.get(source) for source in steps.get(node, ("", "")))
-            if scale is None or values.ndim != 2 or values.dtype not in (np.int8, np.uint8):
+            if scale is None or values.ndim != 2:
                 yield StoredArray(name, node, values)
                 continue
             zero = np.array(0) if zero is None else zero
