@@ -7,7 +7,7 @@ positions of a short window.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ MUCH = 1e6  # distance by which a weight that a name says is nearer
 SAMPLE = 256  # elements, by which the nearest array is found
 # Relative and absolute error of float16; a converter writes 1e-7 for what is nearer to 0.
 HALF_BITS, TINY = 2.0**-10, 2.0**-23
+LEAST_STEP = 127 * 2.0**-25  # what 127 steps lose where a step in float16 is as small as can be
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 FORMS = ("equal", "half", "eight_bits")  # the fields of an `Identity`, by falling precision
 # Graphs of a short window, or of short texts, have some of their rows only.
@@ -392,16 +393,9 @@ class _Search:
 
     def _rounded(self, values: Array, candidates: list[tuple[str, bool]]) -> list[str]:
         """Note and return what an array holds as integers of 8 bits, already multiplied by their step."""
-        if values.ndim < 2:
-            return []
-        for size in {values[0].size, BLOCK}:
-            groups = (
-                values.astype(np.float32).reshape(-1, size) if values.size % size == 0 else None
-            )
-            if groups is None or not _has_levels(groups):
-                continue
+        for groups in _groups_of(values):
             for name, transposed in candidates:
-                weight = self._weight(name, transposed).reshape(-1, size)
+                weight = self._weight(name, transposed).reshape(groups.shape)
                 if _groups_are_near(groups, weight):
                     self.eight_bits.add(name)
                     return [name]
@@ -449,6 +443,9 @@ class _Search:
         allowed: Array = np.abs(weight) * HALF_BITS + TINY
         if array.step is not None:
             allowed = allowed + HALF_STEP * array.step
+        for groups in _groups_of(values) if array.step is None else ():
+            step = np.broadcast_to(np.abs(groups).max(axis=1, keepdims=True) / 127, groups.shape)
+            allowed = np.maximum(allowed, HALF_STEP * step.reshape(values.shape))
         if transposed:
             values, weight, allowed = (np.ascontiguousarray(a.T) for a in (values, weight, allowed))
         return how_it_differs(values, weight, allowed, self.head_width)
@@ -556,6 +553,15 @@ def _listed(lines: Array) -> str:
     return ", ".join(map(str, lines[:4])) + (", …" if len(lines) > 4 else "")
 
 
+def _groups_of(values: Array) -> Iterator[Array]:
+    """Yield the groups (n, k) of values that may be integers of 8 bits, multiplied by the group's step."""
+    for size in {values[0].size, BLOCK} if values.ndim > 1 else ():
+        if values.size % size == 0:
+            groups = values.astype(np.float32).reshape(-1, size)
+            if _has_levels(groups):
+                yield groups
+
+
 def _has_levels(groups: Array) -> bool:
     """Return whether the values of each group (n, k) are multiples of 1/127 of its largest one."""
     if not np.isfinite(groups[:ROWS]).all():
@@ -566,10 +572,12 @@ def _has_levels(groups: Array) -> bool:
 
 
 def _groups_are_near(groups: Array, weight: Array) -> bool:
-    """Return whether no value (n, k) is farther from a weight's than a step of its group allows."""
+    """Return whether hardly a value (n, k) is farther from a weight's than a step of its group allows."""
     step = np.abs(groups).max(axis=1, keepdims=True) / 127
-    near = np.abs(groups - weight) <= HALF_STEP * step + np.finfo(np.float32).tiny
-    return bool(near[:QUICK].mean() >= MOST and near.mean() >= MOST)
+    near = np.abs(groups - weight) <= HALF_STEP * step + LEAST_STEP
+    if near[:QUICK].mean() < MOST or near.mean() < MOST:
+        return False
+    return bool(near.mean(axis=1).min() >= LEAST_OF_LINE)
 
 
 def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:
