@@ -474,6 +474,13 @@ SETTINGS: dict[str, tuple[str, Plant]] = {
     "layer lacking": ("WP7.*(decoder_layers|no input)", set_in("config.json", decoder_layers=1)),
     "wrong length": ("WP709.*max_length", set_in("generation_config.json", max_length=20)),
     "suppressed tokens": ("WP709.*suppress_tokens", set_in("generation_config.json", suppress_tokens=[4])),
+    "no end": (
+        "WP708.*suppress_tokens.* ends a text",
+        of_checkpoint(
+            "generation_config.json",
+            lambda c: {"suppress_tokens": [*c.generation.suppressed, c.generation.end_of_text]},
+        ),
+    ),
     "heads of another model": (
         "WP70[69].*(alignment_heads|layer 11)",
         set_in("generation_config.json", alignment_heads=[[11, 0]]),
@@ -486,7 +493,7 @@ SETTINGS: dict[str, tuple[str, Plant]] = {
     "hop length": ("WP708.*hop_length", set_in("preprocessor_config.json", hop_length=320)),
 }  # fmt: skip
 OF_GENAI = {
-    *("wrong id", "wrong language ids", "wrong length", "suppressed tokens"),
+    *("wrong id", "wrong language ids", "wrong length", "suppressed tokens", "no end"),
     *("heads of another model", "heads of another layer", "another tokenizer"),
 }
 OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {

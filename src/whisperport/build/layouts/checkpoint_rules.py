@@ -155,9 +155,12 @@ def _differences(
         return
     named: Counter[str] = Counter()
     for setting in files.kept(settings, lambda: tuple(settings(files, checkpoint))):
-        if setting.is_decoding != is_decoding or setting.stated is None or setting.right is None:
+        if setting.stated is None or setting.right is None:
             continue
         stated, right = _comparable(setting.stated), _comparable(setting.right)
+        has_end = _suppresses(checkpoint.generation.end_of_text, setting)
+        if (setting.is_decoding and not has_end) != is_decoding:
+            continue
         if isinstance(right, dict) and isinstance(stated, dict):
             # Files of a model may name more languages than a checkpoint that was trained for one.
             stated = {key: stated.get(key) for key in right}
@@ -166,8 +169,29 @@ def _differences(
             yield (
                 setting.file,
                 setting.reason
-                or f"{setting.name} is {_short(stated)}; the checkpoint has {_short(right)}",
+                or _unlike(setting.name, stated, right)
+                + (f": {checkpoint.generation.end_of_text} ends a text" if has_end else ""),
             )
+
+
+def _suppresses(end_of_text: int, setting: Setting) -> bool:
+    """Return whether a setting keeps an app from ending a text, as the checkpoint's does not."""
+    lists = isinstance(setting.stated, list) and isinstance(setting.right, list)
+    is_list = lists and "suppress" in setting.name
+    return is_list and end_of_text in setting.stated and end_of_text not in setting.right
+
+
+def _unlike(name: str, stated: Any, right: Any) -> str:
+    """Return in words how a setting differs; of long lists, the entries that only one of them has."""
+    lists = isinstance(stated, list) and isinstance(right, list)
+    if not lists or max(len(repr(stated)), len(repr(right))) <= LONGEST:
+        return f"{name} is {_short(stated)}; the checkpoint has {_short(right)}"
+    sides = {
+        "has": [entry for entry in stated if entry not in right],
+        "lacks": [entry for entry in right if entry not in stated],
+    }
+    words = [f"{verb} {_short(entries)}" for verb, entries in sides.items() if entries]
+    return f"{name} {' and '.join(words)}, unlike the checkpoint's"
 
 
 def _comparable(value: Any) -> Any:
