@@ -309,6 +309,8 @@ def layout_of_files(files: Files, app: str | None) -> Layout:
             f"{files.path} is a part of what an app loads",
             hint=f"give its folder: whisperport judge {files.path.absolute().parent}",
         )
+    if files.path.is_file():
+        _reject_placeholder(files.path)
     known = "\n".join(f"{', '.join(layout.apps)}: {layout.title}" for layout in all_layouts())
     if any(files.has(name) for name in ("model.safetensors", "pytorch_model.bin")):
         raise UsageError(
@@ -322,6 +324,13 @@ def layout_of_files(files: Files, app: str | None) -> Layout:
         hint=f"give the folder, or the only file, that one of these apps loads:\n{known}\n"
         "`whisperport convert` makes such files of a checkpoint",
     )
+
+
+def _reject_placeholder(path: Path) -> None:
+    from whisperport.model.checkpoint.untrusted import PLACEHOLDER_BYTES, reject_placeholder
+
+    with path.open("rb") as file:
+        reject_placeholder(file.read(PLACEHOLDER_BYTES), f"cannot read {path}")
 
 
 def _runs_of_graphs(
