@@ -20,7 +20,7 @@ import onnx
 from whisperport import fix, judge
 from whisperport.apps.cli.explain import rules_about
 from whisperport.apps.cli.judge import judge as judge_verb
-from whisperport.build.judge import layers
+from whisperport.build.judge import layers, operations
 from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
@@ -608,6 +608,11 @@ def without_last(tokens: list[str]) -> None:
     del tokens[-1]
 
 
+def end_for_one(generation: dict[str, Any]) -> None:
+    tokens = generation["suppress_tokens"]
+    tokens[tokens.index(359)] = 50257
+
+
 @pytest.mark.parametrize(
     ("app", "plants", "reasons"),
     [
@@ -672,6 +677,13 @@ def without_last(tokens: list[str]) -> None:
             "whisper.cpp",
             [edit_bytes("", lambda raw: raw[:12] + (64).to_bytes(4, "little") + raw[16:])],
             ["n_audio_state is 64; the checkpoint has 128"],
+        ),
+        (
+            "transformers.js",
+            [edit_json(GENERATION, end_for_one)],
+            [
+                "suppress_tokens has [50257] and lacks [359], unlike the checkpoint's: 50257 ends a text"
+            ],
         ),
     ],
 )
@@ -1000,6 +1012,48 @@ def test_weights_that_change_nothing_may_be_left_out(micro_checkpoint: Any, stor
     assert {bias, scale} <= set(missing)
 
 
+def test_a_row_of_8_bits_whose_step_is_0_is_named(micro_checkpoint: Any) -> None:
+    # given 8 bits that are already multiplied by their step, which is 0 in one of many rows
+    name = "decoder.token_embedding.weight"
+    weight = micro_checkpoint.weights[name].numpy()
+    step = np.abs(weight).max(axis=1, keepdims=True) / 127
+    values = (np.rint(weight / step) * step).astype(np.float32)
+    values[9] = 0
+    # when they are looked for, then the row is named
+    (changed,) = (
+        c for c in identify(micro_checkpoint, [StoredArray("a", name, values)]).changed if c.stored
+    )
+    assert "rows 9, of head 1, are 0" in str(changed)
+
+
+@pytest.mark.parametrize(
+    ("module", "change", "sentence"),
+    [
+        ("attn", {"mask": np.triu(np.full((5, 5), -65504.0))}, "the mask hides the token itself, too"),
+        ("cross_attn", {"keys": "decoder.blocks.0.cross_attn.key"}, "the keys are those of decoder.b"),
+    ],
+)  # fmt: skip
+def test_what_attention_reads_is_named(module: str, change: dict[str, Any], sentence: str) -> None:
+    # given a decoder of two blocks, and the joined heads of another attention in the second
+    random = np.random.default_rng(0)
+    expected = {
+        f"decoder.blocks.{i}.{module}.{part}": random.standard_normal((1, 5, 8)).astype(np.float32)
+        for i in range(2)
+        for part in ("query", "key", "value")
+    }
+    name = f"decoder.blocks.1.{module}"
+    mask = np.triu(np.full((5, 5), -1e30), 1) if module == "attn" else None
+    right: dict[str, Any] = {"scale": 0.5, "mask": mask, "head_width": 4}
+    for part, argument in (("query", "queries"), ("key", "keys"), ("value", "values")):
+        right[argument] = expected[f"{name}.{part}"]
+    expected[f"{operations.INPUT}{name}.out"] = operations._attention(**right)
+    changed = {k: expected[v] if isinstance(v, str) else v for k, v in change.items()}
+    # when it is explained, then it is said what differs
+    value = operations._attention(**{**right, **changed}).astype(np.float32)
+    explanation = operations.Explanation(expected, 4)
+    assert explanation.of(f"{operations.INPUT}{name}.out", [value]).startswith(sentence)
+
+
 def test_a_permuted_weight_is_not_found(micro_checkpoint: Any) -> None:
     # given a matrix whose rows are in another order
     name = "decoder.blocks.0.attn.out.weight"
@@ -1105,3 +1159,8 @@ def test_files_of_no_app_are_an_error(tmp_path: Path) -> None:
         judge(tmp_path)
     with pytest.raises(UsageError, match="there is no file"):
         judge(tmp_path / "missing")
+    pointer = tmp_path / "ggml-model.bin"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\nsize 17650000\n")
+    with pytest.raises(CheckpointError, match=r"ggml-model\.bin") as caught:
+        judge(pointer)
+    assert "git lfs pull" in caught.value.hint

@@ -4,6 +4,7 @@ What a layer is computed from is right, and its result is not, so that what the 
 them. It is tried what gives the graph's value: another activation, a sum with another sign, other scores.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ Array = NDArray[Any]
 INPUT = "the input of "
 """Before the name of a layer: what its weight multiplies. Alone, the name is that of its output."""
 LOWEST = np.finfo(np.float32).min  # what a mask adds
+LOWEST_HALF = np.float32(np.finfo(np.float16).min)  # or this
 OF_AUDIO = ("cross_attn.key", "cross_attn.value")
 """Ends of the decoder's layers that read features, not tokens."""
 FIT = 0.05  # of the error: an operation that leaves less gives the value
@@ -220,9 +222,18 @@ class Explanation:
         elif right_mask is not None:
             kinds += [
                 ("the mask is missing: a token sees later ones", {"mask": None}),
-                ("the mask hides the token itself, too", {"mask": _causal(n, -1)}),
                 ("the mask lets a token see the next one", {"mask": _causal(n, 1)}),
-                ("the mask is inverted: a token sees later ones only", {"mask": _causal(n, -1).T}),
+                *(
+                    (sentence, {"mask": np.maximum(mask, low)})
+                    for low in (
+                        LOWEST,
+                        LOWEST_HALF,
+                    )  # of which a token that sees nothing shows which
+                    for sentence, mask in (
+                        ("the mask hides the token itself, too", _causal(n, -1)),
+                        ("the mask is inverted: a token sees later ones only", _causal(n, -1).T),
+                    )
+                ),
                 ("a token sees itself only", {"mask": np.where(np.eye(n) > 0, 0, LOWEST)}),
                 ("the newest key is before the earlier ones", {"keys": np.roll(k, 1, 1)}),
                 ("the newest value is before the earlier ones", {"values": np.roll(v, 1, 1)}),
@@ -250,11 +261,24 @@ class Explanation:
             for power in range(-4, 5)
             if (factor := step * 2.0**power) != 1
         ]
+        kinds += [
+            (f"the {part}s are those of {name}", {f"{part}s": value})
+            for part in ("key", "value")
+            for name, value in self._layers_like(f"{module}.{part}")
+        ]
         usual = {"scale": scale, "mask": right_mask, "head_width": self.head_width}
         for sentence, changes in kinds:
             settings = {"queries": q, "keys": k, "values": v, **usual, **changes}
             if settings["queries"].shape == q.shape and settings["values"].shape == v.shape:
                 yield sentence, _attention(**settings)
+
+    def _layers_like(self, name: str) -> Iterator[tuple[str, Array]]:
+        """Yield the layers of the same kind in the other blocks, and their outputs."""
+        begin, _, rest = name.partition(".blocks.")
+        end = rest.partition(".")[2]
+        for other, value in self.expected.items():
+            if other != name and re.fullmatch(rf"{begin}\.blocks\.\d+\.{re.escape(end)}", other):
+                yield other, value
 
     def _norms(self, layer: str) -> Iterator[tuple[str, Array]]:
         """Yield other forms of a layer norm, and their outputs."""
