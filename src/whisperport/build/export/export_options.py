@@ -37,7 +37,7 @@ class ExportOptions:
         tuple[float, ...],
         Option(
             "Lengths of window that the runtime chooses from, such as 5,10,30: encoder and cross_kv get a "
-            "program for each. An error for targets that need only one for all lengths, such as "
+            "program for each. Rejected for targets whose programs take every length, such as "
             "onnxruntime",
             metavar="SECONDS,SECONDS",
             default="the checkpoint's length only",
