@@ -4,15 +4,15 @@ They run in a child process with limits. If the logits are wrong, the checkpoint
 fault after the other that exporters make: the one that gives the same wrong logits is the cause.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whisperport.build.inspect import size_of
+from whisperport.build.judge.faults import Fault, faults
 from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import recognized
 from whisperport.build.layouts.arrays import Floats
@@ -35,45 +35,18 @@ from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip
 
 if TYPE_CHECKING:  # it needs torch
-    from torch import Tensor
-
     from whisperport.model.checkpoint.checkpoint import Checkpoint
-    from whisperport.model.network.whisper import Whisper
 
 GRAPHS = "the graphs, without an app"
 JOB, EMIT_JOB = f"{__name__}:run_graphs", f"{__name__}:emit_texts"
 SECONDS = 600.0
 MEMORY = 2 << 30  # bytes, beside four times those of the files
-MOST_LAYERS = 8  # whose keys and values are exchanged, one layer after the other
-# What masks of exported graphs hold: the lowest numbers of float16 and float32.
-LOWEST = -65504.0, float(np.finfo(np.float32).min)
 HALF_SAME = 0.5  # of the positions: quantized graphs that are right have that many best tokens
 SAME_CACHE = 1e-2  # of the largest key or value: what rounded weights may change
-NEARER = 0.6  # of the mean error: a cause that leaves less is named as the nearest
+NEARER = 0.6  # of the mean error: a fault that leaves less is named as the nearest
 NOTICED = LIMIT / 10  # of the largest logit: below it, rounding alone differs (5e-6 seen)
 LONGER = 5  # times the longest text of the checkpoint: a loop is known by then
-FIT = 0.1  # of the mean error: a cause may leave so much, as where the weights are rounded
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A fault that exporters make.
-
-    Attributes:
-        sentence: what the graphs do.
-        change: makes the fault in a model of its own.
-        in_encoder: whether the encoder is changed, too.
-        positions: (S,) of the tokens; None: the right ones.
-        mask: (S, S) of self-attention; None: the right one.
-        n_rows: how many of the first logits are compared; None: all.
-    """
-
-    sentence: str
-    change: "Callable[[Whisper], None]" = lambda _model: None
-    in_encoder: bool = False
-    positions: "Tensor | None" = None
-    mask: "Tensor | None" = None
-    n_rows: int | None = None
+FIT = 0.1  # of the mean error: a fault may leave so much, as where the weights are rounded
 
 
 def check_computed(
@@ -277,7 +250,7 @@ class _Comparison:
         self.mel = torch.from_numpy(mel[None])
         self.tokens = torch.tensor(known.tokens)
         self.features = build_model(self.checkpoint).encode(self.mel)
-        self.expected = self.computed(Cause("nothing is wrong"))
+        self.expected = self.computed(Fault("nothing is wrong"))
 
     @property
     def is_right(self) -> bool:
@@ -337,15 +310,15 @@ class _Comparison:
         largest = float(np.abs(right[rows]).max())
         return float(np.abs(self.logits[rows] - right[rows]).max()) / largest
 
-    def computed(self, cause: Cause) -> Floats:
+    def computed(self, fault: Fault) -> Floats:
         """Return the logits (S, V) that the checkpoint computes with a fault."""
         from whisperport.model.network.whisper import build_model
 
         model = build_model(self.checkpoint)
-        cause.change(model)
-        features = model.encode(self.mel) if cause.in_encoder else self.features
+        fault.change(model)
+        features = model.encode(self.mel) if fault.in_encoder else self.features
         logits: Floats = model.logits(
-            self.tokens, model.cross_kv(features), positions=cause.positions, mask=cause.mask
+            self.tokens, model.cross_kv(features), positions=fault.positions, mask=fault.mask
         ).numpy()
         return logits
 
@@ -354,17 +327,17 @@ class _Comparison:
         plain = float(np.abs(self.logits - self.expected).mean())
         limit = min(LIMIT, self.error()) / 10
         nearest = (float("inf"), "")
-        for cause in causes(self.checkpoint, self.tokens, self.known.n_prompt, swapped):
-            begin_stage(f"looking for the cause: {cause.sentence}")
+        for fault in faults(self.checkpoint, self.tokens, self.known.n_prompt, swapped):
+            begin_stage(f"looking for the cause: {fault.sentence}")
             try:
-                computed = self.computed(cause)
+                computed = self.computed(fault)
             except (RuntimeError, IndexError):  # sizes that do not fit this checkpoint
                 continue
-            rows = slice(cause.n_rows)
+            rows = slice(fault.n_rows)
             left = float(np.abs(self.logits[rows] - computed[rows]).mean())
             if self.error(computed, rows) <= limit:
-                return cause.sentence, ""
-            nearest = min(nearest, (left, cause.sentence))
+                return fault.sentence, ""
+            nearest = min(nearest, (left, fault.sentence))
         if nearest[0] <= FIT * plain:
             return nearest[1], ""
         return "", nearest[1] if nearest[0] <= NEARER * plain else ""
@@ -374,7 +347,7 @@ class _Comparison:
 
         Args:
             caches: keys and values that the first run returned; see `Layout.logits`.
-            swapped: see `causes`.
+            swapped: see `faults`.
         """
         if self.logits.shape != self.expected.shape:
             return (
@@ -418,215 +391,3 @@ def _cache(name: str) -> str:
 
 def _is_same(array: Floats, right: Floats) -> bool:
     return bool(np.abs(array - right).max() <= SAME_CACHE * np.abs(right).max())
-
-
-def causes(
-    checkpoint: "Checkpoint", tokens: "Tensor", n_prompt: int, swapped: Sequence[str]
-) -> Iterator[Cause]:
-    """Yield the faults that are tried, the most frequent first.
-
-    Args:
-        checkpoint: its sizes are used.
-        tokens: (S,), of which the first run decodes `n_prompt`, and then one after the other follows.
-        swapped: weights that may be used with their axes swapped.
-    """
-    import torch
-
-    n = len(tokens)
-    places, later = torch.arange(n), torch.arange(n) >= n_prompt
-    for step, word in ((1, "late"), (-1, "early")):
-        shifted = (places + step).clamp(0, checkpoint.dims.n_text_ctx - 1)
-        yield Cause(f"the positions of all tokens are one too {word}", positions=shifted)
-        yield Cause(
-            f"the positions of tokens after the first run are one too {word}",
-            positions=torch.where(later, shifted, places),
-        )
-    from_0 = torch.where(later, 0, places)
-    yield Cause(
-        "the positions of tokens after the first run begin at 0 again: the cache is not counted",
-        positions=from_0,
-    )
-    hidden = torch.full((n, n), LOWEST[0])
-    causal = hidden.triu(1)
-    in_first_run = ~later[:, None] & ~later[None]
-    yield Cause(
-        "the mask of self-attention is missing: a token sees later ones of the same run",
-        mask=torch.where(in_first_run, 0, causal),
-    )
-    for lowest in LOWEST:
-        yield Cause(
-            "the mask of self-attention is inverted: a token sees later ones only",
-            mask=torch.where(
-                in_first_run,
-                torch.full((n, n), lowest).tril(0),
-                torch.where(later[:, None], causal, -torch.inf),
-            ),
-            n_rows=n_prompt - 1,
-        )
-    same_run = torch.eye(n, dtype=torch.bool) | in_first_run
-    for positions in (None, from_0):  # where the cache stays empty, its length is 0
-        yield Cause(
-            "the cache is not read: a token sees those of its own run only",
-            mask=torch.where(same_run, causal, hidden),
-            positions=positions,
-        )
-    prompt_or_self = same_run | ~later[None]
-    yield Cause(
-        "the cache is not updated after the first run: a token does not see those between",
-        mask=torch.where(prompt_or_self, causal, hidden),
-    )
-    yield from _changes(checkpoint, swapped)
-
-
-def _changes(checkpoint: "Checkpoint", swapped: Sequence[str]) -> Iterator[Cause]:
-    """Yield faults in the modules of the model."""
-    from torch import nn
-
-    dims = checkpoint.dims
-    layers = range(dims.n_text_layer)
-    for kind, name in (("attn", "self"), ("cross_attn", "cross")):
-        scores = f"scores of {name}-attention are not divided by the root of a head's width"
-        exchanged = f"keys and values of {name}-attention are exchanged in"
-        yield Cause(
-            f"{exchanged} every decoder layer", partial(_exchange, kind=kind, layers=layers)
-        )
-        for layer in layers[:MOST_LAYERS]:
-            yield Cause(
-                f"{exchanged} decoder layer {layer}", partial(_exchange, kind=kind, layers=[layer])
-            )
-        for layer in layers[:MOST_LAYERS]:
-            yield Cause(
-                f"{scores} in decoder layer {layer}",
-                partial(_scale, sides=[f"decoder.blocks.{layer}.{kind}"]),
-            )
-    yield Cause("the encoder's attention is causal: a frame sees no later one", _hide_later, True)
-    for name in ("conv1", "conv2"):
-        for pads, where in (((2, 0), "before"), ((0, 2), "after")):
-            yield Cause(
-                f"encoder.{name}: the convolution's padding is {where} the frames, not half on each side",
-                partial(_pad, name=name, pads=pads),
-                in_encoder=True,
-            )
-    for name in swapped:
-        yield Cause(
-            f"{name} is used with its axes swapped: no other matrix is stored so",
-            partial(_swap_axes, name=name),
-            in_encoder=name.startswith("encoder."),
-        )
-    for sides in (("decoder",), ("encoder",), ("encoder", "decoder")):
-        part, cause = " and ".join(sides), partial(Cause, in_encoder="encoder" in sides)
-        for activation, word in ((nn.GELU("tanh"), "GELU's tanh form"), (nn.ReLU(), "ReLU")):
-            yield cause(
-                f"{part}: {word} is computed in place of GELU",
-                partial(_replace, sides=sides, activation=activation),
-            )
-        for epsilon in (1e-6, 1e-12, 1e-3, 1e-8):
-            yield cause(
-                f"{part}: the layer norms have the epsilon {epsilon:g} in place of 1e-05",
-                partial(_set_epsilon, sides=sides, value=epsilon),
-            )
-        n_head = dims.n_text_head if sides == ("decoder",) else dims.n_audio_head
-        for heads in (n_head // 2, n_head * 2, 1):
-            if heads not in (0, n_head) and dims.n_text_state % heads == 0:
-                yield cause(
-                    f"{part}: attention has {heads} heads; the checkpoint has {n_head}",
-                    partial(_split, sides=sides, heads=heads),
-                )
-        yield cause(
-            f"{part}: attention scores are not divided by the root of a head's width",
-            partial(_scale, sides=sides),
-        )
-        yield cause(f"{part}: no positions are added", partial(_without_positions, sides=sides))
-    yield Cause("the audio does not reach the decoder", _without_audio, in_encoder=True)
-
-
-def _part(model: "Whisper", name: str) -> Any:
-    return model.get_submodule(name)
-
-
-def _exchange(model: "Whisper", kind: str, layers: Iterable[int]) -> None:
-    for layer in layers:
-        attention = _part(model, f"decoder.blocks.{layer}.{kind}")
-        attention.key, attention.value = attention.value, attention.key
-
-
-def _replace(model: "Whisper", sides: Sequence[str], activation: Any) -> None:
-    for side in sides:
-        for block in _part(model, side).blocks:
-            block.mlp[1] = activation
-
-
-def _set_epsilon(model: "Whisper", sides: Sequence[str], value: float) -> None:
-    from torch import nn
-
-    for module in _modules(model, sides, nn.LayerNorm):
-        module.eps = value
-
-
-def _split(model: "Whisper", sides: Sequence[str], heads: int) -> None:
-    for module in _attentions(model, sides):
-        module.head_width = module.n_head * module.head_width // heads
-        module.n_head = heads
-
-
-def _scale(model: "Whisper", sides: Sequence[str]) -> None:
-    for module in _attentions(model, sides):
-        for name in ("weight", "bias"):
-            _multiply(module.query, name, module.head_width**0.5)
-
-
-def _hide_later(model: "Whisper") -> None:
-    import torch
-
-    def attend(module: Any, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
-        scores = torch.bmm(q, k)
-        later = torch.full_like(scores[0], -torch.inf).triu(1)
-        merged: Tensor = module.merge(torch.bmm((scores + later).softmax(-1), v))
-        return merged
-
-    for module in _attentions(model, ("encoder",)):
-        module.attend = partial(attend, module)
-
-
-def _pad(model: "Whisper", name: str, pads: tuple[int, int]) -> None:
-    from torch import nn
-
-    convolution = cast(Any, getattr(model.encoder, name))
-    convolution.padding = (0,)
-    setattr(model.encoder, name, nn.Sequential(nn.ConstantPad1d(pads, 0.0), convolution))
-
-
-def _without_positions(model: "Whisper", sides: Sequence[str]) -> None:
-    for side in sides:
-        _multiply(_part(model, side), "positional_embedding", 0)
-
-
-def _swap_axes(model: "Whisper", name: str) -> None:
-    from torch import nn
-
-    module, _, kind = name.rpartition(".")
-    swapped = getattr(_part(model, module), kind).T.contiguous()
-    setattr(_part(model, module), kind, nn.Parameter(swapped, requires_grad=False))
-
-
-def _attentions(model: "Whisper", sides: Sequence[str]) -> Iterator[Any]:
-    from whisperport.model.network.attention import Projections
-
-    return _modules(model, sides, Projections)
-
-
-def _modules(model: "Whisper", sides: Sequence[str], kind: type) -> Iterator[Any]:
-    modules = (module for side in sides for module in _part(model, side).modules())
-    return (module for module in modules if isinstance(module, kind))
-
-
-def _multiply(module: Any, name: str, factor: float) -> None:
-    """Multiply a parameter of this model alone: its memory is the checkpoint's."""
-    from torch import nn
-
-    setattr(module, name, nn.Parameter(getattr(module, name) * factor, requires_grad=False))
-
-
-def _without_audio(model: "Whisper") -> None:
-    encoder = cast(Any, model.encoder)
-    encoder.forward = lambda mel: mel.new_zeros(1, model.dims.n_audio_ctx, model.dims.n_audio_state)
