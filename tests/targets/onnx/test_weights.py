@@ -7,9 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,6 +34,7 @@ from whisperport.program.json_records import to_json
 from whisperport.program.runner import Runner
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu import onnxruntime as ort_target
+from whisperport.targets.onnx import runner as onnx_runner
 from whisperport.targets.onnx.runner import OnnxRunner
 from whisperport.targets.onnx.weights import OnnxWeights, OwnWeights
 
@@ -417,6 +421,26 @@ def test_files_that_are_replaced_before_the_first_use_do_not_matter(
     for found, before in zip(results(runner), expected, strict=True):
         np.testing.assert_array_equal(found, before)
     assert runner._made is not None
+
+
+def test_threads_that_use_a_program_first_at_the_same_time_make_one_session(
+    lowered_batch: tuple[Path, list[ProgramEntry]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, models = onnx_runner._session, []
+
+    def slowly(*arguments: Any) -> Any:
+        models.append(arguments[-1])
+        time.sleep(0.05)
+        return make(*arguments)
+
+    monkeypatch.setattr(onnx_runner, "_session", slowly)
+    runner = loaded_batch(*lowered_batch, "align")
+    models.clear()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(results, [runner, runner]))
+
+    assert len(models) == 1
 
 
 def test_a_program_whose_file_is_read_by_its_session_is_loaded_at_once(

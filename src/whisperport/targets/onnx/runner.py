@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -79,21 +80,25 @@ class OnnxRunner(Runner):
         settings = session_settings(ort, threads, spin=spin)
         if _version(ort.__version__) < IN_PLACE_SINCE:
             weights = None
-        self._read = partial(_model, graph, settings, provider)
-        self._model = self._read(weights) if isinstance(weights, OnnxWeights) else None
-        self._make = partial(
-            _session, ort, settings, graph.name, provider, dict(provider_options or {})
-        )
+        read = partial(_model, graph, settings, provider, weights)
+        make = partial(_session, ort, settings, graph.name, provider, dict(provider_options or {}))
         self._weights = weights  # kept: the session uses the memory of shared weights
         self._name = graph.name
         self._further = picked(spec) if isinstance(weights, JoinedWeights) else {}
         self._rounding = weights.rounding if isinstance(weights, OwnWeights) else None
         self._rounded = weights.rounded if isinstance(weights, OwnWeights) else ()
+        self._load: Callable[[], Any]
         if isinstance(weights, OwnWeights):
             later = weights.later
-        elif weights is None or graph not in weights:  # its file may be replaced until then
-            later = False
-        self._made: Any = None if later else self._checked(weights)
+            self._load = partial(weights.session, lambda: make(read()))
+        else:
+            # Without shared weights, the session reads the program's file, which may be replaced later.
+            later = later and weights is not None and graph in weights
+            self._load = partial(make, read())
+        self._lock = Lock()  # held while the session is made
+        self._made: Any = None
+        if not later:
+            self._make()
         if weights is not None:
             self.free_axes = weights.free_axes(graph)
         self.writes_in_place = provider == CPU
@@ -104,19 +109,19 @@ class OnnxRunner(Runner):
     def _session(self) -> Any:
         """The `onnxruntime.InferenceSession` of the program."""
         if self._made is None:
-            self._made = self._checked(self._weights)
+            self._make()
         return self._made
 
-    def _load(self, weights: OnnxWeights | OwnWeights | None) -> Any:
-        return self._make(self._model or self._read(weights))
-
-    def _checked(self, weights: OnnxWeights | OwnWeights | None) -> Any:
-        """Return a session, after a check that it has the signature of the manifest."""
-        own = weights if isinstance(weights, OwnWeights) else None
-        session = own.session(self._load) if own else self._load(weights)
-        replaced = (name + end for name in self._rounded for end in ("", LEVELS, SCALE, OFFSET))
-        check_signature(session, self.spec, self._name, {*self._further, *replaced})
-        return session
+    def _make(self) -> None:
+        """Make the session, unless another thread did, and check it against the manifest's signature."""
+        with self._lock:
+            if self._made is not None:
+                return
+            session = self._load()
+            replaced = (name + end for name in self._rounded for end in ("", LEVELS, SCALE, OFFSET))
+            check_signature(session, self.spec, self._name, {*self._further, *replaced})
+            self._made = session
+            del self._load  # and with it the graph that it read
 
     def binding(self) -> Binding:
         """Return a binding that keeps arrays bound between runs.

@@ -293,11 +293,11 @@ class OwnWeights:
         free_caches(model)
         return model
 
-    def session(self, load: Callable[["OwnWeights"], Any]) -> Any:
+    def session(self, load: Callable[[], Any]) -> Any:
         """Return the session, which `load` makes of these weights in the first call."""
         with self._lock:
             if self._made is None:
-                self._made = load(self)
+                self._made = load()
                 self._model = b""
                 for file in self._files.values() if hasattr(mmap, "MADV_DONTNEED") else ():
                     file.madvise(mmap.MADV_DONTNEED)  # most weights have packed copies now
