@@ -22,8 +22,8 @@ import numpy as np
 
 from whisperport.build.export.bundle_cache import bundle_of
 from whisperport.build.export.export import export
-from whisperport.speech.audio import SAMPLE_RATE, ReadAhead, load_audio
-from whisperport.speech.audio.live_pieces import PIECE_S, in_real_time
+from whisperport.speech.audio import SAMPLE_RATE, load_audio
+from whisperport.speech.audio.live_pieces import PIECE_S, ReadAhead, in_real_time
 from whisperport.speech.text import Word
 from whisperport.speech.text.normalize import normalize
 from whisperport.targets import RunOptions

@@ -41,14 +41,13 @@ from whisperport.runtime import DecodeOptions as DecodeOptions
 from whisperport.runtime import Thresholds as Thresholds
 from whisperport.system.progress import reporting as reporting
 from whisperport.targets import RunOptions as RunOptions
-from whisperport.transcription import FeatureOptions as FeatureOptions
-from whisperport.transcription import FeatureStorage as FeatureStorage
 from whisperport.transcription import TranscribeOptions as TranscribeOptions
 from whisperport.transcription import Transcriber as Transcriber
 from whisperport.transcription import Transcript as Transcript
 from whisperport.transcription import transcribe as transcribe
-from whisperport.transcription import transcribe_features as transcribe_features
 from whisperport.transcription import transcribe_files as transcribe_files
+from whisperport.transcription.feature_files import FeatureOptions as FeatureOptions
+from whisperport.transcription.feature_files import transcribe_features as transcribe_features
 from whisperport.transcription.live.live import live as live
 from whisperport.transcription.live.live_options import LiveOptions as LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber as LiveTranscriber
@@ -62,6 +61,7 @@ from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions as Dia
 from whisperport.verification.diagnosis.diagnosing import diagnose as diagnose
 from whisperport.verification.diagnosis.expected_outputs import expected_outputs as expected_outputs
 from whisperport.verification.diagnosis.result import Diagnosis as Diagnosis
+from whisperport.verification.diagnosis.stored_features import FeatureStorage as FeatureStorage
 from whisperport.verification.providers import verify_each_program as verify_each_program
 
 __version__: str

@@ -10,13 +10,8 @@ from whisperport.errors import NumericalError, UsageError
 from whisperport.runtime import DecodeOptions
 from whisperport.speech.audio import MelWindows
 from whisperport.targets import RunOptions
-from whisperport.transcription import (
-    FeatureOptions,
-    TranscribeOptions,
-    Transcriber,
-    Transcript,
-    transcribe_features,
-)
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
+from whisperport.transcription.feature_files import FeatureOptions, transcribe_features
 from whisperport.verification.clips import shipped_audio
 from whisperport.verification.diagnosis.stored_features import FeatureStorage, read_features
 from whisperport.verification.reference import Reference

@@ -33,9 +33,9 @@ from whisperport.transcription import (
     TranscribeOptions,
     Transcriber,
     transcribe,
-    transcribe_features,
     transcribe_files,
 )
+from whisperport.transcription.feature_files import transcribe_features
 from whisperport.verification import TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import shipped_audio

@@ -14,12 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whisperport.errors import AudioError
-from whisperport.speech.audio import (
-    SAMPLE_RATE,
-    ClippedAudioWarning,
-    DamagedAudioWarning,
-    load_audio,
-)
+from whisperport.speech.audio import SAMPLE_RATE, load_audio
+from whisperport.speech.audio.decode import ClippedAudioWarning, DamagedAudioWarning
 
 from .conftest import CODECS, WriteAudio, tone
 

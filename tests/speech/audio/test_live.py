@@ -17,14 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.errors import AudioError, MissingPackageError
-from whisperport.speech.audio import (
-    AudioGapWarning,
-    ReadAhead,
-    live_audio,
-    microphone,
-    microphone_audio,
-)
-from whisperport.speech.audio.live_pieces import in_real_time
+from whisperport.speech.audio import microphone
+from whisperport.speech.audio.live_pieces import ReadAhead, in_real_time, live_audio
+from whisperport.speech.audio.microphone import AudioGapWarning, microphone_audio
 from whisperport.speech.audio.pcm_stream import from_raw
 
 # Sound that is still being made: every sample, as it comes, whatever the source does.

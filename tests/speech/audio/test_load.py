@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from whisperport.errors import AudioError
 from whisperport.speech.audio import (
     SAMPLE_RATE,
-    DamagedAudioWarning,
     audio_windows,
     decode,
     iter_audio,
     load_audio,
 )
 from whisperport.speech.audio.callback_file import CallbackFile
+from whisperport.speech.audio.decode import DamagedAudioWarning
 
 from ...embedded import default_bundle
 from .conftest import WriteAudio, tone

@@ -17,7 +17,6 @@ from whisperport.speech.audio import (
     SAMPLE_RATE,
     AudioStream,
     MelWindows,
-    PcmStream,
     decode,
     load_audio,
     log_mel,
@@ -25,7 +24,7 @@ from whisperport.speech.audio import (
 )
 from whisperport.speech.audio import stream as stream_module
 from whisperport.speech.audio.pcm import MIN_SAMPLES
-from whisperport.speech.audio.pcm_stream import PCM_OF_BYTES
+from whisperport.speech.audio.pcm_stream import PCM_OF_BYTES, PcmStream
 from whisperport.speech.audio.stream import PIECE
 
 from .conftest import WriteAudio, tone

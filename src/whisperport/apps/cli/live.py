@@ -47,7 +47,8 @@ from whisperport.apps.cli.transcript_output import FORMATS, print_transcript_of,
 from whisperport.apps.cli.verb import IntRange, Verb, option
 from whisperport.errors import Interrupted
 from whisperport.program.bundle import Bundle
-from whisperport.speech.audio import ReadAhead, live_audio, microphone_audio
+from whisperport.speech.audio.live_pieces import ReadAhead, live_audio
+from whisperport.speech.audio.microphone import microphone_audio
 from whisperport.speech.text import Segment, SubtitleOptions, Word
 from whisperport.system.printable import one_line
 from whisperport.transcription import Transcriber, Transcript

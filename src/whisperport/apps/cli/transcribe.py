@@ -46,15 +46,9 @@ from whisperport.apps.cli.transcript_output import (
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.program.bundle import Bundle
 from whisperport.system.machine import usable_cores
-from whisperport.transcription import (
-    FeatureOptions,
-    TranscribeOptions,
-    Transcript,
-    transcribe_features,
-)
-from whisperport.transcription import (
-    transcribe as run_transcribe,
-)
+from whisperport.transcription import TranscribeOptions, Transcript
+from whisperport.transcription import transcribe as run_transcribe
+from whisperport.transcription.feature_files import FeatureOptions, transcribe_features
 
 
 @click.command(

@@ -16,7 +16,8 @@ from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.speech.audio import VadOptions
 from whisperport.speech.text import SubtitleOptions
 from whisperport.targets import RunOptions
-from whisperport.transcription import FeatureOptions, TranscribeOptions
+from whisperport.transcription import TranscribeOptions
+from whisperport.transcription.feature_files import FeatureOptions
 from whisperport.verification.diagnosis.stored_features import FeatureStorage
 
 DECODING = "Decoding"

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.program.bundle import Bundle
-from whisperport.speech.audio import ReadAhead, live_audio, microphone_audio
+from whisperport.speech.audio.live_pieces import ReadAhead, live_audio
+from whisperport.speech.audio.microphone import microphone_audio
 from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.transcription.live.transcriber import LiveTranscriber, LiveUpdate
 from whisperport.transcription.transcriber import Transcriber

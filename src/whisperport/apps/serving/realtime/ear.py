@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from whisperport.apps.serving.api_error import ApiError
 from whisperport.apps.serving.realtime.settings import ServerVad, Settings
-from whisperport.speech.audio import SAMPLE_RATE, PcmStream, SpeechTurns, VadOptions
+from whisperport.speech.audio import SAMPLE_RATE, SpeechTurns, VadOptions
+from whisperport.speech.audio.pcm_stream import PcmStream
 
 Samples = NDArray[np.int16]
 
