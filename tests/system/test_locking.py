@@ -147,6 +147,10 @@ def test_a_file_system_without_locks_is_warned_of(
 
     assert "no locks" in caplog.text
     assert os.listdir(path.parent) == []
+    # nor does a folder for audio delete another one, which may be in use
+    monkeypatch.setattr(tempfile, "tempdir", str(path.parent))
+    with temporary_folder() as first, temporary_folder():
+        assert first.is_dir()
 
 
 def test_another_error_of_the_system_is_passed_on(

@@ -423,6 +423,14 @@ def test_files_that_are_replaced_before_the_first_use_do_not_matter(
     assert runner._made is not None
 
 
+def test_programs_that_few_transcriptions_use_are_loaded_when_they_are_first_used(
+    bundle: Bundle,
+) -> None:
+    runners = ORT.load(bundle.folder, bundle.manifest.programs, ONE_THREAD)
+
+    assert {name for name in runners if runners[name]._made is None} == {"prefill_64", "align"}
+
+
 def test_threads_that_use_a_program_first_at_the_same_time_make_one_session(
     lowered_batch: tuple[Path, list[ProgramEntry]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
