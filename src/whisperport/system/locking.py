@@ -8,7 +8,6 @@ behind is removed by the next process that acquires and releases the lock.
 import errno
 import logging
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2  # time to retry: `is_locked` holds a lock briefly; a writer holds it longer than this
 PAUSE_S = 0.01  # between two attempts
-TEMPORARY = re.compile(r"whisperport-audio-[0-9a-f]{16}")
+AUDIO = "whisperport-audio-"  # before 16 digits of base 16: folders with copies of the user's audio
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
@@ -121,12 +120,12 @@ def temporary_folder() -> Iterator[Path]:
     A process that is killed leaves its folder behind; the next one that needs such a folder deletes it.
     """
     parent = Path(tempfile.gettempdir())
-    folder = parent / f"whisperport-audio-{secrets.token_hex(8)}"
+    folder = parent / f"{AUDIO}{secrets.token_hex(8)}"
     with locked(lock_path(folder)) as lock:  # before the folder is there
         if lock and lock.is_exclusive:
-            for path in parent.glob("whisperport-audio-*"):
+            for path in parent.glob(AUDIO + 16 * "[0-9a-f]"):
                 with suppress(OSError):  # it belongs to another user
-                    if TEMPORARY.fullmatch(path.name) and not is_locked(lock_path(path)):
+                    if not is_locked(lock_path(path)):
                         shutil.rmtree(path, ignore_errors=True)
         folder.mkdir(mode=0o700)
         try:
