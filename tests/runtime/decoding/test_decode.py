@@ -352,17 +352,21 @@ texts = st.lists(st.integers(0, V - 1), min_size=1, max_size=20)
 rows = st.lists(st.floats(-50, 50, width=32), min_size=V, max_size=V)
 
 
+def processed(processor: Any, text: list[int], row: list[float]) -> np.ndarray:
+    """Return the logits that a processor of transformers makes of a row."""
+    scores = torch.tensor([row], dtype=torch.float32)
+    logits: np.ndarray = processor(torch.tensor([text]), scores)[0].numpy()
+    return logits
+
+
 @given(text=texts, row=rows, penalty=st.sampled_from([1.0, 1.1, 1.5, 4.0]))
 def test_the_penalty_is_that_of_transformers(
     text: list[int], row: list[float], penalty: float
 ) -> None:
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(
-        torch.tensor([text]), torch.tensor([row], dtype=torch.float32)
-    )[0].numpy()
-
     logits = np.array(row, np.float32)
     penalize_repetition(logits, text, penalty)
 
+    expected = processed(RepetitionPenaltyLogitsProcessor(penalty), text, row)
     np.testing.assert_array_equal(logits, expected)
 
 
@@ -370,13 +374,10 @@ def test_the_penalty_is_that_of_transformers(
 def test_the_forbidden_ngrams_are_those_of_transformers(
     text: list[int], row: list[float], size: int
 ) -> None:
-    expected = NoRepeatNGramLogitsProcessor(size)(
-        torch.tensor([text]), torch.tensor([row], dtype=torch.float32)
-    )[0].numpy()
-
     logits = np.array(row, np.float32)
     forbid_repeated_ngrams(logits, text, size)
 
+    expected = processed(NoRepeatNGramLogitsProcessor(size), text, row)
     np.testing.assert_array_equal(logits, expected)
 
 
