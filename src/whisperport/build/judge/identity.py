@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.build.judge.differences import HALF_BITS, LEAST_NEAR, listed, weight_difference
 from whisperport.build.judge.operations import is_norm
 from whisperport.build.layouts.arrays import is_half
 from whisperport.build.layouts.arrays import weight as weight_of
@@ -28,17 +29,14 @@ SCALES = (-0.5, -0.25)  # powers of a head's width, by which converters multiply
 SMALLEST = 2  # elements; a smaller array, such as a shape, is not a weight
 HALF_STEP = 0.75  # of a step of 8 bits: half, and what the fit of the step costs (0.64 seen)
 LEAST_OF_LINE = 0.75  # of a row's or column's values: below it, its own step is another one
-MOST = 0.98  # of a row's values: a converter may have clipped the largest
 BLOCK = 32  # values of ggml's blocks, which have a step of their own
 ROWS = 64  # of an array, by which its levels are found
 QUICK = 4  # rows and columns, by which most other weights of the same shape are ruled out
 SIMILAR = 0.5  # of a weight's standard deviation: an array farther away is another weight
 MUCH = 1e6  # distance by which a weight that a name says is nearer
 SAMPLE = 256  # elements, by which the nearest array is found
-# Relative and absolute error of float16; a converter writes 1e-7 for what is nearer to 0.
-HALF_BITS, TINY = 2.0**-10, 2.0**-23
+TINY = 2.0**-23  # absolute error of float16; a converter writes 1e-7 for what is nearer to 0
 LEAST_STEP = 127 * 2.0**-25  # what 127 steps lose where a step in float16 is as small as can be
-COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 FORMS = ("equal", "half", "eight_bits")  # the fields of an `Identity`, by falling precision
 # Graphs of a short window, or of short texts, have some of their rows only.
 POSITIONS = ("encoder.positional_embedding", "decoder.positional_embedding")
@@ -265,7 +263,7 @@ class _Search:
             return ""
         missing = np.flatnonzero(rows == len(FORMS))
         return (
-            f"{len(missing):,} of {len(rows):,} rows are not there, such as {_listed(missing[:2])}"
+            f"{len(missing):,} of {len(rows):,} rows are not there, such as {listed(missing[:2])}"
         )
 
     def _compare_rows(self, array: StoredArray, values: Array) -> None:
@@ -301,7 +299,8 @@ class _Search:
                 elif np.array_equal(part.astype(np.float16), scaled.astype(np.float16)):
                     form = int(not self._is_half(name) or part.dtype == np.float32)
                 elif (
-                    step is not None and np.mean(np.abs(part - scaled) <= HALF_STEP * step) >= MOST
+                    step is not None
+                    and np.mean(np.abs(part - scaled) <= HALF_STEP * step) >= LEAST_NEAR
                 ):
                     form = 2
                 else:
@@ -384,7 +383,7 @@ class _Search:
         """Note and return the weight from which no value is farther than its step allows."""
         for name, transposed in candidates:
             near = np.abs(values - self._weight(name, transposed)) <= HALF_STEP * step
-            if near.mean() >= MOST and all(
+            if near.mean() >= LEAST_NEAR and all(
                 near.mean(axis=i).min() >= LEAST_OF_LINE for i in range(near.ndim)
             ):
                 self.eight_bits.add(name)
@@ -448,7 +447,7 @@ class _Search:
             allowed = np.maximum(allowed, HALF_STEP * step.reshape(values.shape))
         if transposed:
             values, weight, allowed = (np.ascontiguousarray(a.T) for a in (values, weight, allowed))
-        return how_it_differs(values, weight, allowed, self.head_width)
+        return weight_difference(values, weight, allowed, self.head_width)
 
     def _weight(self, name: str, transposed: bool) -> Array:
         array: Array = weight_of(self.checkpoint, name)
@@ -473,86 +472,6 @@ class _Search:
         return self.halves[name]
 
 
-def how_it_differs(values: Array, weight: Array, allowed: Array, head_width: int) -> str:
-    """Return in words how an array differs from a weight of the same shape (n, …).
-
-    Args:
-        values: of the array.
-        weight: of the checkpoint.
-        allowed: how far a value may be from the weight's.
-        head_width: of the decoder's heads; those of the encoder are as wide.
-    """
-
-    def same(changed: Array, right: Array, room: Array, factor: float = 1) -> bool:
-        return bool(np.mean(np.abs(changed - factor * right) <= abs(factor) * room) >= MOST)
-
-    if bad := int(np.count_nonzero(~np.isfinite(values))):
-        return f"{bad:,} of {values.size:,} values are infinite or not a number"
-    if not values.any():
-        return "all values are 0"
-    factor = float((values * weight).sum() / ((weight * weight).sum() or 1))
-    if abs(factor - 1) > HALF_BITS * 4 and same(values, weight, allowed, factor):
-        return f"it is multiplied by {factor:.3g}"
-    if len(weight) > 2:
-        for shift, where in ((1, "late"), (-1, "early")):
-            inner = slice(1, -1)
-            if same(np.roll(values, -shift, 0)[inner], weight[inner], allowed[inner]):
-                return f"its rows are one too {where}"
-    for axis in range(values.ndim):
-        if same(np.flip(values, axis), weight, allowed):
-            return f"axis {axis} is reversed"
-    if values.ndim == 2 and values.shape[0] == values.shape[1] and same(values.T, weight, allowed):
-        return "its axes are swapped"
-    differs = np.abs(values - weight) > allowed
-    for axis, kind in enumerate(("row", "column")[: values.ndim]):
-        lines = np.flatnonzero(np.moveaxis(differs, axis, 0).reshape(values.shape[axis], -1).any(1))
-        if not len(lines):  # no value differs by more than a rounding
-            break
-        mine, right = (
-            np.moveaxis(a, axis, 0)[lines].reshape(len(lines), -1) for a in (values, weight)
-        )
-        if _is_permuted(mine, right):
-            return f"{kind}s {_listed(lines)} are in another order"
-        if len(lines) < values.shape[axis] or axis == 0:
-            head = int(lines[0]) // head_width
-            if len(lines) <= head_width and lines[-1] // head_width == head and not mine.any():
-                return f"{kind}s {_listed(lines)}, of head {head}, are 0"
-    count, largest = int(np.count_nonzero(values != weight)), float(np.abs(values - weight).max())
-    rows = np.flatnonzero(differs.reshape(len(values), -1).any(1))
-    where = (
-        f" in {len(rows):,} rows, such as {_listed(rows[:2])}"
-        if 0 < len(rows) < len(values)
-        else ""
-    )
-    return (
-        f"{count:,} of {values.size:,} values differ{where}, by up to "
-        f"{largest / (float(weight.std()) or 1.0):.2g} standard deviations"
-    )
-
-
-def _is_permuted(rows: Array, right: Array) -> bool:
-    """Return whether rows (n, k) are those of a weight in another order, each rounded or not.
-
-    Each is compared with all; of many, each is summed in a random way.
-    """
-    if len(rows) < 2 or not rows.any(axis=1).all() or not right.any(axis=1).all():
-        return False
-    if len(rows) <= COMPARED:
-        lengths, right_lengths = (np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, right))
-        likeness = (rows / lengths) @ (right / right_lengths).T
-        nearest = likeness.argmax(axis=1)
-        is_near = likeness.max(axis=1) > ALIKE
-        is_as_long = np.abs(lengths / right_lengths[nearest] - 1)[:, 0] < 1 - ALIKE
-        return bool(len(np.unique(nearest)) == len(rows) and (is_near & is_as_long).all())
-    factors = np.random.default_rng(0).standard_normal((rows.shape[1],)).astype(np.float32)
-    sums, expected = np.sort(rows @ factors), np.sort(right @ factors)
-    return bool(np.allclose(sums, expected, rtol=1e-2, atol=1e-3 * float(np.abs(expected).max())))
-
-
-def _listed(lines: Array) -> str:
-    return ", ".join(map(str, lines[:4])) + (", …" if len(lines) > 4 else "")
-
-
 def _groups_of(values: Array) -> Iterator[Array]:
     """Yield the groups (n, k) of values that may be integers of 8 bits, multiplied by the group's step."""
     for size in {values[0].size, BLOCK} if values.ndim > 1 else ():
@@ -575,7 +494,7 @@ def _groups_are_near(groups: Array, weight: Array) -> bool:
     """Return whether hardly a value (n, k) is farther from a weight's than a step of its group allows."""
     step = np.abs(groups).max(axis=1, keepdims=True) / 127
     near = np.abs(groups - weight) <= HALF_STEP * step + LEAST_STEP
-    if near[:QUICK].mean() < MOST or near.mean() < MOST:
+    if near[:QUICK].mean() < LEAST_NEAR or near.mean() < LEAST_NEAR:
         return False
     return bool(near.mean(axis=1).min() >= LEAST_OF_LINE)
 
@@ -611,4 +530,4 @@ def _rows_are_near(integers: Array, weight: Array) -> bool:
         return False
     step = np.where(step == 0, np.median(step[step > 0]), step)
     near = np.abs(w - step[:, None] * q) <= HALF_STEP * step[:, None]
-    return bool((near.mean(axis=1) >= MOST).all())
+    return bool((near.mean(axis=1) >= LEAST_NEAR).all())

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
+from whisperport.build.judge.differences import value_difference
 from whisperport.build.judge.identity import SCALES, Identity
-from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation, difference
+from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation
 from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
 from whisperport.errors import ProgramError, WhisperportError
@@ -58,7 +59,7 @@ LOUD, QUIET = (
     0.15,
 )  # of rounded weights: an error that rounding does not make, and one that it may
 RIGHT = 1e-4  # relative error of a value that is the checkpoint's
-MOST = 4  # nodes that are named
+MOST_NODES = 4  # nodes that are named
 MOVES = frozenset(
     {"reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "clone", "to"}
 )
@@ -378,7 +379,7 @@ class _Located:
         sentence = self.explanation.of(value.name, [last, *new])
         result = candidates[0] if value.name.startswith(INPUT) else value.other
         nodes = [node for node in _between(self.graph, result, right) if node.op not in MOVES]
-        shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST:])
+        shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST_NODES:])
         return f"{sentence or _likely(value.name)} ({shown})" if shown else sentence
 
     def wrong_cache(
@@ -394,7 +395,7 @@ class _Located:
             if right.shape != array.shape:
                 return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
-                reason = difference(right, array, width) or "its values are others"
+                reason = value_difference(right, array, width) or "its values are others"
                 return f"{name}: {reason}"
         return ""
 

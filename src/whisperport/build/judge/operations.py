@@ -5,12 +5,13 @@ them. It is tried what gives the graph's value: another activation, a sum with a
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.build.judge.differences import EXPLAINED, listed, value_difference
 from whisperport.verification.diagnosis.matching import arrangements, error_of
 
 Array = NDArray[Any]
@@ -21,10 +22,9 @@ LOWEST_HALF = np.float32(np.finfo(np.float16).min)  # or this
 OF_AUDIO = ("cross_attn.key", "cross_attn.value")
 """Ends of the decoder's layers that read features, not tokens."""
 FIT = 0.05  # of the error: an operation that leaves less gives the value
-EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
 POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
 EPSILON = 1e-5  # of Whisper's layer norms
-STEEPEST, MOST = 3.0, 0.99  # of an activation: its slope, in this part of its places
+STEEPEST, LEAST_SMOOTH = 3.0, 0.99  # of an activation: its slope, in this part of its places
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "ReLU": lambda x: np.maximum(x, 0),
     "GELU's tanh form": lambda x: x / 2 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
@@ -85,7 +85,7 @@ class Explanation:
             if sentences := sorted(filter(None, sums), key=lambda text: "multiplied" in text):
                 return sentences[0]
             nearest = min(zip(errors, range(len(arrays)), strict=True), default=(0, 0))[1]
-            return difference(right, arrays[nearest], self.head_width) if arrays else ""
+            return value_difference(right, arrays[nearest], self.head_width) if arrays else ""
 
     def cut(self, name: str, value: Array) -> Array:
         """Return the rows of a value of the decoder that the graph computes."""
@@ -198,7 +198,7 @@ class Explanation:
         steps = np.unique(places - expected)
         if len(steps) == 1 and abs(steps[0]) == 1:
             return f"the positions are one too {'late' if steps[0] > 0 else 'early'}"
-        return f"the positions are {_few(places)}, in place of {_few(expected)}"
+        return f"the positions are {listed(places)}, in place of {listed(expected)}"
 
     def _attentions(self, module: str) -> Iterator[tuple[str, Array]]:
         """Yield other forms of attention, and the joined heads (1, n, d) that they give."""
@@ -332,46 +332,6 @@ def combined(terms: Mapping[str, Array], array: Array, limit: float) -> str:
     return "; ".join(words)
 
 
-def difference(right: Array, array: Array, head_width: int) -> str:
-    """Return in words how a value (…, n, d) differs from the right one."""
-    if bad := int(np.count_nonzero(~np.isfinite(array))):
-        return f"{bad:,} of {array.size:,} values are infinite or not a number"
-    if not array.any():
-        return "all values are 0"
-    for axis in range(array.ndim):
-        for step in (1, -1):
-            inner = np.take(right, range(1, right.shape[axis] - 1), axis)
-            rolled = np.take(np.roll(array, -step, axis), range(1, right.shape[axis] - 1), axis)
-            if inner.size and error_of(inner, rolled) < EXPLAINED:
-                return f"its values are one place too {'late' if step > 0 else 'early'} along axis {axis}"
-        if error_of(right, np.flip(array, axis)) < EXPLAINED:
-            return f"axis {axis} is reversed"
-    width = right.shape[-1]
-    if width % head_width == 0:
-        mine, heads = (
-            np.moveaxis(a.reshape(-1, width // head_width, head_width), 1, 0)
-            for a in (array, right)
-        )
-        order = [
-            next((j for j, head in enumerate(heads) if error_of(head, own) < EXPLAINED), -1)
-            for own in mine
-        ]
-        if min(order) >= 0:
-            return f"its heads are in another order: {order}"
-        if 0 < (n_wrong := sum(place != i for i, place in enumerate(order))) < len(order):
-            wrong = [i for i, place in enumerate(order) if place != i]
-            return f"{n_wrong} of {len(order)} heads are wrong: {_few(wrong)}"
-    differs = np.abs(array - right) > EXPLAINED * np.abs(right).max()
-    for axis, word in ((-2, "rows"), (-1, "columns")):
-        if right.ndim >= -axis:
-            lines = np.flatnonzero(
-                np.moveaxis(differs, axis, 0).reshape(right.shape[axis], -1).any(1)
-            )
-            if 0 < len(lines) < right.shape[axis]:
-                return f"{len(lines)} of {right.shape[axis]} {word} differ: {_few(lines)}"
-    return ""
-
-
 def _activated(x: Array) -> Iterator[tuple[str, Array]]:
     for name, function in ACTIVATIONS.items():
         yield f"{name} is computed in place of GELU", function(x)
@@ -382,7 +342,7 @@ def _function(x: Array, array: Array) -> str:
     order = np.argsort(x.reshape(-1))
     inputs, outputs = x.reshape(-1)[order], array.reshape(-1)[order]
     steps, rises = np.diff(inputs), np.abs(np.diff(outputs))
-    if not np.isfinite(outputs).all() or np.mean(rises <= STEEPEST * steps + 1e-5) < MOST:
+    if not np.isfinite(outputs).all() or np.mean(rises <= STEEPEST * steps + 1e-5) < LEAST_SMOOTH:
         return ""
     shown = ", ".join(
         f"f({point:g}) = {np.interp(point, inputs, outputs):.2f}"
@@ -435,8 +395,3 @@ def _causal(n: int, later: int = 0) -> Array:
 def is_norm(layer: str) -> bool:
     """Return whether a layer is a layer norm, by the end of its name."""
     return layer.rpartition(".")[2] in ("attn_ln", "cross_attn_ln", "mlp_ln", "ln", "ln_post")
-
-
-def _few(numbers: Iterable[Any]) -> str:
-    entries = [str(number) for number in numbers]
-    return ", ".join(entries[:4]) + (", …" if len(entries) > 4 else "")

@@ -1,0 +1,162 @@
+"""Say in words how an array differs from the right one: a weight of a file, or a value of a graph.
+
+Both may be infinite or 0, late by one, reversed, or wrong in some rows only. The values of a weight may
+differ by what its form rounds, and only a value that is computed has heads in another order.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whisperport.verification.diagnosis.matching import error_of
+
+Array = NDArray[Any]
+LEAST_NEAR = 0.98  # of the values of a weight: a converter may have clipped the largest
+HALF_BITS = 2.0**-10  # relative error of float16
+EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
+COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
+
+
+def weight_difference(values: Array, weight: Array, allowed: Array, head_width: int) -> str:
+    """Return in words how an array differs from a weight of the same shape (n, …).
+
+    Args:
+        values: of the array.
+        weight: of the checkpoint.
+        allowed: how far a value may be from the weight's.
+        head_width: of the decoder's heads; those of the encoder are as wide.
+    """
+    if reason := _broken(values) or _moved(values, weight, allowed):
+        return reason
+    differs = np.abs(values - weight) > allowed
+    if reason := _wrong_lines(values, weight, differs, head_width):
+        return reason
+    count, largest = int(np.count_nonzero(values != weight)), float(np.abs(values - weight).max())
+    rows = _lines(differs, 0)
+    where = (
+        f" in {len(rows):,} rows, such as {listed(rows[:2])}" if 0 < len(rows) < len(values) else ""
+    )
+    return (
+        f"{count:,} of {values.size:,} values differ{where}, by up to "
+        f"{largest / (float(weight.std()) or 1.0):.2g} standard deviations"
+    )
+
+
+def value_difference(right: Array, array: Array, head_width: int) -> str:
+    """Return in words how a computed value (…, n, d) differs from the right one; empty: it is not known."""
+    if reason := _broken(array):
+        return reason
+    for axis in range(array.ndim):
+        for step in (1, -1):
+            inner = np.take(right, range(1, right.shape[axis] - 1), axis)
+            rolled = np.take(np.roll(array, -step, axis), range(1, right.shape[axis] - 1), axis)
+            if inner.size and error_of(inner, rolled) < EXPLAINED:
+                return f"its values are one place too {'late' if step > 0 else 'early'} along axis {axis}"
+        if error_of(right, np.flip(array, axis)) < EXPLAINED:
+            return f"axis {axis} is reversed"
+    if right.shape[-1] % head_width == 0 and (reason := _wrong_heads(right, array, head_width)):
+        return reason
+    differs = np.abs(array - right) > EXPLAINED * np.abs(right).max()
+    for axis, word in ((-2, "rows"), (-1, "columns")):
+        if right.ndim >= -axis:
+            lines = _lines(differs, axis)
+            if 0 < len(lines) < right.shape[axis]:
+                return f"{len(lines)} of {right.shape[axis]} {word} differ: {listed(lines)}"
+    return ""
+
+
+def listed(numbers: Sequence[int] | Array) -> str:
+    """Return the first four numbers, and whether there are more."""
+    return ", ".join(map(str, numbers[:4])) + (", …" if len(numbers) > 4 else "")
+
+
+def _broken(array: Array) -> str:
+    """Return in words that values are no numbers, or that all are 0; empty: neither."""
+    if bad := int(np.count_nonzero(~np.isfinite(array))):
+        return f"{bad:,} of {array.size:,} values are infinite or not a number"
+    return "" if array.any() else "all values are 0"
+
+
+def _lines(differs: Array, axis: int) -> Array:
+    """Return the places along an axis at which something differs."""
+    return np.flatnonzero(np.moveaxis(differs, axis, 0).reshape(differs.shape[axis], -1).any(1))
+
+
+def _moved(values: Array, weight: Array, allowed: Array) -> str:
+    """Return in words how all values of a weight are scaled, or at other places; empty: they are not."""
+
+    def same(changed: Array, right: Array, room: Array, factor: float = 1) -> bool:
+        near = np.abs(changed - factor * right) <= abs(factor) * room
+        return bool(np.mean(near) >= LEAST_NEAR)
+
+    factor = float((values * weight).sum() / ((weight * weight).sum() or 1))
+    if abs(factor - 1) > HALF_BITS * 4 and same(values, weight, allowed, factor):
+        return f"it is multiplied by {factor:.3g}"
+    if len(weight) > 2:
+        for shift, where in ((1, "late"), (-1, "early")):
+            inner = slice(1, -1)
+            if same(np.roll(values, -shift, 0)[inner], weight[inner], allowed[inner]):
+                return f"its rows are one too {where}"
+    for axis in range(values.ndim):
+        if same(np.flip(values, axis), weight, allowed):
+            return f"axis {axis} is reversed"
+    if values.ndim == 2 and values.shape[0] == values.shape[1] and same(values.T, weight, allowed):
+        return "its axes are swapped"
+    return ""
+
+
+def _wrong_lines(values: Array, weight: Array, differs: Array, head_width: int) -> str:
+    """Return in words which lines of a weight are in another order, or a head of 0; empty: none."""
+    for axis, kind in enumerate(("row", "column")[: values.ndim]):
+        lines = _lines(differs, axis)
+        if not len(lines):  # no value differs by more than a rounding
+            break
+        mine, right = (
+            np.moveaxis(a, axis, 0)[lines].reshape(len(lines), -1) for a in (values, weight)
+        )
+        if _is_permuted(mine, right):
+            return f"{kind}s {listed(lines)} are in another order"
+        if len(lines) < values.shape[axis] or axis == 0:
+            head = int(lines[0]) // head_width
+            if len(lines) <= head_width and lines[-1] // head_width == head and not mine.any():
+                return f"{kind}s {listed(lines)}, of head {head}, are 0"
+    return ""
+
+
+def _is_permuted(rows: Array, right: Array) -> bool:
+    """Return whether rows (n, k) are those of a weight in another order, each rounded or not.
+
+    Each is compared with all; of many, each is summed in a random way.
+    """
+    if len(rows) < 2 or not rows.any(axis=1).all() or not right.any(axis=1).all():
+        return False
+    if len(rows) <= COMPARED:
+        lengths, right_lengths = (np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, right))
+        likeness = (rows / lengths) @ (right / right_lengths).T
+        nearest = likeness.argmax(axis=1)
+        is_near = likeness.max(axis=1) > ALIKE
+        is_as_long = np.abs(lengths / right_lengths[nearest] - 1)[:, 0] < 1 - ALIKE
+        return bool(len(np.unique(nearest)) == len(rows) and (is_near & is_as_long).all())
+    factors = np.random.default_rng(0).standard_normal((rows.shape[1],)).astype(np.float32)
+    sums, expected = np.sort(rows @ factors), np.sort(right @ factors)
+    return bool(np.allclose(sums, expected, rtol=1e-2, atol=1e-3 * float(np.abs(expected).max())))
+
+
+def _wrong_heads(right: Array, array: Array, head_width: int) -> str:
+    """Return in words which heads of a value are wrong, or in another order; empty: none, or all."""
+    mine, heads = (
+        np.moveaxis(a.reshape(-1, a.shape[-1] // head_width, head_width), 1, 0)
+        for a in (array, right)
+    )
+    order = [
+        next((j for j, head in enumerate(heads) if error_of(head, own) < EXPLAINED), -1)
+        for own in mine
+    ]
+    if min(order) >= 0:
+        return f"its heads are in another order: {order}"
+    wrong = [i for i, place in enumerate(order) if place != i]
+    if len(wrong) == len(order):
+        return ""
+    return f"{len(wrong)} of {len(order)} heads are wrong: {listed(wrong)}"
