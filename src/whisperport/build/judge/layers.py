@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from whisperport.program.strict_json import Field
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
-from whisperport.verification.array_comparison import compare_output
+from whisperport.verification.array_comparison import Comparison, compare_output
 from whisperport.verification.clips import Clip
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
@@ -40,7 +40,7 @@ from whisperport.verification.diagnosis.divergence import (
     divergence,
 )
 from whisperport.verification.diagnosis.matching import arrangements, error_of
-from whisperport.verification.diagnosis.recording import opened
+from whisperport.verification.diagnosis.recording import Recording, opened
 from whisperport.verification.tolerances import GATES, LOWERED
 
 if TYPE_CHECKING:  # torch may be missing at run time
@@ -267,30 +267,9 @@ def _compare(
         ProgramError: the graph cannot be run, or has no cache.
     """
     explanation = Explanation(expected, head_width, slice(n_cached, None))
-    with TemporaryDirectory(prefix="whisperport-") as work:
-        branch = "then_branch" if n_cached else "else_branch"
-        with opened(os.fspath(_without_branches(path, Path(work), branch))) as program:
-            begin_stage(f"running {path.name}")
-            graph = program.graph
-            inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
-            if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
-                raise ProgramError(f"{path.name} has no cache")
-            run = program.record(inputs)
-    name = OUTPUT[part]
-    right = explanation.cut(name, expected[name])
+    graph, run = _recorded(path, expected, n_cached, head_width)
     located = _Located(graph, run.values, arrays, explanation, is_exact=not gate)
-    compared = tuple(located.compared(name))
-    outputs = [array for array in run.outputs if array.size == right.size]
-    if len(outputs) != 1 and compared:  # an encoder that returns keys and values
-        last = next((value for value in reversed(compared) if value.other), compared[-1])
-        name, outputs = last.name, [run.values[last.other]] if last.other else []
-        right = explanation.cut(name, expected[name])
-    output = compare_output(
-        name,
-        next((array.reshape(right.shape) for array in outputs), None),
-        right,
-        GATES[gate] if gate else LOWERED["float32"],
-    )
+    compared = tuple(located.compared(OUTPUT[part]))
     first, worst = divergence(compared, ["float32"])
     if gate:  # the error of rounding begins at the first layer
         first = next((i for i, v in enumerate(compared) if v.error > LOUD > QUIET > v.before), None)
@@ -299,7 +278,7 @@ def _compare(
         b=path.name,
         values=compared,
         kept=(len(expected), len(run.values)),
-        outputs=(output,),
+        outputs=(_compared_output(OUTPUT[part], explanation, run, compared, gate),),
         first=first,
         worst=worst,
     )
@@ -309,11 +288,56 @@ def _compare(
         # Where an output only repeats a value, the graph that was read calls it by that value's name.
         names = read_header(path).outputs if path.suffix == ".onnx" else ()
         returned = dict(zip(names, run.outputs, strict=False))
-        computed = located.wrong_cache(returned, expected, has_cache=bool(n_cached))
+        computed = located.wrong_cache(returned, has_cache=bool(n_cached))
     return programs, computed and f"{'after the first run, ' * bool(n_cached)}{computed}"
 
 
-@dataclass(frozen=True, slots=True)
+def _recorded(
+    path: Path, expected: Mapping[str, Array], n_cached: int, head_width: int
+) -> tuple["Graph", Recording]:
+    """Run a graph; return it, and its values. The arguments and errors are those of `_compare`."""
+    with TemporaryDirectory(prefix="whisperport-") as work:
+        branch = "then_branch" if n_cached else "else_branch"
+        with opened(os.fspath(_without_branches(path, Path(work), branch))) as program:
+            begin_stage(f"running {path.name}")
+            graph = program.graph
+            inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
+            if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
+                raise ProgramError(f"{path.name} has no cache")
+            return graph, program.record(inputs)
+
+
+def _compared_output(
+    name: str,
+    explanation: Explanation,
+    run: Recording,
+    compared: Sequence[ComparedValue],
+    gate: str,
+) -> Comparison:
+    """Compare what a graph returns; of an encoder that returns keys and values, the last layer.
+
+    Args:
+        name: of what it returns.
+        explanation: what eager torch computes.
+        run: of the graph.
+        compared: its layers.
+        gate: as that of `in_child`.
+    """
+    right = explanation.cut(name, explanation.expected[name])
+    outputs = [array for array in run.outputs if array.size == right.size]
+    if len(outputs) != 1 and compared:
+        last = next((value for value in reversed(compared) if value.other), compared[-1])
+        name, outputs = last.name, [run.values[last.other]] if last.other else []
+        right = explanation.cut(name, explanation.expected[name])
+    return compare_output(
+        name,
+        next((array.reshape(right.shape) for array in outputs), None),
+        right,
+        GATES[gate] if gate else LOWERED["float32"],
+    )
+
+
+@dataclass(frozen=True)
 class _Located:
     """The values of one run of a graph, found by the weights that its nodes read.
 
@@ -333,19 +357,18 @@ class _Located:
 
     def compared(self, output: str) -> Iterator[ComparedValue]:
         """Yield the error of each layer whose weights were found, in the order of eager torch."""
-        readers, makers = self._readers(), _makers(self.graph)
         scales = [1.0, *(float(self.explanation.head_width) ** power for power in SCALES)]
         before = 0.0
         for name, whole in self.explanation.expected.items():
             array = self.explanation.cut(name, whole)
             errors = {
-                other: _error(array, self.values[other], scales)
-                for other in self._candidates(name, array.size, readers, output)
+                candidate: _error(array, self.values[candidate], scales)
+                for candidate in self._candidates(name, array.size, output)
             }
             nearest = min(errors, key=errors.__getitem__, default="")
-            if not nearest and not self._is_unused(name, readers):
+            if not nearest and not self._is_unused(name):
                 continue
-            producer = makers.get(nearest)
+            producer = self._makers.get(nearest)
             yield ComparedValue(
                 name=name,
                 other=nearest,
@@ -365,7 +388,7 @@ class _Located:
         right = {entry.other: entry.name for entry in compared if entry.error < RIGHT}
         expected = self.explanation.expected
         size = self.explanation.cut(value.name, expected[value.name]).size
-        candidates = self._candidates(value.name, size, self._readers(), value.name)
+        candidates = self._candidates(value.name, size, value.name)
         if not value.name.startswith(INPUT):
             places = {
                 out.name: i for i, node in enumerate(self.graph.nodes) for out in node.outputs
@@ -378,15 +401,14 @@ class _Located:
         ]
         sentence = self.explanation.of(value.name, [last, *new])
         result = candidates[0] if value.name.startswith(INPUT) else value.other
-        nodes = [node for node in _between(self.graph, result, right) if node.op not in MOVES]
+        between = {node.name for node in self._making([result], right)}
+        nodes = [n for n in self.graph.nodes if n.name in between and n.op not in MOVES]
         shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST_NODES:])
         return f"{sentence or _likely(value.name)} ({shown})" if shown else sentence
 
-    def wrong_cache(
-        self, outputs: Mapping[str, Array], expected: Mapping[str, Array], *, has_cache: bool
-    ) -> str:
+    def wrong_cache(self, outputs: Mapping[str, Array], *, has_cache: bool) -> str:
         """Return in words which keys or values a decoder returns wrongly; empty: none."""
-        width = self.explanation.head_width
+        expected, width = self.explanation.expected, self.explanation.head_width
         for name, array in outputs.items() if self.is_exact else ():
             cached = _cached(name)
             if cached is None or (has_cache and not cached[0].startswith("attn.")):
@@ -399,52 +421,69 @@ class _Located:
                 return f"{name}: {reason}"
         return ""
 
+    @cached_property
     def _readers(self) -> dict[str, list["Node"]]:
+        """Value or array -> the nodes that read it."""
         readers: dict[str, list[Node]] = {}
         for node in self.graph.nodes:
             for tensor in node.tensors:
                 readers.setdefault(tensor.name, []).append(node)
         return readers
 
+    @cached_property
+    def _makers(self) -> dict[str, "Node"]:
+        """Value -> the node that computes it."""
+        return {output.name: node for node in self.graph.nodes for output in node.outputs}
+
     def _stored(self, name: str) -> list[str]:
         layer = name.removeprefix(INPUT)
         return [n for end in ("weight", "bias") for n in self.arrays.get(f"{layer}.{end}", ())]
 
-    def _is_unused(self, name: str, readers: Mapping[str, Sequence["Node"]]) -> bool:
+    def _is_unused(self, name: str) -> bool:
         stored = self._stored(name)
         # Keys and values of the audio may come from a cache; rounded weights are converted first.
         if not self.is_exact or name.startswith(INPUT) or name.endswith(OF_AUDIO):
             return False
-        return bool(stored) and not any(map(readers.get, stored))
+        return bool(stored) and not any(map(self._readers.get, stored))
 
-    def _candidates(
-        self, name: str, size: int, readers: Mapping[str, Sequence["Node"]], output: str
-    ) -> list[str]:
+    def _candidates(self, name: str, size: int, output: str) -> list[str]:
         """Return the values of a size that may be that of a layer, or what its weight multiplies."""
         stored = self._stored(name)
         if name == output == "logits":
             names = [value.name for value in self.graph.outputs]
         elif name.startswith(INPUT):
-            names = [out.name for n in _before(stored, self.graph, readers) for out in n.outputs]
+            reading = [node for array in stored for node in self._readers.get(array, ())]
+            multiplied = [tensor.name for node in reading for tensor in node.tensors]
+            names = [out.name for node in self._making(multiplied) for out in node.outputs]
         else:
-            names = [out.name for n in _behind(stored, readers) for out in n.outputs]
+            names = [out.name for node in self._behind(stored) for out in node.outputs]
         return [n for n in dict.fromkeys(names) if n in self.values and self.values[n].size == size]
 
+    def _making(self, names: Iterable[str], right: Collection[str] = ()) -> list["Node"]:
+        """Return the nodes that compute values, at most `FAR` in a row, the nearest first.
 
-def _makers(graph: "Graph") -> dict[str, "Node"]:
-    return {output.name: node for node in graph.nodes for output in node.outputs}
+        Args:
+            names: of the values.
+            right: values before which it ends.
+        """
+        nodes: dict[str, Node] = {}
+        current = list(names)
+        for _ in range(FAR):
+            making = [self._makers[name] for name in current if name in self._makers]
+            new = {node.name: node for node in making if node.name not in nodes}
+            nodes |= new
+            current = [t.name for node in new.values() for t in node.tensors if t.name not in right]
+        return list(nodes.values())
 
-
-def _between(graph: "Graph", name: str, right: Collection[str]) -> list["Node"]:
-    """Return the nodes from right values to a value, in the order of the graph; at most `FAR` in a row."""
-    nodes: dict[str, Node] = {}
-    makers, current = _makers(graph), [name]
-    for _ in range(FAR):
-        making = [makers[other] for other in current if other in makers]
-        new = {node.name: node for node in making if node.name not in nodes}
-        nodes |= new
-        current = [t.name for node in new.values() for t in node.tensors if t.name not in right]
-    return [node for node in graph.nodes if node.name in nodes]
+    def _behind(self, names: Iterable[str]) -> list["Node"]:
+        """Return the nodes that read one of these arrays, and those within a few operators behind them."""
+        nodes: dict[str, Node] = {}
+        current = list(names)
+        for _ in range(1 + NEAR):
+            reading = {node.name: node for name in current for node in self._readers.get(name, ())}
+            nodes |= reading
+            current = [output.name for node in reading.values() for output in node.outputs]
+        return list(nodes.values())
 
 
 def _layers(checkpoint: "Checkpoint", clip: Clip, known: KnownLogits) -> dict[str, Array]:
@@ -567,30 +606,6 @@ def _without_branches(path: Path, work: Path, branch: str) -> Path:
         graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
     onnx.save(model, work / path.name)
     return work / path.name
-
-
-def _before(
-    names: Iterable[str], graph: "Graph", readers: Mapping[str, Sequence["Node"]]
-) -> list["Node"]:
-    """Return the nodes that compute what is multiplied by one of these arrays, the nearest first."""
-    nodes: dict[str, Node] = {}
-    current = [node for name in names for node in readers.get(name, ())]
-    for _ in range(FAR):
-        making = [graph.producer(tensor) for node in current for tensor in node.tensors]
-        current = [node for node in making if node is not None and node.name not in nodes]
-        nodes |= {node.name: node for node in current}
-    return list(nodes.values())
-
-
-def _behind(names: Iterable[str], readers: Mapping[str, Sequence["Node"]]) -> list["Node"]:
-    """Return the nodes that read one of these arrays, and those within a few operators behind them."""
-    nodes: dict[str, Node] = {}
-    current = list(names)
-    for _ in range(1 + NEAR):
-        reading = {node.name: node for name in current for node in readers.get(name, ())}
-        nodes |= reading
-        current = [output.name for node in reading.values() for output in node.outputs]
-    return list(nodes.values())
 
 
 def _error(expected: Array, actual: Array, scales: Sequence[float]) -> float:
