@@ -15,6 +15,7 @@ from whisperport.build.judge.differences import EXPLAINED, listed, value_differe
 from whisperport.verification.diagnosis.matching import arrangements, error_of
 
 Array = NDArray[Any]
+Form = tuple[str, dict[str, Any]]  # of attention, in words; arguments of `_attention` that differ
 INPUT = "the input of "
 """Before the name of a layer: what its weight multiplies. Alone, the name is that of its output."""
 LOWEST = np.finfo(np.float32).min  # what a mask adds
@@ -170,11 +171,10 @@ class Explanation:
 
     def _epsilon(self, layer: str, array: Array, limit: float) -> str:
         """Return in words which epsilon gives the output of a layer norm; empty: none does."""
-        x = self.expected.get(INPUT + layer)
-        weight, bias = (self.expected.get(f"{layer}.{kind}") for kind in ("weight", "bias"))
-        if x is None or weight is None or bias is None:
+        arrays = self._norm_arrays(layer)
+        if arrays is None:
             return ""
-        x = self.cut(layer, x)
+        x, weight, bias = self.cut(layer, arrays[0]), *arrays[1:]
         variance, power = x.var(-1), (((array - bias) / weight) ** 2).mean(-1)
         epsilon = float(np.median(variance / power - variance))
         value = (x - x.mean(-1, keepdims=True)) / np.sqrt(variance[..., None] + epsilon)
@@ -203,72 +203,23 @@ class Explanation:
     def _attentions(self, module: str) -> Iterator[tuple[str, Array]]:
         """Yield other forms of attention, and the joined heads (1, n, d) that they give."""
         q, k, v = (self.expected[f"{module}.{part}"] for part in ("query", "key", "value"))
-        n, width = q.shape[-2:]
-        right_mask = _causal(n) if module.startswith("decoder.") and ".attn" in module else None
-        scale = float(self.head_width) ** -0.5
-        kinds: list[tuple[str, dict[str, Any]]] = [
-            ("the scores are not divided by the root of a head's width", {"scale": 1.0}),
-            ("the scores are divided by the root of the model's width", {"scale": width**-0.5}),
-            ("the scores are divided twice by the root of a head's width", {"scale": scale**2}),
-            ("the scores have the wrong sign", {"scale": -scale}),
-            ("keys and values are exchanged", {"keys": v, "values": k}),
-            ("queries and keys are exchanged", {"queries": k, "keys": q}),
-            ("the heads are joined without their order of axes", {"is_joined": False}),
-            ("the softmax is over the queries, not the keys", {"axis": 1}),
-            ("the scores' softmax is missing", {"axis": None}),
-        ]
-        if right_mask is None and k.shape == q.shape:
-            kinds.append(("the attention is causal: later places are hidden", {"mask": _causal(n)}))
-        elif right_mask is not None:
-            kinds += [
-                ("the mask is missing: a token sees later ones", {"mask": None}),
-                ("the mask lets a token see the next one", {"mask": _causal(n, 1)}),
-                *(
-                    (sentence, {"mask": np.maximum(mask, low)})
-                    for low in (
-                        LOWEST,
-                        LOWEST_HALF,
-                    )  # of which a token that sees nothing shows which
-                    for sentence, mask in (
-                        ("the mask hides the token itself, too", _causal(n, -1)),
-                        ("the mask is inverted: a token sees later ones only", _causal(n, -1).T),
-                    )
-                ),
-                ("a token sees itself only", {"mask": np.where(np.eye(n) > 0, 0, LOWEST)}),
-                ("the newest key is before the earlier ones", {"keys": np.roll(k, 1, 1)}),
-                ("the newest value is before the earlier ones", {"values": np.roll(v, 1, 1)}),
-                *(
-                    (
-                        f"the mask adds {low:g}: later tokens are not hidden",
-                        {"mask": np.triu(np.full((n, n), low, np.float32), 1)},
-                    )
-                    for low in (-1, -10, -100)
-                ),
-                ("the mask is transposed", {"mask": _causal(n).T}),
-            ]
-        kinds += [
-            (
-                f"attention has {width // other} heads, and not {width // self.head_width}",
-                {"head_width": other, "scale": factor},
-            )
-            for other in (self.head_width // 2, self.head_width * 2, width)
-            if 0 < other <= width and width % other == 0 and other != self.head_width
-            for factor in (scale, float(other) ** -0.5)
-        ]
-        kinds += [
-            (f"the scores are multiplied by {factor:g}", {"scale": scale * factor})
-            for step in (1, 1.5)
-            for power in range(-4, 5)
-            if (factor := step * 2.0**power) != 1
-        ]
-        kinds += [
+        is_causal = module.startswith("decoder.") and ".attn" in module
+        right = {
+            "queries": q,
+            "keys": k,
+            "values": v,
+            "scale": float(self.head_width) ** -0.5,
+            "mask": _causal(q.shape[-2]) if is_causal else None,
+            "head_width": self.head_width,
+        }
+        forms = [*_scores(right), *_masks(right), *_heads(right)]
+        forms += [
             (f"the {part}s are those of {name}", {f"{part}s": value})
             for part in ("key", "value")
             for name, value in self._layers_like(f"{module}.{part}")
         ]
-        usual = {"scale": scale, "mask": right_mask, "head_width": self.head_width}
-        for sentence, changes in kinds:
-            settings = {"queries": q, "keys": k, "values": v, **usual, **changes}
+        for sentence, changes in forms:
+            settings = right | changes
             if settings["queries"].shape == q.shape and settings["values"].shape == v.shape:
                 yield sentence, _attention(**settings)
 
@@ -276,16 +227,22 @@ class Explanation:
         """Yield the layers of the same kind in the other blocks, and their outputs."""
         begin, _, rest = name.partition(".blocks.")
         end = rest.partition(".")[2]
-        for other, value in self.expected.items():
-            if other != name and re.fullmatch(rf"{begin}\.blocks\.\d+\.{re.escape(end)}", other):
-                yield other, value
+        for layer, value in self.expected.items():
+            if layer != name and re.fullmatch(rf"{begin}\.blocks\.\d+\.{re.escape(end)}", layer):
+                yield layer, value
+
+    def _norm_arrays(self, layer: str) -> tuple[Array, Array, Array] | None:
+        """Return the input, the weight and the bias of a layer norm; None: one of them is not known."""
+        x = self.expected.get(INPUT + layer)
+        weight, bias = (self.expected.get(f"{layer}.{kind}") for kind in ("weight", "bias"))
+        return None if x is None or weight is None or bias is None else (x, weight, bias)
 
     def _norms(self, layer: str) -> Iterator[tuple[str, Array]]:
         """Yield other forms of a layer norm, and their outputs."""
-        x, right = self.expected.get(INPUT + layer), self.expected[layer]
-        weight, bias = (self.expected.get(f"{layer}.{kind}") for kind in ("weight", "bias"))
-        if x is None or weight is None or bias is None:
+        arrays, right = self._norm_arrays(layer), self.expected[layer]
+        if arrays is None:
             return
+        x, weight, bias = arrays
         centered, variance = x - x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
         root = np.sqrt(variance + EPSILON)
         n = x.shape[-1]
@@ -350,6 +307,57 @@ def _function(x: Array, array: Array) -> str:
         if inputs[0] <= point <= inputs[-1]
     )
     return f"another activation is computed in place of GELU: {shown}"
+
+
+def _scores(right: Mapping[str, Any]) -> Iterator[Form]:
+    """Yield what is computed from the scores, or in place of them."""
+    queries, keys, values, scale = (right[key] for key in ("queries", "keys", "values", "scale"))
+    width = queries.shape[-1]
+    yield "the scores are not divided by the root of a head's width", {"scale": 1.0}
+    yield "the scores are divided by the root of the model's width", {"scale": width**-0.5}
+    yield "the scores are divided twice by the root of a head's width", {"scale": scale**2}
+    yield "the scores have the wrong sign", {"scale": -scale}
+    yield "keys and values are exchanged", {"keys": values, "values": keys}
+    yield "queries and keys are exchanged", {"queries": keys, "keys": queries}
+    yield "the heads are joined without their order of axes", {"is_joined": False}
+    yield "the softmax is over the queries, not the keys", {"axis": 1}
+    yield "the scores' softmax is missing", {"axis": None}
+    for step in (1, 1.5):
+        for power in range(-4, 5):
+            if (factor := step * 2.0**power) != 1:
+                yield f"the scores are multiplied by {factor:g}", {"scale": scale * factor}
+
+
+def _masks(right: Mapping[str, Any]) -> Iterator[Form]:
+    """Yield other masks of self-attention, and keys and values that the right one would hide."""
+    keys, values, n = right["keys"], right["values"], right["queries"].shape[-2]
+    if right["mask"] is None:
+        if keys.shape == right["queries"].shape:
+            yield "the attention is causal: later places are hidden", {"mask": _causal(n)}
+        return
+    yield "the mask is missing: a token sees later ones", {"mask": None}
+    yield "the mask lets a token see the next one", {"mask": _causal(n, 1)}
+    for low in (LOWEST, LOWEST_HALF):  # of which a token that sees nothing shows which
+        without_itself = np.maximum(_causal(n, -1), low)
+        yield "the mask hides the token itself, too", {"mask": without_itself}
+        yield "the mask is inverted: a token sees later ones only", {"mask": without_itself.T}
+    yield "a token sees itself only", {"mask": np.where(np.eye(n) > 0, 0, LOWEST)}
+    yield "the newest key is before the earlier ones", {"keys": np.roll(keys, 1, 1)}
+    yield "the newest value is before the earlier ones", {"values": np.roll(values, 1, 1)}
+    for added in (-1, -10, -100):
+        mask = np.triu(np.full((n, n), added, np.float32), 1)
+        yield f"the mask adds {added:g}: later tokens are not hidden", {"mask": mask}
+    yield "the mask is transposed", {"mask": _causal(n).T}
+
+
+def _heads(right: Mapping[str, Any]) -> Iterator[Form]:
+    """Yield other numbers of heads, whose scores are scaled by their own width or by the right one."""
+    head_width, width = right["head_width"], right["queries"].shape[-1]
+    for new_width in (head_width // 2, head_width * 2, width):
+        if 0 < new_width <= width and width % new_width == 0 and new_width != head_width:
+            sentence = f"attention has {width // new_width} heads, and not {width // head_width}"
+            for scale in (right["scale"], float(new_width) ** -0.5):
+                yield sentence, {"head_width": new_width, "scale": scale}
 
 
 def _attention(
