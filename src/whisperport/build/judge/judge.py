@@ -206,57 +206,70 @@ def judge(
         problems=problems,
     )
     if checkpoint is None:
-        try:
-            named = name_of(stored_arrays(layout, files, precision))
-        except (CheckpointError, ProgramError):
-            if judgement:
-                raise
-            named = None  # a rule says why
-        return replace(judgement, named=named)
-    begin_stage("comparing weights")
-    is_readable = layout.reader.arrays is not None or layout.weights is not None
+        return replace(judgement, named=_named(judgement, files))
+    judgement = replace(judgement, checkpoint=name)
+    apps = [layout.apps[app]] if app is not None else list(layout.apps.values())
+    return _compared(judgement, files, checkpoint, apps, verify_with, language)
+
+
+def _named(judgement: Judgement, files: Files) -> NamedWeights | None:
+    """Return the verified checkpoint that has such weights; None: none is known, or a rule says why."""
     try:
-        identity = (
-            identify(checkpoint, stored_arrays(layout, files, precision))
-            if is_readable
-            else Identity()
-        )
+        return name_of(stored_arrays(judgement.layout, files, judgement.precision))
+    except (CheckpointError, ProgramError):
+        if judgement:
+            raise
+        return None
+
+
+def _compared(
+    judgement: Judgement,
+    files: Files,
+    checkpoint: "Checkpoint",
+    apps: Sequence[App],
+    verify_with: str | os.PathLike[str] | None,
+    language: str | None,
+) -> Judgement:
+    """Compare files with a checkpoint: weights, what apps return, and layers if one of these differs.
+
+    Args:
+        judgement: what the rules say of them.
+        files: that are compared.
+        checkpoint: of which they were made.
+        apps: that are run.
+        verify_with, language: as those of `judge`.
+    """
+    layout, identity = judgement.layout, None
+    begin_stage("comparing weights")
+    try:
+        if layout.reader.arrays is not None or layout.weights is not None:
+            identity = identify(checkpoint, stored_arrays(layout, files, judgement.precision))
     except (CheckpointError, ProgramError) as error:
         if judgement:
             raise
         run = AppRun(app="the weights", reason=f"{error.what}: {error.why}", failed=True)
-        return replace(judgement, checkpoint=name, runs=(run,))  # a rule says why
+        return replace(judgement, runs=(run,))  # a rule says why
     spoken = spoken_language(checkpoint, language)
     folder = None if verify_with is None else Path(verify_with)
     clips = ClipSet.of(folder, spoken, checkpoint.dims.window_s)
-    apps = [layout.apps[app]] if app is not None else list(layout.apps.values())
     record = LayoutRecord(
         app="",
-        precision=precision,
-        exact=is_readable and not identity.half and not identity.eight_bits,
+        precision=judgement.precision,
+        exact=identity is not None and not identity.half and not identity.eight_bits,
         language=spoken,
         window_s=checkpoint.dims.window_s,
         source={},
         # Only a run could change them.
         files=hashes(files.path) if any(map(is_installed, apps)) else {},
     )
+    judgement = replace(judgement, identity=identity, clips=clips.clips)
     runs = (
-        *(
-            _runs_of_graphs(files.path, layout, record, checkpoint, clips, identity)
-            if identity or layout.emitted is not None
-            else ()
-        ),
+        *_runs_of_graphs(judgement, record, checkpoint, clips),
         *_runs(files.path, apps, record, checkpoint, clips),
     )
-    judgement = replace(
-        judgement,
-        checkpoint=name,
-        identity=identity if is_readable else None,
-        runs=runs,
-        clips=clips.clips,
-    )
+    judgement = replace(judgement, runs=runs)
     is_right = identity and all(run.computes for run in runs)
-    if layout.logits is None or is_right or not is_readable:
+    if layout.logits is None or is_right or identity is None:
         return judgement
     clip = _differing_clip(judgement)
     cut, known = taken(layout, apps[0], checkpoint, clip)
@@ -334,15 +347,11 @@ def _reject_placeholder(path: Path) -> None:
 
 
 def _runs_of_graphs(
-    path: Path,
-    layout: Layout,
-    record: LayoutRecord,
-    checkpoint: "Checkpoint",
-    clips: ClipSet,
-    identity: Identity,
+    judgement: Judgement, record: LayoutRecord, checkpoint: "Checkpoint", clips: ClipSet
 ) -> Iterator[AppRun]:
-    """Run the graphs without an app, if the files hold graphs."""
-    if layout.logits is None:
+    """Run the graphs without an app, if the files hold graphs whose weights are right, or that decode."""
+    path, layout, identity = judgement.path, judgement.layout, judgement.identity
+    if layout.logits is None or not (identity or layout.emitted is not None):
         return
     words = None
     try:
@@ -353,7 +362,7 @@ def _runs_of_graphs(
             checkpoint,
             clips.clips[0],
             exact=record.exact,
-            swapped=identity.odd,
+            swapped=identity.odd if identity is not None else (),
         )
         checks = [check]
         if layout.emitted is not None:
