@@ -175,13 +175,12 @@ def weight_hashes(checkpoint: "Checkpoint") -> dict[str, list[str]]:
     search = _Search(checkpoint)
     hashes: dict[str, list[str]] = defaultdict(list)
     for name, tensor in checkpoint.weights.items():
-        is_scaled = ".query." in name or ".key." in name
         axes = (False, True) if sum(size != 1 for size in tensor.shape) == 2 else (False,)
         digests = {
             search.digest(name, swapped, form, power)
             for swapped in axes
             for form in ("float32", "float16", "rounded to float32")
-            for power in (0.0, *SCALES)[: 1 + 2 * is_scaled]
+            for power in _powers(name)
         }
         for digest in digests:
             hashes[digest.hex()].append(name)
@@ -285,8 +284,7 @@ class _Search:
         weight, n = self._weight(name, False), len(part)
         half_step = 0 if step is None else HALF_STEP * float(np.abs(step).max())
         starts = np.array([*dict.fromkeys((*range(0, len(weight) - n + 1, n), len(weight) - n))])
-        powers = (0.0, *SCALES) if ".query." in name or ".key." in name else (0.0,)
-        for power in powers:
+        for power in _powers(name):
             factor = np.float32(self.head_width**power)
             first = (
                 weight[starts] * factor
@@ -355,8 +353,7 @@ class _Search:
         equal = equal or [
             name
             for name, swapped in exact
-            if (".query." in name or ".key." in name)
-            and any(self.digest(name, swapped, form, power) == digest for power in SCALES)
+            if any(self.digest(name, swapped, form, p) == digest for p in _powers(name)[1:])
         ]
         self.equal.update(equal)
         if equal:
@@ -443,7 +440,7 @@ class _Search:
         if array.step is not None:
             allowed = allowed + HALF_STEP * array.step
         for groups in _groups_of(values) if array.step is None else ():
-            step = np.broadcast_to(np.abs(groups).max(axis=1, keepdims=True) / 127, groups.shape)
+            step = np.broadcast_to(_steps(groups), groups.shape)
             allowed = np.maximum(allowed, HALF_STEP * step.reshape(values.shape))
         if transposed:
             values, weight, allowed = (np.ascontiguousarray(a.T) for a in (values, weight, allowed))
@@ -485,18 +482,28 @@ def _has_levels(groups: Array) -> bool:
     """Return whether the values of each group (n, k) are multiples of 1/127 of its largest one."""
     if not np.isfinite(groups[:ROWS]).all():
         return False
-    step = np.abs(groups[:ROWS]).max(axis=1, keepdims=True) / 127
+    step = _steps(groups[:ROWS])
     multiples = groups[:ROWS] / np.where(step == 0, 1, step)
     return bool((np.abs(multiples - np.rint(multiples)) < 0.05).all())
 
 
 def _groups_are_near(groups: Array, weight: Array) -> bool:
     """Return whether hardly a value (n, k) is farther from a weight's than a step of its group allows."""
-    step = np.abs(groups).max(axis=1, keepdims=True) / 127
-    near = np.abs(groups - weight) <= HALF_STEP * step + LEAST_STEP
+    near = np.abs(groups - weight) <= HALF_STEP * _steps(groups) + LEAST_STEP
     if near[:QUICK].mean() < LEAST_NEAR or near.mean() < LEAST_NEAR:
         return False
     return bool(near.mean(axis=1).min() >= LEAST_OF_LINE)
+
+
+def _steps(groups: Array) -> Array:
+    """Return the step (n, 1) of each group (n, k) whose largest value is 127 of 8 bits."""
+    steps: Array = np.abs(groups).max(axis=1, keepdims=True) / 127
+    return steps
+
+
+def _powers(name: str) -> tuple[float, ...]:
+    """Return by which powers of a head's width a weight may be multiplied; the first is 0."""
+    return (0.0, *SCALES) if ".query." in name or ".key." in name else (0.0,)
 
 
 def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:
