@@ -21,6 +21,7 @@ from whisperport import fix, judge
 from whisperport.apps.cli.explain import rules_about
 from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import layers, operations
+from whisperport.build.judge.differences import weight_difference
 from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
@@ -1052,6 +1053,27 @@ def test_what_attention_reads_is_named(module: str, change: dict[str, Any], sent
     value = operations._attention(**{**right, **changed}).astype(np.float32)
     explanation = operations.Explanation(expected, 4)
     assert explanation.of(f"{operations.INPUT}{name}.out", [value]).startswith(sentence)
+
+
+@pytest.mark.parametrize(("factor", "is_named"), [(1, True), (2, False)])
+def test_rows_are_in_another_order_only_if_they_are_as_long(factor: int, is_named: bool) -> None:
+    # given a weight of which two rows are exchanged, and perhaps doubled
+    weight = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    values = weight.copy()
+    values[[3, 5]] = factor * weight[[5, 3]]
+    # then it is called an exchange if it is nothing else
+    reason = weight_difference(values, weight, np.full_like(weight, 1e-3), 4)
+    assert (reason == "rows 3, 5 are in another order") == is_named
+
+
+def test_integers_of_an_unknown_step_are_not_called_a_wrong_weight(micro_checkpoint: Any) -> None:
+    # given integers by the name of a weight, which no step makes it
+    name = "decoder.blocks.0.mlp.0.weight"
+    shape = micro_checkpoint.weights[name].shape
+    integers = np.random.default_rng(0).integers(-127, 128, shape, np.int8)
+    # when it is looked for, then no array is said to differ from it
+    changed = identify(micro_checkpoint, [StoredArray("decoder.onnx", name, integers)]).changed
+    assert f"{name}: no array is near it" in map(str, changed)
 
 
 def test_a_permuted_weight_is_not_found(micro_checkpoint: Any) -> None:
