@@ -39,6 +39,7 @@ from whisperport.build.layouts.record import hashes
 from whisperport.build.layouts.rules import Draft
 from whisperport.errors import CheckpointError, ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.partitioner import ask
 
@@ -832,11 +833,27 @@ def test_the_first_layer_that_diverges_is_named(
         "the input of decoder.blocks.0.attn.out",
     ]
     assert max(first["before"] for first in firsts) < 1e-5
+    assert judgement.graphs[0].computed == ""  # its weight explains it, not what is computed
     cause = judgement.graphs[1].cause
     assert "the scores are multiplied by 2" in cause  # and in which nodes
     assert "Softmax " in cause
     assert judgement.identity is not None
     assert [changed.name for changed in judgement.identity.changed] == [weight]
+
+
+@pytest.mark.parametrize(("right", "names"), [([], ["b", "a"]), (["y"], ["b"])])
+def test_what_computes_a_value_begins_behind_right_values(
+    right: list[str], names: list[str]
+) -> None:
+    # given a graph of two nodes, x -> y -> z
+    nodes = tuple(
+        Node(name, "relu", "Relu", (Value(source),), (Value(result),))
+        for name, source, result in (("a", "x", "y"), ("b", "y", "z"))
+    )
+    graph = Graph("", "onnx", nodes, (Value("x"),), (Value("z"),))
+    located = layers._Located(graph, {}, {}, operations.Explanation({}, 1), is_exact=True)
+    # then the nodes are those that compute z, the nearest first
+    assert [node.name for node in located._making(["z"], right)] == names
 
 
 @pytest.mark.parametrize("app", ["faster-whisper", "whisper.cpp"])
