@@ -30,7 +30,8 @@ from whisperport.model.checkpoint.names import (
 )
 from whisperport.model.checkpoint.tensor_check import listing
 from whisperport.model.checkpoint.untrusted import quoted, read_json_object
-from whisperport.model.checkpoint.weight_files import read_tensors, sha256_of
+from whisperport.model.checkpoint.weight_files import read_tensors
+from whisperport.program.bundle.folder import file_sha256
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in order of preference
@@ -181,7 +182,7 @@ def merged(adapter: Adapter, base: Checkpoint, *, name: str, revision: str = "")
         weights.update(_changed(adapter, weights, weight, parts))
     _check_tie(adapter, base, weights, complete)
     _check_finite(adapter, weights, {*complete, *changes} - {PROJECTION})
-    digests = {file.name: sha256_of(file) for file in (adapter.folder / CONFIG, path)}
+    digests = {file.name: file_sha256(file) for file in (adapter.folder / CONFIG, path)}
     source = replace(
         base.source,
         name=name,

@@ -28,7 +28,8 @@ from whisperport.model.checkpoint.generation_settings import generation_from
 from whisperport.model.checkpoint.tensor_check import check_tensors, dims_of_tensors
 from whisperport.model.checkpoint.tokenizer_files import StoredTokenizer, read_tokenizer
 from whisperport.model.checkpoint.untrusted import quoted, read_json_object, shorten
-from whisperport.model.checkpoint.weight_files import find_weights, sha256_of
+from whisperport.model.checkpoint.weight_files import find_weights
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.dims import LARGEST, Dims
 
 MODEL_BIN = "model.bin"
@@ -100,7 +101,7 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
     source = Source(
         kind="ctranslate2",
         name=name,
-        sha256=MappingProxyType({MODEL_BIN: sha256_of(path)}),
+        sha256=MappingProxyType({MODEL_BIN: file_sha256(path)}),
         quantized=quantized,
     )
     return checkpoint_of_folder(folder, dims, weights, tokenizer, generation, source, warnings)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from whisperport.errors import CheckpointError, needs
 from whisperport.model.checkpoint.hub import INSTALL
 from whisperport.model.checkpoint.untrusted import shorten
-from whisperport.model.checkpoint.weight_files import sha256_of
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.system.atomic import flush_folder
 from whisperport.system.locking import lock_path, waiting_for_lock
 from whisperport.system.progress import Counted, begin_stage
@@ -81,7 +81,7 @@ def check_digest(path: Path, sha256: str) -> None:
             hint="move it away; `whisperport fetch` then downloads the file",
         )
     try:
-        digest = sha256_of(path)
+        digest = file_sha256(path)
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=str(error)) from error
     if digest != sha256:
@@ -131,10 +131,10 @@ def _download(remote: RemoteFile) -> None:
         )
     resumed = partial.exists() and partial.stat().st_size > 0
     _transfer(remote)
-    if resumed and sha256_of(partial) != remote.sha256:  # what was there before may be at fault
+    if resumed and file_sha256(partial) != remote.sha256:  # what was there before may be at fault
         partial.unlink()
         _transfer(remote)
-    digest = sha256_of(partial)
+    digest = file_sha256(partial)
     if digest != remote.sha256:
         partial.unlink()
         raise CheckpointError(

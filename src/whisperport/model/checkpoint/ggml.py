@@ -32,7 +32,7 @@ from whisperport.model.checkpoint.openai_releases import alignment_heads_of_size
 from whisperport.model.checkpoint.tensor_check import Shape, check_tensors, expected_shapes
 from whisperport.model.checkpoint.tokenizer_files import default_tokenizer
 from whisperport.model.checkpoint.untrusted import checked_dims, quoted, shorten
-from whisperport.model.checkpoint.weight_files import sha256_of
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.dims import Dims
 from whisperport.speech.audio.mel import mel_filters
 from whisperport.speech.text.vocabulary import openai_generation, openai_text_tokens
@@ -96,7 +96,7 @@ def load_ggml(path: Path, *, name: str) -> Checkpoint:
         source=Source(
             kind="ggml",
             name=name,
-            sha256=MappingProxyType({path.name: sha256_of(path)}),
+            sha256=MappingProxyType({path.name: file_sha256(path)}),
             quantized=quantized,
         ),
         warnings=warnings,

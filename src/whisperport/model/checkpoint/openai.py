@@ -20,7 +20,7 @@ from whisperport.model.checkpoint.tensor_check import (
 )
 from whisperport.model.checkpoint.tokenizer_files import default_tokenizer
 from whisperport.model.checkpoint.untrusted import checked_dims, quoted
-from whisperport.model.checkpoint.weight_files import sha256_of
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.dims import Dims
 from whisperport.speech.text.vocabulary import openai_generation
 
@@ -78,7 +78,7 @@ def load_pt(path: Path, *, name: str) -> Checkpoint:
         )
     check_tensors(weights, dims, where=str(path))
     tokenizer = default_tokenizer(dims.n_vocab, where=str(path))
-    digest = sha256_of(path)
+    digest = file_sha256(path)
     heads = alignment_heads(digest, n_layers=dims.n_text_layer, n_heads=dims.n_text_head)
     return Checkpoint(
         dims=dims,

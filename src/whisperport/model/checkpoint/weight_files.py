@@ -5,7 +5,6 @@
 tensors. https://huggingface.co/docs/safetensors, "Format"
 """
 
-import hashlib
 import json
 import os
 import struct
@@ -26,6 +25,7 @@ from whisperport.model.checkpoint.untrusted import (
     reject_placeholder,
     shorten,
 )
+from whisperport.program.bundle.folder import file_sha256
 
 # In order of preference: one file before shards, original precision before half, safetensors before pickle.
 _FILES = (
@@ -64,7 +64,7 @@ def read_weights(folder: Path) -> StoredWeights:
     tensors: dict[str, Tensor] = {}
     for file in files:
         _add(tensors, file)
-    return StoredWeights(tensors, {file.name: sha256_of(file) for file in files})
+    return StoredWeights(tensors, {file.name: file_sha256(file) for file in files})
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -85,12 +85,6 @@ def _no_weights(folder: Path) -> CheckpointError:
         if any("-of-" in name for name in names)
         else "save the checkpoint with transformers' `save_pretrained`",
     )
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 digest of a file in hexadecimal; this takes about 1 s per GB."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _add(tensors: dict[str, Tensor], file: Path) -> None:
