@@ -48,6 +48,11 @@ class Setting:
     is_decoding: bool = False
     reason: str = ""
 
+    @classmethod
+    def wrong(cls, file: str, reason: str, *, is_decoding: bool = False) -> "Setting":
+        """Return one that was compared: the two differ, for this reason."""
+        return cls(file, "", 0, 1, is_decoding, reason)
+
 
 def checkpoint_rules(
     settings: "Callable[[Files, Checkpoint], Iterator[Setting]]",
@@ -97,7 +102,7 @@ def settings_of(
         value, is_decoding = right.get(key), key in decoding
         if stated and not may_lack and value not in (None, [], {}) and stated.get(key) is None:
             reason = f"{key} is missing; the checkpoint has {_short(value)}"
-            yield Setting(file, key, 0, 1, is_decoding=True, reason=reason)
+            yield Setting.wrong(file, reason, is_decoding=True)
         else:
             yield Setting(file, key, stated.get(key), value, is_decoding)
 
@@ -106,7 +111,7 @@ def empty_files(files: Files, *names: str) -> Iterator[Setting]:
     """Yield the JSON files that are there, and state nothing."""
     for name in names:
         if files.has(name) and not files.json(name):
-            yield Setting(name, name, 0, 1, reason="it states nothing: it is an empty object")
+            yield Setting.wrong(name, "it states nothing: it is an empty object")
 
 
 def default_settings(
@@ -116,7 +121,7 @@ def default_settings(
     for key, value in defaults.items():
         if stated.get(key) is not None and stated[key] != value:
             reason = f"{key} is {_short(stated[key])}; without it, it is {_short(value)}"
-            yield Setting(file, key, 0, 1, is_decoding=True, reason=reason)
+            yield Setting.wrong(file, reason, is_decoding=True)
 
 
 def token_setting(
@@ -130,7 +135,7 @@ def token_setting(
             f"{len(changed):,} of {len(stated):,} tokens are not the checkpoint's, such as id {first}: "
             f"{_short(stated[first])}, not {_short(right[first])}"
         )
-        yield Setting(file, "tokens", 0, 1, reason=reason)
+        yield Setting.wrong(file, reason)
 
 
 def missing_tokens(
@@ -144,7 +149,7 @@ def missing_tokens(
             f"{len(missing):,} of the checkpoint's {len(right):,} tokens are missing, such as "
             f"{_short(first)}, id {right[first]}"
         )
-        yield Setting(file, "tokens", 0, 1, reason=reason)
+        yield Setting.wrong(file, reason)
 
 
 def _differences(

@@ -362,7 +362,7 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         token = tokens.get(entry[1], "") if is_place else ""
         if token in LANGUAGE_TOKENS and {token} != right.get("lang_to_id", {}).keys():
             reason = f"forced_decoder_ids: each text begins with {token}, whatever is spoken"
-            yield Setting(GENERATION, "forced_decoder_ids", 0, 1, is_decoding=True, reason=reason)
+            yield Setting.wrong(GENERATION, reason, is_decoding=True)
     sound, right_sound = files.json(PREPROCESSOR), files_of.preprocessor_config(checkpoint.dims)
     yield from settings_of(
         PREPROCESSOR, sound, right_sound, unread=NAMES, decoding=("padding_side",)
@@ -385,7 +385,7 @@ def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Settin
     form, right_form = _form_of(tokenizer), _form_of(expected)
     if tokenizer and form != right_form:
         reason = f"the decoder is {form}; the checkpoint has {right_form}: spaces are wrong"
-        yield Setting(TOKENIZER, "decoder", 0, 1, reason=reason)
+        yield Setting.wrong(TOKENIZER, reason)
     for key in TEXT_STEPS if tokenizer else ():
         steps, right_steps = _steps_of(tokenizer.get(key)), _steps_of(expected.get(key))
         if steps != right_steps:
@@ -393,20 +393,20 @@ def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Settin
                 f"{key} is {', '.join(steps) or 'missing'}; the checkpoint has "
                 f"{', '.join(right_steps) or 'none'}: prompts become other tokens"
             )
-            yield Setting(TOKENIZER, key, 0, 1, is_decoding=True, reason=reason)
+            yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
     special, right_special = _special(tokenizer), _special(expected)
     if changed := [t for t in special if special[t] != right_special.get(t, special[t])]:
         reason = (
             f"`special` of {len(changed):,} added tokens, such as {changed[0]}, is not the "
             "checkpoint's: they are shown in the text, or left out"
         )
-        yield Setting(TOKENIZER, "special", 0, 1, is_decoding=True, reason=reason)
+        yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
     merges_, right_merges = _merges_of(tokenizer), _merges_of(expected)
     if tokenizer and merges_ != right_merges:
         reason = (
             f"its {len(merges_):,} merges are not the checkpoint's: prompts become other tokens"
         )
-        yield Setting(TOKENIZER, "merges", 0, 1, is_decoding=True, reason=reason)
+        yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
 
 
 # What a tokenizer does before it looks for tokens, and to those it has.

@@ -198,7 +198,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         tokens = files.read(VOCABULARY, _tokens)
         if len(tokens) not in (len(every), checkpoint.generation.timestamp_begin):
             reason = f"it has {len(tokens):,} tokens; the checkpoint has {len(every):,}"
-            yield Setting(VOCABULARY, "tokens", 0, 1, reason=reason)
+            yield Setting.wrong(VOCABULARY, reason)
         yield from token_setting(VOCABULARY, dict(enumerate(tokens)), dict(enumerate(every)))
 
 
@@ -222,19 +222,19 @@ def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             reason = (
                 f"{name} is missing, which is {_meaning(name, stated)}; {reason.split('; ')[1]}"
             )
-        yield Setting(MODEL, name, 0, 1, reason=reason)
+        yield Setting.wrong(MODEL, reason)
     shapes = {name: sizes for name, sizes in _sizes(files).items() if sizes}
     right_shapes = variable_shapes(checkpoint)
     for name, sizes in right_shapes.items():
         if name not in shapes:
-            yield Setting(MODEL, name, 0, 1, reason=f"the variable {name} is missing")
+            yield Setting.wrong(MODEL, f"the variable {name} is missing")
         else:
             yield Setting(MODEL, name, str(shapes[name]), str(sizes))
     for name in sorted(shapes.keys() - right_shapes.keys()):
         stem = name.removesuffix("_scale")
         if name != PROJECTION and (stem == name or stem not in (*right_shapes, PROJECTION)):
             reason = f"the variable {name} is none of Whisper: the app leaves it out"
-            yield Setting(MODEL, name, 0, 1, is_decoding=True, reason=reason)
+            yield Setting.wrong(MODEL, reason, is_decoding=True)
 
 
 def _meaning(name: str, number: object) -> str:

@@ -103,7 +103,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         for key, value in right.items() if files.has(file) else ():
             if key not in stated and key not in UNSURE:
                 reason = f"{key} is missing; the checkpoint has {value!r}"
-                yield Setting(file, key, 0, 1, reason=reason)
+                yield Setting.wrong(file, reason)
     yield from settings(files, checkpoint)
 
 

@@ -298,7 +298,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         missing = [name for name in names if not any(name in n.names for n in graph.nodes.values())]
         for name in missing:
             reason = f"no tensor is called {name}, by which the pipeline finds it"
-            yield Setting(file, name, 0, 1, reason=reason)
+            yield Setting.wrong(file, reason)
         yield from _attributes(file, graph)
     for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
         if "input_features" in node.names and len(node.sizes[0]) == 3 and node.sizes[0][2] > 0:
@@ -316,14 +316,14 @@ def _attributes(file: str, graph: IrGraph) -> Iterator[Setting]:
                 reason = (
                     f"{key} of the {node.type} `{node.name[-80:]}` is {stated[:40]}, not {right}"
                 )
-                yield Setting(file, node.name, 0, 1, reason=reason)
+                yield Setting.wrong(file, reason)
     convolutions = [node for _, node in graph.of_type("Convolution")]
     for node, stride in zip(convolutions, ("1", "2"), strict=False):
         if (stated := node.attributes.get("strides", stride)) != stride:
             reason = (
                 f"strides of the Convolution `{node.name[-80:]}` is {stated[:40]}, not {stride}"
             )
-            yield Setting(file, node.name, 0, 1, reason=reason)
+            yield Setting.wrong(file, reason)
 
 
 def _is_same(stated: str, right: str) -> bool:

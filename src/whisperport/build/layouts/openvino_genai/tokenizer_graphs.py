@@ -71,13 +71,13 @@ def tokenizer_graphs(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting
     for file, loss in lost.items():
         if not files.has(file):
             if file == TOKENIZER:  # of the other, a rule says it
-                yield _reason(file, f"the file is missing: {loss}", is_decoding=True)
+                yield Setting.wrong(file, f"the file is missing: {loss}", is_decoding=True)
             continue
         try:
             settings = list(_differences(files, file, right))
         except (ProgramError, ValueError) as error:
             why = f"{error.what}: {error.why}" if isinstance(error, ProgramError) else str(error)
-            yield _reason(file, f"{why[:200]}: {loss}")
+            yield Setting.wrong(file, f"{why[:200]}: {loss}")
         else:
             yield from settings
 
@@ -89,7 +89,7 @@ def _differences(files: Files, file: str, right: _Right) -> Iterator[Setting]:
         tokens, *lists = [_texts(graph, index, place, stored) for place in LISTS[node.type]]
         if tokens and len(tokens) < right.n_needed:
             reason = f"it has {len(tokens):,} tokens; the checkpoint has {len(right.tokens):,}"
-            yield _reason(file, reason)
+            yield Setting.wrong(file, reason)
         yield from token_setting(file, _by_id(tokens), right.tokens)
         if node.type == "VocabDecoder":
             yield from _shown(file, _array(graph, index, SKIPPED, stored), right)
@@ -99,7 +99,7 @@ def _differences(files: Files, file: str, right: _Right) -> Iterator[Setting]:
             reason = (
                 f"its {len(before):,} merges are not the checkpoint's: prompts become other tokens"
             )
-            yield _reason(file, reason, is_decoding=True)
+            yield Setting.wrong(file, reason, is_decoding=True)
         ids = _array(graph, index, ADDED_IDS, stored)
         if ids is not None and ids.shape == (len(added),):
             texts = (text.decode("utf-8", "backslashreplace") for text in added)
@@ -117,7 +117,7 @@ def _shown(file: str, ids: NDArray[Any] | None, right: _Right) -> Iterator[Setti
     skipped = set() if ids is None else set(ids.reshape(-1).tolist())
     if shown := [token for token, i in right.special.items() if i not in skipped]:
         reason = f"the text shows {len(shown):,} special tokens, such as {shown[0]}"
-        yield _reason(file, reason, is_decoding=True)
+        yield Setting.wrong(file, reason, is_decoding=True)
 
 
 def _texts(graph: IrGraph, index: int, place: int, stored: dict[str, NDArray[Any]]) -> list[bytes]:
@@ -145,7 +145,3 @@ def _array(
 
 def _by_id(tokens: list[bytes]) -> dict[int, str]:
     return {i: token.decode("utf-8", "backslashreplace") for i, token in enumerate(tokens) if token}
-
-
-def _reason(file: str, reason: str, *, is_decoding: bool = False) -> Setting:
-    return Setting(file, "", 0, 1, is_decoding=is_decoding, reason=reason)

@@ -108,11 +108,11 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     right = mel_filters(checkpoint.dims.n_mels)
     if filters.shape != right.shape or not np.allclose(filters, right, rtol=0, atol=FILTERS):
         reason = "the mel filters are not those of the checkpoint"
-        yield Setting(name, "mel filters", 0, 1, reason=reason)
+        yield Setting.wrong(name, reason)
     yield from _types(files, checkpoint)
     if len(tokens) < (count := len(text_tokens(checkpoint))):
         reason = f"it lists {len(tokens):,} tokens; the checkpoint has {count:,} of text"
-        yield Setting(name, "tokens", 0, 1, reason=reason)
+        yield Setting.wrong(name, reason)
     stated, expected = (
         {i: token.decode("utf-8", "backslashreplace") for i, token in enumerate(texts)}
         for texts in (tokens, text_tokens(checkpoint))
@@ -127,7 +127,7 @@ def _types(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     name, header_type = files.path.name, _header(files)["ftype"] % VERSIONS
     if header_type not in MATRICES:
         reason = f"ftype is {_header(files)['ftype']}, which is no type of the app's files"
-        yield Setting(name, "ftype", 0, 1, reason=reason)
+        yield Setting.wrong(name, reason)
         return
     try:
         types = files.read("", read_types)
@@ -142,7 +142,7 @@ def _types(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
                 f"{tensor} has ggml's type {kind}; by the header's ftype {header_type} it is {right}: "
                 '"tensor has wrong size in model file"'
             )
-            yield Setting(name, tensor, 0, 1, reason=reason)
+            yield Setting.wrong(name, reason)
 
 
 RULES = (full_precision, distilled, known_vocabulary, *checkpoint_rules(_settings))
