@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from whisperport.build.layouts import huggingface_files as files_of
 from whisperport.build.layouts.checkpoint_rules import (
     Setting,
-    checkpoint_rules,
     default_settings,
     empty_files,
     missing_tokens,
@@ -451,10 +450,8 @@ def _merges_of(tokenizer: Mapping[str, Any]) -> list[str]:
     return [" ".join(map(str, m)) if isinstance(m, list) else str(m) for m in stored]
 
 
-RULES = (
-    *(merges, ids, languages, bands, heads, heads_exist, vocabulary),
-    *checkpoint_rules(settings),
-)
+RULES = (merges, ids, languages, bands, heads, heads_exist, vocabulary)
+"""Those that need no checkpoint: a layout compares files of its own, too."""
 
 
 def stored_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:

@@ -345,7 +345,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
 
 
 RULES = (
-    *(rule for rule in SETTINGS if rule.code not in ("WP708", "WP709")),
+    *SETTINGS,
     *checkpoint_rules(_settings),
     needed,
     merged,
