@@ -15,7 +15,7 @@ Source: ggml-org/whisper.cpp@233fe1f, ggml/src/ggml-common.h and ggml-quants.c, 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -75,7 +75,7 @@ def load_ggml(path: Path, *, name: str) -> Checkpoint:
             dims = _dims(reader, path)
             _check_filters(reader, dims)
             _check_tokens(reader, dims.n_vocab)
-            weights, quantized = _tensors(reader, expected_shapes(dims))
+            weights, quantized = _weights(reader, dims)
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=str(error), hint=HINT) from error
     check_tensors(weights, dims, where=str(path))
@@ -111,11 +111,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         OSError: it cannot be read.
     """
     with BinaryReader(path) as reader:
-        dims = _dims(reader, path)
-        _filters(reader)
-        for _ in range(reader.number("i", "the number of tokens")):
-            _token(reader)
-        weights, _ = _tensors(reader, expected_shapes(dims))
+        weights, _ = _weights(reader, _before_tensors(reader, path))
     return weights
 
 
@@ -140,14 +136,18 @@ def read_types(path: Path) -> dict[str, int]:
         CheckpointError: the file is damaged, or is not Whisper's.
         OSError: it cannot be read.
     """
-    types: dict[str, int] = {}
     with BinaryReader(path) as reader:
-        dims = _dims(reader, path)
-        _filters(reader)
-        for _ in range(reader.number("i", "the number of tokens")):
-            _token(reader)
-        _tensors(reader, expected_shapes(dims), types)
-    return types
+        shapes = expected_shapes(_before_tensors(reader, path))
+        return {name: kind for name, kind, _ in _tensors(reader, shapes)}
+
+
+def _before_tensors(reader: BinaryReader, path: Path) -> Dims:
+    """Read what is before the tensors, without a check of filters and tokens; return the sizes."""
+    dims = _dims(reader, path)
+    _filters(reader)
+    for _ in range(reader.number("i", "the number of tokens")):
+        _token(reader)
+    return dims
 
 
 def _filters(reader: BinaryReader) -> Tensor:
@@ -209,18 +209,23 @@ def _token(reader: BinaryReader) -> bytearray:
     return reader.take(reader.number("I", "the length of a token"), "a token")
 
 
-def _tensors(
-    reader: BinaryReader, shapes: dict[str, Shape], types: dict[str, int] | None = None
-) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors, and the names of the types that they were quantized to; empty: none were.
-
-    Args:
-        reader: at the first tensor.
-        shapes: name of each tensor -> its sizes.
-        types: filled with the type of each.
-    """
+def _weights(reader: BinaryReader, dims: Dims) -> tuple[dict[str, Tensor], str]:
+    """Return the weights, and the names of the types that they were quantized to; empty: none were."""
     weights: dict[str, Tensor] = {}
-    kinds = set()
+    quantized = set()
+    shapes = expected_shapes(dims)
+    for name, kind, stored in _tensors(reader, shapes):
+        values = stored
+        if form := BLOCK_TYPES.get(kind):
+            quantized.add(form.name)
+            values = dequantize(stored, form)
+        weights[name] = values.reshape(shapes[name])
+    return weights, ", ".join(sorted(quantized))
+
+
+def _tensors(reader: BinaryReader, shapes: dict[str, Shape]) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield the name of each tensor, its type in ggml, and what is stored: values, or blocks of them."""
+    names: list[str] = []
     while reader.remaining:
         n_axes, length, kind = reader.numbers("3i", "the header of a tensor")
         if not 0 <= n_axes <= _MAX_AXES:
@@ -229,31 +234,27 @@ def _tensors(
         name = reader.text(length, "a name")
         if not length and not n_axes and not kind:
             raise reader.error(
-                f"zeros follow the tensor `{next(reversed(weights), 'before the first')}`, and not the "
+                f"zeros follow the tensor `{(names or ['before the first'])[-1]}`, and not the "
                 "next one: a download or a copy was cut off",
                 "download or convert it again",
             )
         if name not in shapes:
-            near = get_close_matches(name, shapes.keys() - weights.keys(), n=1)
+            near = get_close_matches(name, shapes.keys() - names, n=1)
             similar = f"; one of a similar name is `{near[0]}`" if near else ""
             raise reader.error(
                 f"a tensor is called `{shorten(name)}`, which Whisper does not have{similar}"
             )
-        if name in weights:
+        if name in names:
             raise reader.error(f"the tensor `{name}` occurs twice")
         expected = shapes[name]
         # The converter removes axes of size 1, and adds one to the biases of the convolutions.
         if [n for n in shape if n != 1] != [n for n in expected if n != 1]:
             raise reader.error(f"`{name}` has the shape {shape}; expected {expected}")
-        if kind in BLOCK_TYPES:
-            kinds.add(BLOCK_TYPES[kind].name)
-        weights[name] = _values(reader, kind, shape, name).reshape(expected)
-        if types is not None:
-            types[name] = kind
-    return weights, ", ".join(sorted(kinds))
+        names.append(name)
+        yield name, kind, _stored(reader, kind, shape, name)
 
 
-def _values(reader: BinaryReader, kind: int, shape: Shape, name: str) -> Tensor:
+def _stored(reader: BinaryReader, kind: int, shape: Shape, name: str) -> Tensor:
     if kind in FLOATS:
         return reader.tensor(FLOATS[kind], shape, name)
     if kind not in BLOCK_TYPES:
@@ -264,10 +265,8 @@ def _values(reader: BinaryReader, kind: int, shape: Shape, name: str) -> Tensor:
         )
     if not shape or shape[-1] % BLOCK:
         raise reader.error(f"`{name}` of shape {shape} is quantized in blocks of {BLOCK}")
-    form = BLOCK_TYPES[kind]
     n_blocks = math.prod(shape) // BLOCK
-    blocks = reader.tensor(torch.uint8, (n_blocks, form.n_bytes), name)
-    return dequantize(blocks, form).reshape(shape)
+    return reader.tensor(torch.uint8, (n_blocks, BLOCK_TYPES[kind].n_bytes), name)
 
 
 BLOCK = 32  # values in a block
