@@ -217,13 +217,10 @@ def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         stated, right = numbers.get(name, default), expected.get(name, 0)
         if stated == right or name.endswith(("_scale", *WITHOUT_EFFECT)):
             continue
-        reason = f"{name} is {_meaning(name, stated)}; the checkpoint has {_meaning(name, right)}"
-        if name not in numbers:
-            reason = (
-                f"{name} is missing, which is {_meaning(name, stated)}; {reason.split('; ')[1]}"
-            )
-        yield Setting.wrong(MODEL, reason)
-    shapes = {name: sizes for name, sizes in _sizes(files).items() if sizes}
+        verb = "is" if name in numbers else "is missing, which is"
+        words = f"{name} {verb} {_meaning(name, stated)}"
+        yield Setting.wrong(MODEL, f"{words}; the checkpoint has {_meaning(name, right)}")
+    shapes = {name: tuple(t.shape) for name, t in tensors.items() if t.ndim}
     right_shapes = variable_shapes(checkpoint)
     for name, sizes in right_shapes.items():
         if name not in shapes:
