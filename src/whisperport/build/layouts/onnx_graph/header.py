@@ -69,15 +69,18 @@ def difference(header: OnnxHeader, inputs: Iterable[Value], outputs: Iterable[Va
         for name, _, sizes in known:
             if len(values[name]) not in (0, len(sizes)):
                 return f"{side} {name} has {len(values[name])} axes, and not {len(sizes)}"
-            if (
-                side == "input"
-                and isinstance((values[name] or [1])[0], int)
-                and values[name][:1] not in ([], [1])
-            ):
-                return f"input {name} is of {values[name][0]} texts; the app gives one"
+            if side == "input" and (reason := several_texts(name, values[name])):
+                return reason
     for name, dtype, _ in given:
         if header.dtypes[name] not in ("", str(np.dtype(dtype)), "float16"):
             return f"input {name} is {header.dtypes[name]}; the app gives {np.dtype(dtype)}"
+    return ""
+
+
+def several_texts(name: str, sizes: list[int | str]) -> str:
+    """Return in words that an input is of another number of texts than one; empty: it may be of one."""
+    if sizes and isinstance(sizes[0], int) and sizes[0] != 1:
+        return f"input {name} is of {sizes[0]} texts; the app gives one"
     return ""
 
 

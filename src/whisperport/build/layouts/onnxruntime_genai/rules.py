@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, settings_of
 from whisperport.build.layouts.huggingface_rules import settings
-from whisperport.build.layouts.onnx_graph.header import read_header
+from whisperport.build.layouts.onnx_graph.header import read_header, several_texts
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.onnxruntime_genai.folder import (
     GRAPHS,
@@ -79,8 +79,8 @@ def names(files: Files) -> Iterator[tuple[str, str]]:
             continue
         header = files.read(file, read_header)
         for name, axes in header.inputs.items():
-            if axes and isinstance(axes[0], int) and axes[0] != 1:
-                yield file, f"input {name} is of {axes[0]} texts; the app gives one"
+            if reason := several_texts(name, axes):
+                yield file, reason
                 return
         layers = _part(files, "decoder").get("num_hidden_layers")
         last = layers - 1 if isinstance(layers, int) else 0
