@@ -194,16 +194,11 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
         if not _name(files, end):
             yield end.replace("*", ""), "the file is missing"
     for end, inputs, outputs in ((ENCODER, "3", "44"), (DECODER, "244441", "344")):
-        name = _name(files, end)
-        header = files.read(name, read_header) if name else None
-        for side, values, expected in (
-            (
-                ("input", header.inputs, inputs),
-                ("output", header.outputs, outputs),
-            )
-            if header
-            else ()
-        ):
+        if not (name := _name(files, end)):
+            continue
+        header = files.read(name, read_header)
+        sides = ("input", header.inputs, inputs), ("output", header.outputs, outputs)
+        for side, values, expected in sides:
             if side == "input" and len(values) > len(expected):
                 yield name, f"an input {list(values)[len(expected)]}, which the app does not give"
                 return
