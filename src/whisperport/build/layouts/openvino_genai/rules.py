@@ -46,7 +46,7 @@ from whisperport.build.layouts.openvino_genai.repairs import (
 from whisperport.build.layouts.openvino_genai.tokenizer_graphs import DETOKENIZER, tokenizer_graphs
 from whisperport.build.layouts.reading import Files, Reader, StoredArray, in_steps
 from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
-from whisperport.targets.cpu.openvino.ir import IrGraph, constants, read_ir
+from whisperport.targets.cpu.openvino.ir import IrGraph, IrNode, constants, read_ir
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -310,19 +310,18 @@ def _attributes(file: str, graph: IrGraph) -> Iterator[Setting]:
     types = ATTRIBUTES.keys() - ({ATTENTION} if file == DECODER else set())
     for _, node in graph.of_type(*types):
         for key, right in ATTRIBUTES[node.type].items():
-            stated = node.attributes.get(key, right)
-            if not _is_same(stated, right):
-                reason = (
-                    f"{key} of the {node.type} `{node.name[-80:]}` is {stated[:40]}, not {right}"
-                )
-                yield Setting.wrong(file, reason)
+            if not _is_same(node.attributes.get(key, right), right):
+                yield _attribute(file, node, key, right)
     convolutions = [node for _, node in graph.of_type("Convolution")]
     for node, stride in zip(convolutions, ("1", "2"), strict=False):
-        if (stated := node.attributes.get("strides", stride)) != stride:
-            reason = (
-                f"strides of the Convolution `{node.name[-80:]}` is {stated[:40]}, not {stride}"
-            )
-            yield Setting.wrong(file, reason)
+        if node.attributes.get("strides", stride) != stride:
+            yield _attribute(file, node, "strides", stride)
+
+
+def _attribute(file: str, node: IrNode, key: str, right: str) -> Setting:
+    stated = node.attributes[key][:40]
+    reason = f"{key} of the {node.type} `{node.name[-80:]}` is {stated}, not {right}"
+    return Setting.wrong(file, reason)
 
 
 def _is_same(stated: str, right: str) -> bool:
