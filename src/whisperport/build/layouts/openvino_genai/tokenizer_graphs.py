@@ -4,7 +4,6 @@ The package openvino-tokenizers stores a list of texts as three constants: where
 and the bytes of all. Source: openvinotoolkit/openvino_tokenizers, python/openvino_tokenizers.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from whisperport.build.layouts.checkpoint_rules import Setting, token_setting
-from whisperport.build.layouts.huggingface_files import text_tokens, tokens_by_id
+from whisperport.build.layouts.huggingface_files import text_tokens, tokenizer_json, tokens_by_id
 from whisperport.build.layouts.reading import Files
 from whisperport.errors import ProgramError
 from whisperport.speech.text.byte_level import from_byte_characters
@@ -49,12 +48,11 @@ class _Right:
 
     @classmethod
     def of(cls, checkpoint: "Checkpoint") -> "_Right":
-        stored = json.loads(checkpoint.tokenizer_json)
+        stored = tokenizer_json(checkpoint)
         tokens = [token.encode() for token in tokens_by_id(checkpoint)]
         texts = text_tokens(checkpoint)
         tokens[: len(texts)] = texts
-        merges = stored["model"]["merges"]
-        parts = (m.split(" ") if isinstance(m, str) else m for m in merges)
+        parts = (merge.split(" ") for merge in stored["model"]["merges"])
         return cls(
             _by_id(tokens),
             checkpoint.generation.timestamp_begin,
