@@ -110,12 +110,15 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         reason = "the mel filters are not those of the checkpoint"
         yield Setting.wrong(name, reason)
     yield from _types(files, checkpoint)
-    if len(tokens) < (count := len(text_tokens(checkpoint))):
-        reason = f"it lists {len(tokens):,} tokens; the checkpoint has {count:,} of text"
+    right_tokens = text_tokens(checkpoint)
+    if len(tokens) < len(right_tokens):
+        reason = (
+            f"it lists {len(tokens):,} tokens; the checkpoint has {len(right_tokens):,} of text"
+        )
         yield Setting.wrong(name, reason)
     stated, expected = (
         {i: token.decode("utf-8", "backslashreplace") for i, token in enumerate(texts)}
-        for texts in (tokens, text_tokens(checkpoint))
+        for texts in (tokens, right_tokens)
     )
     yield from token_setting(name, stated, expected)
 
