@@ -606,6 +606,14 @@ def number(variable: str, value: Any) -> Callable[[bytes], bytes]:
     return change
 
 
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda raw: raw.replace(old, new)
+
+
+def of_two_texts(model: Any) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+
+
 def without_last(tokens: list[str]) -> None:
     del tokens[-1]
 
@@ -624,6 +632,7 @@ def end_for_one(generation: dict[str, Any]) -> None:
                 edit_bytes("model.bin", number("decoder/scale_embeddings", np.int8(1))),
                 edit_bytes("model.bin", number("decoder/activation", np.int8(0))),
                 edit_bytes("model.bin", number("encoder/num_heads", np.int16(4))),
+                edit_bytes("model.bin", replaced(b"decoder/num_heads", b"decoder/num_beads")),
                 edit_json("vocabulary.json", without_last),
                 edit_json("preprocessor_config.json", lambda c: c.update(hop_length=200)),
                 edit_json("config.json", lambda c: c.pop("suppress_ids")),
@@ -633,6 +642,7 @@ def end_for_one(generation: dict[str, Any]) -> None:
                 "decoder/scale_embeddings is 1; the checkpoint has 0",
                 "decoder/activation is ReLU; the checkpoint has GELU",
                 "encoder/num_heads is 4; the checkpoint has 2",
+                "decoder/num_heads is missing, which is 8; the checkpoint has 2",
                 "it has 51,864 tokens; the checkpoint has 51,865",
                 "hop_length is 200; the checkpoint has 160",
                 "suppress_ids is missing; the checkpoint has [",
@@ -663,13 +673,37 @@ def end_for_one(generation: dict[str, Any]) -> None:
                 "suppress_tokens is missing; the checkpoint has [",
             ],
         ),
-        ("openvino-genai", [edit_json("config.json", dict.clear)], ["it states nothing"]),
-        ("faster-whisper", [edit_json("tokenizer.json", dict.clear)], ["it states nothing"]),
+        (
+            "openvino-genai",
+            [
+                edit_json("config.json", dict.clear),
+                edit_text("openvino_encoder_model.xml", 'strides="2"', 'strides="1"'),
+            ],
+            ["it states nothing", "strides of the Convolution `", "` is 1, not 2"],
+        ),
+        (
+            "faster-whisper",
+            [
+                edit_json("tokenizer.json", dict.clear),
+                edit_bytes(
+                    "model.bin", replaced(b"layer_1/ffn/linear_0/b", b"layer_1/ffn/linear_9/b")
+                ),
+            ],
+            [
+                "it states nothing",
+                "the variable decoder/layer_1/ffn/linear_0/bias is missing",
+                "the variable decoder/layer_1/ffn/linear_9/bias is none of Whisper",
+            ],
+        ),
         (
             "onnxruntime-genai",
-            [edit_json("genai_config.json", dict.clear)],
-            ["model.type is missing; the checkpoint has 'whisper'"],
+            [edit_json("genai_config.json", dict.clear), edit_onnx("decoder.onnx", of_two_texts)],
+            [
+                "model.type is missing; the checkpoint has 'whisper'",
+                "input input_ids is of 2 texts; the app gives one",
+            ],
         ),
+        ("sherpa-onnx", [remove("decoder.onnx")], ["the file is missing"]),
         (
             "whisper.cpp",
             [edit_bytes("", lambda raw: raw[:44] + b"\x07" + raw[45:])],
@@ -682,9 +716,10 @@ def end_for_one(generation: dict[str, Any]) -> None:
         ),
         (
             "transformers.js",
-            [edit_json(GENERATION, end_for_one)],
+            [edit_json(GENERATION, end_for_one), edit_onnx(ONNX_DECODER, of_two_texts)],
             [
-                "suppress_tokens has [50257] and lacks [359], unlike the checkpoint's: 50257 ends a text"
+                "input input_ids is of 2 texts; the app gives one",
+                "suppress_tokens has [50257] and lacks [359], unlike the checkpoint's: 50257 ends a text",
             ],
         ),
     ],

@@ -162,6 +162,7 @@ def test_a_damaged_ggml_file_is_rejected(fault, made, tmp_path):
         (("encoder.conv1.bias", (65,), 0, bytes(256)), "expected (64,)"),
         (("encoder.conv1.bias", (-64,), 0, bytes(256)), "expected (64,)"),
         (("encoder.conv1.bias", (1, 1, 1, 64), 0, bytes(256)), "4 axes"),
+        (("encoder.conv1.bais", (64,), 0, bytes(256)), "name is `encoder.conv1.bias`"),
     ],
 )
 def test_a_wrong_tensor_is_named(tensor, message, tiny_checkpoint, tmp_path):
