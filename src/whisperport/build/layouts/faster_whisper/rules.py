@@ -227,9 +227,8 @@ def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             yield Setting.wrong(MODEL, f"the variable {name} is missing")
         else:
             yield Setting(MODEL, name, str(shapes[name]), str(sizes))
-    for name in sorted(shapes.keys() - right_shapes.keys()):
-        stem = name.removesuffix("_scale")
-        if name != PROJECTION and (stem == name or stem not in (*right_shapes, PROJECTION)):
+    for name in sorted(shapes):
+        if name.removesuffix("_scale") not in {*right_shapes, PROJECTION}:
             reason = f"the variable {name} is none of Whisper: the app leaves it out"
             yield Setting.wrong(MODEL, reason, is_decoding=True)
 
