@@ -640,13 +640,13 @@ def end_for_one(generation: dict[str, Any]) -> None:
             ],
             [
                 "decoder/scale_embeddings is 1; the checkpoint has 0",
-                "decoder/activation is ReLU; the checkpoint has GELU",
+                "WP708: decoder/activation is ReLU; the checkpoint has GELU",
                 "encoder/num_heads is 4; the checkpoint has 2",
                 "decoder/num_heads is missing, which is 8; the checkpoint has 2",
                 "it has 51,864 tokens; the checkpoint has 51,865",
                 "hop_length is 200; the checkpoint has 160",
-                "suppress_ids is missing; the checkpoint has [",
-                "truncation is set max_length 8; the checkpoint has none",
+                "WP709: suppress_ids is missing; the checkpoint has [",
+                "WP709: truncation is set max_length 8; the checkpoint has none",
             ],
         ),
         (
@@ -669,7 +669,7 @@ def end_for_one(generation: dict[str, Any]) -> None:
                 "` is TANH, not ERF",
                 "nb_max_frames is 1500; the checkpoint has 3000",
                 "prev_sot_token_id is 50360; the checkpoint has 50361",
-                "num_beams is 5; without it, it is 1",
+                "WP709: num_beams is 5; without it, it is 1",
                 "suppress_tokens is missing; the checkpoint has [",
             ],
         ),
@@ -740,7 +740,8 @@ def test_what_files_state_is_compared_with_what_is_written_for_the_checkpoint(
         plant(path)
     # when each rule reads them beside the checkpoint
     files = Files(path, checkpoint)
-    said = [p.reason for rule in layout_of(app).rules for p in rule.problems(files)]
+    problems = [p for rule in layout_of(app).rules for p in rule.problems(files)]
+    said = [f"{p.code}: {p.reason}" for p in problems]
     # then each change is named
     assert [reason for reason in reasons if not any(reason in text for text in said)] == []
 
