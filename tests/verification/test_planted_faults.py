@@ -27,8 +27,8 @@ from whisperport.program.placement import Placement
 from whisperport.program.runner import Runner
 from whisperport.speech.audio import log_mel
 from whisperport.targets import RunOptions, get_target
+from whisperport.verification.array_checks import compare_features
 from whisperport.verification.array_comparison import mistaken_for
-from whisperport.verification.bundle_check import compare_features
 from whisperport.verification.clips import shipped_clips
 from whisperport.verification.eager import run_eager
 from whisperport.verification.reference import Reference

@@ -1,6 +1,5 @@
 """Verify a bundle: run it on its reference clips, and compare the results with the reference."""
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +10,14 @@ import numpy as np
 from whisperport.errors import NumericalError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.writing import check_rewritable
-from whisperport.program.checks import VOCAB_PROJECTION, Check, Level
-from whisperport.program.program_kind import CROSS_KV, ENCODER, UNCACHED_DECODER, kind_of
+from whisperport.program.checks import Check, Level
 from whisperport.program.window import ShortWindows
-from whisperport.runtime import Decoded, DecodeOptions, Decoder, Step, decode_window, load_engine
-from whisperport.runtime.engine.scores import Scores
-from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
+from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets import RUNTIMES, RunOptions
-from whisperport.verification.array_comparison import Comparison, compare
-from whisperport.verification.batch_check import batch_checks, bound_check, sum_checks
+from whisperport.verification.array_checks import clip_checks
+from whisperport.verification.batch_check import batch_checks
 from whisperport.verification.error_rate import unit_of
 from whisperport.verification.evidence import record_evidence
 from whisperport.verification.machine import machine, versions
@@ -29,8 +25,7 @@ from whisperport.verification.precision import coarsest, precisions
 from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
 from whisperport.verification.report import ClipText, Report
 from whisperport.verification.short_windows import check_short_windows
-from whisperport.verification.tokens import compare_logits, compare_tokens, token_gate
-from whisperport.verification.tolerances import limit_of
+from whisperport.verification.tokens import compare_tokens, reported
 from whisperport.verification.word_check import (
     MAX_CHANGE,
     Transcribed,
@@ -287,7 +282,7 @@ def _decoded_checks(
     }
     for decoded, clip in zip(results, reference.clips, strict=True):
         check = _token_check(decoded, clip, end_of_text, precision)
-        yield _reported(check, luck[clip.name]) if clip.name in luck and decoded.tokens else check
+        yield reported(check, luck[clip.name]) if clip.name in luck and decoded.tokens else check
     sure = [transcribed for transcribed in texts if transcribed.clip.name not in luck]
     if not sure:
         yield no_evidence(texts, luck)
@@ -305,7 +300,8 @@ def _array_checks(
         if clip.features.size and clip.logits.size:
             begin_stage(f"comparing arrays of {clip.name}")
             try:
-                yield from _clip_checks(session, clip, reference, precision)
+                features = session.features(clip)
+                yield from clip_checks(session.decoder, features, clip, reference, precision)
             except NumericalError as error:
                 yield _not_finite("arrays", clip.name, error)
 
@@ -321,161 +317,6 @@ def _batch_checks(
             yield from batch_checks(engine, reference, precision)
         except NumericalError as error:
             yield _not_finite("arrays", "texts decoded together", error)
-
-
-def _clip_checks(
-    session: _Session, clip: ReferenceClip, reference: Reference, precision: Mapping[str, str]
-) -> Iterator[Check]:
-    """Compare the arrays of one clip.
-
-    If the encoder is less precise than float32, the decoder runs on the features of the reference:
-    otherwise the encoder's error would appear in every program.
-    """
-    decoder, of_encoder = session.decoder, precision["encoder"]
-    of_decoder = coarsest(
-        p for name, p in precision.items() if kind_of(name).name not in (ENCODER, UNCACHED_DECODER)
-    )
-    exact = of_encoder == "fp32"
-    own = reference.loss(of_decoder, "logits")
-    gate = limit_of(of_decoder, own)
-    features = session.features(clip)
-    yield Check.of(
-        "arrays", "encoder", clip.name, compare_features(features, clip, reference, of_encoder)
-    )
-
-    yield from _length_checks(session, clip, reference, precision)
-    input_features = features if exact else clip.features
-    forced_scores = _forced_scores(decoder, input_features, clip)
-    logits = _logits(forced_scores)
-    first = compare("logits", logits[:1], clip.logits[:1], gate)
-    yield Check.of("arrays", "prefill", clip.name, first)
-    if len(logits) > 1:
-        later = compare("logits", logits[1:], clip.logits[1:], gate)
-        yield Check.of("arrays", "step", clip.name, later)
-        yield from sum_checks("step", clip.name, forced_scores)
-        ends = compare("logits", _prompted_logits(decoder, clip), clip.logits[[0, -1]], gate)
-        yield Check.of("arrays", "prefill, longer", clip.name, ends)
-    scores, hidden = _aligned(decoder, clip)
-    if clip.scores.size:
-        near = compare("scores", scores[:, :, : clip.scores.shape[2]], clip.scores, gate)
-        yield Check.of("arrays", "align", f"{clip.name}, attention scores", near)
-    aligned = compare("logits", decoder.engine.logits_of(hidden), clip.logits, gate)
-    yield Check.of("arrays", "align", clip.name, aligned)
-    if decoder.engine.projects:
-        projected = compare("logits", decoder.engine.project(hidden), clip.logits, gate)
-        yield Check.of("arrays", VOCAB_PROJECTION, clip.name, projected)
-    if decoder.engine.coarse:
-        yield bound_check(decoder.engine.coarse, hidden, clip)
-    tokens = token_gate(of_decoder, own)
-    forced = compare_logits(logits, clip.logits, tokens)
-    what = clip.name if exact else f"{clip.name}, reference's features"
-    yield Check.of("tokens", "prefill + step", f"{what}, forced", forced)
-    if not exact:
-        logits = _logits(_forced_scores(decoder, features, clip))
-        forced = compare_logits(logits, clip.logits, tokens)
-        yield _reported(Check.of("tokens", "prefill + step", f"{clip.name}, forced", forced))
-    if without := decoder.engine.uncached_decoder():
-        of_uncached = precision[UNCACHED_DECODER]
-        uncached = compare(
-            "logits",
-            _uncached_logits(without, input_features, clip),
-            clip.uncached_logits,
-            limit_of(of_uncached, reference.loss(of_uncached, "logits")),
-        )
-        yield Check.of("arrays", UNCACHED_DECODER, clip.name, uncached)
-
-
-def _length_checks(
-    session: _Session, clip: ReferenceClip, reference: Reference, precision: Mapping[str, str]
-) -> Iterator[Check]:
-    """Compare `encoder_T` with the reference, and `cross_kv_T` with the first rows of `cross_kv`."""
-    engine = session.decoder.engine
-    if engine.short_windows is None or not clip.short_features:
-        return
-    mel = reference_mel(engine.dims, clip)
-    complete = engine.cross_kv.run({"features": clip.features[None]})
-    for positions, expected in clip.short_features.items():
-        name = f"{ENCODER}_{positions}"
-        if name in precision:
-            own = precision[name]
-            gate = limit_of(own, reference.loss(own, "features"), encoder=True)
-            features = engine.encode(mel[:, : 2 * positions])
-            compared = compare("features", features, expected, gate, 0, clip.frames, {})
-            yield Check.of("arrays", name, clip.name, compared)
-        name = f"{CROSS_KV}_{positions}"
-        if name in precision:
-            gate = limit_of(precision[name], reference.loss(precision[name], "logits"))
-            inputs = {"features": np.ascontiguousarray(clip.features[None, :positions])}
-            outputs = engine.cross_kv.run(inputs)
-            first = {k: complete[k][tuple(map(slice, rows.shape))] for k, rows in outputs.items()}
-            actual, first_rows = (
-                np.concatenate([*map(np.ravel, a.values())]) for a in (outputs, first)
-            )
-            compared = compare("keys and values", actual, first_rows, gate)
-            yield Check.of("arrays", name, clip.name, compared)
-
-
-def compare_features(
-    features: np.ndarray, clip: ReferenceClip, reference: Reference, precision: str
-) -> Comparison:
-    """Compare the features (T, d) of a clip with the reference, and with what else they could be."""
-    gate = limit_of(precision, reference.loss(precision, "features"), encoder=True)
-    wrong_references = other_features(clip, reference)
-    return compare("features", features, clip.features, gate, 0, clip.frames, wrong_references)
-
-
-def other_features(clip: ReferenceClip, reference: Reference) -> dict[str, np.ndarray]:
-    """Return what the features of a clip must not be: the stored features of the others, by name."""
-    return {
-        f"the features of {other_clip.name}": other_clip.features
-        for other_clip in reference.clips
-        if other_clip.features.shape == clip.features.shape and other_clip.name != clip.name
-    }
-
-
-def _forced_scores(decoder: Decoder, features: np.ndarray, clip: ReferenceClip) -> list[Scores]:
-    """Return K scores: after the prompt, and after each of the reference's first K - 1 tokens."""
-    decoder.start_window(features)
-    scores = [Scores(decoder.prefill(clip.prompt)[0].copy())]
-    for token in clip.tokens[: len(clip.logits) - 1]:
-        scored = decoder.score(Step(token, decoder.cache))
-        assert isinstance(scored, Scores)  # the step is exact
-        scores.append(scored.copy())
-    return scores
-
-
-def _logits(scores: Sequence[Scores]) -> np.ndarray:
-    return np.stack([each.logits for each in scores])
-
-
-def _prompted_logits(decoder: Decoder, clip: ReferenceClip) -> np.ndarray:
-    """Return the first and last of the forced logits, (2, V), computed with all tokens in one prompt."""
-    decoder.cache.clear()
-    last, first = decoder.prefill(_forced_tokens(clip), second_index=len(clip.prompt) - 1)
-    return np.stack([first, last])
-
-
-def _aligned(decoder: Decoder, clip: ReferenceClip) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores (A, S, T) of the alignment heads and the hidden states (K, d) of the forced logits.
-
-    Both are computed by the `align` program.
-    """
-    scores, hidden = decoder.align(_forced_tokens(clip))
-    return scores, hidden[len(clip.prompt) - 1 :]
-
-
-def _uncached_logits(
-    decoder: UncachedDecoder, features: np.ndarray, clip: ReferenceClip
-) -> np.ndarray:
-    """Return the forced logits of the decoder without KV cache, as many as the reference has."""
-    decoder.start_window(features)
-    logits = [decoder.prefill(clip.prompt)[0]]
-    logits += [decoder.step(token) for token in clip.tokens[: len(clip.uncached_logits) - 1]]
-    return np.stack(logits)
-
-
-def _forced_tokens(clip: ReferenceClip) -> tuple[int, ...]:
-    return (*clip.prompt, *clip.tokens[: len(clip.logits) - 1])
 
 
 def _transcribe(session: _Session, clip: ReferenceClip, reference: Reference) -> Decoded:
@@ -503,14 +344,7 @@ def _token_check(decoded: Decoded, clip: ReferenceClip, end_of_text: int, precis
     )
     if precision in MAX_CHANGE or not decoded.tokens or not clip.tokens:
         return check  # no tokens at all is a failure at any precision
-    return _reported(check)
-
-
-def _reported(check: Check, because: str = "the error rate decides") -> Check:
-    """Return the check with its numbers but as passed, unless nothing could be compared."""
-    if not check.value or any(map(math.isnan, check.value.values())):
-        return check
-    return replace(check, rule=f"reported only: {because}", passed=True, reason="")
+    return reported(check)
 
 
 def _isolation_check(

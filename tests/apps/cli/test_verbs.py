@@ -35,10 +35,10 @@ def test_verify_shows_every_level_and_passes(run, bundle):
 
 def test_verify_exits_1_and_says_what_differs(run, bundle, monkeypatch):
     # given: a rule that no arithmetic in floating point can meet
-    from whisperport.verification import Gate, bundle_check
+    from whisperport.verification import Gate, array_checks
 
     strict = Gate(min_cosine=0.0, min_sqnr_db=1e6, max_relative=1.0, because="a test")
-    monkeypatch.setattr(bundle_check, "limit_of", lambda *_, **__: strict)
+    monkeypatch.setattr(array_checks, "limit_of", lambda *_, **__: strict)
 
     ran = run("verify", bundle)
 

@@ -20,7 +20,7 @@ from whisperport.runtime import Engine
 from whisperport.speech.data import embedded_model
 from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions
-from whisperport.verification.bundle_check import other_features
+from whisperport.verification.array_checks import other_features
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.expected import (
     Alternative,
