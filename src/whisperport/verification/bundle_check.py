@@ -181,10 +181,7 @@ def _session_checks(
     checks = list(_array_checks(session, reference, precision))
     checks += _batch_checks(session, reference, precision)
     try:
-        decoded: list[Decoded] = []
-        for number, clip in enumerate(reference.clips):
-            begin_stage(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
-            decoded.append(_transcribe(session, clip, reference))
+        decoded = _transcribed(session, reference)
     except NumericalError as error:
         return [*checks, _not_finite("tokens", "transcripts", error)], None, [], None
     texts = _texts(bundle, reference, decoded)
@@ -208,11 +205,9 @@ def check_words(
     run: RunOptions | None = None,
 ) -> list[Check]:
     """Transcribe the clips of a reference, which need not be the bundle's own, and compare the words."""
-    session, decoded = _Session(bundle, run), list[Decoded]()
+    session = _Session(bundle, run)
     try:
-        for number, clip in enumerate(reference.clips):
-            begin_stage(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
-            decoded.append(_transcribe(session, clip, reference))
+        decoded = _transcribed(session, reference)
     except NumericalError as error:
         return [_not_finite("words", "transcripts", error)]
     precision = coarsest(precisions(bundle, run).values())
@@ -317,6 +312,15 @@ def _batch_checks(
             yield from batch_checks(engine, reference, precision)
         except NumericalError as error:
             yield _not_finite("arrays", "texts decoded together", error)
+
+
+def _transcribed(session: _Session, reference: Reference) -> list[Decoded]:
+    """Transcribe every clip."""
+    decoded = []
+    for number, clip in enumerate(reference.clips):
+        begin_stage(Counted(f"transcribing {clip.name}", number, len(reference.clips)))
+        decoded.append(_transcribe(session, clip, reference))
+    return decoded
 
 
 def _transcribe(session: _Session, clip: ReferenceClip, reference: Reference) -> Decoded:
