@@ -14,7 +14,8 @@ from whisperport.program.bundle import SILENCE, Bundle
 from whisperport.program.checks import Check
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.window import ShortWindows
-from whisperport.runtime import Batch, DecodeOptions, Decoder, Engine, load_engine
+from whisperport.runtime import Batch, Decoded, DecodeOptions, Decoder, Engine, load_engine
+from whisperport.runtime.decoding.fallback import is_whole
 from whisperport.speech.audio import VadOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, session, transcribe_files
@@ -270,6 +271,14 @@ def test_a_verification_decodes_in_the_windows_that_the_runtime_uses(
         undo()
 
     assert sizes["encoder"] == [3000, 1500]  # not 450, of the windows of a new export
+
+
+def test_a_text_that_the_limit_of_tokens_cut_between_two_segments_is_not_whole() -> None:
+    begin = 100
+    text = Decoded((begin, 7, begin + 9), "en", -0.1, 0.0, 0.0, ended=True)
+
+    assert is_whole(text, begin)
+    assert not is_whole(replace(text, ended=False), begin)
 
 
 @pytest.mark.parametrize("max_tokens", [3, 9])
