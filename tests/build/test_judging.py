@@ -1119,6 +1119,16 @@ def test_rows_are_in_another_order_only_if_they_are_as_long(factor: int, is_name
     assert (reason == "rows 3, 5 are in another order") == is_named
 
 
+def test_noise_in_every_row_is_no_other_order() -> None:
+    # given a weight whose rows are at their places, and a little noise
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((8, 16)).astype(np.float32)
+    values = weight + 0.01 * random.standard_normal((8, 16)).astype(np.float32)
+    # then the values differ, not their order
+    reason = weight_difference(values, weight, np.full_like(weight, 1e-4), 4)
+    assert "values differ" in reason
+
+
 def test_integers_of_an_unknown_step_are_not_called_a_wrong_weight(micro_checkpoint: Any) -> None:
     # given integers by the name of a weight, which no step makes it
     name = "decoder.blocks.0.mlp.0.weight"
