@@ -350,6 +350,13 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
     ),
     (
         "onnxruntime-genai",
+        "WP761",
+        edit_json(
+            "genai_config.json", lambda c: c["search"].update(past_present_share_buffer=True)
+        ),
+    ),
+    (
+        "onnxruntime-genai",
         "WP762",
         edit_json("genai_config.json", lambda c: c["model"]["decoder"].update(filename="d.onnx")),
     ),

@@ -3,6 +3,7 @@
 Source: microsoft/onnxruntime-genai@a0c04eb, src/models/whisper.cpp, and runs of folders with one fault.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,14 @@ if TYPE_CHECKING:  # it needs torch
 CONFIG, SOUND = "genai_config.json", "audio_processor_config.json"
 TOKENIZER = "tokenizer.json"
 MOST_DEPTH = 8  # of objects in objects
+HEADS, WIDTH, SHARED = "num_attention_heads", "head_size", "past_present_share_buffer"
 # Names of files and values are free; the others are not read, or are named by the steps' own types.
 UNSURE = {
     *(f"model.{part}.filename" for part in GRAPHS),
-    *("model.pad_token_id", "model.bos_token_id", "search.past_present_share_buffer"),
+    *("model.pad_token_id", "model.bos_token_id", f"search.{SHARED}"),
     *(f"feature_extraction.sequence[{place}].operation.name" for place in range(3)),
     "model.encoder.num_key_value_heads",
 }
-HEADS, WIDTH = "num_attention_heads", "head_size"
 
 
 @layout_rule("WP761", "The settings and the graphs state other sizes")
@@ -59,6 +60,14 @@ def sizes(files: Files) -> Iterator[tuple[str, str]]:
             if isinstance(axes[axis], int) and stated.get(key, axes[axis]) != axes[axis]:
                 yield CONFIG, f"{key} is {str(stated[key])[:40]}; `{name}` has {axes[axis]}"
                 return
+    search = files.json(CONFIG).get("search")
+    shared = search.get(SHARED) if isinstance(search, dict) else None
+    if shared not in (None, False) and _grows(files, file):
+        yield (
+            CONFIG,
+            f"search.{SHARED} is {json.dumps(shared)[:40]}: the app keeps max_length tokens in one "
+            f'buffer, but {file} has no input for how many are there: "computed output shape"',
+        )
 
 
 @layout_rule("WP762", "A file, an input or an output that the app looks for is missing")
@@ -93,6 +102,14 @@ def names(files: Files) -> Iterator[tuple[str, str]]:
                     what = f"model.{part}.{side}.{key} is {str(name)[:40]!r}"
                     yield CONFIG, f"{what}; {file} has no {expected[:40]}, but {there}, …"
                     return
+
+
+def _grows(files: Files, decoder: str) -> bool:
+    """Return whether a decoder's caches grow with each token: no number tells it the tokens in a buffer."""
+    header, stated = files.read(decoder, read_header), _part(files, "decoder").get("inputs")
+    ids = stated.get("input_ids") if isinstance(stated, dict) else None
+    numbers = [n for n, dtype in header.dtypes.items() if dtype.startswith("int")]
+    return not [name for name in numbers if name != (ids or "input_ids")]
 
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
