@@ -27,6 +27,12 @@ def never_ends(pid_file: str) -> None:
         time.sleep(0.01)
 
 
+def spins() -> None:
+    begin_stage("spinning")
+    while True:
+        pass
+
+
 def asks_for(size: int) -> int:
     begin_stage("asking")
     return len(bytearray(size))

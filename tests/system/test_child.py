@@ -13,6 +13,7 @@ import pytest
 from fuzz.processes import has_ended
 
 from whisperport.errors import MissingPackageError
+from whisperport.system import child
 from whisperport.system.child import KilledError, Limits, StoppedError, exit_reason, run_limited
 from whisperport.system.progress import reporting
 
@@ -94,6 +95,15 @@ def test_a_crash_is_named_and_leaves_no_core(
 def test_a_job_that_was_killed_is_told_from_one_that_crashed() -> None:
     with pytest.raises(KilledError, match="dying: the system killed the process"):
         run("is_killed")
+
+
+def test_a_job_that_used_up_its_cpu_time_is_not_said_to_lack_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child, "MAX_THREADS", 1.0 / (child.START_S + ENOUGH.seconds))  # one second
+    with pytest.raises(StoppedError, match="more CPU time than it may") as error:
+        run("spins")
+    assert not isinstance(error.value, KilledError)
 
 
 def test_errors_of_the_package_come_back_as_they_were() -> None:

@@ -129,6 +129,8 @@ def exit_reason(code: int, *, was_memory_short: bool | None = None) -> str:
             "a library aborted (SIGABRT), most likely because the process may use at most "
             f"{limit / 1e9:.1f} GB of memory (`ulimit -v`)"
         )
+    if os.name == "posix" and code == -signal.SIGXCPU:
+        return "the process used more CPU time than it may, and was ended (SIGXCPU)"
     if os.name == "posix" and code == -signal.SIGBUS:
         return (
             "the process was ended by SIGBUS, most likely because a file that it reads was shortened "
@@ -544,4 +546,6 @@ def _limit(memory_bytes: int, cpu_s: int) -> None:
     for kind, limit in limits.items():
         _, hard = resource.getrlimit(kind)
         lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (lowest, lowest))
+        # At the soft limit of CPU time the process gets SIGXCPU, which tells why; at the hard one SIGKILL.
+        later = int(kind == resource.RLIMIT_CPU and lowest != hard)
+        resource.setrlimit(kind, (lowest, lowest + later))
