@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from whisperport.errors import WhisperportError
 from whisperport.system import locking
 from whisperport.system.locking import (
     is_locked,
@@ -147,7 +148,7 @@ def test_a_file_system_without_locks_is_warned_of(
 
     assert "no locks" in caplog.text
     assert os.listdir(path.parent) == []
-    # nor does a folder for audio delete another one, which may be in use
+    # nor does a temporary folder delete another one, which may be in use
     monkeypatch.setattr(tempfile, "tempdir", str(path.parent))
     with temporary_folder() as first, temporary_folder():
         assert first.is_dir()
@@ -165,7 +166,7 @@ def test_another_error_of_the_system_is_passed_on(
         try_lock(path)
 
 
-def test_the_next_folder_for_audio_deletes_that_of_a_killed_process(
+def test_the_next_temporary_folder_deletes_that_of_a_killed_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -177,11 +178,28 @@ def test_the_next_folder_for_audio_deletes_that_of_a_killed_process(
         "    os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})
-    (left,) = tmp_path.glob("whisperport-audio-*")
-    (tmp_path / "whisperport-audio-of-mine").mkdir()
+    (left,) = tmp_path.glob("whisperport-temporary-*")
+    (tmp_path / "whisperport-temporary-of-mine").mkdir()
     # when the next ones are made
     with temporary_folder() as first, temporary_folder():
         # then only the first is gone
         assert first.is_dir()
         assert not left.exists()
-    assert os.listdir(tmp_path) == ["whisperport-audio-of-mine"]
+    assert os.listdir(tmp_path) == ["whisperport-temporary-of-mine"]
+
+
+def test_a_full_disk_of_temporary_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # given a disk that is full when a temporary file is written
+    with (
+        pytest.raises(WhisperportError, match="temporary files") as caught,
+        temporary_folder(),
+        open("/dev/full", "wb", buffering=0) as file,
+    ):
+        file.write(b"x")
+    # then the error names its folder, and how to choose another one
+    assert str(tmp_path) in caught.value.what
+    assert "TMPDIR" in caught.value.hint
+    assert os.listdir(tmp_path) == []

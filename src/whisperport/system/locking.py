@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from whisperport.system.atomic import repeat_if_interrupted
+from whisperport.system.system_error import FULL, no_temporary_space
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2  # time to retry: `is_locked` holds a lock briefly; a writer holds it longer than this
 PAUSE_S = 0.01  # between two attempts
-AUDIO = "whisperport-audio-"  # before 16 digits of base 16: folders with copies of the user's audio
+TEMPORARY = "whisperport-temporary-"  # start of a folder's name, before 16 digits of base 16
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
@@ -115,15 +116,29 @@ def waiting_for_lock(path: Path, on_wait: Callable[[], object]) -> Iterator[None
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make a folder for copies of the user's audio, which is deleted at the end of the `with` block.
+    """Make a folder for temporary files, which only this user may read; it is deleted at the end.
 
     A process that is killed leaves its folder behind; the next one that needs such a folder deletes it.
+
+    Raises:
+        WhisperportError: the disk is full, also if the `with` block finds that.
     """
     parent = Path(tempfile.gettempdir())
-    folder = parent / f"{AUDIO}{secrets.token_hex(8)}"
+    try:
+        with _temporary_folder(parent) as folder:
+            yield folder
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise no_temporary_space(parent, str(error)) from error
+
+
+@contextmanager
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    folder = parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     with locked(lock_path(folder)) as lock:  # before the folder is there
         if lock and lock.is_exclusive:
-            for path in parent.glob(AUDIO + 16 * "[0-9a-f]"):
+            for path in parent.glob(TEMPORARY + 16 * "[0-9a-f]"):
                 with suppress(OSError):  # it belongs to another user
                     if not is_locked(lock_path(path)):
                         shutil.rmtree(path, ignore_errors=True)

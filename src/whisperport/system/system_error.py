@@ -11,6 +11,8 @@ from pathlib import Path
 from whisperport.errors import WhisperportError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
+# numpy reports a short write without a reason. With less free space than this, the disk is the reason.
+NEARLY_FULL_BYTES = 2**20
 
 
 def system_error(error: OSError) -> WhisperportError:
@@ -30,6 +32,20 @@ def system_error(error: OSError) -> WhisperportError:
             hint += f"; temporary files are in {tempfile.gettempdir()}, or in the folder that TMPDIR names"
     return WhisperportError(
         "the operating system could not read or write a file", why=str(error), hint=hint
+    )
+
+
+def is_of_stream(message: str) -> bool:
+    """Return whether C++ says that a file could not be read or written; no compiler's library says why."""
+    return "iostream" in message
+
+
+def no_temporary_space(folder: Path, why: str) -> WhisperportError:
+    """Return the error to report if the disk of the folder of temporary files is full."""
+    return WhisperportError(
+        f"the disk of the temporary files, in {folder}, is full",
+        why=why,
+        hint="free some space there, or set TMPDIR to a folder on another disk",
     )
 
 

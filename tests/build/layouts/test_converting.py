@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -294,6 +295,35 @@ def test_a_script_in_an_app_writes_nothing_beside_its_folder(
     # then what it prints and makes is not beside the folder
     assert (tmp_path / "printed.log").read_text() == "the user's"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "printed.log", "script.py"]
+
+
+def test_what_an_app_leaves_in_the_folder_of_temporary_files_is_deleted(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an app that leaves a temporary file, and fails
+    client([])
+    app = layout_of("faster-whisper").apps["faster-whisper"]
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    script = tmp_path / "script.py"
+    script.write_text("import tempfile\ntempfile.mkstemp()\nraise SystemExit('no room')")
+    # when it has run, then its file is gone
+    with pytest.raises(VerificationError, match="failed with these files"):
+        run_script(app, script, tmp_path)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    # and if the disk of these files is full, then they are not blamed
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
+    with pytest.raises(WhisperportError, match=r"temporary files, in .*, is full") as caught:
+        run_script(app, script, tmp_path)
+    assert "faster-whisper: no room" in caught.value.why
+
+
+def test_the_script_that_makes_tokenizers_ends_with_the_process_that_asks(tmp_path: Path) -> None:
+    script = layout_of("openvino-genai").apps["openvino-genai"].script.with_name("tokenizer.py")
+    command = [sys.executable, script, tmp_path]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_a_client_that_cannot_be_started_is_named(

@@ -2,6 +2,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -370,6 +371,22 @@ def test_a_short_write_without_an_errno_is_blamed_on_a_disk_that_is_full(
 
     with pytest.raises(BundleError, match="full"):
         write(tmp_path / "nano", b"new", then)
+
+
+def test_a_file_that_a_library_could_not_write_is_no_defect_of_whisperport(tmp_path: Path) -> None:
+    # given a library that deletes the file for which there was no room, and an error of another kind
+    def fail(message: str) -> None:
+        with writing_bundle(tmp_path / "bundle") as writer:
+            (writer.folder / "encoder.bin").write_bytes(bytes(2_000_000))
+            raise RuntimeError(message)
+
+    # then the error says what was written and how much is free
+    with pytest.raises(BundleError, match="was not written") as caught:
+        fail("basic_ios::clear: iostream error")
+    assert re.search("iostream error; 2 MB were written, and [0-9]+ MB are free", caught.value.why)
+    # and the other one stays
+    with pytest.raises(RuntimeError, match="no such layer"):
+        fail("no such layer")
 
 
 def test_another_error_of_the_system_is_passed_on(tmp_path: Path) -> None:

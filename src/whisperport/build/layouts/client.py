@@ -1,5 +1,6 @@
 """Run an app on clips in its own environment, as a child process, and read what it returned."""
 
+import errno
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from whisperport.program.strict_json import Field, parse
 from whisperport.speech.audio.pcm import to_int16, write_wav
 from whisperport.system.child import Child, exit_reason, is_killed, killed
 from whisperport.system.locking import temporary_folder
+from whisperport.system.system_error import NEARLY_FULL_BYTES, lack_of_space
 from whisperport.verification.clips import Clip
 
 RUN = Path(__file__).with_name("run_client.py")
@@ -73,7 +75,8 @@ def run_client(
     Raises:
         MissingPackageError: the app's client is not installed.
         VerificationError: the client failed, or its result is not what `run_client.py` describes.
-        WhisperportError: the client was killed, which tells nothing of the files.
+        WhisperportError: the client was killed, or the disk of the temporary files is full, which tell
+            nothing of the files.
     """
     with temporary_folder() as folder:
         names = [os.fspath(folder / f"{i}.wav") for i in range(len(clips))]
@@ -101,7 +104,7 @@ def run_script(app: App, script: Path, argument: Path) -> None:
     Raises:
         MissingPackageError: the app is not installed.
         VerificationError: the script failed, or did not end.
-        WhisperportError: the script was killed.
+        WhisperportError: the script was killed, or the disk of the temporary files is full.
     """
     command = command_of(app)
     if command is None:
@@ -115,9 +118,16 @@ def run_script(app: App, script: Path, argument: Path) -> None:
         line = [node, os.fspath(script), os.fspath(argument), packages]
     else:  # -I: no folder beside a script, and no variable of the user, hides the app's packages
         line = [*command, "-I", os.fspath(script), os.fspath(argument)]
+    folder = argument if argument.is_dir() else argument.parent
+    with temporary_folder() as scratch:
+        _run(app, line, folder, scratch)
+
+
+def _run(app: App, line: Sequence[str], folder: Path, scratch: Path) -> None:
+    """Run an app's command in a folder, with another one for its temporary files."""
     # Some libraries choose their threads by it; the results of one thread are the same on every machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    folder = argument if argument.is_dir() else argument.parent
+    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), os.fspath(scratch))
     with tempfile.TemporaryFile() as printed:  # a pipe would be held open by what the app starts
         try:
             child = Child(line, cwd=folder, env=environment, stdout=printed, stderr=printed)
@@ -139,6 +149,8 @@ def run_script(app: App, script: Path, argument: Path) -> None:
             child.end()
         if is_killed(code):
             raise killed(app.name)
+        if code and lack_of_space(scratch, NEARLY_FULL_BYTES):
+            raise OSError(errno.ENOSPC, f"{app.name}: {_last_line(printed)}")
         if code:
             raise VerificationError(
                 f"{app.name} failed with these files",

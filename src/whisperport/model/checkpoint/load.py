@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import tempfile
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
@@ -18,6 +17,7 @@ from whisperport.model.checkpoint.openai import load_pt
 from whisperport.model.checkpoint.other_forms import reject_other_file
 from whisperport.model.checkpoint.untrusted import shorten
 from whisperport.speech.data import embedded_model
+from whisperport.system.locking import temporary_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use
@@ -80,9 +80,9 @@ def _located(source: str | Path, revision: str | None) -> tuple[Path, str]:
 
 def _load_embedded() -> Checkpoint:
     """Unpack the embedded model and load it. Its weights stay mapped when the files are deleted."""
-    with tempfile.TemporaryDirectory(prefix="whisperport-", ignore_cleanup_errors=True) as folder:
-        embedded_model.unpack_model(Path(folder))
-        return load_folder(Path(folder), name=embedded_model.NAME)
+    with temporary_folder() as folder:
+        embedded_model.unpack_model(folder)
+        return load_folder(folder, name=embedded_model.NAME)
 
 
 def _load_path(path: Path, name: str, commit: str) -> Checkpoint:

@@ -24,10 +24,7 @@ from whisperport.program.bundle.staging import TOKEN_BYTES, Staging, being_writt
 from whisperport.program.strict_json import Field, safe_path
 from whisperport.system.atomic import flush_folder, repeat_if_interrupted, write_atomic
 from whisperport.system.locking import is_locked, lock_path
-from whisperport.system.system_error import FULL, lack_of_space
-
-# numpy reports a short write without a reason. With less free space than this, the disk is the reason.
-NEARLY_FULL_BYTES = 2**20
+from whisperport.system.system_error import FULL, NEARLY_FULL_BYTES, is_of_stream, lack_of_space
 
 
 @dataclass(slots=True)
@@ -236,18 +233,23 @@ def naming_full_disk(out: Path, draft: Path) -> Iterator[None]:
         draft: where it is written first.
 
     Raises:
-        BundleError: the disk is full. Any other error of the block is raised as it is.
+        BundleError: the disk is full, or a library could not write a file. Any other error of the block
+            is raised as it is.
     """
     try:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: a library wrote the file
-        number = getattr(error, "errno", None)
-        if number not in FULL and shutil.disk_usage(out.parent).free >= NEARLY_FULL_BYTES:
+        free = shutil.disk_usage(out.parent).free
+        is_full = getattr(error, "errno", None) in FULL or free < NEARLY_FULL_BYTES
+        if not is_full and not is_of_stream(str(error)):
             raise
         written = sum(entry.stat().st_size for entry in draft.rglob("*"))
+        what, rest = f"the disk is full, so {out} was not written", "more are needed"
+        if not is_full:  # a library may have deleted the file that it could not write
+            what, rest = f"{out} was not written", f"{free / 1e6:.0f} MB are free"
         raise BundleError(
-            f"the disk is full, so {out} was not written",
-            why=f"{error}; {written / 1e6:.0f} MB were written, and more are needed",
+            what,
+            why=f"{error}; {written / 1e6:.0f} MB were written, and {rest}",
             hint="free some space or choose a folder on another disk",
         ) from error
 

@@ -30,7 +30,8 @@ from whisperport.build.layouts.openvino_genai.graphs import (
     decoder_graph,
     encoder_graph,
 )
-from whisperport.errors import needs
+from whisperport.errors import VerificationError, needs
+from whisperport.system.system_error import is_of_stream
 from whisperport.targets.cpu.openvino.ir import read_ir, stored_bytes
 from whisperport.targets.cpu.openvino.runtime import FLOAT32
 
@@ -97,8 +98,17 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer_config())
     write_json(folder / "vocab.json", vocab(checkpoint))
     write_json(folder / "added_tokens.json", added_tokens(checkpoint))
-    app = layout_of(APP).apps[APP]
-    run_script(app, Path(__file__).with_name("tokenizer.py"), folder)
+    _write_tokenizer(folder)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write the tokenizer's graphs. The app's process tells only in words that it could not write one."""
+    try:
+        run_script(layout_of(APP).apps[APP], Path(__file__).with_name("tokenizer.py"), folder)
+    except VerificationError as error:
+        if is_of_stream(error.why):
+            raise RuntimeError(error.why) from error
+        raise
 
 
 STATE = re.compile(r"past_key_values\.(\d+\.decoder\.(?:key|value))")
