@@ -19,7 +19,7 @@ from whisperport.targets.onnx.runner import OnnxRunner
 
 from .lowered_w8 import Lowered, loaded, lowered_w8
 
-NAMES = ["step", "prefill_4", "prefill_64", "align"]
+NAMES = ["step", "prefill_4", "prefill_64", "align", "step_2"]
 JOINED = ["step", "prefill_4", "prefill_64"]
 # Of the largest value: 16 times the precision of float32. Graphs of known sizes are optimized otherwise, so
 # that sums differ. A value that crosses the border between two levels of 8 bits would differ by more.

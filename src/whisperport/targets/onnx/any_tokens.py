@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from whisperport.program.bundle.onnx_graph import OnnxGraph
-from whisperport.program.program_kind import PREFILL, STEP
+from whisperport.program.program_kind import PREFILL, STEP, ProgramKind
 from whisperport.program.runner import Array
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.graph import INT_ATTRIBUTE, add_integers, free_caches, integers
@@ -37,7 +37,7 @@ def same_but_for_tokens(programs: Sequence[Lowered]) -> tuple[Lowered, ...]:
     Raises:
         BundleError: a graph cannot be read.
     """
-    candidates = [program for program in programs if program[0].kind.name in (STEP, PREFILL)]
+    candidates = [program for program in programs if _is_of_one_text(program[0].kind)]
     sizes = {_tokens(spec) for spec, _ in candidates}
     if len(sizes) < 2 or max(sizes) < 2:
         return ()
@@ -73,6 +73,11 @@ def with_any_tokens(graph: OnnxGraph, spec: ProgramSpec) -> Any:
 def picked(spec: ProgramSpec) -> dict[str, Array]:
     """Return the inputs of the joined graph that a program does not have: `step` picks its only row."""
     return {PICK: np.ones((1, 1, 1), np.float32)} if spec.kind.name == STEP else {}
+
+
+def _is_of_one_text(kind: ProgramKind) -> bool:
+    """Return whether a program is `step` or a prefill; `step_B` has another graph."""
+    return kind.name in (STEP, PREFILL) and not kind.is_batch
 
 
 def _tokens(spec: ProgramSpec) -> int:
