@@ -23,13 +23,15 @@ pytest.importorskip("openvino")
 pytest.importorskip("onnxruntime")
 
 from whisperport import judge
+from whisperport.build.judge import layers
 from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.arrays import quantized_rows, weight
 from whisperport.build.layouts.onnx_graph.network import Network
 from whisperport.build.layouts.openvino_genai.graphs import Nodes, _Decoder
 from whisperport.errors import WhisperportError
+from whisperport.program.checks import Check
 
-from ..extent import EVERYTHING
+from ..extent import EVERYTHING, core_or_all
 from .test_judging import edit_json, write_openvino
 
 Plant = Callable[[Path, Any], None]
@@ -684,6 +686,109 @@ def test_the_cause_of_a_planted_fault_is_named(
     # when they are judged, then its cause is said
     said = said_of(path, checkpoint)
     assert re.search(fault.expected, said), said[:600]
+
+
+# What is wrong with a cache only: the first run of the decoder is right.
+
+
+def in_later_runs(hidden: int) -> Callable[[Any], Any]:
+    """Hide the first tokens, where there is a cache."""
+
+    def changed(original: Any) -> Any:
+        def mask(self: Any, start: Any, end: Any) -> Any:
+            op, nodes = self.op, self.nodes
+            columns = op.range(nodes.integer(0), end, nodes.integer(1), "i64")
+            is_early = op.less(columns, nodes.integer(hidden))
+            is_hidden = op.logical_and(is_early, op.greater(start, nodes.integer(0)))
+            return op.select(is_hidden, op.constant(np.float32(-65504)), original(self, start, end))
+
+        return mask
+
+    return changed
+
+
+def late_with_a_cache(original: Any) -> Any:
+    def positions(self: Any, start: Any, end: Any) -> Any:
+        one = self.op.minimum(start, self.nodes.integer(1))
+        return original(self, self.op.add(start, one), self.op.add(end, one))
+
+    return positions
+
+
+def exchanged_caches(original: Any) -> Any:
+    def attention(self: Any, x: Any, layer: int, past: Any, mask: Any) -> Any:
+        (keys, store_keys), (values, store_values) = past
+        return original(self, x, layer, [(values, store_keys), (keys, store_values)], mask)
+
+    return attention
+
+
+def cache_of_another_layer(original: Any) -> Any:
+    def attention(self: Any, x: Any, layer: int, past: Any, mask: Any) -> Any:
+        self.first = getattr(self, "first", past)
+        nothing = self.op.constant(np.float32(0))
+        both = [
+            (self.op.add(first, self.op.multiply(own, nothing)), store)
+            for (first, _), (own, store) in zip(self.first, past, strict=True)
+        ]
+        return original(self, x, layer, both if layer else past, mask)
+
+    return attention
+
+
+def stored_twice(kind: str) -> Callable[[Any], Any]:
+    """Store values that are multiplied by 2."""
+
+    def changed(original: Any) -> Any:
+        def state(self: Any, initial: Any, shape: Any, name: str) -> Any:
+            rows, store = original(self, initial, shape, name)
+            is_kind = name.startswith(kind) and name.endswith("value")
+            factor = self.op.constant(np.float32(1 + is_kind))
+            return rows, lambda value: store(self.op.multiply(value, factor))
+
+        return state
+
+    return changed
+
+
+CACHE_FAULTS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "mask": ("the mask hides the first 3 tokens", "_mask", in_later_runs(3)),
+    "positions": ("the positions are one too late", "_positions", late_with_a_cache),
+    "exchanged": ("keys and values of the cache are exch", "_self_attention", exchanged_caches),
+    "another layer": (
+        "the cache's keys and values are those of decoder.blocks.0.attn",
+        "_self_attention",
+        cache_of_another_layer,
+    ),
+    "stored": ("0.decoder.value.new: it is multiplied by 2", "_state", stored_twice("past")),
+    "audio": ("cross.0.value.new: it is multiplied by 2", "_state", stored_twice("cross")),
+}
+
+
+@pytest.mark.parametrize("name", core_or_all(["mask", "audio"], [*CACHE_FAULTS]))
+def test_what_is_wrong_with_a_cache_only_is_named_in_openvinos_files(
+    name: str, checkpoint_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a decoder with states, whose first run is right
+    sentence, method, change = CACHE_FAULTS[name]
+    checkpoint = checkpoint_of("openvino-genai")
+    with monkeypatch.context() as patches:
+        patch_openvino(_Decoder, method, change)(patches)
+        path = written(checkpoint, "openvino-genai", "", tmp_path)
+    wrong = Check(
+        level="arrays", program="", what="logits", value={}, rule="", passed=False, reason="wrong"
+    )
+    monkeypatch.setattr("whisperport.build.judge.judge.check_computed", lambda *_, **__: wrong)
+    monkeypatch.setattr("whisperport.build.judge.judge.is_installed", lambda _: False)
+    monkeypatch.setattr(
+        layers,
+        "run_limited",
+        lambda _job, arguments, _limits: json.loads(json.dumps(layers.in_child(**arguments))),
+    )
+    # when it is judged, then what the next run computes is said
+    (decoder,) = (graph for graph in judge(path, checkpoint).graphs if graph.part == "decoder")
+    assert decoder.cause.startswith("after the first run, ")
+    assert sentence in decoder.cause
 
 
 RIGHT = [(app, precision) for app in ALL for precision in ("fp32", "fp16", "w8")]

@@ -191,6 +191,21 @@ class Profiler(ABC):
             MissingPackageError: the runtime is not installed.
         """
 
+    def without_states(self, path: Path, _folder: Path) -> Path:
+        """Return a copy of a program in which each state is an input and an output.
+
+        Args:
+            path: of the program's first file.
+            _folder: where the copy is written.
+
+        Returns:
+            The path of the copy; `path` itself if the program has no states.
+
+        Raises:
+            ProgramError: the file cannot be read, or is damaged.
+        """
+        return path
+
 
 def block_of(module: str) -> str:
     """Return the path up to the first number: "decoder.layers.0"; empty if it has none."""

@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.differences import value_difference
 from whisperport.build.judge.identity import SCALES, Identity
-from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation
+from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation, combined
 from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
 from whisperport.errors import ProgramError, WhisperportError
@@ -32,6 +33,7 @@ from whisperport.program.strict_json import Field
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
+from whisperport.targets import PROFILERS
 from whisperport.verification.array_comparison import Comparison, compare_output
 from whisperport.verification.clips import Clip
 from whisperport.verification.diagnosis.divergence import (
@@ -286,9 +288,15 @@ def _compare(
         computed = located.computed(compared, compared[first])
     else:
         # Where an output only repeats a value, the graph that was read calls it by that value's name.
-        names = read_header(path).outputs if path.suffix == ".onnx" else ()
+        names = (
+            read_header(path).outputs
+            if path.suffix == ".onnx"
+            else [value.name for value in graph.outputs]
+        )
         returned = dict(zip(names, run.outputs, strict=False))
-        computed = located.wrong_cache(returned, has_cache=bool(n_cached))
+        # A branch of ONNX that finds a cache returns anything for the keys and values of the audio.
+        of_audio = not (n_cached and path.suffix == ".onnx")
+        computed = located.wrong_cache(returned, of_audio=of_audio)
     return programs, computed and f"{'after the first run, ' * bool(n_cached)}{computed}"
 
 
@@ -296,15 +304,16 @@ def _recorded(
     path: Path, expected: Mapping[str, Array], n_cached: int, head_width: int
 ) -> tuple["Graph", Recording]:
     """Run a graph; return it, and its values. The arguments and errors are those of `_compare`."""
-    with TemporaryDirectory(prefix="whisperport-") as work:
-        branch = "then_branch" if n_cached else "else_branch"
-        with opened(os.fspath(_without_branches(path, Path(work), branch))) as program:
-            begin_stage(f"running {path.name}")
-            graph = program.graph
-            inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
-            if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
-                raise ProgramError(f"{path.name} has no cache")
-            return graph, program.record(inputs)
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(TemporaryDirectory(prefix="whisperport-")))
+        file = _one_run(path, work, has_cache=bool(n_cached))
+        program = stack.enter_context(opened(os.fspath(file)))
+        begin_stage(f"running {path.name}")
+        graph = program.graph
+        inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
+        if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
+            raise ProgramError(f"{path.name} has no cache")
+        return graph, program.record(inputs)
 
 
 def _compared_output(
@@ -406,19 +415,21 @@ class _Located:
         shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST_NODES:])
         return f"{sentence or _likely(value.name)} ({shown})" if shown else sentence
 
-    def wrong_cache(self, outputs: Mapping[str, Array], *, has_cache: bool) -> str:
-        """Return in words which keys or values a decoder returns wrongly; empty: none."""
+    def wrong_cache(self, outputs: Mapping[str, Array], *, of_audio: bool) -> str:
+        """Return in words which keys or values a decoder returns wrongly, of the audio too; empty: none."""
         expected, width = self.explanation.expected, self.explanation.head_width
         for name, array in outputs.items() if self.is_exact else ():
             cached = _cached(name)
-            if cached is None or (has_cache and not cached[0].startswith("attn.")):
+            if cached is None or not (of_audio or cached[0].startswith("attn.")):
                 continue
             right = _cache(cached, array.shape, expected, expected["tokens"].shape[1], width)
             if right.shape != array.shape:
                 return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
-                reason = value_difference(right, array, width) or "its values are others"
-                return f"{name}: {reason}"
+                reason = combined({"it": right}, array, RIGHT) or value_difference(
+                    right, array, width
+                )
+                return f"{name}: {reason or 'its values are others'}"
         return ""
 
     @cached_property
@@ -535,6 +546,8 @@ def _input(value: "Value", expected: Mapping[str, Array], n_cached: int, head_wi
         return expected["mel"]
     if value.dtype.startswith("int") and len(shape) == 2:
         return expected["tokens"][:, n_cached:].astype(value.dtype)
+    if name == "cache_position":
+        return np.arange(n_cached, expected["tokens"].shape[1], dtype=value.dtype)
     sizes = [size if isinstance(size, int) else int(place == 0) for place, size in enumerate(shape)]
     return np.full(sizes, n_cached if name == "offset" else 0, value.dtype)
 
@@ -584,10 +597,20 @@ def _cache(
     return np.ascontiguousarray(rows, np.float32)
 
 
-def _without_branches(path: Path, work: Path, branch: str) -> Path:
-    """Return a file; of a decoder with a branch for the first tokens, a copy that has only one branch."""
+def _one_run(path: Path, work: Path, *, has_cache: bool) -> Path:
+    """Return a file, or a copy in which nothing decides whether there is a cache: no branch and no state.
+
+    Args:
+        path: of a graph.
+        work: where the copy is written.
+        has_cache: whether the graph is run with a cache.
+    """
+    own = next((profiler for profiler in PROFILERS if profiler.suffix == path.suffix), None)
+    if own is not None and has_cache:
+        return own.without_states(path, work)
     if path.suffix != ".onnx":
         return path
+    branch = "then_branch" if has_cache else "else_branch"
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph

@@ -25,6 +25,7 @@ OF_AUDIO = ("cross_attn.key", "cross_attn.value")
 FIT = 0.05  # of the error: an operation that leaves less gives the value
 POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
 EPSILON = 1e-5  # of Whisper's layer norms
+WIDEST = 64  # tokens that a mask hides, or shows
 STEEPEST, LEAST_SMOOTH = 3.0, 0.99  # of an activation: its slope, in this part of its places
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "ReLU": lambda x: np.maximum(x, 0),
@@ -213,23 +214,26 @@ class Explanation:
             "head_width": self.head_width,
         }
         forms = [*_scores(right), *_masks(right), *_heads(right)]
-        forms += [
-            (f"the {part}s are those of {name}", {f"{part}s": value})
-            for part in ("key", "value")
-            for name, value in self._layers_like(f"{module}.{part}")
-        ]
+        others = list(self._of_other_blocks(module))
+        forms += [(f"the {what}", changes) for what, changes in others]
+        if is_causal and self.rows.start:
+            forms += _cached(right, self.rows.start, others)
         for sentence, changes in forms:
             settings = right | changes
             if settings["queries"].shape == q.shape and settings["values"].shape == v.shape:
                 yield sentence, _attention(**settings)
 
-    def _layers_like(self, name: str) -> Iterator[tuple[str, Array]]:
-        """Yield the layers of the same kind in the other blocks, and their outputs."""
-        begin, _, rest = name.partition(".blocks.")
+    def _of_other_blocks(self, module: str) -> Iterator[Form]:
+        """Yield keys, values and both of the attention of the same kind in each other block."""
+        begin, _, rest = module.partition(".blocks.")
         end = rest.partition(".")[2]
-        for layer, value in self.expected.items():
-            if layer != name and re.fullmatch(rf"{begin}\.blocks\.\d+\.{re.escape(end)}", layer):
-                yield layer, value
+        for layer in self.expected:
+            other = layer.removesuffix(".key")
+            if re.fullmatch(rf"{begin}\.blocks\.\d+\.{end}\.key", layer) and other != module:
+                keys, values = self.expected[layer], self.expected[f"{other}.value"]
+                yield f"keys are those of {layer}", {"keys": keys}
+                yield f"values are those of {other}.value", {"values": values}
+                yield f"keys and values are those of {other}", {"keys": keys, "values": values}
 
     def _norm_arrays(self, layer: str) -> tuple[Array, Array, Array] | None:
         """Return the input, the weight and the bias of a layer norm; None: one of them is not known."""
@@ -348,6 +352,37 @@ def _masks(right: Mapping[str, Any]) -> Iterator[Form]:
         mask = np.triu(np.full((n, n), added, np.float32), 1)
         yield f"the mask adds {added:g}: later tokens are not hidden", {"mask": mask}
     yield "the mask is transposed", {"mask": _causal(n).T}
+    for count in range(1, min(n, WIDEST)):
+        early = np.where(np.arange(n) < count, LOWEST, 0)
+        yield f"the mask hides the first {count} tokens", {"mask": np.minimum(_causal(n), early)}
+        before = np.minimum(_causal(n), _causal(n, -count - 1).T)
+        yield f"a token sees itself and the {count} before it only", {"mask": before}
+
+
+def _cached(right: Mapping[str, Any], n_cached: int, others: Sequence[Form]) -> Iterator[Form]:
+    """Yield other keys and values of the tokens in the cache.
+
+    Args:
+        right: arguments of `_attention`.
+        n_cached: tokens in the cache.
+        others: keys and values of other blocks.
+    """
+
+    def joined(old: Array, new: Array) -> Array:
+        return np.concatenate([old[:, :n_cached], new[:, n_cached:]], 1)
+
+    keys, values = right["keys"], right["values"]
+    yield (
+        "keys and values of the cache are exchanged",
+        {"keys": joined(values, keys), "values": joined(keys, values)},
+    )
+    for key, array in (("keys", keys), ("values", values)):
+        yield f"the {key} of the cache are 0", {key: joined(array * 0, array)}
+    for what, changes in others:
+        old = {key: joined(array, right[key]) for key, array in changes.items()}
+        yield f"the cache's {what}", old
+    new = np.where(np.arange(keys.shape[1]) < n_cached, 0, LOWEST)
+    yield "the new tokens are hidden, also from themselves", {"mask": right["mask"] + new}
 
 
 def _heads(right: Mapping[str, Any]) -> Iterator[Form]:

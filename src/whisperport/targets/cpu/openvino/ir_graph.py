@@ -4,11 +4,13 @@ A state is a ReadValue, which computes its first value, and an Assign; both are 
 """
 
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.errors import ProgramError
-from whisperport.targets.cpu.openvino.ir import DTYPES, HINT, IrGraph, IrNode
+from whisperport.targets.cpu.openvino.ir import DTYPES, HINT, IrGraph, IrNode, read_ir
 
 if TYPE_CHECKING:  # the build layer needs torch
     from whisperport.model.inspection.graph import Graph, Shape, Value
@@ -16,6 +18,7 @@ if TYPE_CHECKING:  # the build layer needs torch
 OF_TORCH = re.compile("/(?:aten|prim)::")
 READ, ASSIGN = "ReadValue", "Assign"
 STATE = "state"  # domain of these two
+NEW = ".new"  # after the name of a state: what is assigned to it
 OPERATORS = {  # OpenVINO's name -> aten's
     **{
         name: name.lower() for name in ("Abs", "Add", "Cos", "CumSum", "Elu", "Erf", "Exp", "Floor")
@@ -115,6 +118,52 @@ def ports_of(ir: IrGraph) -> dict[str, tuple[str, int]]:
         for node in ir.nodes.values()
         for place, value in _values(node)
     }
+
+
+def without_states(path: Path, folder: Path) -> Path:
+    """Return a copy of a model in which each state is an input, and what is assigned to it is an output.
+
+    Both are called as the state; its first value is not computed. The copy reads the same .bin file.
+
+    Args:
+        path: of the .xml file.
+        folder: where the copy is written.
+
+    Returns:
+        The path of the copy; `path` itself if the model has no states.
+
+    Raises:
+        ProgramError: the file cannot be read, or is damaged.
+    """
+    ir = read_ir(path)  # allows no entities
+    if not any(ir.of_type(READ)):
+        return path
+    tree = ET.parse(path)
+    parts = {part.tag: part for part in tree.getroot()}
+    layers = {layer.get("id"): layer for layer in parts["layers"]}
+    sources = {edge.get("to-layer"): edge for edge in parts["edges"]}  # of nodes with one input
+    for index, node in ir.of_type(READ, ASSIGN):
+        layer, edge = layers[str(index)], sources[str(index)]
+        is_input = node.type == READ
+        for part in layer.findall("data") + layer.findall("input" if is_input else "output"):
+            layer.remove(part)
+        name = node.attributes.get("variable_id", "")
+        layer.attrib |= {"type": "Parameter" if is_input else "Result", "version": "opset1"}
+        if is_input:
+            sizes = ("?" if size < 0 else str(size) for size in node.sizes[0])
+            kind = node.precisions[0].lower().replace("fp", "f")
+            layer.insert(0, ET.Element("data", {"shape": ",".join(sizes), "element_type": kind}))
+            layer.set("name", name)
+            layer.findall("output/port")[0].set("names", name)
+            parts["edges"].remove(edge)
+        else:
+            ports = layers[edge.get("from-layer")].findall("output/port")
+            port = next(port for port in ports if port.get("id") == edge.get("from-port"))
+            port.set("names", ",".join(filter(None, (port.get("names"), name + NEW))))
+    copy = folder / path.name
+    tree.write(copy, encoding="utf-8", xml_declaration=True)
+    copy.with_suffix(".bin").symlink_to(path.with_suffix(".bin").absolute())
+    return copy
 
 
 def _values(node: IrNode) -> Iterator[tuple[int, "Value"]]:

@@ -21,7 +21,7 @@ from whisperport.program.profiling import (
 )
 from whisperport.program.runner import Array
 from whisperport.targets.cpu.openvino.ir import DTYPES, is_ir, read_ir
-from whisperport.targets.cpu.openvino.ir_graph import graph_of, ports_of
+from whisperport.targets.cpu.openvino.ir_graph import graph_of, ports_of, without_states
 from whisperport.targets.cpu.openvino.runtime import CPU, FLOAT32, first_line, shared_core
 
 if TYPE_CHECKING:  # the build layer needs torch
@@ -73,11 +73,15 @@ class OpenVinoProfiler(Profiler):
     def read_graph(self, path: Path) -> "Graph":
         return graph_of(path.stem, read_ir(path))
 
+    def without_states(self, path: Path, folder: Path) -> Path:
+        return without_states(path, folder)
+
     def run_keeping(
         self, files: Sequence[Path], inputs: Sequence[Array], names: Collection[str]
     ) -> tuple[dict[str, Array], list[Array]]:
         path, weights = with_weights(files)
-        places = ports_of(read_ir(path))
+        ir = read_ir(path)
+        graph, places = graph_of(path.stem, ir), ports_of(ir)
         with needs("cannot run an OpenVINO model: OpenVINO is not installed", extra="openvino"):
             core = shared_core()
         try:
@@ -87,7 +91,12 @@ class OpenVinoProfiler(Profiler):
             rows = [(port.get_node().get_friendly_name(), port.get_index()) for port in sources]
             added = [place for name, place in places.items() if name in names and place not in rows]
             model.add_outputs([nodes[node].output(index) for node, index in added])
-            results = core.compile_model(model, CPU, FLOAT32)(list(inputs))
+            feed = {
+                places[value.name][0]: array
+                for value, array in zip(graph.inputs, inputs, strict=True)
+            }
+            ordered = [feed[port.get_node().get_friendly_name()] for port in model.inputs]
+            results = core.compile_model(model, CPU, FLOAT32)(ordered)
             arrays = dict(zip([*rows, *added], results.values(), strict=True))
         except (RuntimeError, ValueError, KeyError) as error:  # ValueError: a name is not UTF-8
             raise ProgramError(
@@ -96,7 +105,7 @@ class OpenVinoProfiler(Profiler):
                 hint="check the file, and its inputs",
             ) from error
         values = {name: arrays[place] for name, place in places.items() if name in names}
-        return values, [arrays[place] for place in rows]
+        return values, [arrays[places[value.name]] for value in graph.outputs]
 
 
 def with_weights(files: Sequence[Path]) -> tuple[Path, Path]:
