@@ -1043,7 +1043,7 @@ def test_a_wrong_step_of_one_row_is_named(micro_checkpoint: Any) -> None:
     arrays = [StoredArray("a.onnx", name, integers * step, step=step)]
     # when they are looked for, then the row is named
     (changed,) = (c for c in identify(micro_checkpoint, arrays).changed if c.name == name)
-    assert "rows, such as 3" in str(changed)
+    assert "the scales of 1 of 32 rows are wrong: 3; they are multiplied by 3" in str(changed)
 
 
 @pytest.mark.parametrize("stored", ["nothing", "other values"])
@@ -1134,6 +1134,31 @@ def test_noise_in_every_row_is_no_other_order() -> None:
     # then the values differ, not their order
     reason = weight_difference(values, weight, np.full_like(weight, 1e-4), 4)
     assert "values differ" in reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda q, step: (q, step / 2), "of 16 rows are wrong: 0, 1, 2, 3, …; they are multiplied by 0.5"),
+        (lambda q, step: (q, step[::-1]), "the scales of 16 of 16 rows are wrong"),
+        (lambda q, step: (q - 3, step), "its zero point is off by -3"),
+        (lambda q, step: (np.roll(q, 1, 0), step), "rows 0, 1, 2, 3, … are in another order, and their"),
+        (lambda q, step: (q.T, step), "its axes are swapped, and those of its scales are not"),
+    ],
+    ids=["half a scale", "other scales", "zero point", "other rows", "other axes"],
+)  # fmt: skip
+def test_it_is_said_how_a_quantized_weight_differs(
+    change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any
+) -> None:
+    # given integers of 8 bits and their scales, one of which is changed
+    name = "decoder.blocks.1.attn.value.weight"
+    weight = micro_checkpoint.weights[name].numpy()
+    step = (np.abs(weight).max(axis=1, keepdims=True) / 127).astype(np.float32)
+    integers, step = change(np.rint(weight / step), step)
+    # when they are looked for, then it is said what is wrong
+    stored = [StoredArray("a.onnx", name, (integers * step).astype(np.float32), step=step)]
+    (changed,) = (c for c in identify(micro_checkpoint, stored).changed if c.stored)
+    assert reason in changed.reason
 
 
 def test_integers_of_an_unknown_step_are_not_called_a_wrong_weight(micro_checkpoint: Any) -> None:

@@ -16,10 +16,13 @@ Array = NDArray[Any]
 LEAST_NEAR = 0.98  # of the values of a weight: a converter may have clipped the largest
 HALF_BITS = 2.0**-10  # relative error of float16
 EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
+ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 
 
-def weight_difference(values: Array, weight: Array, allowed: Array, head_width: int) -> str:
+def weight_difference(
+    values: Array, weight: Array, allowed: Array, head_width: int, step: Array | None = None
+) -> str:
     """Return in words how an array differs from a weight of the same shape (n, …).
 
     Args:
@@ -27,11 +30,14 @@ def weight_difference(values: Array, weight: Array, allowed: Array, head_width: 
         weight: of the checkpoint.
         allowed: how far a value may be from the weight's.
         head_width: of the decoder's heads; those of the encoder are as wide.
+        step: of 8 bits, of each value; None: the array is not quantized.
     """
     if reason := _broken(values) or _moved(values, weight, allowed):
         return reason
     differs = np.abs(values - weight) > allowed
     if reason := _wrong_lines(values, weight, differs, head_width):
+        return reason
+    if step is not None and (reason := _wrong_steps(values, weight, allowed, step)):
         return reason
     count, largest = int(np.count_nonzero(values != weight)), float(np.abs(values - weight).max())
     rows = _lines(differs, 0)
@@ -88,7 +94,7 @@ def _moved(values: Array, weight: Array, allowed: Array) -> str:
     """Return in words how all values of a weight are scaled, or at other places; empty: they are not."""
 
     def same(changed: Array, right: Array, room: Array, factor: float = 1) -> bool:
-        near = np.abs(changed - factor * right) <= abs(factor) * room
+        near = np.abs(changed - factor * right) <= max(abs(factor), 1 / 2) * room
         return bool(np.mean(near) >= LEAST_NEAR)
 
     factor = float((values * weight).sum() / ((weight * weight).sum() or 1))
@@ -105,6 +111,42 @@ def _moved(values: Array, weight: Array, allowed: Array) -> str:
     if values.ndim == 2 and values.shape[0] == values.shape[1] and same(values.T, weight, allowed):
         return "its axes are swapped"
     return ""
+
+
+def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> str:
+    """Return in words which zero point or scales of 8 bits are wrong; empty: it is something else."""
+    zero = np.rint(np.median((values - weight) / np.where(step == 0, 1, step)))
+    if zero and np.mean(np.abs(values - weight - zero * step) <= allowed) >= LEAST_NEAR:
+        return f"its zero point is off by {zero:.0f}"
+    if values.ndim != 2:
+        return ""
+    for axis, kind in ((1, "row"), (0, "column")):
+        power = (weight * weight).sum(axis, keepdims=True)
+        factor = (values * weight).sum(axis, keepdims=True) / np.where(power == 0, 1, power)
+        room = np.maximum(np.abs(factor), 1) * allowed
+        is_wrong = (np.abs(values - weight) > allowed).mean(axis) > 1 - LEAST_NEAR
+        if np.mean(np.abs(values - factor * weight) <= room) >= LEAST_NEAR and is_wrong.any():
+            wrong, factors = np.flatnonzero(is_wrong), factor.reshape(-1)[is_wrong]
+            largest = f" to {factors.max():.2g}" if np.ptp(factors) > ROUNDED else ""
+            where = f"{len(wrong):,} of {len(is_wrong):,} {kind}s are wrong: {listed(wrong)}"
+            return f"the scales of {where}; they are multiplied by {factors.min():.2g}{largest}"
+    lines = _lines(np.abs(values - weight) > allowed, 0)
+    lengths = [np.linalg.norm(a[lines], axis=1, keepdims=True) for a in (values, weight)]
+    if all(length.all() for length in lengths) and _is_permuted(
+        values[lines] / lengths[0], weight[lines] / lengths[1]
+    ):
+        return f"rows {listed(lines)} are in another order, and their scales are not"
+    if values.shape[0] == values.shape[1]:
+        integers = values / np.where(step == 0, 1, step)
+        if _are_alike(integers.T, weight) or _are_alike(integers, weight.T):
+            return "its axes are swapped, and those of its scales are not"
+    return ""
+
+
+def _are_alike(rows: Array, right: Array) -> bool:
+    """Return whether each row (n, k) is the right one, perhaps multiplied by a number."""
+    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(right, axis=1)
+    return bool(((rows * right).sum(1) >= ALIKE * lengths).all())
 
 
 def _wrong_lines(values: Array, weight: Array, differs: Array, head_width: int) -> str:

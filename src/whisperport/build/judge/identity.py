@@ -437,14 +437,15 @@ class _Search:
         """Return in words how the values of an array differ from a weight."""
         weight = self._weight(name, transposed)
         allowed: Array = np.abs(weight) * HALF_BITS + TINY
-        if array.step is not None:
-            allowed = allowed + HALF_STEP * array.step
-        for groups in _groups_of(values) if array.step is None else ():
-            step = np.broadcast_to(_steps(groups), groups.shape)
-            allowed = np.maximum(allowed, HALF_STEP * step.reshape(values.shape))
+        step = None if array.step is None else np.broadcast_to(array.step, values.shape)
+        for groups in _groups_of(values) if step is None else ():
+            step = np.broadcast_to(_steps(groups), groups.shape).reshape(values.shape)
+        if step is not None:
+            allowed = allowed + HALF_STEP * step
         if transposed:
             values, weight, allowed = (np.ascontiguousarray(a.T) for a in (values, weight, allowed))
-        return weight_difference(values, weight, allowed, self.head_width)
+            step = None if step is None else np.ascontiguousarray(step.T)
+        return weight_difference(values, weight, allowed, self.head_width, step)
 
     def _weight(self, name: str, transposed: bool) -> Array:
         array: Array = weight_of(self.checkpoint, name)
