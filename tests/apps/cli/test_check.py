@@ -255,10 +255,18 @@ def test_dynamic_sizes_are_asked_for_and_kept_in_what_to_do_next(run, tmp_path):
         ("invalid unordered_map key", "WP733"),
         ("RuntimeError: Port for tensor name cache_position was not found.", "WP733"),
         ("Exception: data did not match any variant of untagged enum ModelWrapper at 1", "WP701"),
-        ('Could not locate file: "onnx/decoder_model_merged.onnx".', "WP711"),
-        ("Layer index 9 out of bounds", "WP706"),
+        ("infer_request.cpp:246: invalid unordered_map<K, T> key", "WP733"),
+        (
+            'Could not locate file: "https://host/onnx/decoder_model_merged_quantized.onnx".',
+            "WP711",
+        ),
+        ('Could not locate file: "https://host/onnx/encoder_model.onnx".', "WP718"),
+        ('Could not locate file: "https://host/tokenizer.json".', "WP710"),
+        ("Error: Layer index 9 is out of bounds for cross attentions (length 4).", "WP706"),
+        ("TypeError: Cannot read properties of undefined (reading 'slice')", "WP706"),
+        ("native_call_mm.out", "WP777"),
         ("GGML_ASSERT(src0->type == GGML_TYPE_F16)", "WP751"),
-        ("'blank_id' does not exist in the metadata", "WP721"),
+        ("'n_text_layer' does not exist in the metadata", "WP721"),
     ],
 )
 def test_explain_finds_the_rule_by_the_message_of_a_program(run, message, code):
@@ -271,9 +279,11 @@ def test_explain_finds_the_rule_by_the_message_of_a_program(run, message, code):
 
 
 def test_explain_names_the_rules_if_several_mention_a_message(run):
-    ran = run("explain", "tokenizer")
-    assert ran.code == 1
+    ran, repeated = run("explain", "tokenizer"), run("explain", "(" * 15)
+    assert ran.code == repeated.code == 1
     assert "these rules mention it: " in ran.err
+    assert "WP772 " in repeated.err
+    assert "WP774 " in repeated.err
 
 
 # `whisperport fix`: what it prints, what it writes, and what it does not change.

@@ -59,8 +59,8 @@ def explain(code: str | None, as_json: bool) -> None:
             raise UsageError(
                 f"there is no rule `{code}`",
                 why=f"these rules mention it: {names}" if about else "",
-                hint="`whisperport explain` lists the rules; docs/problems.md lists problems by their "
-                "messages",
+                hint="`whisperport judge PATH` finds what is wrong with the files of an app; `whisperport "
+                "explain` lists the rules; docs/problems.md lists problems by their messages",
             )
         (rule,) = about
     if as_json:
@@ -84,22 +84,31 @@ def _every_rule() -> "dict[str, Rule | LayoutRule]":
 
 
 def rules_about(message: str) -> "list[Rule | LayoutRule]":
-    """Return the rules that mention a message; if none does, those that quote the longest part of it."""
+    """Return the rules that mention a message; if none does, those that quote most of it.
+
+    Of those that quote as much, those that quote the fewest other messages.
+    """
     rules, words = list(_every_rule().values()), _plain(message)
     mentioned = [rule for rule in rules if words in _plain(f"{rule.title} {rule.text}")]
     if mentioned:
         return mentioned
-    quoted = {
-        rule.code: max(
-            (len(q) for part in QUOTED.findall(rule.text) if (q := _plain(part)) in words),
-            default=0,
-        )
-        for rule in rules
-    }
-    longest = max(quoted.values())
-    return [rule for rule in rules if quoted[rule.code] == longest >= SHORTEST]
+    quoted = {}
+    for rule in rules:
+        parts = _quotes(rule.text)
+        lengths = [len(part) for part in parts if part in words]
+        quoted[rule.code] = (sum(lengths), len(lengths) - len(parts))
+    most = max(quoted.values())
+    return [rule for rule in rules if quoted[rule.code] == most and most[0] >= SHORTEST]
+
+
+def _quotes(text: str) -> set[str]:
+    return {_plain(part) for part in QUOTED.findall(text)}
 
 
 def _plain(text: str) -> str:
-    """Return a text without what differs between two messages of the same kind: numbers and quotes."""
-    return re.sub(r"\b\d+", "0", re.sub(r"[\"'`*]", "", " ".join(text.lower().split())))
+    """Return a text without what differs between two messages of the same kind.
+
+    Numbers, quotes, C++ types in angle brackets, and how often a character is repeated.
+    """
+    text = re.sub(r"[\"'`*]|<[\w, ]+>", "", " ".join(text.lower().split()))
+    return re.sub(r"\b\d+", "0", re.sub(r"([^\w\s])\1{3,}", r"\1" * 4, text))

@@ -277,8 +277,8 @@ def heads(files: Files) -> Iterator[tuple[str, str]]:
 )
 def heads_exist(files: Files) -> Iterator[tuple[str, str]]:
     """`alignment_heads` in `generation_config.json` are pairs of layer and head. Those of a distilled model
-    are often copied from the model that it was made of, which has more layers. An app then fails with a
-    message such as "Layer index 6 out of bounds".
+    are often copied from the model that it was made of, which has more layers. An app then fails:
+    "Layer index 6 is out of bounds", or "undefined (reading 'slice')".
 
     What to do: convert the checkpoint with `whisperport convert`, which finds the heads of its own layers.
     """
@@ -295,7 +295,7 @@ def heads_exist(files: Files) -> Iterator[tuple[str, str]]:
             yield (
                 GENERATION,
                 f"layer {pair[0]}, head {pair[1]}; the decoder has {layers} layers of {count} heads: "
-                f'"Layer index {pair[0]} out of bounds"',
+                f'"Layer index {pair[0]} is out of bounds"',
             )
             return
 

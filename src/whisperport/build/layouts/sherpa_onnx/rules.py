@@ -105,7 +105,7 @@ def _write_text_tokens(draft: Draft) -> str:
 @layout_rule("WP721", "The encoder lacks metadata", remedy="fix", repair=_write_metadata)
 def metadata(files: Files) -> Iterator[tuple[str, str]]:
     """The encoder's file holds 16 texts: sizes, ids, and for a multilingual model its languages. If one is
-    missing, the process of the app ends, with one line such as "'blank_id' does not exist in the metadata".
+    missing, such as 'blank_id', the process of the app ends: it "does not exist in the metadata".
 
     What to do: `whisperport convert CHECKPOINT --for sherpa-onnx` writes them.
     """

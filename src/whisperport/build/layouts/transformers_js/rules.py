@@ -187,8 +187,8 @@ def needed(files: Files) -> Iterator[tuple[str, str]]:
 )
 def merged(files: Files) -> Iterator[tuple[str, str]]:
     """transformers.js and onnx-asr load one decoder for the first tokens and all others, and not optimum's
-    `decoder_model.onnx` and `decoder_with_past_model.onnx`: "Could not locate file:
-    onnx/decoder_model_merged.onnx".
+    `decoder_model.onnx` and `decoder_with_past_model.onnx`: "Could not locate file", of a name with
+    "decoder_model_merged".
 
     What to do: `whisperport convert CHECKPOINT --for transformers.js`.
     """
@@ -323,7 +323,7 @@ def encoder_bands(files: Files) -> Iterator[tuple[str, str]]:
     repair=_move_graphs,
 )
 def folder(files: Files) -> Iterator[tuple[str, str]]:
-    """transformers.js: "Could not locate file: onnx/encoder_model.onnx". optimum,
+    """transformers.js: "Could not locate file", of the name "onnx/encoder_model.onnx". optimum,
     which writes them beside the settings, loads both.
 
     What to do: move the .onnx files to a folder `onnx`.
