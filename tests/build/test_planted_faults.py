@@ -391,6 +391,14 @@ def of_checkpoint(name: str, make: Callable[[Any], dict[str, Any]]) -> Plant:
     return lambda path, checkpoint: edit_json(name, lambda c: c.update(make(checkpoint)))(path)
 
 
+def heads_exchanged(name: str) -> Plant:
+    """Exchange the layer and the head of each pair."""
+    change = edit_json(
+        name, lambda c: c.update(alignment_heads=[pair[::-1] for pair in c["alignment_heads"]])
+    )
+    return lambda path, _checkpoint: change(path)
+
+
 def exchange_tokens(path: Path, _: Any) -> None:
     def change(content: Any) -> None:
         tokens = content["model"]["vocab"]
@@ -491,12 +499,27 @@ SETTINGS: dict[str, tuple[str, Plant]] = {
         "WP709.*alignment_heads",
         set_in("generation_config.json", alignment_heads=[[0, 0], [0, 1]]),
     ),
+    "heads and layers exchanged": ("WP709.*alignment_heads", heads_exchanged("generation_config.json")),
+    "forced translation": (
+        "WP709.*forced_decoder_ids.*<.translate.>",
+        of_checkpoint(
+            "generation_config.json",
+            lambda c: {"forced_decoder_ids": [[1, None], [2, c.generation.tasks["translate"]]]},
+        ),
+    ),
     "another tokenizer": ("WP708.*tokens are not the checkpoint", exchange_tokens),
+    "suffix of words": (
+        "WP709.*its model is BPE end_of_word_suffix",
+        lambda path, _: edit_json(
+            "tokenizer.json", lambda c: c["model"].update(end_of_word_suffix="</w>")
+        )(path),
+    ),
     "hop length": ("WP708.*hop_length", set_in("preprocessor_config.json", hop_length=320)),
 }  # fmt: skip
 OF_GENAI = {
     *("wrong id", "wrong language ids", "wrong length", "suppressed tokens", "no end"),
     *("heads of another model", "heads of another layer", "another tokenizer"),
+    *("heads and layers exchanged", "forced translation", "suffix of words"),
 }
 OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
     "transformers.js": {
@@ -523,7 +546,12 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
         "wrong mel bands": ("WP722.*n_mels", set_metadata("n_mels", "128")),
         "wrong id": ("WP708.*no_timestamps", set_metadata("no_timestamps", "50")),
         "wrong start": ("WP708.*sot_sequence", set_metadata("sot_sequence", "50,51,54")),
+        "wrong order of the start": ("WP708.*sot_sequence", set_metadata("sot_sequence", "50,53,51")),
         "wrong languages": ("WP708.*all_language_codes", set_metadata("all_language_codes", "fr")),
+        "languages exchanged": (
+            "WP708.*all_language_tokens",
+            set_metadata("all_language_tokens", "52,51"),
+        ),
         "wrong length": ("WP708.*n_text_ctx", set_metadata("n_text_ctx", "200")),
         "wrong layers": ("WP722.*n_text_layer", set_metadata("n_text_layer", "6")),
         "another tokenizer": ("WP708.*tokens are not the checkpoint", exchange_lines),
@@ -540,6 +568,7 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
         "wrong mel bands": ("WP743", set_in("preprocessor_config.json", feature_size=128)),
         "wrong language ids": ("WP709.*lang_ids", set_in("config.json", lang_ids=[1, 2])),
         "suppressed tokens": ("WP709.*suppress_ids", set_in("config.json", suppress_ids=[4])),
+        "heads and layers exchanged": ("WP709.*alignment_heads", heads_exchanged("config.json")),
         "heads of another model": ("WP744", set_in("config.json", alignment_heads=[[11, 0]])),
         "another tokenizer": ("WP708.*tokens are not the checkpoint", exchange_tokens),
         "tokenizer missing": ("WP741", without("tokenizer.json")),
@@ -607,6 +636,7 @@ CORE = {
     "sherpa-onnx mask inverted", "transformers.js positions one late", "openvino-genai stale cache",
     "transformers.js keys are values", "onnxruntime-genai vocabulary rows exchanged",
     "transformers.js scale off", "openvino-genai scale off", "sherpa-onnx another tokenizer",
+    "sherpa-onnx languages exchanged", "faster-whisper heads and layers exchanged",
 }  # fmt: skip
 
 

@@ -187,7 +187,10 @@ def _suppresses(end_of_text: int, setting: Setting) -> bool:
 
 
 def _unlike(name: str, stated: Any, right: Any) -> str:
-    """Return in words how a setting differs; of long lists, the entries that only one of them has."""
+    """Return in words how a setting differs; of tables and long lists, the entries that do."""
+    if isinstance(stated, dict) and isinstance(right, dict):
+        changed = [key for key in right if stated.get(key) != right[key]]
+        stated, right = ({key: side.get(key) for key in changed} for side in (stated, right))
     lists = isinstance(stated, list) and isinstance(right, list)
     if not lists or max(len(repr(stated)), len(repr(right))) <= LONGEST:
         return f"{name} is {_short(stated)}; the checkpoint has {_short(right)}"
@@ -200,9 +203,10 @@ def _unlike(name: str, stated: Any, right: Any) -> str:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value as it is in JSON; of a list, its order does not count."""
+    """Return a value as it is in JSON; of a list, the order of entries does not count."""
     if isinstance(value, list | tuple | set):
-        return sorted((_comparable(entry) for entry in value), key=repr)
+        entries = (list(e) if isinstance(e, list | tuple) else _comparable(e) for e in value)
+        return sorted(entries, key=repr)
     if isinstance(value, Mapping):
         return {str(key): _comparable(entry) for key, entry in value.items()}
     return value

@@ -357,11 +357,14 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     forced = stated.get("forced_decoder_ids")
     tokens = {i: token for token, i in files_of.ids_by_token(checkpoint).items()}
     for entry in forced if isinstance(forced, list) else ():
-        is_place = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], int)
-        token = tokens.get(entry[1], "") if is_place else ""
-        if token in LANGUAGE_TOKENS and {token} != right.get("lang_to_id", {}).keys():
-            reason = f"forced_decoder_ids: each text begins with {token}, whatever is spoken"
-            yield Setting.wrong(GENERATION, reason, is_decoding=True)
+        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], int)):
+            continue
+        token, languages = tokens.get(entry[1], f"id {entry[1]}"), right.get("lang_to_id", {})
+        if token in (TRANSCRIBE, NO_TIMESTAMPS) or {token} == languages.keys():
+            continue
+        spoken = ", whatever is spoken" if token in LANGUAGE_TOKENS else ""
+        reason = f"forced_decoder_ids: each text begins with {token}{spoken}"
+        yield Setting.wrong(GENERATION, reason, is_decoding=True)
     sound, right_sound = files.json(PREPROCESSOR), files_of.preprocessor_config(checkpoint.dims)
     yield from settings_of(
         PREPROCESSOR, sound, right_sound, unread=NAMES, decoding=("padding_side",)
@@ -393,6 +396,12 @@ def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Settin
                 f"{', '.join(right_steps) or 'none'}: prompts become other tokens"
             )
             yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
+    model, right_model = _model_of(tokenizer), _model_of(expected)
+    if tokenizer and model != right_model:
+        reason = (
+            f"its model is {model}; the checkpoint has {right_model}: prompts become other tokens"
+        )
+        yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
     special, right_special = _special(tokenizer), _special(expected)
     if changed := [t for t in special if special[t] != right_special.get(t, special[t])]:
         reason = (
@@ -409,6 +418,7 @@ def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Settin
 
 
 # What a tokenizer does before it looks for tokens, and to those it has.
+MOST_CHARACTERS = 80  # of a model in words
 TEXT_STEPS = ("normalizer", "pre_tokenizer", "truncation", "padding")
 
 
@@ -421,6 +431,15 @@ def _steps_of(step: object) -> list[str]:
         return [text for part in parts for text in _steps_of(part)]
     settings = [f"{key} {step[key]}" for key in ("add_prefix_space", "max_length") if step.get(key)]
     return [" ".join([str(step.get("type", "set")), *settings])]
+
+
+def _model_of(tokenizer: Mapping[str, Any]) -> str:
+    """Return in words a tokenizer's model, and what it adds to tokens; defaults are left out."""
+    model = tokenizer.get("model")
+    model = model if isinstance(model, dict) else {}
+    keys = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback")
+    settings = [f"{key} {model[key]}" for key in keys if model.get(key)]
+    return " ".join([str(model.get("type") or "BPE"), *settings])[:MOST_CHARACTERS]
 
 
 def _special(tokenizer: Mapping[str, Any]) -> dict[str, bool]:

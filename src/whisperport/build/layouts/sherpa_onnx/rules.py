@@ -6,6 +6,7 @@ Source: k2-fsa/sherpa-onnx@634265c, csrc/offline-whisper-model.cc, and runs with
 import base64
 import binascii
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,14 +217,16 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     name, header = _encoder(files)
     for key, right in metadata_of(checkpoint).items():
-        if key not in (*NUMBERS, *LISTS) or not (stated := header.metadata.get(key)):
+        if key not in (*NUMBERS, *LISTS[:1]) or not (stated := header.metadata.get(key)):
             continue
         if key in TASKS and key not in checkpoint.generation.tasks:
             continue  # the app needs some id
-        values, right_values = stated.split(","), right.split(",")
-        if key in LISTS[1:]:  # a model of some languages may have the ids of all
-            values = [value for value in values if value in right_values]
-        yield Setting(name, f"'{key}'", sorted(values), sorted(right_values))
+        yield Setting(name, f"'{key}'", stated, right)
+    languages, right_languages = _languages(header.metadata), _languages(metadata_of(checkpoint))
+    if languages and right_languages:
+        yield Setting(
+            name, " of ".join(f"'{key}'" for key in LISTS[1:]), languages, right_languages
+        )
     lines = {int(place): text for text, place in _tokens_of(files) if _is_id(place)}
     expected = (line.rpartition(" ") for line in text_tokens(checkpoint).splitlines())
     right_lines = {int(place): text for text, _, place in expected}
@@ -231,6 +234,12 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
 
 
 RULES = (metadata, sizes, order, dynamic, tokens, *checkpoint_rules(_settings))
+
+
+def _languages(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the code of each language -> the id that the app pairs with it, by its place."""
+    ids, codes = (metadata.get(key, "").split(",") for key in LISTS[1:])
+    return {code: i for code, i in zip_longest(codes, ids, fillvalue="") if code}
 
 
 def _is_right(key: str, metadata: Mapping[str, str]) -> bool:
