@@ -630,6 +630,20 @@ def end_for_one(generation: dict[str, Any]) -> None:
     tokens[tokens.index(359)] = 50257
 
 
+def further_input(model: Any) -> None:
+    model.graph.input.append(model.graph.input[0])
+    model.graph.input[-1].name = "further"
+
+
+def two_axes(model: Any) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim.pop()
+
+
+def without_previous(tokenizer: Any) -> None:
+    tokens = tokenizer["added_tokens"]
+    tokenizer["added_tokens"] = [t for t in tokens if t["content"] != "<|startofprev|>"]
+
+
 @pytest.mark.parametrize(
     ("app", "plants", "reasons"),
     [
@@ -685,8 +699,14 @@ def end_for_one(generation: dict[str, Any]) -> None:
             [
                 edit_json("config.json", dict.clear),
                 edit_text("openvino_encoder_model.xml", 'strides="2"', 'strides="1"'),
+                edit_text("openvino_encoder_model.xml", "<dim>3000</dim>", "<dim>2000</dim>"),
             ],
-            ["it states nothing", "strides of the Convolution `", "` is 1, not 2"],
+            [
+                "frames of input_features is 2000; the checkpoint has 3000",
+                "it states nothing",
+                "strides of the Convolution `",
+                "` is 1, not 2",
+            ],
         ),
         (
             "faster-whisper",
@@ -712,6 +732,21 @@ def end_for_one(generation: dict[str, Any]) -> None:
         ),
         ("sherpa-onnx", [remove("decoder.onnx")], ["the file is missing"]),
         (
+            "sherpa-onnx",
+            [edit_onnx("decoder.onnx", further_input)],
+            ["WP725: an input further, which the app does not give"],
+        ),
+        (
+            "sherpa-onnx",
+            [edit_onnx("encoder.onnx", two_axes)],
+            ["WP725: input 1, mel, has 2 axes; the app takes one of 3 axes there"],
+        ),
+        (
+            "whisper.cpp",
+            [edit_bytes("", lambda raw: raw[:44] + b"\x05" + raw[45:])],
+            ["ftype is 5, which is no type of the app's files"],
+        ),
+        (
             "whisper.cpp",
             [edit_bytes("", lambda raw: raw[:44] + b"\x07" + raw[45:])],
             ["has ggml's type 1; by the header's ftype 7 it is 8"],
@@ -723,8 +758,15 @@ def end_for_one(generation: dict[str, Any]) -> None:
         ),
         (
             "transformers.js",
-            [edit_json(GENERATION, end_for_one), edit_onnx(ONNX_DECODER, of_two_texts)],
             [
+                edit_json(GENERATION, end_for_one),
+                edit_onnx(ONNX_DECODER, of_two_texts),
+                edit_onnx("onnx/encoder_model.onnx", further_input),
+                edit_json("tokenizer.json", without_previous),
+            ],
+            [
+                "WP712: an input further, which no app gives",
+                "tokens are missing, such as '<|startofprev|>', id 50361",
                 "input input_ids is of 2 texts; the app gives one",
                 "suppress_tokens has [50257] and lacks [359], unlike the checkpoint's: 50257 ends a text",
             ],
