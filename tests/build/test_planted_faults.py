@@ -302,13 +302,16 @@ def tanh_gelu(original: Any) -> Any:
     return gelu
 
 
-def one_head(original: Any) -> Any:
-    def attention(self: Network, q: str, k: str, v: str, n_heads: int, mask: str = "") -> Any:
-        g = self.graph
-        scaled = g.op("Mul", q, g.constant((self.dims.text_head_width) ** 0.5, np.float32))
-        return original(self, scaled, k, v, n_heads, mask)
+def scaled_by(exponent: float) -> Callable[[Any], Any]:
+    def changed(original: Any) -> Any:
+        def attention(self: Network, q: str, k: str, v: str, n_heads: int, mask: str = "") -> Any:
+            g = self.graph
+            factor = g.constant(self.dims.text_head_width**exponent, np.float32)
+            return original(self, g.op("Mul", q, factor), k, v, n_heads, mask)
 
-    return attention
+        return attention
+
+    return changed
 
 
 def set_epsilon(module: str, value: float) -> Patch:
@@ -366,7 +369,8 @@ GRAPH_FAULTS: dict[str, tuple[str, Patch]] = {
     "mask inverted": ("mask of self-attention is inverted", patch_network("_positions", changed_mask(1))),
     "inputs exchanged": ("values of self-attention", patch_network("_attention", exchanged_inputs)),
     "GELU's tanh form": ("GELU's tanh form", patch_network("_gelu", tanh_gelu)),
-    "not scaled": ("scores are not divided", patch_network("_attention", one_head)),
+    "not scaled": ("scores are not divided", patch_network("_attention", scaled_by(0.5))),
+    "scaled twice": ("scores are divided twice", patch_network("_attention", scaled_by(-0.5))),
     "epsilon": ("epsilon 0.001", set_epsilon("onnx_graph.network", 1e-3)),
 }  # fmt: skip
 OPENVINO_FAULTS: dict[str, tuple[str, Patch]] = {

@@ -195,10 +195,11 @@ def _of_sides(dims: "Dims", sides: Sequence[str]) -> Iterator[Fault]:
                 f"{part}: attention has {heads} heads; the checkpoint has {n_head}",
                 partial(_split, sides=sides, heads=heads),
             )
-    yield fault(
-        f"{part}: attention scores are not divided by the root of a head's width",
-        partial(_scale, sides=sides),
-    )
+    for exponent, word in ((0.5, "not divided"), (-0.5, "divided twice")):
+        yield fault(
+            f"{part}: attention scores are {word} by the root of a head's width",
+            partial(_scale, sides=sides, exponent=exponent),
+        )
     yield fault(f"{part}: no positions are added", partial(_without_positions, sides=sides))
 
 
@@ -231,10 +232,10 @@ def _split(model: "Whisper", sides: Sequence[str], heads: int) -> None:
         module.n_head = heads
 
 
-def _scale(model: "Whisper", sides: Sequence[str]) -> None:
+def _scale(model: "Whisper", sides: Sequence[str], exponent: float = 0.5) -> None:
     for module in _attentions(model, sides):
         for name in ("weight", "bias"):
-            _multiply(module.query, name, module.head_width**0.5)
+            _multiply(module.query, name, module.head_width**exponent)
 
 
 def _hide_later(model: "Whisper") -> None:
