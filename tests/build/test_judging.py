@@ -1168,6 +1168,27 @@ def test_rows_are_in_another_order_only_if_they_are_as_long(factor: int, is_name
     assert (reason == "rows 3, 5 are in another order") == is_named
 
 
+@pytest.mark.parametrize(
+    ("axis", "shift", "is_cut", "reason"),
+    [
+        (0, 2, False, "its rows are moved by 2 places: row 2 holds row 0"),
+        (0, -2, True, "its rows are moved by 2 places: row 0 holds row 2"),
+        (1, 3, True, "its columns are moved by 3 places: column 3 holds column 0"),
+        (1, -1, False, "its columns are one too early"),
+    ],
+)
+def test_it_is_said_by_how_many_places_a_weight_is_moved(
+    axis: int, shift: int, is_cut: bool, reason: str
+) -> None:
+    # given a weight whose rows or columns are moved, and what is at its end is 0 or what was there
+    weight = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    values = np.roll(weight, shift, axis)
+    if is_cut:
+        np.moveaxis(values, axis, 0)[slice(shift) if shift > 0 else slice(shift, None)] = 0
+    # then it is said by how many places
+    assert weight_difference(values, weight, np.full_like(weight, 1e-4), 4) == reason
+
+
 def test_noise_in_every_row_is_no_other_order() -> None:
     # given a weight whose rows are at their places, and a little noise
     random = np.random.default_rng(0)
@@ -1183,11 +1204,15 @@ def test_noise_in_every_row_is_no_other_order() -> None:
     [
         (lambda q, step: (q, step / 2), "of 16 rows are wrong: 0, 1, 2, 3, …; they are multiplied by 0.5"),
         (lambda q, step: (q, step[::-1]), "the scales of 16 of 16 rows are wrong"),
+        (lambda q, step: (q, 1 / step), "are wrong: 0, 1, 2, 3, …; they are 1 divided by the right ones"),
+        (lambda q, step: (q, np.roll(step, 1)), "3, …; they are those of the row before"),
+        (lambda q, step: (q, np.roll(step, -3)), "they are those of the row 3 places after"),
         (lambda q, step: (q - 3, step), "its zero point is off by -3"),
         (lambda q, step: (np.roll(q, 1, 0), step), "rows 0, 1, 2, 3, … are in another order, and their"),
         (lambda q, step: (q.T, step), "its axes are swapped, and those of its scales are not"),
     ],
-    ids=["half a scale", "other scales", "zero point", "other rows", "other axes"],
+    ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "zero point",
+         "other rows", "other axes"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any

@@ -17,6 +17,7 @@ LEAST_NEAR = 0.98  # of the values of a weight: a converter may have clipped the
 HALF_BITS = 2.0**-10  # relative error of float16
 EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
 ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
+MOST_MOVED = 8  # places by which scales are looked for
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 
 
@@ -32,7 +33,9 @@ def weight_difference(
         head_width: of the decoder's heads; those of the encoder are as wide.
         step: of 8 bits, of each value; None: the array is not quantized.
     """
-    if reason := _broken(values) or _moved(values, weight, allowed):
+    if reason := _broken(values) or _moved(
+        values, weight, allowed, is_quantized=step is not None and step.ndim == 2
+    ):
         return reason
     differs = np.abs(values - weight) > allowed
     if reason := _wrong_lines(values, weight, differs, head_width):
@@ -90,26 +93,52 @@ def _lines(differs: Array, axis: int) -> Array:
     return np.flatnonzero(np.moveaxis(differs, axis, 0).reshape(differs.shape[axis], -1).any(1))
 
 
-def _moved(values: Array, weight: Array, allowed: Array) -> str:
+def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) -> str:
     """Return in words how all values of a weight are scaled, or at other places; empty: they are not."""
 
-    def same(changed: Array, right: Array, room: Array, factor: float = 1) -> bool:
-        near = np.abs(changed - factor * right) <= max(abs(factor), 1 / 2) * room
-        return bool(np.mean(near) >= LEAST_NEAR)
+    def same(changed: Array, right: Array, room: Array) -> bool:
+        return bool(np.mean(np.abs(changed - right) <= room) >= LEAST_NEAR)
 
     factor = float((values * weight).sum() / ((weight * weight).sum() or 1))
-    if abs(factor - 1) > HALF_BITS * 4 and same(values, weight, allowed, factor):
+    is_scaled = abs(factor - 1) > HALF_BITS * 4 and not is_quantized
+    if is_scaled and same(values, factor * weight, max(abs(factor), 1 / 2) * allowed):
         return f"it is multiplied by {factor:.3g}"
-    if len(weight) > 2:
-        for shift, where in ((1, "late"), (-1, "early")):
-            inner = slice(1, -1)
-            if same(np.roll(values, -shift, 0)[inner], weight[inner], allowed[inner]):
-                return f"its rows are one too {where}"
     for axis in range(values.ndim):
         if same(np.flip(values, axis), weight, allowed):
             return f"axis {axis} is reversed"
+    for axis in range(values.ndim):
+        if reason := _shifted(*(np.moveaxis(a, axis, 0) for a in (values, weight, allowed)), axis):
+            return reason
     if values.ndim == 2 and values.shape[0] == values.shape[1] and same(values.T, weight, allowed):
         return "its axes are swapped"
+    return ""
+
+
+def _shifted(values: Array, weight: Array, allowed: Array, axis: int) -> str:
+    """Return in words by how many places at least half of the lines (n, …) are moved; empty: they are not.
+
+    Args:
+        values, weight, allowed: as those of `weight_difference`, the axis first.
+        axis: of the lines.
+    """
+    n, shifts = len(values), list[int]()
+    for line in {
+        n // 4,
+        n // 2,
+        n - 1 - n // 4,
+    }:  # those of other lines at their places tell nothing
+        if np.mean(np.abs(values[line] - weight[line]) <= allowed[line]) < LEAST_NEAR:
+            distance = np.abs(values[line] - weight).reshape(n, -1).sum(axis=1)
+            shifts.append(line - int(distance.argmin()))
+    for shift in dict.fromkeys(shifts):
+        now, before = (slice(max(s, 0), n + min(s, 0)) for s in (shift, -shift))
+        near = np.abs(values[now] - weight[before]) <= allowed[now]
+        if shift and 2 * abs(shift) <= n and near.mean() >= LEAST_NEAR:
+            kind = ("row", "column")[axis] if axis < 2 else f"place of axis {axis}"
+            if abs(shift) == 1:
+                return f"its {kind}s are one too {'late' if shift > 0 else 'early'}"
+            where = f"{kind} {max(shift, 0)} holds {kind} {max(-shift, 0)}"
+            return f"its {kind}s are moved by {abs(shift)} places: {where}"
     return ""
 
 
@@ -123,13 +152,13 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
     for axis, kind in ((1, "row"), (0, "column")):
         power = (weight * weight).sum(axis, keepdims=True)
         factor = (values * weight).sum(axis, keepdims=True) / np.where(power == 0, 1, power)
-        room = np.maximum(np.abs(factor), 1) * allowed
+        room = allowed + np.abs(factor * weight) * HALF_BITS
         is_wrong = (np.abs(values - weight) > allowed).mean(axis) > 1 - LEAST_NEAR
         if np.mean(np.abs(values - factor * weight) <= room) >= LEAST_NEAR and is_wrong.any():
-            wrong, factors = np.flatnonzero(is_wrong), factor.reshape(-1)[is_wrong]
-            largest = f" to {factors.max():.2g}" if np.ptp(factors) > ROUNDED else ""
+            wrong = np.flatnonzero(is_wrong)
             where = f"{len(wrong):,} of {len(is_wrong):,} {kind}s are wrong: {listed(wrong)}"
-            return f"the scales of {where}; they are multiplied by {factors.min():.2g}{largest}"
+            how = _wrong_scales(step.max(axis), factor.reshape(-1), is_wrong, kind)
+            return f"the scales of {where}; they are {how}"
     lines = _lines(np.abs(values - weight) > allowed, 0)
     lengths = [np.linalg.norm(a[lines], axis=1, keepdims=True) for a in (values, weight)]
     if all(length.all() for length in lengths) and _is_permuted(
@@ -141,6 +170,31 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         if _are_alike(integers.T, weight) or _are_alike(integers, weight.T):
             return "its axes are swapped, and those of its scales are not"
     return ""
+
+
+def _wrong_scales(scales: Array, factors: Array, is_wrong: Array, kind: str) -> str:
+    """Return in words what the scales (n) of rows are in place of the right ones.
+
+    Args:
+        scales: as they are stored.
+        factors: by which each is too large.
+        is_wrong: whether a row is wrong.
+        kind: "row" or "column".
+    """
+
+    def same(right: Array) -> bool:
+        return bool(np.mean(np.abs(scales - right)[is_wrong] <= ROUNDED * right[is_wrong]) >= ALIKE)
+
+    right = scales / np.where(factors == 0, 1, factors)
+    if same(1 / np.where(right == 0, 1, right)):
+        return "1 divided by the right ones"
+    for shift in range(1, min(len(right), MOST_MOVED)):
+        for sign, which in ((1, "before"), (-1, "after")):
+            if same(np.roll(right, sign * shift)):
+                return f"those of the {kind} {f'{shift} places ' * (shift > 1)}{which}"
+    factors = factors[is_wrong]
+    largest = f" to {factors.max():.2g}" if np.ptp(factors) > ROUNDED else ""
+    return f"multiplied by {factors.min():.2g}{largest}"
 
 
 def _are_alike(rows: Array, right: Array) -> bool:
