@@ -169,16 +169,15 @@ import resource, sys
 import numpy as np
 from whisperport.program.bundle import Bundle
 from whisperport.runtime import Decoder, Engine
-from whisperport.transcription import Transcriber, TranscribeOptions
-from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.transcription import Transcriber, TranscribeOptions, decoders
+from whisperport.runtime import DecodeOptions
 
 class Silent(Engine):
     # Hears nothing: only the way of the sound is measured.
     def encode(self, mel): return np.zeros((self.dims.n_audio_ctx, self.dims.n_audio_state), "f4")
-    def decoder(self): return SilentDecoder(self)
 
 class SilentDecoder(Decoder):
-    def listen(self, features): self.cache.clear()
+    def start_window(self, features): self.cache.clear()
     def prefill(self, tokens, **_):
         logits = np.zeros(self.engine.dims.n_vocab, "f4")
         logits[self.engine.generation.no_speech] = 30
@@ -186,6 +185,7 @@ class SilentDecoder(Decoder):
 
 transcriber = Transcriber(Bundle.open(sys.argv[2]))
 transcriber.engine.__class__ = Silent
+decoders.Decoder = SilentDecoder
 options = TranscribeOptions(
     decode=DecodeOptions(language="en", without_timestamps=True, max_tokens=1), temperatures=(0.0,)
 )

@@ -310,7 +310,7 @@ def test_changed_bytes_never_raise_anything_but_a_program_error(
 
 # An encoder with a massive channel in static 8 bits: one output in another precision repairs it.
 
-RUINED_DB, REPAIRED_DB = 12.0, 20.0
+RUINED_DB, REPAIRED_DB = 13.0, 20.0  # the most that was measured as ruined: 12.1, early-tail, AVX2
 
 
 @pytest.fixture(scope="module", params=core_or_all(NAMES[-1:], NAMES))
