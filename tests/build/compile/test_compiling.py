@@ -270,7 +270,9 @@ def test_without_a_device_a_compiled_bundle_is_judged_by_its_words_and_dead_fram
     arrays = {check.program: check for check in report.checks if check.level == "arrays"}
     assert arrays["encoder"].passed == passes
     assert all(check.passed for name, check in arrays.items() if name != "encoder")
-    assert bool(report) == passes
+    (words,) = (check for check in report.checks if check.level == "words")
+    assert words.passed or sqnr_db < 40  # 12 dB may change what random weights say
+    assert bool(report) == (passes and words.passed)
     assert verify(bundle, run=EMULATED)  # the ONNX file is float32 still
 
 
