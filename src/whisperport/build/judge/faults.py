@@ -179,10 +179,12 @@ def _of_sides(dims: "Dims", sides: Sequence[str]) -> Iterator[Fault]:
 
     part, fault = " and ".join(sides), partial(Fault, in_encoder="encoder" in sides)
     for activation, word in ((nn.GELU("tanh"), "GELU's tanh form"), (nn.ReLU(), "ReLU")):
-        yield fault(
-            f"{part}: {word} is computed in place of GELU",
-            partial(_replace, sides=sides, activation=activation),
-        )
+        instead = f"{part}: {word} is computed in place of GELU"
+        blocks = partial(_replace, sides=sides, activation=activation)
+        yield fault(instead, blocks)
+        if "encoder" in sides:
+            behind = f"{instead}, also behind the convolutions"
+            yield fault(behind, partial(_replace_all, activation=activation, blocks=blocks))
     for epsilon in (1e-6, 1e-12, 1e-3, 1e-8):
         yield fault(
             f"{part}: the layer norms have the epsilon {epsilon:g} in place of 1e-05",
@@ -217,6 +219,26 @@ def _replace(model: "Whisper", sides: Sequence[str], activation: Any) -> None:
     for side in sides:
         for block in _part(model, side).blocks:
             block.mlp[1] = activation
+
+
+def _replace_all(model: "Whisper", activation: Any, blocks: Callable[["Whisper"], None]) -> None:
+    """Replace GELU in the blocks, and where the encoder calls it as a function, behind convolutions."""
+    blocks(model)
+    model.encoder.forward = partial(_without_gelu, model.encoder.forward, activation)  # type: ignore[method-assign]
+
+
+def _without_gelu(forward: Callable[..., Any], activation: Any, mel: "Tensor") -> Any:
+    from torch.nn.functional import gelu
+    from torch.overrides import TorchFunctionMode
+
+    class InPlaceOfGelu(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return activation(*args) if func is gelu else func(*args, **(kwargs or {}))
+
+    with InPlaceOfGelu():
+        return forward(mel)
 
 
 def _set_epsilon(model: "Whisper", sides: Sequence[str], value: float) -> None:
