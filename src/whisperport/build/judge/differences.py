@@ -107,7 +107,8 @@ def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) 
         if same(np.flip(values, axis), weight, allowed):
             return f"axis {axis} is reversed"
     for axis in range(values.ndim):
-        if reason := _shifted(*(np.moveaxis(a, axis, 0) for a in (values, weight, allowed)), axis):
+        lines, right, room = (np.moveaxis(a, axis, 0) for a in (values, weight, allowed))
+        if reason := _shifted(lines, right, room, axis):
             return reason
     if values.ndim == 2 and values.shape[0] == values.shape[1] and same(values.T, weight, allowed):
         return "its axes are swapped"
