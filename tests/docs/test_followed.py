@@ -77,7 +77,7 @@ OF_THE_MACHINE = ("ms", "s", "times as fast", "MiB", "GB")  # times, speed and m
 # Torch adds in another order on another CPU. Between its kernels with AVX2 and without, which the variable
 # ATEN_CPU_CAPABILITY chooses, `fix` of a decoder of one layer, width 128, differed by 0.2 dB and by
 # a factor of 1.1 in the largest error, which is that of one value. The limits leave room for larger ones.
-MOST_DB = 1.0
+MOST_DB = 1.5  # 1.2 was seen between a processor with AVX-512 and one with AVX2
 MOST_FACTOR = 2.0  # of a number with an exponent, which is the largest error of an output
 LONGEST = 900  # words: a page that is read before the first change
 
@@ -212,7 +212,7 @@ def test_what_a_page_shows_may_differ_in_what_depends_on_the_machine(shown, prin
     [
         ("a  1.5 ms\n…\nend", "b 22.1 ms\nc\nend"),
         ("step_4  aws-neuron  118  0", "step_4  aws-neuron  120  0"),
-        ("min SQNR  103.7 dB (limit 60 dB)", "min SQNR  102.5 dB (limit 60 dB)"),
+        ("min SQNR  103.7 dB (limit 60 dB)", "min SQNR  101.5 dB (limit 60 dB)"),
         ("min SQNR  103.7 dB (limit 80 dB)", "min SQNR  103.7 dB (limit 60 dB)"),
         ("max error  1.7e-05 of the largest", "max error  1.7e-06 of the largest"),
         ("53.1% of 12.1 GFLOP", "53.0% of 12.1 GFLOP"),

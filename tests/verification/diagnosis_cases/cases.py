@@ -185,7 +185,7 @@ def _labelled(
     sqnr = _sqnr(expected(plan), made.numbers)
     labels = frozenset(fault.label for fault in seen)
     plain = len(made.file) == 4 * made.numbers.size and not plan.big_endian
-    if plain and bool(labels) is _is_within(expected(plan), made.numbers, precision):
+    if plain and bool(labels) is is_within(expected(plan), made.numbers, precision):
         return None  # each effect is small, and together they are not, or the other way round
     if "quantization error" in labels and not _is_noise(plan, faults):
         return None
@@ -272,7 +272,7 @@ def _visible(made: Steps, other: Steps, precision: str) -> bool | None:
     return False if below < -MARGIN_DB and beyond < 1 / MARGIN else None
 
 
-def _is_within(true: Array, found: Array, precision: str) -> bool:
+def is_within(true: Array, found: Array, precision: str) -> bool:
     """Return whether numbers are the expected ones, within both tolerances of a precision."""
     near = _largest(true, found) <= LARGEST_ERROR[precision]
     return near and _sqnr(true, found) >= GATE_DB[precision]
