@@ -42,6 +42,7 @@ from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.partitioner import ask
+from whisperport.verification.diagnosis.recording import opened
 
 APPS = (
     *("faster-whisper", "onnxruntime-genai", "openvino-genai", "sherpa-onnx", "transformers.js"),
@@ -939,6 +940,42 @@ def test_what_computes_a_value_begins_behind_right_values(
     located = layers._Located(graph, {}, {}, operations.Explanation({}, 1), is_exact=True)
     # then the nodes are those that compute z, the nearest first
     assert [node.name for node in located._making(["z"], right)] == names
+
+
+@pytest.mark.parametrize("precision", ["fp16", "w8"])
+def test_a_weight_behind_a_conversion_is_read(
+    precision: str, micro_checkpoint: Any, tmp_path: Path
+) -> None:
+    # given OpenVINO's graphs, whose weights are converted and multiplied before they are read
+    write_openvino(micro_checkpoint, tmp_path, precision)
+    stored = stored_arrays(layout_of("openvino-genai"), Files(tmp_path), precision)
+    places = identify(micro_checkpoint, stored).places
+    file = tmp_path / "openvino_encoder_model.xml"
+    names = {weight: [n for f, n in found if f == file.name] for weight, found in places.items()}
+    with opened(str(file)) as program:
+        graph = program.graph
+    # when the nodes that read them are looked for, then each has one
+    arrays = layers._with_folded(graph, names)
+    read = {tensor.name for node in graph.nodes for tensor in node.tensors}
+    weights = [name for name in names if name.startswith("encoder.") and name.endswith("weight")]
+    assert weights
+    assert [name for name in weights if not read.intersection(arrays[name])] == []
+
+
+@pytest.mark.parametrize("n_swapped", [0, 1])
+def test_a_square_weight_that_alone_is_transposed_is_odd(
+    n_swapped: int, micro_checkpoint: Any
+) -> None:
+    # given matrices straight, those of keys transposed, and perhaps a value's as well
+    name = "decoder.blocks.1.attn.value.weight"
+    arrays = [
+        StoredArray("a", str(i), w.T if ".key." in key or (key == name and n_swapped) else w)
+        for i, (key, w) in enumerate(
+            (key, w.float().numpy()) for key, w in micro_checkpoint.weights.items()
+        )
+    ]
+    # then that alone is stored in another way than its kind
+    assert identify(micro_checkpoint, arrays).odd == [name] * n_swapped
 
 
 @pytest.mark.parametrize("app", ["faster-whisper", "whisper.cpp"])

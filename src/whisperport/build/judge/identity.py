@@ -6,8 +6,8 @@ of 8 bits. An array of another shape may be some rows of a weight: a head, a par
 positions of a short window.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,8 @@ class Identity:
         neutral: of those that no array is, and without which a graph computes the same: biases of 0, and
             scales of 1 of layer norms. Exporters leave such operators out.
         changed: the others.
-        odd: names of square matrices whose axes have another order than those of all others.
+        odd: names of square matrices whose axes have another order than most of their kind, or than most
+            of all if their kind has no order.
         places: weight -> file and name of each array that it is as a whole; several weights may be the same
             array.
     """
@@ -166,8 +167,21 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     if not result.changed:  # else, what is of no weight is where those are that were not found
         of_none = "it is no weight of the checkpoint"
         result.changed = [ChangedWeight("", at, of_none) for at in search.unplaced.values()]
-    result.odd = min(search.axes.values(), key=len)
+    result.odd = _odd(search.axes)
     return result
+
+
+def _odd(axes: Mapping[bool, Sequence[str]]) -> list[str]:
+    """Return the weights that `Identity.odd` describes, of those found straight and transposed."""
+    counts = {way: Counter(name.split(".")[-2] for name in axes[way]) for way in axes}
+    odd = [
+        name
+        for way, names in axes.items()
+        for name in names
+        if (counts[way][kind := name.split(".")[-2]], len(names))
+        < (counts[not way][kind], len(axes[not way]))
+    ]
+    return list(dict.fromkeys(odd))  # a weight may be stored twice
 
 
 def weight_hashes(checkpoint: "Checkpoint") -> dict[str, list[str]]:

@@ -56,6 +56,7 @@ NEAR = 3  # operators after one that reads a weight: its bias, a scale, an order
 FAR = 9  # operators before one that reads a weight: those of a layer norm, from its input
 OUTPUT = {"encoder": "encoder.ln_post", "decoder": "logits"}  # part -> what its graph returns
 SECONDS = 300.0
+SWAPPED = "its weight is transposed: no other matrix of its kind is stored so"
 LOUD, QUIET = (
     0.5,
     0.15,
@@ -111,7 +112,8 @@ class ComparedGraph:
         """What is wrong, or must be, as all layers before are right; empty: it is not known."""
         if self.computed or self.programs is None or self.programs.first is None:
             return self.computed
-        return _likely(self.programs.values[self.programs.first].name)
+        values = self.programs.values
+        return _likely(values[self.programs.first].name, values[: self.programs.first])
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -124,8 +126,10 @@ class ComparedGraph:
         }
 
 
-def _likely(name: str) -> str:
-    """Return what is between a layer and those before it; empty: it is not known."""
+def _likely(name: str, before: Sequence[ComparedValue]) -> str:
+    """Return what is between a layer and those before it, which are right; empty: it is not known."""
+    if any(value.name == INPUT + name for value in before):
+        return BETWEEN["query"]
     ends = (end for end in sorted(BETWEEN, key=len, reverse=True) if name.endswith(end))
     return BETWEEN[end] if (end := next(ends, "")) else ""
 
@@ -175,6 +179,9 @@ def compare_graphs(
             programs = from_json(ComparedPrograms, answer)
             is_explained = not _differs(identity, programs)
             computed = str(result["computed"]) if is_explained else ""
+            if programs.first is not None:
+                name = f"{programs.values[programs.first].name}.weight"
+                computed = SWAPPED if name in identity.odd else computed
             yield ComparedGraph(part=part, file=file, programs=programs, computed=computed)
 
 
@@ -221,7 +228,6 @@ def in_child(
     """
     with np.load(values) as stored:
         expected = dict(stored)
-    arrays = _with_casts(Path(path), arrays)
     compare = partial(_compare, Path(path), part, expected, arrays, gate, head_width)
     programs, computed = compare(0)
     if part == "decoder" and not computed and programs.first is None:
@@ -233,20 +239,6 @@ def in_child(
             if with_cache[1]:
                 programs, computed = with_cache
     return {"programs": asdict(programs), "computed": computed}
-
-
-def _with_casts(path: Path, arrays: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return arrays with what they are called after a cast, which the graph that is read does not have."""
-    if path.suffix != ".onnx":
-        return arrays
-    from whisperport.model.inspection.read_onnx import read_skeleton
-
-    nodes = read_skeleton(path).graph.node
-    casts = {node.input[0]: node.output[0] for node in nodes if node.op_type == "Cast"}
-    return {
-        weight: [*names, *(casts[name] for name in names if name in casts)]
-        for weight, names in arrays.items()
-    }
 
 
 def _compare(
@@ -270,7 +262,9 @@ def _compare(
     """
     explanation = Explanation(expected, head_width, slice(n_cached, None))
     graph, run = _recorded(path, expected, n_cached, head_width)
-    located = _Located(graph, run.values, arrays, explanation, is_exact=not gate)
+    located = _Located(
+        graph, run.values, _with_folded(graph, arrays), explanation, is_exact=not gate
+    )
     compared = tuple(located.compared(OUTPUT[part]))
     first, worst = divergence(compared, ["float32"])
     if gate:  # the error of rounding begins at the first layer
@@ -346,6 +340,19 @@ def _compared_output(
     )
 
 
+def _with_folded(graph: "Graph", arrays: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return arrays, and what is computed of them alone: converted, multiplied by steps, transposed."""
+    computed: dict[str, list[str]] = {}
+    for node in reversed(graph.folded):
+        results = [name for out in node.outputs for name in (out.name, *computed.get(out.name, ()))]
+        for tensor in node.tensors:
+            computed.setdefault(tensor.name, []).extend(results)
+    return {
+        weight: [every for name in names for every in (name, *computed.get(name, ()))]
+        for weight, names in arrays.items()
+    }
+
+
 @dataclass(frozen=True)
 class _Located:
     """The values of one run of a graph, found by the weights that its nodes read.
@@ -390,7 +397,7 @@ class _Located:
             )
             before = max(before, errors.get(nearest, 1.0))
 
-    def computed(self, compared: Iterable[ComparedValue], value: ComparedValue) -> str:
+    def computed(self, compared: Sequence[ComparedValue], value: ComparedValue) -> str:
         """Return in words what is computed in place of a value, and in which nodes; empty: unknown."""
         if not value.other:
             return "no node reads its weight: the layer is missing"
@@ -413,7 +420,9 @@ class _Located:
         between = {node.name for node in self._making([result], right)}
         nodes = [n for n in self.graph.nodes if n.name in between and n.op not in MOVES]
         shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST_NODES:])
-        return f"{sentence or _likely(value.name)} ({shown})" if shown else sentence
+        if not sentence:
+            sentence = _likely(value.name, [v for v in compared if v.name in right.values()])
+        return f"{sentence} ({shown})" if shown else sentence
 
     def wrong_cache(self, outputs: Mapping[str, Array], *, of_audio: bool) -> str:
         """Return in words which keys or values a decoder returns wrongly, of the audio too; empty: none."""

@@ -159,6 +159,7 @@ class Graph:
     opset: int | None = None  # ONNX only
     # TFLite only: `nodes`, and those that depend on constants only. Most compilers fold them.
     with_folded: tuple[Node, ...] = ()
+    folded: tuple[Node, ...] = ()  # those that depend on constants only, and are not among `nodes`
     _producers: dict[str, Node] = field(default_factory=dict, repr=False, compare=False)
 
     def producer(self, value: Value) -> Node | None:
@@ -193,6 +194,7 @@ def build(
     """
     same: dict[str, Value] = {}
     kept: list[Node] = []
+    folded: list[Node] = []
     every: list[Node] = []
     for node in nodes:
         node = replace(node, inputs=tuple(v and same.get(v.name, v) for v in node.inputs))
@@ -200,13 +202,14 @@ def build(
             same[node.output.name] = node.tensors[0]
         elif format in FOLDED_FORMATS and _is_constant(node):
             same |= {value.name: replace(value, constant=True) for value in node.outputs}
+            folded.append(node)
             every.append(node)
         else:
             kept.append(node)
             every.append(node)
     returned = tuple(same.get(value.name, value) for value in outputs)
     alive = _without_dead_nodes(kept, returned)
-    graph = Graph(name, format, alive, tuple(inputs), returned, opset)
+    graph = Graph(name, format, alive, tuple(inputs), returned, opset, folded=tuple(folded))
     if format != "tflite":
         return graph
     return replace(graph, with_folded=_without_dead_nodes(every, returned))
