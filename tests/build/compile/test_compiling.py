@@ -41,6 +41,7 @@ from whisperport.verification.bundle_check import verify
 from whisperport.verification.clips import shipped_audio
 
 from ...conftest import noise_clips
+from ...extent import EVERYTHING
 from ...targets.vendors.hailo.fake_platform import FakeHef, FakePlatform
 from ...targets.vendors.hailo.fake_sdk import KILL, InstalledSdk
 from ...targets.vendors.hailo.hef_file import encoder_hef, hef_bytes
@@ -271,7 +272,8 @@ def test_without_a_device_a_compiled_bundle_is_judged_by_its_words_and_dead_fram
     assert arrays["encoder"].passed == passes
     assert all(check.passed for name, check in arrays.items() if name != "encoder")
     (words,) = (check for check in report.checks if check.level == "words")
-    assert words.passed or sqnr_db < 40  # 12 dB may change what random weights say
+    # With all its layers, as in `make test-all`, random weights say other words at 12 dB.
+    assert words.passed == passes or (EVERYTHING and sqnr_db == 12)
     assert bool(report) == (passes and words.passed)
     assert verify(bundle, run=EMULATED)  # the ONNX file is float32 still
 
