@@ -191,12 +191,12 @@ class Profiler(ABC):
             MissingPackageError: the runtime is not installed.
         """
 
-    def without_states(self, path: Path, _folder: Path) -> Path:
+    def without_states(self, path: Path, folder: Path) -> Path:
         """Return a copy of a program in which each state is an input and an output.
 
         Args:
             path: of the program's first file.
-            _folder: where the copy is written.
+            folder: where the copy is written.
 
         Returns:
             The path of the copy; `path` itself if the program has no states.

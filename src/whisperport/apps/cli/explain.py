@@ -94,15 +94,11 @@ def rules_about(message: str) -> "list[Rule | LayoutRule]":
         return mentioned
     quoted = {}
     for rule in rules:
-        parts = _quotes(rule.text)
+        parts = {_plain(part) for part in QUOTED.findall(rule.text)}
         lengths = [len(part) for part in parts if part in words]
         quoted[rule.code] = (sum(lengths), len(lengths) - len(parts))
     most = max(quoted.values())
     return [rule for rule in rules if quoted[rule.code] == most and most[0] >= SHORTEST]
-
-
-def _quotes(text: str) -> set[str]:
-    return {_plain(part) for part in QUOTED.findall(text)}
 
 
 def _plain(text: str) -> str:

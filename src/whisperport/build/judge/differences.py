@@ -123,11 +123,8 @@ def _shifted(values: Array, weight: Array, allowed: Array, axis: int) -> str:
         axis: of the lines.
     """
     n, shifts = len(values), list[int]()
-    for line in {
-        n // 4,
-        n // 2,
-        n - 1 - n // 4,
-    }:  # those of other lines at their places tell nothing
+    for line in sorted({n // 4, n // 2, n - 1 - n // 4}):
+        # A line that is right at its own place says nothing of the others.
         if np.mean(np.abs(values[line] - weight[line]) <= allowed[line]) < LEAST_NEAR:
             distance = np.abs(values[line] - weight).reshape(n, -1).sum(axis=1)
             shifts.append(line - int(distance.argmin()))

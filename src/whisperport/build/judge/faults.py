@@ -224,7 +224,8 @@ def _replace(model: "Whisper", sides: Sequence[str], activation: Any) -> None:
 def _replace_all(model: "Whisper", activation: Any, blocks: Callable[["Whisper"], None]) -> None:
     """Replace GELU in the blocks, and where the encoder calls it as a function, behind convolutions."""
     blocks(model)
-    model.encoder.forward = partial(_without_gelu, model.encoder.forward, activation)  # type: ignore[method-assign]
+    encoder = cast(Any, model.encoder)
+    encoder.forward = partial(_without_gelu, encoder.forward, activation)
 
 
 def _without_gelu(forward: Callable[..., Any], activation: Any, mel: "Tensor") -> Any:

@@ -10,11 +10,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -298,16 +296,15 @@ def _recorded(
     path: Path, expected: Mapping[str, Array], n_cached: int, head_width: int
 ) -> tuple["Graph", Recording]:
     """Run a graph; return it, and its values. The arguments and errors are those of `_compare`."""
-    with ExitStack() as stack:
-        work = Path(stack.enter_context(TemporaryDirectory(prefix="whisperport-")))
+    with temporary_folder() as work:
         file = _one_run(path, work, has_cache=bool(n_cached))
-        program = stack.enter_context(opened(os.fspath(file)))
-        begin_stage(f"running {path.name}")
-        graph = program.graph
-        inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
-        if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
-            raise ProgramError(f"{path.name} has no cache")
-        return graph, program.record(inputs)
+        with opened(os.fspath(file)) as program:
+            begin_stage(f"running {path.name}")
+            graph = program.graph
+            inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
+            if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
+                raise ProgramError(f"{path.name} has no cache")
+            return graph, program.record(inputs)
 
 
 def _compared_output(

@@ -128,7 +128,7 @@ def integer_inputs(files: Files) -> Iterator[tuple[str, str]]:
     "WP777", "The vocabulary projection is not delegated", remedy="export", is_warning=True
 )
 def undelegated(files: Files) -> Iterator[tuple[str, str]]:
-    """ "native_call_mm" takes half of each token's time; quantizing does not change it.
+    """Half of each token's time is "native_call_mm"; quantizing does not change it.
 
     What to do: `whisperport lower decoder.pt2 --target xnnpack --out decoder.pte`.
     """
