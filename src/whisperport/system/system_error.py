@@ -36,7 +36,7 @@ def system_error(error: OSError) -> WhisperportError:
 
 
 def is_of_stream(message: str) -> bool:
-    """Return whether C++ says that a file could not be read or written; no compiler's library says why."""
+    """Return whether a message is C++'s for a file that could not be read or written; it has no reason."""
     return "iostream" in message
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("onnx")
 import onnx
 import torch
 
-from whisperport.build.layouts.onnx_graph.session import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session
 from whisperport.model.checkpoint.checkpoint import Checkpoint, Source
 from whisperport.model.network.whisper import Whisper, build_model
 

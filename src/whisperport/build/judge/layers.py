@@ -7,7 +7,6 @@ process with limits.
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,17 +20,17 @@ from numpy.typing import NDArray
 from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.differences import value_difference
+from whisperport.build.judge.graph_run import cache_of, cached_layer, recorded
 from whisperport.build.judge.identity import SCALES, Identity
 from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation, combined
 from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
-from whisperport.errors import ProgramError, WhisperportError
+from whisperport.errors import WhisperportError
 from whisperport.program.json_records import from_json
 from whisperport.program.strict_json import Field
 from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
-from whisperport.targets import PROFILERS
 from whisperport.verification.array_comparison import Comparison, compare_output
 from whisperport.verification.clips import Clip
 from whisperport.verification.diagnosis.divergence import (
@@ -40,14 +39,14 @@ from whisperport.verification.diagnosis.divergence import (
     divergence,
 )
 from whisperport.verification.diagnosis.matching import arrangements, error_of
-from whisperport.verification.diagnosis.recording import Recording, opened
+from whisperport.verification.diagnosis.recording import Recording
 from whisperport.verification.tolerances import GATES, LOWERED
 
 if TYPE_CHECKING:  # torch may be missing at run time
     from torch import Tensor, nn
 
     from whisperport.model.checkpoint.checkpoint import Checkpoint
-    from whisperport.model.inspection.graph import Graph, Node, Value
+    from whisperport.model.inspection.graph import Graph, Node
 
 Array = NDArray[Any]
 NEAR = 3  # operators after one that reads a weight: its bias, a scale, an order of axes
@@ -67,9 +66,6 @@ MOVES = frozenset(
 # What is kept beside outputs: inputs of these layers, and these arrays of one row for each place or column.
 READ = ("conv2", "out", "mlp.2", "ln", "ln_post")
 SMALL = ("bias", "ln.weight", "ln_post.weight", "positional_embedding")
-# Patterns in the name of a decoder's input -> which attention's cache it is, and which part.
-CACHES = (("encoder|cross", "cross_attn"), ("past|self|decoder", "attn"))
-PARTS = (("key|(^|_)k(_|$)", "key"), ("value|(^|_)v(_|$)", "value"))
 # End of a layer's name -> what is computed between it and the layers before it, whose outputs are right.
 BETWEEN = {
     "conv1": "the convolution's padding, stride or bias",
@@ -259,7 +255,7 @@ def _compare(
         ProgramError: the graph cannot be run, or has no cache.
     """
     explanation = Explanation(expected, head_width, slice(n_cached, None))
-    graph, run = _recorded(path, expected, n_cached, head_width)
+    graph, run = recorded(path, expected, n_cached, head_width)
     located = _Located(
         graph, run.values, _with_folded(graph, arrays), explanation, is_exact=not gate
     )
@@ -290,21 +286,6 @@ def _compare(
         of_audio = not (n_cached and path.suffix == ".onnx")
         computed = located.wrong_cache(returned, of_audio=of_audio)
     return programs, computed and f"{'after the first run, ' * bool(n_cached)}{computed}"
-
-
-def _recorded(
-    path: Path, expected: Mapping[str, Array], n_cached: int, head_width: int
-) -> tuple["Graph", Recording]:
-    """Run a graph; return it, and its values. The arguments and errors are those of `_compare`."""
-    with temporary_folder() as work:
-        file = _one_run(path, work, has_cache=bool(n_cached))
-        with opened(os.fspath(file)) as program:
-            begin_stage(f"running {path.name}")
-            graph = program.graph
-            inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
-            if n_cached and not any(map(_cached, (value.name for value in graph.inputs))):
-                raise ProgramError(f"{path.name} has no cache")
-            return graph, program.record(inputs)
 
 
 def _compared_output(
@@ -425,10 +406,10 @@ class _Located:
         """Return in words which keys or values a decoder returns wrongly, of the audio too; empty: none."""
         expected, width = self.explanation.expected, self.explanation.head_width
         for name, array in outputs.items() if self.is_exact else ():
-            cached = _cached(name)
+            cached = cached_layer(name)
             if cached is None or not (of_audio or cached[0].startswith("attn.")):
                 continue
-            right = _cache(cached, array.shape, expected, expected["tokens"].shape[1], width)
+            right = cache_of(cached, array.shape, expected, expected["tokens"].shape[1], width)
             if right.shape != array.shape:
                 return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
@@ -534,107 +515,6 @@ def _layers(checkpoint: "Checkpoint", clip: Clip, known: KnownLogits) -> dict[st
     values["logits"] = logits.numpy()[None]
     small = (item for item in model.state_dict().items() if item[0].endswith(SMALL))
     return values | {name: tensor.numpy() for name, tensor in small}
-
-
-def _input(value: "Value", expected: Mapping[str, Array], n_cached: int, head_width: int) -> Array:
-    """Return an input of a graph: by its name or shape, else zeros; a cache of unknown length is empty."""
-    name, shape = value.name, value.shape or ()
-    if "encoder_hidden_states" in name:
-        return expected["encoder.ln_post"]
-    if cached := _cached(name):
-        return _cache(cached, shape, expected, n_cached, head_width)
-    if shape == expected["encoder.ln_post"].shape:
-        return expected["encoder.ln_post"]
-    for mel in (expected["mel"][0], expected["mel"][0].T):
-        if tuple(size for size in shape if size != 1) == mel.shape:
-            return np.ascontiguousarray(mel).reshape([int(size) for size in shape])
-    if value.dtype == "float32" and len(shape) == 3:  # its sizes may not be known
-        return expected["mel"]
-    if value.dtype.startswith("int") and len(shape) == 2:
-        return expected["tokens"][:, n_cached:].astype(value.dtype)
-    if name == "cache_position":
-        return np.arange(n_cached, expected["tokens"].shape[1], dtype=value.dtype)
-    sizes = [size if isinstance(size, int) else int(place == 0) for place, size in enumerate(shape)]
-    return np.full(sizes, n_cached if name == "offset" else 0, value.dtype)
-
-
-def _cached(name: str) -> tuple[str, int | None] | None:
-    """Return the layer whose output an input takes, and the block's number, or all; None: of no layer."""
-    side = next((s for word, s in CACHES if re.search(word, name)), "")
-    name = name.replace("key_values", "")
-    part = next((p for word, p in PARTS if re.search(word, name)), "")
-    if not (side and part):
-        return None
-    number = re.search(r"(?<!\d)\d{1,3}(?!\d)", name)
-    return f"{side}.{part}", int(number[0]) if number else None
-
-
-def _cache(
-    cached: tuple[str, int | None],
-    shape: Sequence[int | str],
-    expected: Mapping[str, Array],
-    n_cached: int,
-    head_width: int,
-) -> Array:
-    """Return the keys or values that an input of the decoder takes: (L, 1, n, d) or (1, H, n, D).
-
-    Args:
-        cached: what `_cached` returns.
-        shape: of the input; self-attention's length may be a number, and is filled with zeros.
-        expected: output of each layer.
-        n_cached: tokens in the caches of self-attention.
-        head_width: D.
-    """
-    layer, block = cached
-    ends = [f"decoder.blocks.{block}.{layer}"] if block is not None else []
-    ends = ends or [key for key in expected if key.endswith(f".{layer}") and key[:7] == "decoder"]
-    rows = np.stack([expected[end][0] for end in ends if end in expected])
-    if layer.startswith("attn."):
-        rows = rows[:, :n_cached]
-    if len(shape) == 4 and shape[-1] == head_width:
-        n_heads = rows.shape[2] // head_width
-        rows = rows.reshape(*rows.shape[:2], n_heads, head_width).transpose(0, 2, 1, 3)
-    elif len(shape) == 4:
-        rows = rows[:, None]
-    length = shape[-2] if len(shape) > 1 else 0
-    if isinstance(length, int) and length > rows.shape[-2]:
-        room = [(0, 0)] * (rows.ndim - 2) + [(0, length - rows.shape[-2]), (0, 0)]
-        rows = np.pad(rows, room)
-    return np.ascontiguousarray(rows, np.float32)
-
-
-def _one_run(path: Path, work: Path, *, has_cache: bool) -> Path:
-    """Return a file, or a copy in which nothing decides whether there is a cache: no branch and no state.
-
-    Args:
-        path: of a graph.
-        work: where the copy is written.
-        has_cache: whether the graph is run with a cache.
-    """
-    own = next((profiler for profiler in PROFILERS if profiler.suffix == path.suffix), None)
-    if own is not None and has_cache:
-        return own.without_states(path, work)
-    if path.suffix != ".onnx":
-        return path
-    branch = "then_branch" if has_cache else "else_branch"
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False).graph
-    if not any(node.op_type == "If" for node in graph.node):
-        return path
-    model = onnx.load(path)
-    graph = model.graph
-    choices = [node for node in graph.node if node.op_type == "If"]
-    if len(choices) != 1:
-        raise ProgramError(f"{path.name} has {len(choices)} nodes `If`")
-    chosen = next(a.g for a in choices[0].attribute if a.name == branch)
-    graph.node.remove(choices[0])
-    graph.node.extend(chosen.node)
-    graph.initializer.extend(chosen.initializer)
-    for value, name in zip(chosen.output, choices[0].output, strict=True):
-        graph.node.append(onnx.helper.make_node("Identity", [value.name], [name]))
-    onnx.save(model, work / path.name)
-    return work / path.name
 
 
 def _error(expected: Array, actual: Array, scales: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.graph_pair.forms import form_of
 from whisperport.build.layouts.graph_pair.pair import Pair, Part, read_pair
-from whisperport.build.layouts.onnx_graph.session import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session
 from whisperport.build.layouts.reading import Files
 from whisperport.errors import ProgramError
 

@@ -1,4 +1,4 @@
-"""Write an ONNX file piece by piece: in memory are its nodes and one tensor, never all weights.
+"""Write an ONNX file piece by piece, with one tensor in memory at a time, and open it.
 
 A message of protobuf is its fields, in any order; a field that holds a message or bytes is a key, a length
 and the contents. So the file begins with the fields of `ModelProto`, then comes its graph without tensors,
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from whisperport.build.layouts.onnx_graph.graph import Graph, Initializer
+from whisperport.errors import needs
 
 OPSET, IR_VERSION = 17, 8  # of LayerNormalization; every runtime of the last three years reads them
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto, TensorProto
@@ -133,3 +134,19 @@ def _key(field: int, length: int) -> bytes:
         groups[-1] |= 0x80
         groups.append(length & 0x7F)
     return bytes([field << 3 | 2, *groups])
+
+
+def open_session(path: Path) -> Any:
+    """Return the session of a file in ONNX Runtime, on the CPU with one thread.
+
+    Raises:
+        MissingPackageError: ONNX Runtime is not installed.
+    """
+    with needs("cannot run ONNX files: onnxruntime is not installed", extra="onnxruntime"):
+        import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

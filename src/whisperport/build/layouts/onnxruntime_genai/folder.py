@@ -15,7 +15,7 @@ from whisperport.build.layouts.huggingface_files import (
     tokenizer_json,
     write_json,
 )
-from whisperport.build.layouts.onnx_graph.session import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session
 from whisperport.build.layouts.onnxruntime_genai.graphs import write_decoder, write_encoder
 from whisperport.program.dims import Dims
 from whisperport.speech.audio import HOP_LENGTH

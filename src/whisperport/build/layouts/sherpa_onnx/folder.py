@@ -10,7 +10,7 @@ import numpy as np
 
 from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.build.layouts.huggingface_files import alignment_heads, ids_by_token, vocab
-from whisperport.build.layouts.onnx_graph.session import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session
 from whisperport.build.layouts.sherpa_onnx.graphs import write_decoder, write_encoder
 from whisperport.program.generation import Generation
 from whisperport.speech.text.byte_level import from_byte_characters, to_byte_characters

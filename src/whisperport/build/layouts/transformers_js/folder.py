@@ -17,7 +17,7 @@ from whisperport.build.layouts.huggingface_files import (
     vocab,
     write_json,
 )
-from whisperport.build.layouts.onnx_graph.session import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session
 from whisperport.build.layouts.transformers_js.graphs import write_encoder, write_merged_decoder
 
 if TYPE_CHECKING:  # it needs torch
