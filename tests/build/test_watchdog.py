@@ -1,5 +1,6 @@
 """Jobs that print much, fail, hang, crash or are killed: a short error, and the details in a log."""
 
+import errno
 import logging
 import os
 import signal
@@ -189,7 +190,35 @@ def test_a_child_does_not_outlive_its_parent(tmp_path, how):
     # then: it is gone, and has tidied up
     wait_until(lambda: not is_running(child))
     assert not mark.exists()
-    assert not list(tmp_path.glob("whisperport-*.log"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parent.py", "tmp"]
+
+
+def test_nothing_is_left_of_the_log_if_both_are_killed(tmp_path):
+    script, mark = tmp_path / "parent.py", tmp_path / "child"
+    script.write_text(PARENT)
+    command = [sys.executable, script, Path(__file__).parent, mark]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as parent:
+        wait_until(lambda: mark.exists() and mark.read_text())
+
+        parent.send_signal(signal.SIGSTOP)  # so that it does not see the other end
+        os.kill(int(mark.read_text()), signal.SIGKILL)
+        parent.kill()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["child", "parent.py", "tmp"]
+
+
+def test_a_log_for_which_there_is_no_room_is_not_written_in_half(out, monkeypatch):
+    def copies_half(source, file):
+        file.write(source.read(5))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(watchdog.shutil, "copyfileobj", copies_half)
+    with pytest.raises(LoweringError) as failed:
+        run_watched(jobs.fails_with_400_lines, out=out)
+
+    assert not failed.value.hint
+    assert not out.with_name("bundle.log").exists()
 
 
 def test_a_child_that_cannot_be_started_leaves_no_log(tmp_path, monkeypatch):

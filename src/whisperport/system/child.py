@@ -409,16 +409,16 @@ def serve(request: dict[str, Any]) -> None:
 
     Args:
         request: `path`: the module path. `parent`: the process that asks. Either `job`, `arguments` and
-            `limits`; or `pickled`, a function and its arguments, and `log`, the path of standard error.
+            `limits`; or `pickled`, a function and its arguments, whose standard error is a log.
     """
     # Processes that the job starts inherit neither pipe.
     parent, send = os.dup(0), Sender(os.fdopen(os.dup(1), "wb"))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null if "limits" in request else 2, 1)
-    log_path = request.get("log")
-    threading.Thread(target=_end_with_parent, args=(parent, log_path), daemon=True).start()
-    if limits := request.get("limits"):
+    limits = request.get("limits")
+    threading.Thread(target=_end_with_parent, args=(parent, not limits), daemon=True).start()
+    if limits:
         kill_with_parent(request["parent"])
         _limit(**limits)
     else:
@@ -446,7 +446,7 @@ def _run(request: dict[str, Any], send: "Sender") -> Any:
     """Return the result of the job as JSON, and send its stages."""
 
     def tell(stage: str) -> None:
-        if "log" in request:
+        if "pickled" in request:
             print(f"[{stage}]", flush=True)  # into the log
         send(stage=stage)
 
@@ -510,16 +510,15 @@ def _log_everything(send: Sender) -> None:
     own.addHandler(logging.StreamHandler(sys.stderr))
 
 
-def _end_with_parent(pipe: int, log_path: str | None) -> None:
+def _end_with_parent(pipe: int, cleans_up: bool) -> None:
     """Wait until the parent ends, for example because it was killed; then end.
 
-    A job without limits is interrupted, so that it can clean up; its log is deleted.
+    A job without limits is interrupted, so that it can clean up.
     """
     while os.read(pipe, 1):
         pass
-    if log_path is None:
+    if not cleans_up:
         os._exit(1)
-    Path(log_path).unlink(missing_ok=True)
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -2,8 +2,8 @@
 
 The output of compilers never reaches the terminal: it goes to a log. A job that reports no new stage for
 too long is stopped, even inside C++ code. The child also ends if its parent ends. If the system kills the
-child, the caller gets an ordinary error. The log is kept, beside the job's output, only if the exporter
-failed.
+child, the caller gets an ordinary error. The log has no name, so that nothing of it is left if both are
+killed. It is copied beside the job's output only if the exporter failed.
 """
 
 import os
@@ -13,8 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.program.bundle.staging import clear_leftovers
@@ -35,6 +36,7 @@ MAX_STALL_S = 20 * 24 * 3600.0
 START_S = 60.0  # time to import Python modules and torch on a loaded machine
 GRACE_S = 10.0  # time for a child to clean up after an interrupt, before it is killed
 DUMP_S = 0.5  # time to write the stacks to the log
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def run_watched(
@@ -64,27 +66,21 @@ def run_watched(
     """
     check_range("stall_s", stall_s, 0, MAX_STALL_S)
     outputs = tuple(Path(os.path.abspath(path)) for path in (out, writes) if path)
-    descriptor, name = tempfile.mkstemp(prefix="whisperport-", suffix=".log")
-    log, keeps_log = Path(name), False
-    try:
-        with os.fdopen(descriptor, "wb") as stderr:
-            child = Job({"pickled": pickled((job, arguments)), "log": name}, stderr)
+    with tempfile.TemporaryFile() as log:
         try:
-            return _result(child, stall_s)
-        finally:
-            # As long as it only imports modules, it has nothing to clean up.
-            child.end(GRACE_S if child.stage else 0.0)
-            _clear(outputs)
-    except LoweringError as error:
-        keeps_log = not isinstance(error, MissingPackageError) and bool(log.stat().st_size)
-        if keeps_log:
-            log = _beside(log, outputs[0])
-            log_hint = f"the complete log is in {log}"
-            error.hint = f"{error.hint}; {log_hint}" if error.hint else log_hint
-        raise
-    finally:
-        if not keeps_log:
-            log.unlink(missing_ok=True)
+            child = Job({"pickled": pickled((job, arguments))}, log)
+            try:
+                return _result(child, stall_s)
+            finally:
+                # As long as it only imports modules, it has nothing to clean up.
+                child.end(GRACE_S if child.stage else 0.0)
+                _clear(outputs)
+        except LoweringError as error:
+            keeps_log = not isinstance(error, MissingPackageError)
+            if keeps_log and (copy := _copied(log, outputs[0])):
+                log_hint = f"the complete log is in {copy}"
+                error.hint = f"{error.hint}; {log_hint}" if error.hint else log_hint
+            raise
 
 
 def _result(child: Job, stall_s: float) -> Any:
@@ -138,16 +134,31 @@ def _clear(outputs: tuple[Path, ...]) -> None:
             clear_leftovers(out)
 
 
-def _beside(log: Path, out: Path) -> Path:
-    """Move the log beside the output; if a file is there or it cannot be written, it stays where it is."""
-    beside = out.with_name(f"{out.name}.log")
-    try:
-        with log.open("rb") as source, beside.open("xb") as file:
-            shutil.copyfileobj(source, file)
-    except OSError:
-        return log
-    log.unlink()
-    return beside
+def _copied(log: IO[bytes], out: Path) -> str:
+    """Copy the log beside the output, or, if that cannot be written, to the temporary files.
+
+    Returns:
+        The path of the copy; empty: the log is empty, or there is no room for it.
+    """
+    if not log.seek(0, os.SEEK_END):
+        return ""
+
+    def beside() -> tuple[int, str]:
+        path = out.with_name(f"{out.name}.log")
+        return os.open(path, NEW_FILE, 0o666), os.fspath(path)
+
+    temporary = partial(tempfile.mkstemp, prefix="whisperport-", suffix=".log")
+    for place in (beside, temporary):
+        with suppress(OSError):
+            descriptor, name = place()
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    log.seek(0)
+                    shutil.copyfileobj(log, file)
+                return name
+            except OSError:  # the disk is full, and half a log would be in the way
+                os.unlink(name)
+    return ""
 
 
 def _duration(seconds: float) -> str:
