@@ -287,11 +287,14 @@ def _measured() -> str:
                     equal = f"{1 - row['differ'] / row['emitted']:.1%} of {row['emitted']}"
                     words.setdefault(equal, []).append(f"{app.name} {precision}")
     tools = ", ".join(f"{name} {version}" for name, version in versions.items())
+    dates = sorted(row["measured_on"] for row in ours["rows"])
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    processors = ", ".join(sorted({row["cpu"] for row in ours["rows"]}))
     notes = (
         "Words of the checkpoint that are returned: "
         + "; ".join(f"{equal} by {', '.join(names)}" for equal, names in words.items())
         + ".",
-        f"{ours['machine']['cpu']}, {ours['measured_on']}, `{ours['command']}`; {tools} "
+        f"{processors}, {when}, `{ours['command']}`; {tools} "
         f"([results](../../{MEASURED.relative_to(ROOT).as_posix()})).",
     )
     wrapped = (fill(note, 130, break_long_words=False, break_on_hyphens=False) for note in notes)

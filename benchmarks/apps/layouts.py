@@ -10,10 +10,12 @@ checkpoint of tiny's sizes with random weights is written, too.
 Each conversion is a process of its own. CPU seconds and peak memory are those of this process from its
 start until the files are written: torch, the checkpoint and the writer. The app, and the converter of its
 tokenizer, are other processes. WER is counted against the transcripts. Writes `results/apps.json`, of
-which `make docs` makes the table of docs/how-to/convert-for-an-app.md.
+which `make docs` makes the table of docs/how-to/convert-for-an-app.md. With `--apps`, the rows of the other
+apps stay: each has its own date and processor.
 """
 
 import argparse
+import datetime
 import json
 import logging
 import subprocess
@@ -27,6 +29,7 @@ from whisperport.build.layouts import App, all_layouts, layout_of
 from whisperport.build.layouts.client import is_installed
 from whisperport.speech.audio.pcm import to_int16, write_wav
 from whisperport.verification.clips import Clip, shipped_clips
+from whisperport.verification.machine import machine
 
 from ..memory.export_cost import make_checkpoint, resident
 from ..record import record, recorded
@@ -34,6 +37,7 @@ from ..words.short_windows import utterances
 
 EMBEDDED, TINY = "default", "tiny"
 LEAST_WORDS = 400  # of the clips of an app that is compared by words
+COMMAND = "python -m benchmarks.apps.layouts --eval training/work/eval"  # measures all rows
 WRITING = "writing the files of"  # start of the stage whose end is measured
 
 
@@ -173,11 +177,13 @@ def compared(app: App, converted: Any) -> dict[str, Any]:
 
 
 def save(row: dict[str, Any]) -> None:
-    """Keep a row beside those of other apps and precisions."""
+    """Keep a row, with its date and processor, beside those of other apps and precisions."""
     keys = ("app", "precision")
+    measured = {"measured_on": datetime.date.today().isoformat(), "cpu": machine()["cpu"]}
     known = recorded("apps", "layouts").get("rows", [])
     rows = [other for other in known if any(other[key] != row[key] for key in keys)]
-    record("apps", "layouts", {"what": "files of other apps", "rows": [*rows, row]})
+    result = {"command": COMMAND, "what": "files of other apps", "rows": [*rows, row | measured]}
+    record("apps", "layouts", result)
 
 
 if __name__ == "__main__":

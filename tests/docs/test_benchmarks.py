@@ -1,13 +1,18 @@
 """Each benchmark is named where a reader looks for it, can be started, and keeps one short result."""
 
 import ast
+import datetime
 import json
 import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from benchmarks.apps import layouts
+
+from whisperport.verification.machine import machine
 
 from .pages import ROOT
 
@@ -156,3 +161,20 @@ def test_the_measured_files_of_apps_are_within_their_limits():
         assert row["bytes"] <= sizes.get(precision, row["bytes"]), (row["app"], precision)
         assert row["tiny"]["cpu_s"] <= 10
         assert row["tiny"]["peak_bytes"] <= 2 * weight_bytes(TINY) + 600e6
+
+
+def test_a_row_of_the_table_of_apps_keeps_its_own_date(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a row of an app that is not measured again
+    old = {"app": "optimum", "precision": "fp32", "measured_on": "2020-01-02", "cpu": "another"}
+    saved: dict[str, Any] = {}
+    monkeypatch.setattr(layouts, "recorded", lambda *_: {"rows": [old]})
+    monkeypatch.setattr(layouts, "record", lambda *arguments: saved.update(arguments[-1]))
+    # when another app is measured
+    layouts.save({"app": "whisper.cpp", "precision": "w8"})
+    # then each row has its own date and processor, and the command measures all
+    assert saved["rows"][0] == old
+    assert saved["rows"][1]["measured_on"] == datetime.date.today().isoformat()
+    assert saved["rows"][1]["cpu"] == machine()["cpu"]
+    assert "--apps" not in saved["command"]

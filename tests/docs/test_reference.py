@@ -1,6 +1,7 @@
 """The pages agree with the code."""
 
 import importlib.util
+import json
 import re
 import tomllib
 from dataclasses import fields
@@ -69,6 +70,19 @@ def test_the_page_of_the_command_line_shows_every_option_once():
             assert f"`{option}`" in sections[name] or f"{option} " in sections[name], (name, option)
     lines = re.findall(r"^- .*$", text, re.MULTILINE)
     assert len(lines) == len(set(lines))
+
+
+def test_the_table_of_apps_names_the_oldest_and_the_newest_run(tmp_path, monkeypatch):
+    results = json.loads(SCRIPT.MEASURED.read_text(encoding="utf-8"))
+    results["layouts"]["rows"][0] |= {"measured_on": "2020-01-02", "cpu": "another"}
+    results["layouts"]["rows"][1] |= {"measured_on": "2099-01-02"}
+    (tmp_path / "apps.json").write_text(json.dumps(results), encoding="utf-8")
+    monkeypatch.setattr(SCRIPT, "ROOT", tmp_path)
+    monkeypatch.setattr(SCRIPT, "MEASURED", tmp_path / "apps.json")
+
+    table = SCRIPT._measured()
+
+    assert ", another, 2020-01-02 to 2099-01-02, `" in table
 
 
 @pytest.mark.parametrize("page", GENERATED, ids=name_of)
