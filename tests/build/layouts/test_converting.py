@@ -29,7 +29,7 @@ from whisperport.build.layouts import (
     sherpa_onnx,
     whisper_cpp,
 )
-from whisperport.build.layouts.checks import checks_of
+from whisperport.build.layouts.checks import checks_of, doubt
 from whisperport.build.layouts.client import run_client, run_script
 from whisperport.build.layouts.convert import ConvertOptions, convert
 from whisperport.build.layouts.environments import (
@@ -89,7 +89,7 @@ def decoded_once(checkpoint: Any) -> Iterator[None]:
         def result(of: Any, *arguments: Any) -> Any:
             if of.weights is not checkpoint.weights:
                 return function(of, *arguments)
-            key = repr((function.__name__, of.generation, arguments))
+            key = repr((function.__name__, of.generation, hash(of.tokenizer_json), arguments))
             if key not in results:
                 results[key] = function(of, *arguments)
             return results[key]
@@ -132,6 +132,10 @@ def with_clips(two_clips: Path) -> ConvertOptions:
 
 @pytest.fixture(scope="module")
 def answers(checkpoint: Any) -> list[dict[str, Any]]:
+    return answers_of(checkpoint)
+
+
+def answers_of(checkpoint: Any) -> list[dict[str, Any]]:
     """What faster-whisper returns for two clips: what the checkpoint emits."""
     results = expected(checkpoint, "faster-whisper")
     return [
@@ -813,6 +817,32 @@ def test_a_new_verification_is_recorded_only_if_asked(
         result = CliRunner().invoke(verify, [str(out), *arguments])
         assert result.exit_code == 2
         assert "only --record and --json" in result.output
+
+
+def test_a_checkpoint_whose_own_words_are_wrong_is_told_from_one_that_transcribes(
+    checkpoint: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given a tokenizer in which each token of text has the id of the next one
+    tokenizer = json.loads(checkpoint.tokenizer_json)
+    vocabulary = tokenizer["model"]["vocab"]
+    end = checkpoint.generation.end_of_text
+    rotated = {token: (i + 1) % end if i < end else i for token, i in vocabulary.items()}
+    tokenizer["model"]["vocab"] = rotated
+    other = replace(checkpoint, tokenizer_json=json.dumps(tokenizer).encode())
+    # when it is written and verified in an app, which has the same tokenizer
+    client(answers_of(other))
+    out = tmp_path / "out"
+    converted = convert(other, "faster-whisper", out, with_clips)
+    # then the app returns what the checkpoint emits, but a warning says that it is not the text
+    assert converted
+    assert "the checkpoint itself has WER" in converted.warnings[-1]
+    result = CliRunner().invoke(verify, [str(out)])
+    assert result.exit_code == 0
+    assert "Its tokenizer may have the ids of another one" in " ".join(result.output.split())
+    # and none is there with its own tokenizer, or where the transcripts are not known
+    client(answers_of(checkpoint))
+    assert convert(checkpoint, "faster-whisper", out, with_clips).warnings == ()
+    assert doubt("en", [("words of random weights", "")]) == ""
 
 
 def test_a_record_of_something_else_is_an_error(tmp_path: Path) -> None:

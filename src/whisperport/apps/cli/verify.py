@@ -35,7 +35,7 @@ from whisperport.apps.cli.shared_options import (
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.verify_page import verify_page
 from whisperport.build.layouts.record import is_layout
-from whisperport.build.layouts.verifying import verify_layout
+from whisperport.build.layouts.verifying import doubt_of, verify_layout
 from whisperport.program.bundle import Bundle
 from whisperport.system.outputs import write_page
 from whisperport.targets import RunOptions
@@ -165,6 +165,8 @@ def _in_app(path: Path, *, record: bool, as_json: bool) -> None:
         print_json(verified.to_json())
     else:
         print_in_app(path, verified)
+    if warning := doubt_of(verified):
+        print_warning(warning)
     if not verified.is_verified:
         sys.exit(1)
 

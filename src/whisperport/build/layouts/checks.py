@@ -1,6 +1,6 @@
 """Compare what an app returned with what the checkpoint emits in eager torch, clip by clip."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
@@ -63,6 +63,30 @@ class WordCounts:
         return cls(
             app, checkpoint, between, increase_bounds(pairs) if checkpoint.length else (0.0, 0.0)
         )
+
+
+def doubt(language: str, texts: Iterable[tuple[str, str]]) -> str:
+    """Return why results that equal the checkpoint's show little: most of its own words are wrong.
+
+    A checkpoint whose text is nonsense, such as one of random weights, can still be written and compared.
+
+    Args:
+        language: of the clips, a code.
+        texts: of each clip, what the checkpoint emits and the transcript; empty: not known.
+
+    Returns:
+        A warning; empty: most words are right, or no transcript is known.
+    """
+    unit = unit_of(language)
+    known = (text_errors(text, right, unit) for text, right in texts if right)
+    errors = sum(known, TextErrors(unit=unit))
+    if not errors.length or errors.rate <= LOST:
+        return ""
+    return (
+        f"the checkpoint itself has {errors.name} {errors.rate:.0%} on these clips: the app returns "
+        "what it emits, but not what is spoken. Its tokenizer may have the ids of another one, or it was "
+        f"not trained for such speech: {CLIPS_NEEDED}"
+    )
 
 
 def checks_of(

@@ -13,7 +13,12 @@ from whisperport.build.layouts.layout import App, Layout
 from whisperport.build.layouts.parts import parts_of
 from whisperport.build.layouts.record import LayoutRecord, file_of, hashes, write_record
 from whisperport.build.layouts.reference import known_logits, reference_of
-from whisperport.build.layouts.verifying import ClipSet, compare_without_app, run_and_compare
+from whisperport.build.layouts.verifying import (
+    ClipSet,
+    compare_without_app,
+    doubt_of,
+    run_and_compare,
+)
 from whisperport.build.layouts.writing import check_out, draft_record, writing
 from whisperport.errors import (
     LoweringError,
@@ -176,6 +181,7 @@ def convert(
         if record.failures() and not options.allow_unverified:
             raise _not_verified(chosen, out, record)
         write_record(draft_record(layout, draft), record)
+    warnings = (*warnings, *filter(None, (doubt_of(record),)))
     return Converted(path=out, record=record, run=run, warnings=warnings)
 
 

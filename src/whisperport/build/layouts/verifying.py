@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whisperport.build.layouts import layout_of
-from whisperport.build.layouts.checks import checks_of
+from whisperport.build.layouts.checks import checks_of, doubt
 from whisperport.build.layouts.client import ClientRun, run_client
 from whisperport.build.layouts.exact import check_graphs, check_weights
 from whisperport.build.layouts.layout import App, Layout
@@ -128,6 +128,12 @@ def compare_without_app(
     else:
         return record
     return replace(record, without_app=(check,), not_compared="")
+
+
+def doubt_of(record: LayoutRecord) -> str:
+    """Return why the results of the clips show little; empty: they show what they must."""
+    texts = [(clip.expected.text, clip.text) for clip in record.clips]
+    return doubt(record.language, texts)
 
 
 def verify_layout(path: str | os.PathLike[str], *, record: bool = False) -> LayoutRecord:
