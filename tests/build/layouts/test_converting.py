@@ -819,6 +819,50 @@ def test_a_new_verification_is_recorded_only_if_asked(
         assert "only --record and --json" in result.output
 
 
+EDITS = {
+    "app": "optimum",
+    "precision": "w8",
+    "exact": False,
+    "language": "de",
+    "window_s": 29.0,
+    "source": {"kind": "openai", "name": "another"},
+    "files": {"config.json": "0" * 64},
+    "parts": {},
+    "clips": [],
+    "without_app": [],
+    "not_compared": "never",
+    "verification": None,
+    "members": {},
+}
+
+
+def test_what_is_edited_in_a_record_is_named(
+    checkpoint: Any, answers: Any, client: Any, with_clips: Any, tmp_path: Path
+) -> None:
+    # given files with their record
+    client(answers)
+    out = tmp_path / "out"
+    convert(checkpoint, "faster-whisper", out, with_clips)
+    written = (out / "whisperport.json").read_bytes()
+    record = json.loads(written)
+    assert {"format", "version", *EDITS, "logits"} == record.keys()  # no graph: `logits` is null
+    date = {**record["verification"], "date": "2020-01-01"}
+    moved = {name: record[name] for name in reversed(record)}
+    # when a member, one of its own members, their order or a space changes
+    edits = [(name, {**record, name: value}) for name, value in EDITS.items()]
+    edits += [("verification", {**record, "verification": date}), ("the order of its", moved)]
+    texts = [(name, json.dumps(edited, ensure_ascii=False, indent=1)) for name, edited in edits]
+    for name, text in (*texts, ("a space", f"{written.decode()}\n")):
+        (out / "whisperport.json").write_text(text, encoding="utf-8")
+        # then verify names it, before anything else
+        with pytest.raises(BundleError, match="is not what whisperport wrote") as caught:
+            verify_layout(out)
+        assert name in caught.value.why
+    # and the record as it was written is believed
+    (out / "whisperport.json").write_bytes(written)
+    assert verify_layout(out).is_verified
+
+
 def test_a_checkpoint_whose_own_words_are_wrong_is_told_from_one_that_transcribes(
     checkpoint: Any, client: Any, with_clips: Any, tmp_path: Path
 ) -> None:

@@ -1,13 +1,15 @@
 """What is known of written files: their hashes, their checkpoint, and how they were verified in an app.
 
 It lies beside the files, in `whisperport.json` of a folder, or in `STEM.whisperport.json` beside a file. No
-app reads it.
+app reads it. It holds a hash of each of its own members, so that a change of one is found and named. Who
+changes the hashes as well is believed: what the record says of a past run is not in the files.
 """
 
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +24,8 @@ from whisperport.program.strict_json import Field, parse
 from whisperport.system.atomic import write_atomic
 from whisperport.system.regular_file import other_kind
 
-VERSION = 1
+VERSION = 2
+MEMBERS = "members"  # of the record -> SHA-256 of each
 MAX_BYTES = 64 << 20
 MAX_WINDOW_S = 3600.0  # Whisper has 30
 
@@ -208,13 +211,39 @@ def read_record(file: Path) -> LayoutRecord:
             why=f"its format is {form}; this version of whisperport reads {[RECORD_FORMAT, VERSION]}",
             hint="write the files again with `whisperport convert`",
         )
-    content = {
-        name: field.value for name, field in fields.items() if name not in ("format", "version")
-    }
-    return from_json(LayoutRecord, Field(content, "", file.name))
+    written = {name: field.value for name, field in fields.items()}
+    content = {n: value for n, value in written.items() if n not in ("format", "version", MEMBERS)}
+    record = from_json(LayoutRecord, Field(content, "", file.name))
+    if why := _difference(written, raw):
+        raise BundleError(
+            f"{file} is not what whisperport wrote",
+            why=f"{why} since",
+            hint="write the files again with `whisperport convert`",
+        )
+    return record
 
 
 def write_record(file: Path, record: LayoutRecord) -> None:
     """Write a record, complete or not at all."""
-    text = json.dumps(record.to_json(), ensure_ascii=False, indent=1)
-    write_atomic(file, text.encode())
+    write_atomic(file, _text(record.to_json()))
+
+
+def _text(content: Mapping[str, Any]) -> bytes:
+    """Return the text of a record with the hashes of its members."""
+    with_hashes = {**content, MEMBERS: _member_hashes(content)}
+    return json.dumps(with_hashes, ensure_ascii=False, indent=1).encode()
+
+
+def _member_hashes(content: Mapping[str, Any]) -> dict[str, str]:
+    return {name: sha256(json.dumps(value).encode()).hexdigest() for name, value in content.items()}
+
+
+def _difference(written: Mapping[str, Any], raw: bytes) -> str:
+    """Return what has changed in a record since it was written, as a sentence; empty: nothing."""
+    content = {name: value for name, value in written.items() if name != MEMBERS}
+    before, after = written.get(MEMBERS), _member_hashes(content)
+    if not isinstance(before, dict) or before.keys() != after.keys():
+        return f"`{MEMBERS}` has changed"
+    if changed := [name for name in after if before[name] != after[name]]:
+        return f"`{changed[0]}` has changed"
+    return "" if _text(content) == raw else "the order of its members, or a space, has changed"
