@@ -24,11 +24,13 @@ pytest.importorskip("onnxruntime")
 
 from whisperport import judge
 from whisperport.build.judge import layers
+from whisperport.build.judge.faults import faults
 from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.arrays import quantized_rows, weight
 from whisperport.build.layouts.onnx_graph.network import Network
 from whisperport.build.layouts.openvino_genai.graphs import Nodes, _Decoder
 from whisperport.errors import WhisperportError
+from whisperport.model.network.whisper import build_model
 from whisperport.program.checks import Check
 
 from ..extent import EVERYTHING, core_or_all
@@ -823,6 +825,27 @@ def test_what_is_wrong_with_a_cache_only_is_named_in_openvinos_files(
     (decoder,) = (graph for graph in judge(path, checkpoint).graphs if graph.part == "decoder")
     assert decoder.cause.startswith("after the first run, ")
     assert sentence in decoder.cause
+
+
+def test_an_activation_behind_the_convolutions_is_tried(micro_checkpoint: Any) -> None:
+    import torch
+
+    # given the fault that the encoder computes ReLU in place of GELU everywhere
+    tokens = torch.zeros(4, dtype=torch.long)
+    sentence = "encoder: ReLU is computed in place of GELU, also behind the convolutions"
+    tried = faults(micro_checkpoint, tokens, n_prompt=2, swapped=())
+    fault = next(each for each in tried if each.sentence == sentence)
+    model = build_model(micro_checkpoint)
+    fault.change(model)
+    # when the encoder runs, then ReLU was computed in front of its first block
+    encoder, seen = model.encoder, []
+    encoder.blocks[0].register_forward_pre_hook(lambda _block, inputs: seen.append(inputs[0]))
+    mel = torch.randn(1, micro_checkpoint.dims.n_mels, micro_checkpoint.dims.n_frames)
+    with torch.no_grad():
+        encoder(mel)
+        frames = encoder.conv2(encoder.conv1(mel).relu()).relu()
+        expected = frames.transpose(1, 2) + encoder.positional_embedding
+    torch.testing.assert_close(seen[0], expected)
 
 
 RIGHT = [(app, precision) for app in ALL for precision in ("fp32", "fp16", "w8")]
