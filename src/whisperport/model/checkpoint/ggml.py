@@ -141,6 +141,19 @@ def read_types(path: Path) -> dict[str, int]:
         return {name: kind for name, kind, _ in _tensors(reader, shapes)}
 
 
+def absent_tensors(path: Path) -> list[str]:
+    """Return the names of the tensors of a Whisper model of the file's sizes that are not in the file.
+
+    Raises:
+        CheckpointError: the file is damaged, or a tensor is not Whisper's.
+        OSError: it cannot be read.
+    """
+    with BinaryReader(path) as reader:
+        shapes = expected_shapes(_before_tensors(reader, path))
+        present = {name for name, _, _ in _tensors(reader, shapes)}
+        return [name for name in shapes if name not in present]
+
+
 def _before_tensors(reader: BinaryReader, path: Path) -> Dims:
     """Read what is before the tensors, without a check of filters and tokens; return the sizes."""
     dims = _dims(reader, path)

@@ -94,6 +94,26 @@ def known_vocabulary(files: Files) -> Iterator[tuple[str, str]]:
         yield files.path.name, f"{size} tokens; known are {known}"
 
 
+@layout_rule("WP754", "The file does not hold the tensors that the app reads")
+def every_tensor(files: Files) -> Iterator[tuple[str, str]]:
+    """whisper.cpp loads no file that was cut off, or whose tensors are not Whisper's: "not all tensors
+    loaded from model file", "unknown tensor", "failed to load model".
+
+    What to do: download it again, or write it by `whisperport convert CHECKPOINT --for whisper.cpp`.
+    """
+    from whisperport.model.checkpoint.ggml import absent_tensors
+
+    name = files.path.name
+    try:
+        absent = files.read("", absent_tensors)
+    except CheckpointError as error:
+        yield name, error.why or str(error)
+        return
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        yield name, f"it lacks {absent[0]}{more}"
+
+
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     from whisperport.model.checkpoint.ggml import read_sound_and_text
 
@@ -148,7 +168,7 @@ def _types(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             yield Setting.wrong(name, reason)
 
 
-RULES = (full_precision, distilled, known_vocabulary, *checkpoint_rules(_settings))
+RULES = (full_precision, distilled, known_vocabulary, every_tensor, *checkpoint_rules(_settings))
 
 
 def _header(files: Files) -> Mapping[str, int]:
