@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -587,6 +588,35 @@ def test_a_full_disk_is_said_to_be_full_and_the_old_folder_stays(
         convert(checkpoint, "faster-whisper", tmp_path / "out", with_clips)
     assert "3 MB were written" in caught.value.why
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".out")] == []
+
+
+@pytest.mark.parametrize(
+    ("app", "name", "full"),
+    [("faster-whisper", "out", "disk is full"), ("whisper.cpp", "out.bin", "cannot write")],
+)
+def test_a_disk_that_only_the_record_fills_is_told_of_the_output(
+    checkpoint: Any,
+    answers: Any,
+    client: Any,
+    with_clips: Any,
+    app: str,
+    name: str,
+    full: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a disk with room for the files, and none for the record
+    client(answers if app == "faster-whisper" else timed(checkpoint))
+    error = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("whisperport.system.atomic._write_through", Mock(side_effect=error))
+    # then the error names what the user asked for, and no hidden file
+    with pytest.raises(WhisperportError, match=full) as caught:
+        convert(checkpoint, app, tmp_path / name, with_clips)
+    assert f"{tmp_path / name}" in caught.value.what
+    assert "No space left" in caught.value.why
+    assert "free some space" in caught.value.hint
+    assert "partial" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["client"]
 
 
 def test_a_file_that_appears_during_the_work_is_kept(

@@ -138,12 +138,29 @@ def staged_beside(out: Path) -> Iterator[Staging]:
             ) from error
         try:
             yield staged
-        except OSError as error:
+        except (OSError, WhisperportError) as error:
+            cause = system_cause(error, staged.token)
+            if not isinstance(cause, OSError):
+                raise
             raise WhisperportError(
                 f"cannot write {out}",
-                why=error.strerror or str(error),
+                why=cause.strerror or str(cause),
                 hint="free some space, or choose another folder; nothing was left half-written",
             ) from error
+
+
+def system_cause(error: Exception, token: str) -> Exception:
+    """Return the system's error where a file in a hidden folder could not be written, or the error itself.
+
+    The user knows the output, and not what is in the folder.
+
+    Args:
+        error: of a block that writes to hidden folders.
+        token: of their names.
+    """
+    is_hidden = isinstance(error, WhisperportError) and token in error.what
+    cause = error.__cause__
+    return cause if is_hidden and isinstance(cause, OSError) else error
 
 
 def clear_leftovers(out: Path) -> None:

@@ -15,12 +15,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from whisperport.errors import BundleError
+from whisperport.errors import BundleError, WhisperportError
 from whisperport.program.bundle.folder import Bundle, check_complete, file_sha256
 from whisperport.program.bundle.manifest import MANIFEST, FileEntry, Manifest
 from whisperport.program.bundle.ownership import check_replaceable
 from whisperport.program.bundle.replacing import put_in_place
-from whisperport.program.bundle.staging import TOKEN_BYTES, Staging, being_written, staging
+from whisperport.program.bundle.staging import (
+    TOKEN_BYTES,
+    Staging,
+    being_written,
+    staging,
+    system_cause,
+)
 from whisperport.program.strict_json import Field, safe_path
 from whisperport.system.atomic import flush_folder, repeat_if_interrupted, write_atomic
 from whisperport.system.locking import is_locked, lock_path
@@ -238,10 +244,14 @@ def naming_full_disk(out: Path, draft: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError) as error:  # RuntimeError: a library wrote the file
+    # A library that writes a file raises RuntimeError.
+    except (OSError, RuntimeError, WhisperportError) as error:
+        cause = system_cause(error, draft.name)
+        if isinstance(cause, WhisperportError):
+            raise
         free = shutil.disk_usage(out.parent).free
-        is_full = getattr(error, "errno", None) in FULL or free < NEARLY_FULL_BYTES
-        if not is_full and not is_of_stream(str(error)):
+        is_full = getattr(cause, "errno", None) in FULL or free < NEARLY_FULL_BYTES
+        if not is_full and not is_of_stream(str(cause)):
             raise
         written = sum(entry.stat().st_size for entry in draft.rglob("*"))
         what, rest = f"the disk is full, so {out} was not written", "more are needed"
@@ -249,7 +259,7 @@ def naming_full_disk(out: Path, draft: Path) -> Iterator[None]:
             what, rest = f"{out} was not written", f"{free / 1e6:.0f} MB are free"
         raise BundleError(
             what,
-            why=f"{error}; {written / 1e6:.0f} MB were written, and {rest}",
+            why=f"{cause}; {written / 1e6:.0f} MB were written, and {rest}",
             hint="free some space or choose a folder on another disk",
         ) from error
 
