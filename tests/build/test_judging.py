@@ -28,6 +28,7 @@ from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
 from whisperport.build.layouts.graph_pair import RULES as PAIR_RULES
 from whisperport.build.layouts.onnx_graph.header import rename
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays as onnx_arrays
 from whisperport.build.layouts.openvino_genai.repairs import (
     EARLY,
     EditedIr,
@@ -639,6 +640,13 @@ def of_two_texts(model: Any) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
 
 
+def of_type(place: int, kind: int) -> Callable[[Any], None]:
+    def edit(model: Any) -> None:
+        model.graph.input[place].type.tensor_type.elem_type = kind
+
+    return edit
+
+
 def without_last(tokens: list[str]) -> None:
     del tokens[-1]
 
@@ -747,6 +755,26 @@ def without_previous(tokenizer: Any) -> None:
                 "model.type is missing; the checkpoint has 'whisper'",
                 "input input_ids is of 2 texts; the app gives one",
             ],
+        ),
+        (
+            "onnxruntime-genai",
+            [edit_onnx("decoder.onnx", of_type(0, onnx.TensorProto.FLOAT))],
+            ["input input_ids is float32; the app gives int32"],
+        ),
+        (
+            "sherpa-onnx",
+            [edit_onnx("decoder.onnx", of_type(5, onnx.TensorProto.INT32))],
+            ["input offset is int32; the app gives int64"],
+        ),
+        (
+            "sherpa-onnx",
+            [edit_text("tokens.txt", r"IHRoZQ==", "xKB0aGU=")],
+            ["'Ġthe', not ' the': they are written in the byte-level characters"],
+        ),
+        (
+            "openvino-genai",
+            [edit_text(DECODER, 'element_type="i64"', 'element_type="i32"')],
+            ["input input_ids is i32; the app gives i64"],
         ),
         ("sherpa-onnx", [remove("decoder.onnx")], ["the file is missing"]),
         (
@@ -1242,6 +1270,16 @@ def test_it_is_said_by_how_many_places_a_weight_is_moved(
     assert weight_difference(values, weight, np.full_like(weight, 1e-4), 4) == reason
 
 
+def test_columns_of_positions_in_another_order_are_named() -> None:
+    # given sines and cosines, the slowest of which are all alike, one after the other by turns
+    angles = np.arange(1500)[:, None] * np.exp(-np.log(10_000) / 63 * np.arange(64))[None]
+    table = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    values = table.reshape(1500, 2, 64).transpose(0, 2, 1).reshape(table.shape)
+    # then it is said that only their order differs
+    reason = weight_difference(values, table, np.full_like(table, 1e-4), 4)
+    assert reason == "columns 1 to 126 are in another order"
+
+
 def test_noise_in_every_row_is_no_other_order() -> None:
     # given a weight whose rows are at their places, and a little noise
     random = np.random.default_rng(0)
@@ -1255,30 +1293,123 @@ def test_noise_in_every_row_is_no_other_order() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda q, step: (q, step / 2), "of 16 rows are wrong: 0, 1, 2, 3, …; they are multiplied by 0.5"),
+        (lambda q, step: (q, step / 2), "of 16 rows are wrong: 0 to 15; they are multiplied by 0.5"),
         (lambda q, step: (q, step[::-1]), "the scales of 16 of 16 rows are wrong"),
-        (lambda q, step: (q, 1 / step), "are wrong: 0, 1, 2, 3, …; they are 1 divided by the right ones"),
-        (lambda q, step: (q, np.roll(step, 1)), "3, …; they are those of the row before"),
+        (lambda q, step: (q, 1 / step), "are wrong: 0 to 15; they are 1 divided by the right ones"),
+        (lambda q, step: (q, np.roll(step, 1)), "0 to 15; they are those of the row before"),
         (lambda q, step: (q, np.roll(step, -3)), "they are those of the row 3 places after"),
+        (lambda q, step: (q, step * 0 + 1), "are wrong: 0 to 15; they are 1: the right ones are lost"),
         (lambda q, step: (q - 3, step), "its zero point is off by -3"),
-        (lambda q, step: (np.roll(q, 1, 0), step), "rows 0, 1, 2, 3, … are in another order, and their"),
+        (lambda q, step: (np.where(q < 0, q + 128, q - 128), step), "without a sign are read as signed"),
+        (lambda q, step: (np.roll(q, 1, 0), step), "rows 0 to 15 are in another order, and their"),
         (lambda q, step: (q.T, step), "its axes are swapped, and those of its scales are not"),
     ],
-    ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "zero point",
-         "other rows", "other axes"],
+    ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "lost", "zero point",
+         "sign", "other rows", "other axes"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any
 ) -> None:
     # given integers of 8 bits and their scales, one of which is changed
     name = "decoder.blocks.1.attn.value.weight"
+    is_same_transposed = "rows" not in reason or "scales of" in reason
     weight = micro_checkpoint.weights[name].numpy()
     step = (np.abs(weight).max(axis=1, keepdims=True) / 127).astype(np.float32)
     integers, step = change(np.rint(weight / step), step)
-    # when they are looked for, then it is said what is wrong
-    stored = [StoredArray("a.onnx", name, (integers * step).astype(np.float32), step=step)]
-    (changed,) = (c for c in identify(micro_checkpoint, stored).changed if c.stored)
-    assert reason in changed.reason
+    # when they are looked for, also with their axes as exporters store them, then it is said what is wrong
+    values = (integers * step).astype(np.float32)
+    straight = StoredArray("a.onnx", name, values, step=step)
+    exported = StoredArray("a.onnx", f"{name}.T.int8", values.T, step=step.T)
+    for stored in (straight, exported) if is_same_transposed else (straight,):
+        (changed,) = (c for c in identify(micro_checkpoint, [stored]).changed if c.stored)
+        assert reason in changed.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "change", "reason"),
+    [
+        ((6, 6, 3), lambda a: a.transpose(1, 0, 2), "its axes 0, 1 are swapped"),
+        ((6, 4, 3), lambda a: a.transpose(2, 1, 0).reshape(a.shape), "its axes 0, 2 are swapped"),
+        ((6, 4), lambda a: a.T.reshape(a.shape), "its axes are swapped"),
+        ((32, 4), lambda a: np.where(np.arange(32)[:, None] < 9, a, 0), "23 of 32 rows are 0: 9 to 31"),
+    ],
+    ids=["axes", "unequal axes", "a matrix", "rows of 0"],
+)  # fmt: skip
+def test_axes_and_rows_of_a_weight_are_named(
+    shape: tuple[int, ...], change: Callable[[Any], Any], reason: str
+) -> None:
+    # given a weight whose axes were exchanged, or whose last rows are 0, as those of lost tokens
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    # then it is said which
+    values = np.ascontiguousarray(change(weight))
+    assert weight_difference(values, weight, np.full_like(weight, 1e-4), 4) == reason
+
+
+@pytest.mark.parametrize(
+    ("is_named", "instead", "reason"),
+    [
+        (False, "decoder.blocks.1.mlp.0.weight", "holds decoder.blocks.1.mlp.0.weight, which is st"),
+        (True, "", "it is missing: no array has its name"),
+        (False, "", "no array is near it"),
+    ],
+    ids=["another layer's", "missing", "missing without names"],
+)  # fmt: skip
+def test_what_is_in_place_of_a_weight_is_named(
+    is_named: bool, instead: str, reason: str, micro_checkpoint: Any
+) -> None:
+    # given all weights but one, in whose place is another layer's, or nothing
+    name = "decoder.blocks.0.mlp.0.weight"
+    weights = {key: tensor.float().numpy() for key, tensor in micro_checkpoint.weights.items()}
+    arrays = [
+        StoredArray("decoder.onnx", key if is_named else f"onnx::{i}", weights[key])
+        for i, key in enumerate(weights)
+        if key != name
+    ]
+    if instead:
+        arrays.append(StoredArray("decoder.onnx", "onnx::last", weights[instead]))
+    # when they are looked for, then it is said
+    (changed,) = identify(micro_checkpoint, arrays).changed
+    assert changed.name == name
+    assert reason in changed.difference
+
+
+def test_a_bias_of_keys_is_named(micro_checkpoint: Any) -> None:
+    # given files in which the keys and values of an attention are exchanged
+    name = "decoder.blocks.0.cross_attn"
+    weights = {key: tensor.float().numpy() for key, tensor in micro_checkpoint.weights.items()}
+    weights[f"{name}.key.bias"] = weights[f"{name}.value.bias"]
+    weights[f"{name}.value.bias"] = weights[f"{name}.value.bias"] * 0
+    key, value = f"{name}.key.weight", f"{name}.value.weight"
+    weights[key], weights[value] = weights[value], weights[key]
+    arrays = [StoredArray("model.bin", key, array) for key, array in weights.items()]
+    # when they are looked for, then the exchange is named
+    changed = " ".join(map(str, identify(micro_checkpoint, arrays).changed))
+    assert f"{key}: its place holds {value}" in changed
+    assert (
+        f"{name}.key.bias: it is not 0, and keys have no bias: it is {name}.value.bias" in changed
+    )
+
+
+def test_each_zero_point_of_a_matrix_is_read(tmp_path: Path) -> None:
+    # given a matrix of 8 bits, to which two nodes state other zero points
+    integers = np.arange(8, dtype=np.uint8).reshape(2, 4)
+    stored = {
+        "w": integers,
+        "w_scale": np.float32(2),
+        "a": np.uint8(3),
+        "b": np.uint8(1),
+        "no": np.uint8(0),
+    }
+    nodes = [
+        onnx.helper.make_node("MatMulInteger", ["x", "w", "no", zero], [f"y{zero}"])
+        for zero in ("a", "b")
+    ]
+    tensors = [onnx.numpy_helper.from_array(np.array(v), k) for k, v in stored.items()]
+    graph = onnx.helper.make_graph(nodes, "graph", [], [], tensors)
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "a.onnx")
+    # when its arrays are read, then it is read with each of them
+    arrays = [a for a in onnx_arrays(Files(tmp_path), ["a.onnx"]) if a.name == "w"]
+    assert [array.values[0, 0] for array in arrays] == [-6, -2]
 
 
 def test_integers_of_an_unknown_step_are_not_called_a_wrong_weight(micro_checkpoint: Any) -> None:

@@ -437,6 +437,18 @@ def set_metadata(key: str, value: str) -> Plant:
     return plant
 
 
+def exchange_outputs(path: Path, _: Any) -> None:
+    import onnx
+
+    file = path / "onnx/decoder_model_merged.onnx"
+    model = onnx.load(file)
+    names = [f"cross_attentions.{layer}" for layer in range(2)]
+    exchanged = dict(zip(names, names[::-1], strict=True))
+    for node in model.graph.node:
+        node.output[:] = [exchanged.get(name, name) for name in node.output]
+    onnx.save(model, file)
+
+
 def exchange_lines(path: Path, _: Any) -> None:
     lines = [line.split(" ") for line in (path / "tokens.txt").read_text().splitlines()]
     lines[5][0], lines[6][0] = lines[6][0], lines[5][0]
@@ -531,6 +543,7 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
     "transformers.js": {
         "decoder missing": ("WP711", without("onnx/decoder_model_merged.onnx")),
         "tokenizer missing": ("tokenizer.json.*missing", without("tokenizer.json")),
+        "cross-attentions exchanged": ("returned for decoder layer 0 is that of layer 1", exchange_outputs),
     },
     "openvino-genai": {
         "detokenizer missing": ("WP737", without("openvino_detokenizer.xml")),

@@ -5,6 +5,7 @@ differ by what its form rounds, and only a value that is computed has heads in a
 """
 
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ HALF_BITS = 2.0**-10  # relative error of float16
 EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
 ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
 MOST_MOVED = 8  # places by which scales are looked for
+SIGN = 128  # by which a byte with a sign differs from one without
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 
 
@@ -77,7 +79,9 @@ def value_difference(right: Array, array: Array, head_width: int) -> str:
 
 
 def listed(numbers: Sequence[int] | Array) -> str:
-    """Return the first four numbers, and whether there are more."""
+    """Return the first four numbers, and whether there are more; of a long row of numbers, its ends."""
+    if len(numbers) > 4 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers[:4])) + (", …" if len(numbers) > 4 else "")
 
 
@@ -110,8 +114,13 @@ def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) 
         lines, right, room = (np.moveaxis(a, axis, 0) for a in (values, weight, allowed))
         if reason := _shifted(lines, right, room, axis):
             return reason
-    if values.ndim == 2 and values.shape[0] == values.shape[1] and same(values.T, weight, allowed):
-        return "its axes are swapped"
+    for order in tuple(permutations(range(values.ndim)))[1:]:
+        # Of axes of other lengths, too: their values were read in the order of the right shape.
+        stored = values.reshape([values.shape[axis] for axis in order])
+        if same(stored.transpose(np.argsort(order)), weight, allowed):
+            moved = [axis for axis, place in enumerate(order) if axis != place]
+            which = f" {listed(moved)}" if values.ndim > 2 else ""
+            return f"its axes{which} are swapped"
     return ""
 
 
@@ -145,6 +154,8 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
     zero = np.rint(np.median((values - weight) / np.where(step == 0, 1, step)))
     if zero and np.mean(np.abs(values - weight - zero * step) <= allowed) >= LEAST_NEAR:
         return f"its zero point is off by {zero:.0f}"
+    if np.mean(np.abs(np.abs(values - weight) - SIGN * step) <= allowed) >= LEAST_NEAR:
+        return f"its integers are off by {SIGN} up or down: those without a sign are read as signed"
     if values.ndim != 2:
         return ""
     for axis, kind in ((1, "row"), (0, "column")):
@@ -183,6 +194,8 @@ def _wrong_scales(scales: Array, factors: Array, is_wrong: Array, kind: str) -> 
     def same(right: Array) -> bool:
         return bool(np.mean(np.abs(scales - right)[is_wrong] <= ROUNDED * right[is_wrong]) >= ALIKE)
 
+    if (scales[is_wrong] == 1).all():
+        return "1: the right ones are lost"
     right = scales / np.where(factors == 0, 1, factors)
     if same(1 / np.where(right == 0, 1, right)):
         return "1 divided by the right ones"
@@ -212,10 +225,11 @@ def _wrong_lines(values: Array, weight: Array, differs: Array, head_width: int) 
         )
         if _is_permuted(mine, right):
             return f"{kind}s {listed(lines)} are in another order"
-        if len(lines) < values.shape[axis] or axis == 0:
+        if (len(lines) < values.shape[axis] or axis == 0) and not mine.any():
             head = int(lines[0]) // head_width
-            if len(lines) <= head_width and lines[-1] // head_width == head and not mine.any():
+            if len(lines) <= head_width and lines[-1] // head_width == head:
                 return f"{kind}s {listed(lines)}, of head {head}, are 0"
+            return f"{len(lines):,} of {values.shape[axis]:,} {kind}s are 0: {listed(lines)}"
     return ""
 
 
@@ -228,12 +242,14 @@ def _is_permuted(rows: Array, right: Array) -> bool:
         return False
     if len(rows) <= COMPARED:
         lengths, right_lengths = (np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, right))
-        likeness = (rows / lengths) @ (right / right_lengths).T
-        nearest = likeness.argmax(axis=1)
-        is_near = likeness.max(axis=1) > ALIKE
-        is_as_long = np.abs(lengths / right_lengths[nearest] - 1)[:, 0] < 1 - ALIKE
+        products = rows @ right.T
+        # Slow sines of positions are all alike, and not as long.
+        nearest = (right_lengths[:, 0] ** 2 - 2 * products).argmin(axis=1)
         if (nearest == np.arange(len(rows))).all():  # each is at its place, and differs by a little
             return False
+        product = products[np.arange(len(rows)), nearest]
+        is_near = product > ALIKE * (lengths * right_lengths[nearest])[:, 0]
+        is_as_long = np.abs(lengths / right_lengths[nearest] - 1)[:, 0] < 1 - ALIKE
         return bool(len(np.unique(nearest)) == len(rows) and (is_near & is_as_long).all())
     factors = np.random.default_rng(0).standard_normal((rows.shape[1],)).astype(np.float32)
     sums, expected = np.sort(rows @ factors), np.sort(right @ factors)

@@ -17,7 +17,7 @@ from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import recognized
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.exact import LIMIT
-from whisperport.build.layouts.layout import App, Layout
+from whisperport.build.layouts.layout import ATTENTION, App, Layout
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import (
     Emitted,
@@ -84,6 +84,7 @@ def check_computed(
         reason = comparison.cause(caches, swapped)
     elif exact and comparison.error() > NOTICED:
         reason, _ = comparison.nearest(swapped)
+    reason = reason or comparison.wrong_attention(caches)
     return Check(
         level="arrays",
         program=GRAPHS,
@@ -299,6 +300,35 @@ class _Comparison:
             ]
             if min(order) >= 0:
                 return f"the {_cache(name)} have their heads in another order: {order}"
+        return ""
+
+    def wrong_attention(self, caches: Mapping[str, Floats]) -> str:
+        """Return in words which cross-attention of the first run is another layer's; empty: none is.
+
+        Apps compute word timestamps of what the decoder returns.
+        """
+        from whisperport.model.network.whisper import build_model
+
+        returned = {int(key.split(".")[0]): caches[key] for key in caches if ATTENTION in key}
+        if not returned:
+            return ""
+        model, dims = build_model(self.checkpoint), self.checkpoint.dims
+        heads = [(layer, h) for layer in range(dims.n_text_layer) for h in range(dims.n_text_head)]
+        tokens = self.tokens[: self.known.n_prompt]
+        scores = model.cross_scores(tokens, model.cross_kv(self.features), heads)
+        right = (
+            scores.softmax(-1).numpy().reshape(dims.n_text_layer, dims.n_text_head, len(tokens), -1)
+        )
+        for layer, array in returned.items():
+            if array.shape != right[0].shape:
+                return f"the cross-attention of decoder layer {layer} has the sizes {array.shape}"
+            errors = np.abs(right - array).reshape(len(right), -1).mean(axis=1)
+            nearest = int(errors.argmin())
+            if layer < len(right) and errors[nearest] < NEARER * errors[layer]:
+                return (
+                    f"the cross-attention that is returned for decoder layer {layer} is that of layer "
+                    f"{nearest}: word timestamps are wrong"
+                )
         return ""
 
     def error(self, expected: Floats | None = None, rows: slice | None = None) -> float:

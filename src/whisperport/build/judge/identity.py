@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 Array = NDArray[Any]
+KEY_BIAS = ".key.bias"  # end of a name that no weight has
 SCALES = (-0.5, -0.25)  # powers of a head's width, by which converters multiply queries and keys
 SMALLEST = 2  # elements; a smaller array, such as a shape, is not a weight
 HALF_STEP = 0.75  # of a step of 8 bits: half, and what the fit of the step costs (0.64 seen)
@@ -37,6 +38,7 @@ MUCH = 1e6  # distance by which a weight that a name says is nearer
 SAMPLE = 256  # elements, by which the nearest array is found
 TINY = 2.0**-23  # absolute error of float16; a converter writes 1e-7 for what is nearer to 0
 LEAST_STEP = 127 * 2.0**-25  # what 127 steps lose where a step in float16 is as small as can be
+NAMED = 0.9  # of the weights: a file that names so many names all
 FORMS = ("equal", "half", "eight_bits")  # the fields of an `Identity`, by falling precision
 # Graphs of a short window, or of short texts, have some of their rows only.
 POSITIONS = ("encoder.positional_embedding", "decoder.positional_embedding")
@@ -162,13 +164,25 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
             result.changed.append(
                 search.nearest.get(name)
                 or search.reordered(name)
-                or ChangedWeight(name, reason=search.missing_rows(name))
+                or ChangedWeight(name, reason=search.missing(name))
             )
+    result.changed += search.further
     if not result.changed:  # else, what is of no weight is where those are that were not found
         of_none = "it is no weight of the checkpoint"
         result.changed = [ChangedWeight("", at, of_none) for at in search.unplaced.values()]
     result.odd = _odd(search.axes)
     return result
+
+
+def _doubt(reason: str) -> int:
+    """Return how little a reason says; of a square weight, one of both orders of axes gives the better."""
+    doubtful = ("values differ", "columns are wrong", "axes are swapped")
+    return max((len(doubtful) - i for i, text in enumerate(doubtful) if text in reason), default=0)
+
+
+def _kind(name: str) -> list[str]:
+    """Return a weight's name without the number of its block."""
+    return [part for part in name.split(".") if not part.isdecimal()]
 
 
 def _odd(axes: Mapping[bool, Sequence[str]]) -> list[str]:
@@ -218,6 +232,8 @@ class _Search:
         self.wrong: dict[str, ChangedWeight] = {}
         self.axes: dict[bool, list[str]] = {False: [], True: []}
         self.nearest: dict[str, ChangedWeight] = {}
+        self.further: list[ChangedWeight] = []  # arrays for which the model has no place
+        self.labels: set[str] = set()  # weights that the names of arrays or nodes say
         self.places: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.unplaced: dict[bytes, str] = {}  # digest of sorted values -> the array
         self.by_shape: Mapping[tuple[int, ...], list[str]] = defaultdict(list)
@@ -248,6 +264,7 @@ class _Search:
             self._compare_rows(array, values)
             return
         label = self._label(array)
+        self.labels.add(label)
         candidates.sort(key=lambda candidate: candidate[0] != label)
         if values.dtype.kind in "iu":
             names = self._near_integers(values, candidates)
@@ -257,6 +274,10 @@ class _Search:
             names = self._equal(values, candidates) or self._rounded(values, candidates)
         for name in names:
             self.places[name].append((array.file, array.name))
+        if array.name.endswith(KEY_BIAS) and values.any():
+            whose = f": it is {names[0]}" if names else ""
+            reason = f"it is not 0, and keys have no bias{whose}"
+            self.further.append(ChangedWeight("", f"{array.file}: {array.name}", reason))
         if label and names and label not in names:
             self._note(label, array, f"its place holds {names[0]}")
         elif not names and values.dtype.kind == "f":
@@ -269,15 +290,33 @@ class _Search:
             if matched.all() or name in POSITIONS:
                 getattr(self, FORMS[rows[matched].max()]).add(name)
 
-    def missing_rows(self, name: str) -> str:
-        """Return in words which rows of a weight are not there; empty: none is."""
+    def missing(self, name: str) -> str:
+        """Return in words what is missing of a weight to which no array is near; empty: all."""
         rows = self.rows.get(name)
-        if rows is None:
-            return ""
-        missing = np.flatnonzero(rows == len(FORMS))
-        return (
-            f"{len(missing):,} of {len(rows):,} rows are not there, such as {listed(missing[:2])}"
-        )
+        if rows is not None:
+            lines = np.flatnonzero(rows == len(FORMS))
+            return (
+                f"{len(lines):,} of {len(rows):,} rows are not there, such as {listed(lines[:2])}"
+            )
+        if other := self._stored_more_often(name):
+            return f"its place holds {other}, which is stored {len(self.places[other])} times"
+        if name not in self.labels and len(self.labels) > NAMED * len(self.checkpoint.weights):
+            return "it is missing: no array has its name, and none is near it"
+        return ""
+
+    def _stored_more_often(self, name: str) -> str:
+        """Return the weight of a shape that is stored more often than most; empty: none, or several."""
+        shape = _squeezed(tuple(self.checkpoint.weights[name].shape))
+        owners = Counter(place for places in self.places.values() for place in places)
+        counts = {
+            other: sum(owners[place] == 1 for place in self.places[other])
+            for other in self.by_shape[shape]
+            if other in self.places
+        }
+        usual = Counter(counts.values()).most_common(1)[0][0] if counts else 0
+        more = [other for other, count in counts.items() if count > max(usual, 1)]
+        alike = [other for other in more if _kind(other) == _kind(name)] or more
+        return alike[0] if len(alike) == 1 else ""
 
     def _compare_rows(self, array: StoredArray, values: Array) -> None:
         """Note the rows of weights that an array (n, …) is, or (…, n) if it is transposed."""
@@ -436,7 +475,7 @@ class _Search:
                 self.places[name].append((array.file, array.name))
                 return
             reasons = [self._difference(array, values, name, way) for way in ways]
-            reason = min(reasons, key=lambda text: "values differ" in text)
+            reason = min(reasons, key=_doubt)
             self._note(name, array, reason, is_sure=bool(label) or values.ndim > 1)
         elif values.ndim > 1:
             self.unplaced[_digest(np.sort(values, axis=None))] = f"{array.file}: {array.name}"

@@ -7,6 +7,7 @@ process with limits.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -413,10 +414,23 @@ class _Located:
             if right.shape != array.shape:
                 return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
-                reason = combined({"it": right}, array, RIGHT) or value_difference(
-                    right, array, width
-                )
+                reason = combined({"it": right}, array, RIGHT) or self._held(cached[0], array)
+                reason = reason or value_difference(right, array, width)
                 return f"{name}: {reason or 'its values are others'}"
+        return ""
+
+    def _held(self, cached: str, array: Array) -> str:
+        """Return in words which other keys or values a cache holds; empty: none."""
+        expected, width = self.explanation.expected, self.explanation.head_width
+        kind = cached.partition(".")[0]
+        for end in expected:
+            match = re.fullmatch(rf"decoder\.blocks\.(\d+)\.{kind}\.(key|value)", end)
+            if match is None:
+                continue
+            of_other = f"{kind}.{match[2]}", int(match[1])
+            other = cache_of(of_other, array.shape, expected, expected["tokens"].shape[1], width)
+            if other.shape == array.shape and _error(other, array, [1.0]) < RIGHT:
+                return f"it holds the {match[2]}s of decoder layer {match[1]}"
         return ""
 
     @cached_property

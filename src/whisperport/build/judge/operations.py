@@ -127,7 +127,8 @@ class Explanation:
         before, branch = self._residual(layer)
         if branch is None:
             return {"it": right}
-        return {f"what is before {before}": right - branch, before: branch}
+        residual = "the residual beside" if "output" in before else "what is before"
+        return {f"{residual} {before}": right - branch, before: branch}
 
     def _residual(self, layer: str) -> tuple[str, Array | None]:
         """Return what is added to the sum that a layer norm reads last: in words, and its value."""

@@ -2,19 +2,21 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import LayoutRule
+from whisperport.speech.text.byte_level import to_byte_characters
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 MOST = 5  # settings of a file that are named
 LONGEST = 60  # characters of a value
+SAME_FORM = 0.9  # of the tokens that differ; parts of a character have no text
 
 SIZES_TEXT = """
 Found with `--checkpoint`. The app computes or prompts wrongly, or writes other words.
@@ -135,7 +137,24 @@ def token_setting(
             f"{len(changed):,} of {len(stated):,} tokens are not the checkpoint's, such as id {first}: "
             f"{_short(stated[first])}, not {_short(right[first])}"
         )
+        if form := _other_form([(stated[i], right[i]) for i in changed]):
+            reason += f": {form}"
         yield Setting.wrong(file, reason)
+
+
+def _other_form(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return in words in which other form tokens are stored than the right ones; empty: in the same."""
+
+    def most(change: Callable[[str], str]) -> bool:
+        return sum(stated == change(right) for stated, right in pairs) > SAME_FORM * len(pairs)
+
+    if most(lambda token: to_byte_characters(token.encode())):
+        return "they are written in the byte-level characters of tokenizer.json, not in bytes"
+    if most(lambda token: token.replace("Ġ", " ")):
+        return "they are written with spaces, not in the byte-level characters of tokenizer.json"
+    if most(str.strip):
+        return "the spaces around them are lost"
+    return ""
 
 
 def missing_tokens(

@@ -55,6 +55,7 @@ TOP = {
     "decoder/layer_norm": "decoder.ln",
 }
 POSITIONS = "position_encodings/encodings"
+KEY_BIAS = ".key.bias"  # end of a name that no weight has: Whisper's keys have no bias
 _KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 _LAYER = re.compile(r"(encoder|decoder)/layer_(0|[1-9]\d{0,3})/(.+)")
 EMBEDDING, PROJECTION = "decoder/embeddings/weight", "decoder/projection/weight"
@@ -88,7 +89,8 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
     numbers = _numbers(variables)
     _check_architecture(numbers, folder)
     tensors, quantized = _dequantized(variables, numbers, folder)
-    weights, unexpected = _openai_named(tensors, folder)
+    weights, unexpected = _openai_named(tensors)
+    _check_key_biases(weights, folder)
     dims = _dims(weights, numbers, folder)
     check_tensors(weights, dims, where=str(folder), unexpected=unexpected)
     tokenizer = read_tokenizer(folder, dims.n_vocab)
@@ -110,13 +112,15 @@ def load_ctranslate2(folder: Path, *, name: str) -> Checkpoint:
 def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """Return the weights in a folder under openai-whisper's names, without a check of their sizes.
 
+    Whisper's keys have no bias: that of a key is among them only if it is not 0.
+
     Raises:
         CheckpointError: `model.bin` is damaged, or is not Whisper's.
         OSError: it cannot be read.
     """
     variables = read_model_bin(folder / MODEL_BIN)
     tensors, _ = _dequantized(variables, _numbers(variables), folder)
-    weights, _ = _openai_named(tensors, folder)
+    weights, _ = _openai_named(tensors)
     return weights
 
 
@@ -197,9 +201,7 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _openai_named(
-    tensors: Mapping[str, Tensor], folder: Path
-) -> tuple[dict[str, Tensor], list[str]]:
+def _openai_named(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors under openai-whisper's names, and the names that are not known."""
     weights: dict[str, Tensor] = {}
     unexpected = []
@@ -217,22 +219,22 @@ def _openai_named(
                 unexpected.append(f"{name} of shape {tuple(tensor.shape)}")
                 continue
             for module, part in zip(modules, tensor.chunk(len(modules)), strict=True):
-                if kind == "bias" and module.endswith(".key"):
-                    _check_key_bias(part, name, folder)
-                else:
-                    weights[f"{prefix}.{module}.{kind}"] = part
+                if f"{module}.{kind}".endswith(KEY_BIAS) and not part.any():
+                    continue
+                weights[f"{prefix}.{module}.{kind}"] = part
         else:
             unexpected.append(name)
     return weights, unexpected
 
 
-def _check_key_bias(bias: Tensor, name: str, folder: Path) -> None:
-    if bool((bias != 0).any()):
-        raise CheckpointError(
-            f"`{folder}` is not a conversion of a Whisper model",
-            why=f"the part of `{shorten(name)}` for the key is not zero; Whisper's keys have no bias",
-            hint="give the original checkpoint",
-        )
+def _check_key_biases(weights: Mapping[str, Tensor], folder: Path) -> None:
+    for name in weights:
+        if name.endswith(KEY_BIAS):
+            raise CheckpointError(
+                f"`{folder}` is not a conversion of a Whisper model",
+                why=f"`{name}` is not zero; Whisper's keys have no bias",
+                hint="give the original checkpoint",
+            )
 
 
 def _dims(weights: Mapping[str, Tensor], numbers: Mapping[str, int], folder: Path) -> Dims:

@@ -224,7 +224,7 @@ class _ShapePass:
             return [np.array(sizes, np.int64)]
         if node.op_type not in FOLDED or not all(n in self._data for n in node.input if n):
             return None
-        if not self._is_small(node):
+        if not self._is_small(node) or self._converts_weight(node):
             return None
         arrays = self._evaluated(node)
         return (
@@ -232,6 +232,12 @@ class _ShapePass:
             if arrays and all(np.size(array) <= MAX_FOLDED_ELEMENTS for array in arrays)
             else None
         )
+
+    def _converts_weight(self, node: onnx.NodeProto) -> bool:
+        """Whether it reads a row of float16: a short bias, and no shape."""
+        operand = self._data[node.input[0]]
+        is_half = operand.data_type == onnx.TensorProto.FLOAT16
+        return node.op_type == "Cast" and is_half and prod(operand.dims) > 1
 
     def _is_small(self, node: onnx.NodeProto) -> bool:
         """Whether the node's result is small; a file can request tensors of any size."""

@@ -1,6 +1,6 @@
 """What an ONNX file says of itself, its inputs, outputs and metadata: read without weights, and changed."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,19 @@ def difference(header: OnnxHeader, inputs: Iterable[Value], outputs: Iterable[Va
                 return f"{side} {name} has {len(values[name])} axes, and not {len(sizes)}"
             if side == "input" and (reason := several_texts(name, values[name])):
                 return reason
-    for name, dtype, _ in given:
-        if header.dtypes[name] not in ("", str(np.dtype(dtype)), "float16"):
-            return f"input {name} is {header.dtypes[name]}; the app gives {np.dtype(dtype)}"
+    return other_type(header, {name: (str(np.dtype(dtype)), "float16") for name, dtype, _ in given})
+
+
+def other_type(header: OnnxHeader, types: Mapping[str, Sequence[str]]) -> str:
+    """Return in words which input is of a type that an app does not give; empty: none.
+
+    Args:
+        header: of the graph.
+        types: input -> those that it may have, what the app gives first.
+    """
+    for name, dtypes in types.items():
+        if header.dtypes.get(name, "") not in ("", *dtypes):
+            return f"input {name} is {header.dtypes[name]}; the app gives {dtypes[0]}"
     return ""
 
 

@@ -1,5 +1,7 @@
 """Yield the arrays of an ONNX file, one at a time."""
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,8 +18,8 @@ ZERO = 128  # of 8 bits without a sign, where the file does not say it
 INTEGERS = ("_quantized", ".T.int8", ".T.uint8", ".int8", ".uint8")
 SCALES, ZEROS = ("_scale", ".scale"), ("_zero_point",)
 
-Scales = Mapping[str, tuple[str, str]]
-"""Matrix of 8 bits -> the names of its scale and of its zero point; empty: not known."""
+Scales = defaultdict[str, set[tuple[str, str]]]
+"""Matrix of 8 bits -> names of its scale and zero point, as each node states them; empty: it does not."""
 
 
 def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
@@ -55,21 +57,25 @@ def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
 
 
 def _arrays(file: str, graph: Any, folder: str) -> Iterator[StoredArray]:
-    scales, users = dict[str, tuple[str, str]](), dict[str, str]()
+    scales, users = defaultdict[str, set[tuple[str, str]]](set), dict[str, str]()
     _read_nodes(graph, scales, users)
+    stated = {name for pairs in scales.values() for pair in pairs for name in pair}
     small = {
         text(tensor.name): _values(tensor, folder)
         for tensor in _tensors(graph)
-        if ("scale" in text(tensor.name) or "zero_point" in text(tensor.name))
+        if (text(tensor.name) in stated or re.search("scale|zero_point", text(tensor.name)))
         and np.prod(tensor.dims) <= LARGEST_SCALE
     }
     for tensor in _tensors(graph):
         name = text(tensor.name)
         values = small[name] if name in small else _values(tensor, folder)
-        step = None
         if values.dtype in (np.int8, np.uint8) and values.ndim == 2:
-            values, step = _multiplied(name, values, scales, small)
-        yield StoredArray(file, name, values, users.get(name, ""), step)
+            # Nodes of both branches of a decoder may state it, each in its own way.
+            for pair in sorted(scales.get(name, {("", "")})):
+                product, step = _multiplied(name, values, pair, small)
+                yield StoredArray(file, name, product, users.get(name, ""), step)
+        else:
+            yield StoredArray(file, name, values, users.get(name, ""))
         tensor.Clear()
 
 
@@ -83,10 +89,9 @@ def _values(tensor: Any, folder: str) -> NDArray[Any]:
 
 
 def _multiplied(
-    name: str, values: NDArray[Any], scales: Scales, small: Mapping[str, NDArray[Any]]
+    name: str, values: NDArray[Any], stated: tuple[str, str], small: Mapping[str, NDArray[Any]]
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
     """Return a matrix of 8 bits times its step, and the step; if it is not found, the integers."""
-    stated = scales.get(name, ("", ""))
     base = next((name.removesuffix(end) for end in INTEGERS if name.endswith(end)), name)
     scale = small.get(stated[0] or next((base + end for end in SCALES if base + end in small), ""))
     if scale is None:
@@ -98,14 +103,16 @@ def _multiplied(
     return in_steps(values, scale, zero, axis=0 if rows else 1)
 
 
-def _read_nodes(graph: Any, scales: dict[str, tuple[str, str]], users: dict[str, str]) -> None:
+def _read_nodes(graph: Any, scales: Scales, users: dict[str, str]) -> None:
     """Note the node that reads each tensor, and the scales that a node states."""
     for node in graph.node:
         inputs = [text(name) for name in node.input]
         for name in inputs:
             users.setdefault(name, text(node.name))
         if node.op_type == "DequantizeLinear" and len(inputs) > 1:
-            scales[inputs[0]] = inputs[1], inputs[2] if len(inputs) > 2 else ""
+            scales[inputs[0]].add((inputs[1], inputs[2] if len(inputs) > 2 else ""))
+        if node.op_type == "MatMulInteger" and len(inputs) > 3:
+            scales[inputs[1]].add(("", inputs[3]))
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 _read_nodes(inner, scales, users)

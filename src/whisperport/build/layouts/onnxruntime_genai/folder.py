@@ -130,11 +130,13 @@ def logits(
     encoder, decoder = (open_session(folder / name) for name in files)
     _, *cross = encoder.run(None, {encoder.get_inputs()[0].name: mel[None]})
     names = [value.name for value in decoder.get_inputs()]
+    # The app gives tokens of the type that the graph states.
+    ids = np.int64 if decoder.get_inputs()[0].type == "tensor(int64)" else np.int32
     _, n_heads, _, width = decoder.get_inputs()[1].shape
     past = [np.zeros((1, n_heads, 0, width), np.float32)] * len(cross)
     rows: list[Floats] = []
     for new in decoded_together(tokens, n_prompt):
-        values = (np.array([new], np.int32), *past, *cross)
+        values = (np.array([new], ids), *past, *cross)
         new_logits, *past = decoder.run(None, dict(zip(names, values, strict=True)))
         rows.append(new_logits[0])
         for side, arrays in (("decoder", past), ("encoder", cross)):

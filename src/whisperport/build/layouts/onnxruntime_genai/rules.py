@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, settings_of
 from whisperport.build.layouts.huggingface_rules import settings
-from whisperport.build.layouts.onnx_graph.header import read_header, several_texts
+from whisperport.build.layouts.onnx_graph.header import (
+    OnnxHeader,
+    other_type,
+    read_header,
+    several_texts,
+)
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.onnxruntime_genai.folder import (
     GRAPHS,
@@ -25,6 +30,8 @@ if TYPE_CHECKING:  # it needs torch
 
 CONFIG, SOUND = "genai_config.json", "audio_processor_config.json"
 TOKENIZER = "tokenizer.json"
+INTEGERS, FLOATS = ("int32", "int64"), ("float32", "float16")
+N_AXES = 4  # of a cache
 MOST_DEPTH = 8  # of objects in objects
 HEADS, WIDTH, SHARED = "num_attention_heads", "head_size", "past_present_share_buffer"
 # Names of files and values are free; the others are not read, or are named by the steps' own types.
@@ -87,10 +94,10 @@ def names(files: Files) -> Iterator[tuple[str, str]]:
             yield CONFIG, f"model.{part}.filename is {name!r}: there is no such file"
             continue
         header = files.read(file, read_header)
-        for name, axes in header.inputs.items():
-            if reason := several_texts(name, axes):
-                yield file, reason
-                return
+        texts = (several_texts(name, axes) for name, axes in header.inputs.items())
+        if reason := next(filter(None, texts), "") or other_type(header, _types(files, header)):
+            yield file, reason
+            return
         layers = _part(files, "decoder").get("num_hidden_layers")
         last = layers - 1 if isinstance(layers, int) else 0
         for side, values in (("inputs", header.inputs), ("outputs", header.outputs)):
@@ -104,12 +111,24 @@ def names(files: Files) -> Iterator[tuple[str, str]]:
                     return
 
 
+def _ids(files: Files) -> str:
+    """Return the name of the decoder's input for tokens."""
+    stated = _part(files, "decoder").get("inputs")
+    ids = stated.get("input_ids") if isinstance(stated, dict) else None
+    return str(ids or "input_ids")
+
+
+def _types(files: Files, header: OnnxHeader) -> dict[str, tuple[str, ...]]:
+    """Return the types that tokens and caches may have: the app gives what the graph states."""
+    caches = (name for name, axes in header.inputs.items() if len(axes) == N_AXES)
+    return {_ids(files): INTEGERS, **dict.fromkeys(caches, FLOATS)}
+
+
 def _grows(files: Files, decoder: str) -> bool:
     """Return whether a decoder's caches grow with each token: no number tells it the tokens in a buffer."""
-    header, stated = files.read(decoder, read_header), _part(files, "decoder").get("inputs")
-    ids = stated.get("input_ids") if isinstance(stated, dict) else None
+    header, ids = files.read(decoder, read_header), _ids(files)
     numbers = [n for n, dtype in header.dtypes.items() if dtype.startswith("int")]
-    return not [name for name in numbers if name != (ids or "input_ids")]
+    return not [name for name in numbers if name != ids]
 
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:

@@ -61,6 +61,12 @@ TENSORS = {
     ENCODER: ("input_features", "last_hidden_state"),
     DECODER: ("input_ids", "encoder_hidden_states", "beam_idx", "logits"),
 }
+TYPES = {
+    "input_features": "f32",
+    "encoder_hidden_states": "f32",
+    "input_ids": "i64",
+    "beam_idx": "i32",
+}
 # Operator -> its attributes in the graphs of `graphs.py`; one that is missing has this value, too.
 ATTRIBUTES = {
     "MVN": {"eps": str(EPSILON), "normalize_variance": "true", "eps_mode": "INSIDE_SQRT"},
@@ -299,9 +305,20 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             reason = f"no tensor is called {name}, by which the pipeline finds it"
             yield Setting.wrong(file, reason)
         yield from _attributes(file, graph)
+        yield from _types(file, graph)
     for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
         if "input_features" in node.names and len(node.sizes[0]) == 3 and node.sizes[0][2] > 0:
             yield Setting(ENCODER, "frames of input_features", node.sizes[0][2], dims.n_frames)
+
+
+def _types(file: str, graph: IrGraph) -> Iterator[Setting]:
+    """Yield the inputs of a type that the pipeline does not give."""
+    for _, node in graph.of_type("Parameter"):
+        stated = node.attributes.get("element_type", "")
+        for name in TYPES.keys() & set(node.names):
+            if stated not in ("", TYPES[name]):
+                reason = f"input {name} is {stated}; the app gives {TYPES[name]}"
+                yield Setting.wrong(file, reason)
 
 
 def _attributes(file: str, graph: IrGraph) -> Iterator[Setting]:

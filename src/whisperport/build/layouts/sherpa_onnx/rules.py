@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, token_setting
-from whisperport.build.layouts.onnx_graph.header import OnnxHeader, change_model, read_header
+from whisperport.build.layouts.onnx_graph.header import (
+    OnnxHeader,
+    change_model,
+    other_type,
+    read_header,
+)
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
 from whisperport.build.layouts.rules import Draft, layout_rule
@@ -34,6 +39,9 @@ ENCODER, DECODER, TOKENS = "encoder*.onnx", "decoder*.onnx", "tokens.txt"
 BLANK = 220  # id of the token of a space in OpenAI's vocabularies
 MAX_TOKENS_BYTES = 64 << 20
 MOST_DIGITS = 10  # of an id
+# Types of the inputs that the app gives, by their place.
+FLOAT, INTEGER = ("float32",), ("int64",)
+TYPES = {ENCODER: [FLOAT], DECODER: [INTEGER, *[FLOAT] * 4, INTEGER]}
 EMPTY_HEADER = OnnxHeader({}, {}, {}, {})
 EMPTY = "="  # the token without bytes in OpenAI's own files, which the app's script copies
 
@@ -198,6 +206,9 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
         if not (name := _name(files, end)):
             continue
         header = files.read(name, read_header)
+        if reason := other_type(header, dict(zip(header.inputs, TYPES[end], strict=False))):
+            yield name, reason
+            return
         sides = ("input", header.inputs, inputs), ("output", header.outputs, outputs)
         for side, values, expected in sides:
             if side == "input" and len(values) > len(expected):
@@ -227,9 +238,9 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         yield Setting(
             name, " of ".join(f"'{key}'" for key in LISTS[1:]), languages, right_languages
         )
-    lines = {int(place): text for text, place in _tokens_of(files) if _is_id(place)}
+    lines = {int(place): _decoded(text) for text, place in _tokens_of(files) if _is_id(place)}
     expected = (line.rpartition(" ") for line in text_tokens(checkpoint).splitlines())
-    right_lines = {int(place): text for text, _, place in expected}
+    right_lines = {int(place): _decoded(text) for text, _, place in expected}
     yield from token_setting(_name(files, TOKENS), lines, right_lines)
 
 
@@ -291,6 +302,14 @@ def _tokens_of(files: Files) -> Iterator[tuple[str, str]]:
     for line in files.read(name, _token_lines) if name else ():
         text, _, place = line.rpartition(" ")
         yield "" if text == EMPTY else text, place
+
+
+def _decoded(text: str) -> str:
+    """Return the text of a token in base64; what is none, as it is."""
+    try:
+        return base64.b64decode(text, validate=True).decode("utf-8", "backslashreplace")
+    except (binascii.Error, ValueError):
+        return text
 
 
 def _is_id(text: str) -> bool:

@@ -17,6 +17,7 @@ from whisperport.build.layouts.huggingface_files import (
     vocab,
     write_json,
 )
+from whisperport.build.layouts.layout import ATTENTION
 from whisperport.build.layouts.onnx_graph.file import open_session
 from whisperport.build.layouts.transformers_js.graphs import write_encoder, write_merged_decoder
 
@@ -92,4 +93,6 @@ def logits(
             if name.startswith("present.") and len(value):
                 inputs[name.replace("present.", "past_key_values.")] = value
                 caches.setdefault(name.removeprefix("present."), value[0])
+            elif name.startswith("cross_attentions."):
+                caches.setdefault(f"{name.partition('.')[2]}.{ATTENTION}", value[0])
     return np.concatenate(rows)
