@@ -1433,6 +1433,16 @@ def test_a_permuted_weight_is_not_found(micro_checkpoint: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "state"),
+    [("", "empty"), ('{"model": {', "cut off"), ("[1]", "damaged"), ("{1}", "damaged")],
+)
+def test_settings_that_end_early_are_an_error(text: str, state: str, tmp_path: Path) -> None:
+    (tmp_path / "genai_config.json").write_text(text)
+    with pytest.raises(ProgramError, match=rf"genai_config\.json is {state}"):
+        judge(tmp_path)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -1446,7 +1456,8 @@ def test_a_permuted_weight_is_not_found(micro_checkpoint: Any) -> None:
 def test_a_damaged_openvino_file_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "openvino_encoder_model.xml").write_text(text)
     (tmp_path / DECODER).write_text(text)
-    with pytest.raises(ProgramError, match="damaged"):
+    state = "damaged" if text.endswith(("/>", "</net>")) else "cut off"
+    with pytest.raises(ProgramError, match=state if text else "empty"):
         judge(tmp_path)
 
 

@@ -469,8 +469,10 @@ def test_external_data_that_was_cut_is_named(tmp_path: Path) -> None:
     [
         ("a.txt", b"hello, world", "not a program of a known format"),
         ("a.onnx", b"hello, world", "damaged, or is not an ONNX model"),
-        ("a.onnx", b"", "damaged, or is not an ONNX model"),
+        ("a.onnx", b"", "a.onnx is empty"),
         ("a.onnx", b"\x08\x0a", "damaged, or is not an ONNX model"),
+        ("a.onnx", b"\x08\x0a\x3a\x05", "a.onnx is cut off"),
+        ("a.onnx", b"\x08\x0a\x3a", "a.onnx is cut off"),
         ("a.pt2", b"PK\x03\x04" + bytes(50), "damaged"),
         ("a.pte", b"\0\0\0\0ET12" + bytes(50), "already compiled"),
         ("a.tflite", b"\x1c\0\0\0TFL3" + bytes(50), "damaged, or is not a TFLite model"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # it needs torch
 
 T = TypeVar("T")
 MAX_JSON_BYTES = 64 << 20  # a tokenizer.json of Whisper has 4 MB
+LAST = 1024  # bytes, of which white space may be the last
 MAX_FILES = 10_000  # the largest layout has 30
 
 
@@ -162,14 +163,27 @@ def _unsafe(path: Path, why: str) -> ProgramError:
     )
 
 
+def ends_early(path: Path, brackets: bytes) -> bool:
+    """Return whether JSON in a file begins with a bracket, and does not end with the other one."""
+    with path.open("rb") as file:
+        first = file.read(LAST).lstrip()
+        file.seek(max(0, path.stat().st_size - LAST))
+        last = file.read().rstrip()
+    return first[:1] in (b"", brackets[:1]) and last[-1:] != brackets[1:]
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise BundleError(f"it has more than {MAX_JSON_BYTES >> 20} MiB")
         value = parse(path.read_bytes(), path.name).json_object()
     except BundleError as error:
+        if ends_early(path, b"{}"):
+            state = "cut off" if path.stat().st_size else "empty"
+        else:
+            state = "damaged, or is not a JSON object"
         raise ProgramError(
-            f"{path.name} is damaged, or is not a JSON object",
+            f"{path.name} is {state}",
             why=str(error),
             hint="export the model again",
         ) from error

@@ -7,7 +7,7 @@ nodes.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from whisperport.errors import ProgramError, needs
 from whisperport.model.inspection.graph import (
@@ -19,7 +19,7 @@ from whisperport.model.inspection.graph import (
     innermost_line,
     without_arguments,
 )
-from whisperport.model.inspection.protobuf_skeleton import Walk, skeleton
+from whisperport.model.inspection.protobuf_skeleton import BYTES, VARINT, Walk, skeleton, varint
 from whisperport.model.inspection.vocabulary import ONNX
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ ATTRIBUTE = Walk(inner={5: TENSOR})
 NODE = Walk(inner={5: ATTRIBUTE})
 GRAPH = Walk(inner={1: NODE, 5: TENSOR})
 MODEL = Walk(inner={7: GRAPH})
+MODEL_FIELDS = {1: VARINT, 5: VARINT, **dict.fromkeys((2, 3, 4, 6, 7, 8, 14, 20, 25), BYTES)}
 
 
 def read_onnx(path: Path) -> Graph:
@@ -91,11 +92,34 @@ def damaged(path: Path, error: Exception) -> ProgramError:
                 f"{path.name} is a pointer of Git LFS, and not the file itself",
                 hint="get the file with `git lfs pull`, or download it again",
             )
+        file.seek(0)
+        size = path.stat().st_size
+        length = _stated_length(file, size)
+        if length > size:
+            return ProgramError(
+                f"{path.name} is {'cut off' if size else 'empty'}",
+                why=f"it has {size:,} bytes; its graph ends at byte {length:,}" if size else "",
+                hint="download it again, or export the model again",
+            )
     return ProgramError(
         f"{path.name} is damaged, or is not an ONNX model",
         why=f"{type(error).__name__}: {str(error).strip() or 'unreadable'}".split("\n")[0][:200],
         hint="export the model again",
     )
+
+
+def _stated_length(file: BinaryIO, size: int) -> int:
+    """Return at which byte a model in a file says that it ends, at least 1; 0: it is no model."""
+    try:
+        while file.tell() < size:
+            _, tag = varint(file, size)
+            if MODEL_FIELDS.get(tag >> 3) != tag & 7:
+                return 0
+            _, length = varint(file, size)
+            file.seek(length if tag & 7 == BYTES else 0, 1)
+    except ValueError:  # it ends inside a number
+        return size + 1
+    return file.tell() or 1
 
 
 def check_external_data(path: Path, model: "onnx.ModelProto") -> None:

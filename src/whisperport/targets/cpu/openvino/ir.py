@@ -25,6 +25,11 @@ MAX_RANK = 32  # of an array of numpy 1; numpy 2 has 64
 DTYPES = {kind: dtype for dtype, kind in TYPES.items()}  # OpenVINO's name of a dtype -> numpy's
 NO_BYTES = np.empty(0, np.uint8)
 HINT = "export the model again"
+# What expat says of a file that ends before its last element does.
+ENDS = [
+    expat.errors.codes[text]
+    for text in (expat.errors.XML_ERROR_NO_ELEMENTS, expat.errors.XML_ERROR_UNCLOSED_TOKEN)
+]
 
 
 @dataclass(slots=True)
@@ -117,8 +122,11 @@ def read_ir(path: Path) -> IrGraph:
     except OSError as error:
         raise ProgramError(f"cannot read {path}", why=error.strerror or str(error)) from error
     except (expat.ExpatError, ValueError, KeyError) as error:
+        size = path.stat().st_size
+        ends_early = getattr(error, "code", 0) in ENDS
+        state = "cut off" if ends_early else "damaged, or is not an OpenVINO model"
         raise ProgramError(
-            f"{path.name} is damaged, or is not an OpenVINO model",
+            f"{path.name} is {state if size else 'empty'}",
             why=f"{type(error).__name__}: {error}"[:200],
             hint=HINT,
         ) from error
