@@ -91,6 +91,10 @@ def write_openvino(checkpoint: Any, folder: Path, precision: str = "fp32") -> No
     files.write_json(folder / "tokenizer.json", files.tokenizer_json(checkpoint))
 
 
+def write_onnx(checkpoint: Any, folder: Path, precision: str) -> None:
+    layout_of("onnxruntime-genai").write(checkpoint, precision, folder)
+
+
 def write_tokenizer_graphs(checkpoint: Any, folder: Path) -> None:
     """Write the constants that `judge` reads in the graphs of openvino-tokenizers."""
     from whisperport.build.layouts import huggingface_files as files
@@ -986,15 +990,20 @@ def test_what_computes_a_value_begins_behind_right_values(
     assert [node.name for node in located._making(["z"], right)] == names
 
 
-@pytest.mark.parametrize("precision", ["fp16", "w8"])
+@pytest.mark.parametrize(
+    ("app", "precision"),
+    [("openvino-genai", "fp16"), ("openvino-genai", "w8"), ("onnxruntime-genai", "fp16")],
+)
 def test_a_weight_behind_a_conversion_is_read(
-    precision: str, micro_checkpoint: Any, tmp_path: Path
+    app: str, precision: str, micro_checkpoint: Any, tmp_path: Path
 ) -> None:
-    # given OpenVINO's graphs, whose weights are converted and multiplied before they are read
-    write_openvino(micro_checkpoint, tmp_path, precision)
-    stored = stored_arrays(layout_of("openvino-genai"), Files(tmp_path), precision)
+    # given graphs whose weights are converted and multiplied before they are read
+    write = write_openvino if app == "openvino-genai" else write_onnx
+    write(micro_checkpoint, tmp_path, precision)
+    stored = stored_arrays(layout_of(app), Files(tmp_path), precision)
     places = identify(micro_checkpoint, stored).places
-    file = tmp_path / "openvino_encoder_model.xml"
+    name = "openvino_encoder_model.xml" if app == "openvino-genai" else "encoder.onnx"
+    file = tmp_path / name
     names = {weight: [n for f, n in found if f == file.name] for weight, found in places.items()}
     with opened(str(file)) as program:
         graph = program.graph
@@ -1004,6 +1013,30 @@ def test_a_weight_behind_a_conversion_is_read(
     weights = [name for name in names if name.startswith("encoder.") and name.endswith("weight")]
     assert weights
     assert [name for name in weights if not read.intersection(arrays[name])] == []
+
+
+def test_a_bias_that_another_weights_product_gets_names_the_exchange() -> None:
+    # given the weights of a key and a value at each other's place: the value's bias is added to the key's
+    nodes = tuple(
+        Node(name, op, op, tuple(map(Value, sources)), (Value(name),))
+        for name, op, *sources in (
+            ("k", "matmul", "x", "w.value"),
+            ("product", "matmul", "x", "w.key"),
+            ("v", "add", "product", "b.value"),
+        )
+    )
+    graph = Graph("", "onnx", nodes, (Value("x"),), (Value("k"), Value("v")))
+    arrays = {f"attn.{part}.weight": [f"w.{part}"] for part in ("key", "value")}
+    arrays["attn.value.bias"] = ["b.value"]
+    row, product = np.ones(4, np.float32), np.arange(8, dtype=np.float32).reshape(1, 2, 4)
+    expected = {"attn.value.bias": row, "attn.value": product + row}
+    explanation = operations.Explanation(expected, 2)
+    values = {"k": product, "product": product * 3, "v": product * 3 + row}
+    located = layers._Located(graph, values, arrays, explanation, is_exact=True)
+    # when the value's layer is explained, then the key's weight is named
+    (compared,) = located.compared("logits")
+    cause = located.computed([compared], compared)
+    assert "its bias is added to the product of attn.key.weight: the two are exchanged" in cause
 
 
 @pytest.mark.parametrize("n_swapped", [0, 1])
@@ -1384,7 +1417,7 @@ def test_a_bias_of_keys_is_named(micro_checkpoint: Any) -> None:
     arrays = [StoredArray("model.bin", key, array) for key, array in weights.items()]
     # when they are looked for, then the exchange is named
     changed = " ".join(map(str, identify(micro_checkpoint, arrays).changed))
-    assert f"{key}: its place holds {value}" in changed
+    assert f"{key}: its place holds {value}: the two are exchanged" in changed
     assert (
         f"{name}.key.bias: it is not 0, and keys have no bias: it is {name}.value.bias" in changed
     )

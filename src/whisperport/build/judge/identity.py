@@ -151,7 +151,7 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     result.places = dict(search.places)
     for name in checkpoint.weights:
         if name in search.wrong:
-            result.changed.append(search.wrong[name])
+            result.changed.append(search.exchanged(name) or search.wrong[name])
         elif name in search.equal:
             result.equal.append(name)
         elif name in search.half:
@@ -233,6 +233,7 @@ class _Search:
         self.axes: dict[bool, list[str]] = {False: [], True: []}
         self.nearest: dict[str, ChangedWeight] = {}
         self.further: list[ChangedWeight] = []  # arrays for which the model has no place
+        self.held: dict[str, str] = {}  # weight -> that which is in its place
         self.labels: set[str] = set()  # weights that the names of arrays or nodes say
         self.places: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.unplaced: dict[bytes, str] = {}  # digest of sorted values -> the array
@@ -280,6 +281,7 @@ class _Search:
             self.further.append(ChangedWeight("", f"{array.file}: {array.name}", reason))
         if label and names and label not in names:
             self._note(label, array, f"its place holds {names[0]}")
+            self.held.setdefault(label, names[0])
         elif not names and values.dtype.kind == "f":
             self._note_nearest(array, values.astype(np.float32), label, candidates)
 
@@ -289,6 +291,14 @@ class _Search:
             matched = rows < len(FORMS)
             if matched.all() or name in POSITIONS:
                 getattr(self, FORMS[rows[matched].max()]).add(name)
+
+    def exchanged(self, name: str) -> ChangedWeight | None:
+        """Return a wrong weight that is exchanged with another; None: it is not."""
+        other = self.held.get(name, "")
+        if self.held.get(other) != name:
+            return None
+        reason = f"its place holds {other}: the two are exchanged"
+        return replace(self.wrong[name], reason=reason)
 
     def missing(self, name: str) -> str:
         """Return in words what is missing of a weight to which no array is near; empty: all."""

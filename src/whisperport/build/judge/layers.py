@@ -23,7 +23,7 @@ from whisperport.build.inspect import size_of
 from whisperport.build.judge.differences import value_difference
 from whisperport.build.judge.graph_run import cache_of, cached_layer, recorded
 from whisperport.build.judge.identity import SCALES, Identity
-from whisperport.build.judge.operations import INPUT, OF_AUDIO, Explanation, combined
+from whisperport.build.judge.operations import INPUT, NO_BIAS, OF_AUDIO, Explanation, combined
 from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
 from whisperport.errors import WhisperportError
@@ -399,9 +399,28 @@ class _Located:
         between = {node.name for node in self._making([result], right)}
         nodes = [n for n in self.graph.nodes if n.name in between and n.op not in MOVES]
         shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST_NODES:])
+        if sentence == NO_BIAS and (other := self._with_bias_of(value.name)):
+            sentence = f"its bias is added to the product of {other}: the two are exchanged"
         if not sentence:
             sentence = _likely(value.name, [v for v in compared if v.name in right.values()])
         return f"{sentence} ({shown})" if shown else sentence
+
+    def _with_bias_of(self, layer: str) -> str:
+        """Return the weight of another layer to whose product the bias of a layer is added; empty: none."""
+        weights = {
+            array: weight
+            for weight, arrays in self.arrays.items()
+            for array in arrays
+            if weight.endswith(".weight") and weight != f"{layer}.weight"
+        }
+        for bias in self.arrays.get(f"{layer}.bias", ()):
+            for node in self._readers.get(bias, ()):
+                added = [t.name for t in node.tensors]
+                makers = [self._makers[name] for name in added if name in self._makers]
+                for name in (*added, *(t.name for maker in makers for t in maker.tensors)):
+                    if name in weights:
+                        return weights[name]
+        return ""
 
     def wrong_cache(self, outputs: Mapping[str, Array], *, of_audio: bool) -> str:
         """Return in words which keys or values a decoder returns wrongly, of the audio too; empty: none."""

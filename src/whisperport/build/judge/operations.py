@@ -22,6 +22,8 @@ LOWEST = np.finfo(np.float32).min  # what a mask adds
 LOWEST_HALF = np.float32(np.finfo(np.float16).min)  # or this
 OF_AUDIO = ("cross_attn.key", "cross_attn.value")
 """Ends of the decoder's layers that read features, not tokens."""
+BIAS = "its bias"
+NO_BIAS = f"{BIAS} is missing"
 FIT = 0.05  # of the error: an operation that leaves less gives the value
 POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
 EPSILON = 1e-5  # of Whisper's layer norms
@@ -121,7 +123,7 @@ class Explanation:
                 return {"its result": right}
             bias = bias[:, None] if "conv" in layer.rpartition(".")[2] else bias
             row = np.broadcast_to(bias, right.shape)
-            return {"the part of its weight": right - row, "its bias": row}
+            return {"the part of its weight": right - row, BIAS: row}
         if not is_norm(layer):
             return {"it": right}
         before, branch = self._residual(layer)
