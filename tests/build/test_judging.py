@@ -1015,7 +1015,7 @@ def test_a_weight_behind_a_conversion_is_read(
     assert [name for name in weights if not read.intersection(arrays[name])] == []
 
 
-def test_a_bias_that_another_weights_product_gets_names_the_exchange() -> None:
+def test_a_bias_that_another_weights_matmul_gets_names_the_exchange() -> None:
     # given the weights of a key and a value at each other's place: the value's bias is added to the key's
     nodes = tuple(
         Node(name, op, op, tuple(map(Value, sources)), (Value(name),))
@@ -1036,7 +1036,7 @@ def test_a_bias_that_another_weights_product_gets_names_the_exchange() -> None:
     # when the value's layer is explained, then the key's weight is named
     (compared,) = located.compared("logits")
     cause = located.computed([compared], compared)
-    assert "its bias is added to the product of attn.key.weight: the two are exchanged" in cause
+    assert "its bias is added to the matmul with attn.key.weight: the two are exchanged" in cause
 
 
 @pytest.mark.parametrize("n_swapped", [0, 1])

@@ -400,13 +400,13 @@ class _Located:
         nodes = [n for n in self.graph.nodes if n.name in between and n.op not in MOVES]
         shown = ", ".join(f"{node.original_op} {node.name}" for node in nodes[-MOST_NODES:])
         if sentence == NO_BIAS and (other := self._with_bias_of(value.name)):
-            sentence = f"its bias is added to the product of {other}: the two are exchanged"
+            sentence = f"its bias is added to the matmul with {other}: the two are exchanged"
         if not sentence:
             sentence = _likely(value.name, [v for v in compared if v.name in right.values()])
         return f"{sentence} ({shown})" if shown else sentence
 
     def _with_bias_of(self, layer: str) -> str:
-        """Return the weight of another layer to whose product the bias of a layer is added; empty: none."""
+        """Return the weight of another layer to whose matmul the bias of a layer is added; empty: none."""
         weights = {
             array: weight
             for weight, arrays in self.arrays.items()
