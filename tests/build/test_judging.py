@@ -898,6 +898,18 @@ def test_the_verb_says_what_is_wrong(
     assert ("Wrong: " in page.read_text(encoding="utf-8")) == bool(status)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "w8"])
+@pytest.mark.parametrize(
+    "app", ["faster-whisper", "transformers.js", "sherpa-onnx", "onnxruntime-genai"]
+)
+def test_files_tell_the_precision_in_which_they_were_written(
+    app: str, precision: str, checkpoint: Any, micro_checkpoint: Any, tmp_path: Path
+) -> None:
+    small = checkpoint if app == "sherpa-onnx" else micro_checkpoint  # it needs OpenAI's tokens
+    layout_of(app).write(small, precision, tmp_path)
+    assert layout_of(app).reader.precisions(Files(tmp_path)) == [precision]
+
+
 def test_one_precision_of_several_is_judged_and_named(
     right_files: dict[str, Path], checkpoint: Any, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ class OnnxHeader:
     outputs: Mapping[str, list[int | str]]
     metadata: Mapping[str, str]
     dtypes: Mapping[str, str]  # of inputs, by numpy's names
+    precision: str = "fp32"  # of most matrices that are stored: w8, fp16 or fp32
 
 
 def read_header(path: Path) -> OnnxHeader:
@@ -45,6 +46,7 @@ def read_header(path: Path) -> OnnxHeader:
         {text(value.name): _sizes(value) for value in model.graph.output},
         {text(entry.key): text(entry.value) for entry in model.metadata_props},
         {text(value.name): _dtype(value) for value in inputs},
+        _precision(model.graph.initializer),
     )
 
 
@@ -141,3 +143,13 @@ def _dtype(value: Any) -> str:
 def _sizes(value: Any) -> list[int | str]:
     axes = value.type.tensor_type.shape.dim
     return [axis.dim_value if axis.HasField("dim_value") else text(axis.dim_param) for axis in axes]
+
+
+def _precision(tensors: Iterable[Any]) -> str:
+    import onnx
+
+    types = [tensor.data_type for tensor in tensors if len(tensor.dims) > 1]
+    if {onnx.TensorProto.INT8, onnx.TensorProto.UINT8} & set(types):
+        return "w8"
+    halves = types.count(onnx.TensorProto.FLOAT16)
+    return "fp16" if halves > types.count(onnx.TensorProto.FLOAT) else "fp32"

@@ -3,12 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.build.layouts.onnx_graph.header import text
+from whisperport.build.layouts.onnx_graph.header import read_header, text
 from whisperport.build.layouts.reading import Files, StoredArray, in_steps
 from whisperport.errors import ProgramError, needs
 
@@ -20,6 +21,14 @@ SCALES, ZEROS = ("_scale", ".scale"), ("_zero_point",)
 
 Scales = defaultdict[str, set[tuple[str, str]]]
 """Matrix of 8 bits -> names of its scale and zero point, as each node states them; empty: it does not."""
+
+
+def stored_precision(files: Files, names: Iterable[str]) -> str:
+    """Return the precision of most matrices in the first ONNX file that can be read; of none: fp32."""
+    for name in names:
+        with suppress(ProgramError):
+            return files.read(name, read_header).precision
+    return "fp32"
 
 
 def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:

@@ -16,7 +16,7 @@ from whisperport.build.layouts.onnx_graph.header import (
     read_header,
     several_texts,
 )
-from whisperport.build.layouts.onnx_graph.stored import stored_arrays
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays, stored_precision
 from whisperport.build.layouts.onnxruntime_genai.folder import (
     GRAPHS,
     audio_config,
@@ -178,6 +178,6 @@ RULES = (names, sizes, *checkpoint_rules(_settings))
 
 READER = Reader(
     lambda files: files.has(CONFIG) or (files.has(SOUND) and all(map(files.has, GRAPHS.values()))),
-    lambda _files: ["fp32"],
+    lambda files: [stored_precision(files, _graphs(files))],
     lambda files, _precision: stored_arrays(files, _graphs(files)),
 )

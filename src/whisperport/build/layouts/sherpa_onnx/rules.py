@@ -17,8 +17,8 @@ from whisperport.build.layouts.onnx_graph.header import (
     other_type,
     read_header,
 )
-from whisperport.build.layouts.onnx_graph.stored import stored_arrays
-from whisperport.build.layouts.reading import Files, Reader, StoredArray
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays, stored_precision
+from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import Draft, layout_rule
 from whisperport.build.layouts.sherpa_onnx.folder import ids as ids_of
 from whisperport.build.layouts.sherpa_onnx.folder import metadata as metadata_of
@@ -323,12 +323,12 @@ def _recognize(files: Files) -> bool:
     return bool(name) and "sot_sequence" in files.read(name, read_header).metadata
 
 
-def _precisions(files: Files) -> list[str]:
-    return ["w8" if "int8" in _name(files, ENCODER) else "fp32"]
+def _graphs(files: Files) -> list[str]:
+    return list(filter(None, (_name(files, ENCODER), _name(files, DECODER))))
 
 
-def _arrays(files: Files, _precision: str) -> Iterator[StoredArray]:
-    return stored_arrays(files, filter(None, (_name(files, ENCODER), _name(files, DECODER))))
-
-
-READER = Reader(_recognize, _precisions, _arrays)
+READER = Reader(
+    _recognize,
+    lambda files: [stored_precision(files, _graphs(files))],
+    lambda files, _precision: stored_arrays(files, _graphs(files)),
+)
