@@ -1,5 +1,6 @@
 """Windows as short as the rest of the audio: what is computed, and that the text is that of 30 s."""
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,7 @@ from whisperport.program.checks import Check
 from whisperport.program.runner import Array, Binding, Runner
 from whisperport.program.window import ShortWindows
 from whisperport.runtime import Batch, Decoded, DecodeOptions, Decoder, Engine, load_engine
-from whisperport.runtime.decoding.fallback import is_whole
+from whisperport.runtime.decoding.fallback import is_probable, is_whole
 from whisperport.speech.audio import VadOptions
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, session, transcribe_files
@@ -229,7 +230,8 @@ def with_windows(transcriber: Transcriber, windows: ShortWindows) -> Callable[[]
 
 
 @pytest.fixture
-def never_sure(short: Transcriber) -> Iterator[Transcriber]:
+def never_sure(short: Transcriber, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transcriber]:
+    monkeypatch.setattr(sys.modules[is_probable.__module__], "LOG_HALF", 0.1)
     undo = with_windows(short, ShortWindows(positions=(250,), min_logprob=0.0))
     yield short
     undo()
@@ -301,19 +303,25 @@ NOT_WHOLE = pytest.mark.parametrize(
 )
 
 
+def with_changes(
+    decoded: Decoded, changed: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+) -> Decoded:
+    return replace(decoded, tokens=changed(decoded.tokens), logprobs=changed(decoded.logprobs))
+
+
 @NOT_WHOLE
 def test_a_window_is_decoded_in_full(
     short: Transcriber,
     sizes: Sizes,
     monkeypatch: pytest.MonkeyPatch,
-    changed: Callable[[tuple[int, ...]], tuple[int, ...]],
+    changed: Callable[[tuple[Any, ...]], tuple[Any, ...]],
 ) -> None:
     decode = session.decoding_with_fallback
 
     def with_changed_tokens(decoder: Decoder, features: np.ndarray, *arguments: Any) -> Any:
         decoded, ratio = yield from decode(decoder, features, *arguments)
         is_short = len(features) < short.engine.dims.n_audio_ctx
-        return (replace(decoded, tokens=changed(decoded.tokens)) if is_short else decoded), ratio
+        return (with_changes(decoded, changed) if is_short else decoded), ratio
 
     monkeypatch.setattr(session, "decoding_with_fallback", with_changed_tokens)
 
@@ -327,15 +335,14 @@ def test_a_window_is_decoded_in_full(
 def test_a_verification_trusts_no_text_that_the_runtime_decodes_in_full(
     short: Transcriber,
     monkeypatch: pytest.MonkeyPatch,
-    changed: Callable[[tuple[int, ...]], tuple[int, ...]],
+    changed: Callable[[tuple[Any, ...]], tuple[Any, ...]],
 ) -> None:
     monkeypatch.setattr(short_windows, "FEWEST_CLIPS", 1)
     assert verified(short).value["decoded_again"] == 0
     decode = short_windows.decode_window
 
     def with_changed_tokens(*arguments: Any) -> Any:
-        decoded = decode(*arguments)
-        return replace(decoded, tokens=changed(decoded.tokens))
+        return with_changes(decode(*arguments), changed)
 
     monkeypatch.setattr(short_windows, "decode_window", with_changed_tokens)
 
@@ -356,6 +363,7 @@ def test_the_language_is_detected_in_the_window_that_is_decoded(
     assert short.transcribe(clip()).language_probability == 0.5
     assert (detected, sizes["encoder"]) == ([225], [450])
 
+    monkeypatch.setattr(sys.modules[is_probable.__module__], "LOG_HALF", 0.1)
     undo = with_windows(short, ShortWindows(positions=(250,), min_logprob=0.0))
     try:
         short.transcribe(clip())

@@ -1,12 +1,15 @@
 """Whether short windows may be used, and which texts the runtime trusts."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from whisperport.program.window import ShortWindows
+from whisperport.runtime.decoding.decode import Decoded
+from whisperport.runtime.decoding.fallback import text_logprob
 from whisperport.verification.short_windows import ShortText, lowest_trusted, short_window_check
 
 SAID = "turn the light on in ten minutes please"
@@ -19,6 +22,7 @@ def text(
     correct: str = SAID,
     positions: int = 375,
     is_whole: bool = True,
+    text_logprob: float = -1.0,
 ) -> ShortText:
     return ShortText(
         correct=correct,
@@ -26,6 +30,7 @@ def text(
         short=short,
         positions=positions,
         avg_logprob=avg_logprob,
+        text_logprob=text_logprob,
         is_whole=is_whole,
         unit="words",
     )
@@ -73,6 +78,35 @@ def test_an_improbable_text_that_differs_is_decoded_again_and_no_error() -> None
     assert windows is not None
     assert (check.value["texts_differ"], check.value["decoded_again"]) == (1, 1)
     assert check.value["extra_errors"] == 0
+
+
+def test_a_text_that_is_more_probable_than_all_others_together_is_trusted() -> None:
+    # Given short texts, whose uncertain timestamps make the mean low
+    sure, unsure = text(-0.4, text_logprob=-0.6), text(-0.4, text_logprob=-0.8)
+    # Then the probability of the text decides, unless its end is missing
+    assert sure.is_trusted(-0.2)
+    assert not unsure.is_trusted(-0.2)
+    assert not replace(sure, is_whole=False).is_trusted(-0.2)
+    # And a wrong text that is so probable counts as an error, whatever the limit
+    windows, check = short_window_check([*RIGHT, text(-0.6, "stop", text_logprob=-0.6)])
+    assert windows is None
+    assert check.value["extra_errors"] == 8
+
+
+def test_the_probability_of_a_text_counts_its_end_and_not_its_timestamps() -> None:
+    # Given tokens of which the first and the last are timestamps, and an end of -0.1
+    decoded = Decoded((9, 1, 2, 9), "en", -3.6 / 5, 0.0, 0.0, True, (-1.0, -0.2, -0.3, -2.0))
+    # Then the text and its end count
+    assert text_logprob(decoded, 9) == pytest.approx(-0.6)
+
+
+def test_where_all_right_texts_are_sure_no_mean_is_enough() -> None:
+    # Given right texts that are more probable than all others together
+    sure = [text(-0.05 * n, text_logprob=-0.1) for n in range(1, 7)]
+    # Then no other text is trusted, however high its mean
+    assert lowest_trusted(sure) == 0.0
+    assert not text(-0.01, text_logprob=-0.8).is_trusted(0.0)
+    assert lowest_trusted([*sure, text(-0.3)]) < 0.0
 
 
 def test_probable_texts_that_differ_are_a_reason_not_to_use_short_windows() -> None:

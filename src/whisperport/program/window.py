@@ -82,7 +82,7 @@ class ShortWindows:
     Attributes:
         positions: lengths in encoder positions of 20 ms, in rising order.
         min_logprob: mean log-probability of the tokens of a window, below which the checkpoint's window is
-            used after all.
+            used after all, unless the text is more probable than all others together.
 
     Raises:
         ValueError: there is no length, they are not in rising order, or the number is not 0 or less.

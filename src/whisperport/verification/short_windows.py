@@ -1,9 +1,10 @@
 """Measure whether windows as short as the audio keep the words of the full window.
 
 Each clip of the reference is decoded in the full window and in the shortest one that holds it, with
-timestamps, as transcriptions are by default. The runtime trusts the text of a short window if the mean
-log-probability of its tokens is not below a limit, which belongs to the checkpoint: it follows from these
-clips. What it misses is counted on each clip with the limit that follows from the others.
+timestamps, as transcriptions are by default. The runtime trusts the text of a short window if it is more
+probable than all others together, or if the mean log-probability of its tokens is not below a limit, which
+belongs to the checkpoint: it follows from these clips. What it misses is counted on each clip with the
+limit that follows from the others.
 """
 
 import statistics
@@ -17,7 +18,7 @@ from whisperport.program.checks import ALL_PROGRAMS, SHORT_WINDOWS, Check
 from whisperport.program.dims import SECONDS_PER_POSITION
 from whisperport.program.window import UNVERIFIED, ShortWindows
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, split_segments
-from whisperport.runtime.decoding.fallback import is_whole
+from whisperport.runtime.decoding.fallback import is_probable, is_whole, text_logprob
 from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.text import Tokenizer
 from whisperport.verification.error_rate import TextErrors, Unit, increase_bounds, text_errors
@@ -41,6 +42,7 @@ class ShortText:
         short: text of the short window.
         positions: length of the short window, in encoder positions.
         avg_logprob: mean log-probability of the tokens of `short`.
+        text_logprob: log-probability of `short` without its timestamps.
         is_whole: whether `short` ends with the audio, and repeats no sentence; no other text is trusted.
         unit: in which errors are counted.
     """
@@ -50,12 +52,13 @@ class ShortText:
     short: str
     positions: int
     avg_logprob: float
+    text_logprob: float
     is_whole: bool
     unit: Unit
 
     def is_trusted(self, min_logprob: float) -> bool:
         """Return whether the runtime uses the text of the short window."""
-        return self.is_whole and self.avg_logprob >= min_logprob
+        return self.is_whole and is_probable(self.avg_logprob, self.text_logprob, min_logprob)
 
     def errors(self, min_logprob: float) -> tuple[TextErrors, TextErrors]:
         """Return the errors of the text that the runtime uses, and those of the full window's."""
@@ -118,6 +121,7 @@ def check_short_windows(
                 short=tokenizer.decode(decoded.tokens),
                 positions=positions,
                 avg_logprob=decoded.avg_logprob,
+                text_logprob=text_logprob(decoded, generation.timestamp_begin),
                 is_whole=split.closed and is_whole(decoded, generation.timestamp_begin),
                 unit=text.unit,
             )
@@ -187,14 +191,14 @@ def short_window_check(
 def lowest_trusted(texts: Sequence[ShortText]) -> float:
     """Return the mean log-probability from which on the text of a short window is trusted.
 
-    It is twice as far below the lowest of the texts that are right as that is below their median: with six
-    clips, at most 4 of 100 texts of the same kind are decoded again by three checkpoints, and with the
-    distance itself 12 by the embedded model (benchmarks/words/as_short_as_audio.py). And
-    it is above each that differs from the full window's.
+    It is 0, so that no mean is enough, if all right texts are more probable than all others together.
+    Otherwise it is twice as far below the lowest of them as that is below their median: with six clips, at
+    most 4 of 100 texts of the same kind are decoded again by three checkpoints, and with the distance
+    itself 12 by the embedded model. And it is above each that differs from the full window's.
     """
     right = [text.avg_logprob for text in texts if text.is_whole and not text.differs]
     wrong = [text.avg_logprob for text in texts if text.is_whole and text.differs]
-    if not right:
+    if all(text.is_trusted(0.0) for text in texts if text.is_whole and not text.differs):
         return 0.0
     lowest = 3 * min(right) - 2 * statistics.median(right)
     return min(0.0, round(max([lowest, *(value + ABOVE_WRONG for value in wrong)]), 3))

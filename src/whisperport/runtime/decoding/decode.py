@@ -42,7 +42,7 @@ class Decoded:
     no_speech_prob: float  # probability of <|nospeech|> after <|startoftranscript|>, 0 to 1
     temperature: float  # at which the window was decoded
     ended: bool  # whether the model emitted the end of text; False: the token limit was reached
-    # Natural log-probability of each token; of a beam: none. `avg_logprob` stands for them in comparisons.
+    # Natural log-probability of each token. `avg_logprob` stands for them in comparisons.
     logprobs: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
 

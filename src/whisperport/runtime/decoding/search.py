@@ -29,7 +29,7 @@ class Candidate:
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # natural logarithm
     ended: bool = False  # whether the end of text followed
-    logprobs: list[float] = field(default_factory=list)  # of each token; of beams: none
+    logprobs: list[float] = field(default_factory=list)  # of each token
 
 
 class Search(Protocol):
@@ -127,12 +127,13 @@ class Beams:
         self.width, self.greedy = width, False
         self._end = end_of_text
         self._wanted = round(width * patience)
-        self._finished: dict[tuple[int, ...], float] = {}
+        self._finished: dict[tuple[int, ...], Candidate] = {}
 
     def advance(
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
         sums: dict[tuple[int, ...], float] = {}
+        logprobs: dict[tuple[int, ...], list[float]] = {}
         sources: dict[tuple[int, ...], int] = {}
         for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
             row, total = each.logits, np.float32(each.log_sum().value)
@@ -140,6 +141,7 @@ class Beams:
                 extended = (*candidate.tokens, int(token))
                 # float32 as in openai-whisper, so that the same sums tie.
                 sums[extended] = float(np.float32(candidate.logprob) + (row[token] - total))
+                logprobs[extended] = [*candidate.logprobs, float(row[token] - total)]
                 sources[extended] = source
 
         unfinished: list[tuple[int, ...]] = []
@@ -154,16 +156,22 @@ class Beams:
         for tokens, score in ended.items():  # in the order of their log-probabilities
             if len(self._finished) >= self._wanted:
                 break
-            self._finished[tokens] = score
-        beams = [Candidate(list(tokens), sums[tokens]) for tokens in unfinished]
+            self._finished[tokens] = _ended_at(tokens, score, self._end, logprobs[tokens])
+        beams = [
+            Candidate(list(tokens), sums[tokens], logprobs=logprobs[tokens])
+            for tokens in unfinished
+        ]
         is_finished = len(self._finished) >= self._wanted
         return beams, [sources[tokens] for tokens in unfinished], is_finished
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
-        finished = [_ended_at(tokens, score, self._end) for tokens, score in self._finished.items()]
+        finished = list(self._finished.values())
         missing = max(0, self.width - len(finished))  # filled with the best unfinished ones
         by_score = sorted(candidates, key=lambda candidate: candidate.logprob, reverse=True)
-        return finished + [_ended_at(p.tokens, p.logprob, self._end) for p in by_score[:missing]]
+        return finished + [
+            _ended_at(each.tokens, each.logprob, self._end, each.logprobs)
+            for each in by_score[:missing]
+        ]
 
 
 def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None) -> Candidate:
@@ -194,7 +202,7 @@ def top(row: Floats, count: int) -> NDArray[np.int64]:
 
 
 def _ended_at(
-    tokens: Sequence[int], logprob: float, end: int, logprobs: Sequence[float] = ()
+    tokens: Sequence[int], logprob: float, end: int, logprobs: Sequence[float]
 ) -> Candidate:
     """Return a candidate with the tokens before the end of text, and whether there was one."""
     ended = end in tokens
