@@ -123,12 +123,11 @@ def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(BundleError) as caught:
         load_engine(bundle)
 
-    # then: the failure is not recorded as a pass
+    # then: the failure is not recorded as a pass; a loaded machine may need the time for loading already
     assert "failed its trial run" in caught.value.what
-    assert (
-        caught.value.why
-        == f"running `step`: it took more than {limits_of(bundle).seconds:.0f} seconds"
-    )
+    stage, _, reason = caught.value.why.partition(": ")
+    assert stage in ("running `step`", "loading the programs")
+    assert reason == f"it took more than {limits_of(bundle).seconds:.0f} seconds"
     assert "--trust" in caught.value.hint
     assert time.monotonic() - started < START_S + limits_of(bundle).seconds
     monkeypatch.setattr(trial, "try_bundle", _fails)
