@@ -4,8 +4,10 @@ Width 64, 2 heads, 2 + 2 layers, 100 encoder positions (2 s), vocabulary 51865 u
 All weights are random, including biases and norms, so that a missing or exchanged bias changes the outputs.
 """
 
+import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -150,8 +152,17 @@ def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """Record the origin of bundles, and keep exported models, in a temporary folder, not in the user's.
 
     All workers share this folder, as they share the bundles. No bundle needs a second trial run.
+    `make test-apps` finds the apps that are installed in the user's.
     """
+    from whisperport.build.export.bundle_cache import cache_folder
+
     from .shared_exports import run_folder
+
+    if os.environ.get("WHISPERPORT_TEST_APPS") == "1":
+        apps = run_folder(tmp_path_factory) / "cache" / cache_folder().name / "apps"
+        apps.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another worker was first
+            apps.symlink_to(cache_folder() / "apps")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(run_folder(tmp_path_factory) / "state"))
