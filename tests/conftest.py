@@ -154,11 +154,11 @@ def _state_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     All workers share this folder, as they share the bundles. No bundle needs a second trial run.
     `make test-apps` finds the apps that are installed in the user's.
     """
-    from whisperport.build.export.bundle_cache import cache_folder
-
     from .shared_exports import run_folder
 
     if os.environ.get("WHISPERPORT_TEST_APPS") == "1":
+        from whisperport.build.export.bundle_cache import cache_folder
+
         apps = run_folder(tmp_path_factory) / "cache" / cache_folder().name / "apps"
         apps.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # another worker was first
