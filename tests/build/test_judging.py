@@ -269,7 +269,7 @@ def cut_off(path: Path) -> None:
 
 
 def drop_last_tensor(path: Path) -> None:
-    name, data = [*read_types(path)][-1].encode(), path.read_bytes()
+    name, data = [*read_types(path)][-1].encode(), path.read_bytes()  # all are there
     path.write_bytes(data[: data.rfind(name) - 5 * 4])  # three numbers and two sizes are in front
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -174,35 +175,34 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_child_does_not_outlive_its_parent(tmp_path, how):
+@contextmanager
+def parent_of_a_job(tmp_path):
+    """Yield a process whose job waits, and that job's number; `child` is a file that the job has made."""
     script, mark = tmp_path / "parent.py", tmp_path / "child"
     script.write_text(PARENT)
     command = [sys.executable, script, Path(__file__).parent, mark]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as parent:
         wait_until(lambda: mark.exists() and mark.read_text())
-        child = int(mark.read_text())
+        yield parent, int(mark.read_text())
 
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_child_does_not_outlive_its_parent(tmp_path, how):
+    with parent_of_a_job(tmp_path) as (parent, child):
         parent.send_signal(how)
         parent.wait(60)
 
     # then: it is gone, and has tidied up
     wait_until(lambda: not is_running(child))
-    assert not mark.exists()
+    assert not (tmp_path / "child").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parent.py", "tmp"]
 
 
 def test_nothing_is_left_of_the_log_if_both_are_killed(tmp_path):
-    script, mark = tmp_path / "parent.py", tmp_path / "child"
-    script.write_text(PARENT)
-    command = [sys.executable, script, Path(__file__).parent, mark]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as parent:
-        wait_until(lambda: mark.exists() and mark.read_text())
-
+    with parent_of_a_job(tmp_path) as (parent, child):
         parent.send_signal(signal.SIGSTOP)  # so that it does not see the other end
-        os.kill(int(mark.read_text()), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         parent.kill()
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["child", "parent.py", "tmp"]

@@ -196,12 +196,13 @@ def lowest_trusted(texts: Sequence[ShortText]) -> float:
     most 4 of 100 texts of the same kind are decoded again by three checkpoints, and with the distance
     itself 12 by the embedded model. And it is above each that differs from the full window's.
     """
-    right = [text.avg_logprob for text in texts if text.is_whole and not text.differs]
-    wrong = [text.avg_logprob for text in texts if text.is_whole and text.differs]
-    if all(text.is_trusted(0.0) for text in texts if text.is_whole and not text.differs):
+    right = [text for text in texts if text.is_whole and not text.differs]
+    if all(text.is_trusted(0.0) for text in right):
         return 0.0
-    lowest = 3 * min(right) - 2 * statistics.median(right)
-    return min(0.0, round(max([lowest, *(value + ABOVE_WRONG for value in wrong)]), 3))
+    means = [text.avg_logprob for text in right]
+    lowest = 3 * min(means) - 2 * statistics.median(means)
+    wrong = [text.avg_logprob for text in texts if text.is_whole and text.differs]
+    return min(0.0, round(max([lowest, *(mean + ABOVE_WRONG for mean in wrong)]), 3))
 
 
 def _check(value: dict[str, float], rule: str, reason: str = "") -> Check:

@@ -115,7 +115,9 @@ def test_the_limits_of_a_small_bundle_are_below_two_gigabytes_and_thirty_seconds
 
 
 def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "BASE_S", 2.0)
+    monkeypatch.setattr(
+        trial, "BASE_S", 6.0
+    )  # loading took above 2 s on a machine with a load of 8
     monkeypatch.setattr(trial, "BYTES_PER_S", 1e9)
     bundle = foreign_bundle(tmp_path / "bundle", step=endless_step())
     started = time.monotonic()
@@ -123,11 +125,12 @@ def test_a_program_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(BundleError) as caught:
         load_engine(bundle)
 
-    # then: the failure is not recorded as a pass; a loaded machine may need the time for loading already
+    # then: the failure is not recorded as a pass
     assert "failed its trial run" in caught.value.what
-    stage, _, reason = caught.value.why.partition(": ")
-    assert stage in ("running `step`", "loading the programs")
-    assert reason == f"it took more than {limits_of(bundle).seconds:.0f} seconds"
+    assert (
+        caught.value.why
+        == f"running `step`: it took more than {limits_of(bundle).seconds:.0f} seconds"
+    )
     assert "--trust" in caught.value.hint
     assert time.monotonic() - started < START_S + limits_of(bundle).seconds
     monkeypatch.setattr(trial, "try_bundle", _fails)

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,7 +35,6 @@ MAX_STALL_S = 20 * 24 * 3600.0
 START_S = 60.0  # time to import Python modules and torch on a loaded machine
 GRACE_S = 10.0  # time for a child to clean up after an interrupt, before it is killed
 DUMP_S = 0.5  # time to write the stacks to the log
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def run_watched(
@@ -143,21 +141,23 @@ def _copied(log: IO[bytes], out: Path) -> str:
     if not log.seek(0, os.SEEK_END):
         return ""
 
-    def beside() -> tuple[int, str]:
-        path = out.with_name(f"{out.name}.log")
-        return os.open(path, NEW_FILE, 0o666), os.fspath(path)
-
-    temporary = partial(tempfile.mkstemp, prefix="whisperport-", suffix=".log")
-    for place in (beside, temporary):
+    beside = out.with_name(f"{out.name}.log")
+    places: tuple[Callable[[], IO[bytes]], ...] = (
+        lambda: beside.open("xb"),
+        lambda: tempfile.NamedTemporaryFile(  # noqa: SIM115  # closed below
+            prefix="whisperport-", suffix=".log", delete=False
+        ),
+    )
+    for new_file in places:
         with suppress(OSError):
-            descriptor, name = place()
+            file = new_file()
             try:
-                with os.fdopen(descriptor, "wb") as file:
+                with file:
                     log.seek(0)
                     shutil.copyfileobj(log, file)
-                return name
+                return str(file.name)
             except OSError:  # the disk is full, and half a log would be in the way
-                os.unlink(name)
+                os.unlink(file.name)
     return ""
 
 

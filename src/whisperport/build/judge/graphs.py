@@ -250,7 +250,8 @@ class _Comparison:
         self.known, self.logits, self.exact = known, logits, exact
         self.mel = torch.from_numpy(mel[None])
         self.tokens = torch.tensor(known.tokens)
-        self.features = build_model(self.checkpoint).encode(self.mel)
+        self.model = build_model(self.checkpoint)
+        self.features = self.model.encode(self.mel)
         self.expected = self.computed(Fault("nothing is wrong"))
 
     @property
@@ -265,11 +266,10 @@ class _Comparison:
 
     def misplaced(self, caches: Mapping[str, Floats]) -> str:
         """Return in words which keys or values of the first run are others, or in another order."""
-        from whisperport.model.network.whisper import CachedDecoder, build_model
+        from whisperport.model.network.whisper import CachedDecoder
 
-        model = build_model(self.checkpoint)
-        cross = model.cross_kv(self.features)
-        decoder = CachedDecoder(model.decoder, cross)
+        cross = self.model.cross_kv(self.features)
+        decoder = CachedDecoder(self.model.decoder, cross)
         decoder(self.tokens[: self.known.n_prompt].tolist())
         right = {
             f"{layer}.{side}.{part}": np.ascontiguousarray(
@@ -307,18 +307,15 @@ class _Comparison:
 
         Apps compute word timestamps of what the decoder returns.
         """
-        from whisperport.model.network.whisper import build_model
-
         returned = {int(key.split(".")[0]): caches[key] for key in caches if ATTENTION in key}
         if not returned:
             return ""
-        model, dims = build_model(self.checkpoint), self.checkpoint.dims
+        dims = self.checkpoint.dims
         heads = [(layer, h) for layer in range(dims.n_text_layer) for h in range(dims.n_text_head)]
         tokens = self.tokens[: self.known.n_prompt]
-        scores = model.cross_scores(tokens, model.cross_kv(self.features), heads)
-        right = (
-            scores.softmax(-1).numpy().reshape(dims.n_text_layer, dims.n_text_head, len(tokens), -1)
-        )
+        scores = self.model.cross_scores(tokens, self.model.cross_kv(self.features), heads)
+        sizes = dims.n_text_layer, dims.n_text_head, len(tokens), -1
+        right = scores.softmax(-1).numpy().reshape(sizes)
         for layer, array in returned.items():
             if array.shape != right[0].shape:
                 return f"the cross-attention of decoder layer {layer} has the sizes {array.shape}"

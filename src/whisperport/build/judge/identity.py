@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 Array = NDArray[Any]
-KEY_BIAS = ".key.bias"  # end of a name that no weight has
 SCALES = (-0.5, -0.25)  # powers of a head's width, by which converters multiply queries and keys
 SMALLEST = 2  # elements; a smaller array, such as a shape, is not a weight
 HALF_STEP = 0.75  # of a step of 8 bits: half, and what the fit of the step costs (0.64 seen)
@@ -248,6 +247,8 @@ class _Search:
 
     def compare(self, array: StoredArray) -> None:
         """Compare an array with every weight that it may be."""
+        from whisperport.model.checkpoint.names import KEY_BIAS
+
         shape = _squeezed(array.values.shape)
         candidates = [(name, False) for name in self.by_shape.get(shape, ())]
         # An array that is called as openai-whisper calls the weight has its axes, too.

@@ -25,6 +25,7 @@ from whisperport.model.checkpoint.checkpoint import (
 )
 from whisperport.model.checkpoint.ctranslate2_file import Variables, read_model_bin
 from whisperport.model.checkpoint.generation_settings import generation_from
+from whisperport.model.checkpoint.names import KEY_BIAS
 from whisperport.model.checkpoint.tensor_check import check_tensors, dims_of_tensors
 from whisperport.model.checkpoint.tokenizer_files import StoredTokenizer, read_tokenizer
 from whisperport.model.checkpoint.untrusted import quoted, read_json_object, shorten
@@ -55,7 +56,6 @@ TOP = {
     "decoder/layer_norm": "decoder.ln",
 }
 POSITIONS = "position_encodings/encodings"
-KEY_BIAS = ".key.bias"  # end of a name that no weight has: Whisper's keys have no bias
 _KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 _LAYER = re.compile(r"(encoder|decoder)/layer_(0|[1-9]\d{0,3})/(.+)")
 EMBEDDING, PROJECTION = "decoder/embeddings/weight", "decoder/projection/weight"

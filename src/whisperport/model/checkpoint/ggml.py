@@ -129,8 +129,10 @@ def read_sound_and_text(path: Path) -> tuple[Tensor, list[bytes]]:
         return filters, [bytes(_token(reader)) for _ in range(count)]
 
 
-def read_types(path: Path) -> dict[str, int]:
-    """Return the name of each tensor in a file -> its type in ggml.
+def read_types(path: Path) -> dict[str, int | None]:
+    """Return each tensor of a model of the file's sizes -> its type in ggml; None: it is absent.
+
+    Those in the file come first, in its order.
 
     Raises:
         CheckpointError: the file is damaged, or is not Whisper's.
@@ -138,20 +140,8 @@ def read_types(path: Path) -> dict[str, int]:
     """
     with BinaryReader(path) as reader:
         shapes = expected_shapes(_before_tensors(reader, path))
-        return {name: kind for name, kind, _ in _tensors(reader, shapes)}
-
-
-def absent_tensors(path: Path) -> list[str]:
-    """Return the names of the tensors of a Whisper model of the file's sizes that are not in the file.
-
-    Raises:
-        CheckpointError: the file is damaged, or a tensor is not Whisper's.
-        OSError: it cannot be read.
-    """
-    with BinaryReader(path) as reader:
-        shapes = expected_shapes(_before_tensors(reader, path))
-        present = {name for name, _, _ in _tensors(reader, shapes)}
-        return [name for name in shapes if name not in present]
+        types = {name: kind for name, kind, _ in _tensors(reader, shapes)}
+        return types | dict.fromkeys(name for name in shapes if name not in types)
 
 
 def _before_tensors(reader: BinaryReader, path: Path) -> Dims:

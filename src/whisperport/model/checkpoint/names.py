@@ -37,6 +37,7 @@ _IN_LAYER = {
     "final_layer_norm": "mlp_ln",
 }
 
+KEY_BIAS = ".key.bias"  # end of a name that no weight has: Whisper's keys have no bias
 EMBEDDING = "decoder.token_embedding.weight"  # openai-whisper's name of the token embedding
 PROJECTION = "proj_out.weight"  # Hugging Face's name of the output projection, which equals it
 _ALWAYS_PRESENT = "encoder.conv1.weight"  # every model has it; both libraries use this name

@@ -111,9 +111,9 @@ class Sampling:
             logprobs = [
                 logit - total for logit, total in zip(candidate.logprobs, totals, strict=True)
             ]
-            finished.append(
-                _ended_at(candidate.tokens, candidate.logprob - sum(totals), self._end, logprobs)
-            )
+            logprob = candidate.logprob - sum(totals)
+            known = Candidate(candidate.tokens, logprob, logprobs=logprobs)
+            finished.append(_without_end(known, self._end))
         return finished
 
     def _ended(self, candidate: Candidate) -> bool:
@@ -133,34 +133,35 @@ class Beams:
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
         sums: dict[tuple[int, ...], float] = {}
-        logprobs: dict[tuple[int, ...], list[float]] = {}
+        last: dict[tuple[int, ...], float] = {}  # log-probability of the last token
         sources: dict[tuple[int, ...], int] = {}
         for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
             row, total = each.logits, np.float32(each.log_sum().value)
             for token in top(row, self.width + 1):
                 extended = (*candidate.tokens, int(token))
                 # float32 as in openai-whisper, so that the same sums tie.
-                sums[extended] = float(np.float32(candidate.logprob) + (row[token] - total))
-                logprobs[extended] = [*candidate.logprobs, float(row[token] - total)]
-                sources[extended] = source
+                logprob = row[token] - total
+                sums[extended] = float(np.float32(candidate.logprob) + logprob)
+                last[extended], sources[extended] = float(logprob), source
+
+        def extended_by(tokens: tuple[int, ...]) -> Candidate:
+            logprobs = [*candidates[sources[tokens]].logprobs, last[tokens]]
+            return Candidate(list(tokens), sums[tokens], logprobs=logprobs)
 
         unfinished: list[tuple[int, ...]] = []
-        ended: dict[tuple[int, ...], float] = {}
+        ended: list[tuple[int, ...]] = []
         for tokens in sorted(sums, key=sums.__getitem__, reverse=True):
             if tokens[-1] == self._end:
-                ended[tokens] = sums[tokens]
+                ended.append(tokens)
                 continue
             unfinished.append(tokens)
             if len(unfinished) == self.width:
                 break
-        for tokens, score in ended.items():  # in the order of their log-probabilities
+        for tokens in ended:  # in the order of their log-probabilities
             if len(self._finished) >= self._wanted:
                 break
-            self._finished[tokens] = _ended_at(tokens, score, self._end, logprobs[tokens])
-        beams = [
-            Candidate(list(tokens), sums[tokens], logprobs=logprobs[tokens])
-            for tokens in unfinished
-        ]
+            self._finished[tokens] = extended_by(tokens)
+        beams = [extended_by(tokens) for tokens in unfinished]
         is_finished = len(self._finished) >= self._wanted
         return beams, [sources[tokens] for tokens in unfinished], is_finished
 
@@ -168,10 +169,7 @@ class Beams:
         finished = list(self._finished.values())
         missing = max(0, self.width - len(finished))  # filled with the best unfinished ones
         by_score = sorted(candidates, key=lambda candidate: candidate.logprob, reverse=True)
-        return finished + [
-            _ended_at(each.tokens, each.logprob, self._end, each.logprobs)
-            for each in by_score[:missing]
-        ]
+        return [_without_end(each, self._end) for each in (*finished, *by_score[:missing])]
 
 
 def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None) -> Candidate:
@@ -201,13 +199,12 @@ def top(row: Floats, count: int) -> NDArray[np.int64]:
     return indices[np.argsort(-row[indices], kind="stable")[:count]]
 
 
-def _ended_at(
-    tokens: Sequence[int], logprob: float, end: int, logprobs: Sequence[float]
-) -> Candidate:
+def _without_end(candidate: Candidate, end: int) -> Candidate:
     """Return a candidate with the tokens before the end of text, and whether there was one."""
+    tokens = candidate.tokens
     ended = end in tokens
     count = tokens.index(end) if ended else len(tokens)
-    return Candidate(list(tokens[:count]), logprob, ended, list(logprobs[:count]))
+    return Candidate(tokens[:count], candidate.logprob, ended, candidate.logprobs[:count])
 
 
 def numpy_sampler(generator: np.random.Generator) -> TokenSampler:

@@ -101,15 +101,15 @@ def every_tensor(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: download it again, or write it by `whisperport convert CHECKPOINT --for whisper.cpp`.
     """
-    from whisperport.model.checkpoint.ggml import absent_tensors
+    from whisperport.model.checkpoint.ggml import read_types
 
     name = files.path.name
     try:
-        absent = files.read("", absent_tensors)
+        types = files.read("", read_types)
     except CheckpointError as error:
         yield name, error.why or str(error)
         return
-    if absent:
+    if absent := [tensor for tensor, kind in types.items() if kind is None]:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         yield name, f"it lacks {absent[0]}{more}"
 
@@ -160,7 +160,7 @@ def _types(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         shape = checkpoint.weights[tensor].shape if tensor in checkpoint.weights else ()
         right = tensor_type(tensor, shape, MATRICES[header_type])
         right = F32 if header_type == 0 and len(shape) < 3 else right
-        if shape and kind != right:
+        if shape and kind not in (right, None):
             reason = (
                 f"{tensor} has ggml's type {kind}; by the header's ftype {header_type} it is {right}: "
                 '"tensor has wrong size in model file"'
