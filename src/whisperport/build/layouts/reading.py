@@ -163,13 +163,16 @@ def _unsafe(path: Path, why: str) -> ProgramError:
     )
 
 
-def ends_early(path: Path, brackets: bytes) -> bool:
-    """Return whether JSON in a file begins with a bracket, and does not end with the other one."""
+def early_end(path: Path, brackets: bytes) -> str:
+    """Return "empty" or "cut off" of JSON that lacks the second of two brackets; empty: it does not."""
+    size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(LAST).lstrip()
-        file.seek(max(0, path.stat().st_size - LAST))
+        file.seek(max(0, size - LAST))
         last = file.read().rstrip()
-    return first[:1] in (b"", brackets[:1]) and last[-1:] != brackets[1:]
+    if first[:1] not in (b"", brackets[:1]) or last[-1:] == brackets[1:]:
+        return ""
+    return "cut off" if size else "empty"
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -178,10 +181,7 @@ def _json(path: Path) -> dict[str, Any]:
             raise BundleError(f"it has more than {MAX_JSON_BYTES >> 20} MiB")
         value = parse(path.read_bytes(), path.name).json_object()
     except BundleError as error:
-        if ends_early(path, b"{}"):
-            state = "cut off" if path.stat().st_size else "empty"
-        else:
-            state = "damaged, or is not a JSON object"
+        state = early_end(path, b"{}") or "damaged, or is not a JSON object"
         raise ProgramError(
             f"{path.name} is {state}",
             why=str(error),

@@ -40,7 +40,7 @@ from whisperport.build.layouts.reading import (
     MAX_JSON_BYTES,
     Files,
     Reader,
-    ends_early,
+    early_end,
 )
 from whisperport.build.layouts.rules import Draft, layout_rule
 from whisperport.errors import ProgramError
@@ -276,7 +276,8 @@ def _tokens(path: Path) -> list[str]:
             raise ValueError("it is too large")
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        what = f"{path.name} is cut off" if ends_early(path, b"[]") else f"cannot read {path}"
+        state = early_end(path, b"[]")
+        what = f"{path.name} is {state}" if state else f"cannot read {path}"
         raise ProgramError(what, why=str(error)[:200]) from error
     return [token for token in value if isinstance(token, str)] if isinstance(value, list) else []
 
