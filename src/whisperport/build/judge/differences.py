@@ -55,6 +55,15 @@ def weight_difference(
     )
 
 
+def doubt(reason: str) -> int:
+    """Return how little what `weight_difference` says tells; 0: it names the cause.
+
+    Of a square weight, one of both orders of its axes gives the better reason.
+    """
+    doubtful = ("values differ", "columns are wrong", "axes are swapped")
+    return max((len(doubtful) - i for i, text in enumerate(doubtful) if text in reason), default=0)
+
+
 def value_difference(right: Array, array: Array, head_width: int) -> str:
     """Return in words how a computed value (…, n, d) differs from the right one; empty: it is not known."""
     if reason := _broken(array):

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.build.judge.differences import HALF_BITS, LEAST_NEAR, listed, weight_difference
+from whisperport.build.judge.differences import (
+    HALF_BITS,
+    LEAST_NEAR,
+    doubt,
+    listed,
+    weight_difference,
+)
 from whisperport.build.judge.operations import is_norm
 from whisperport.build.layouts.arrays import is_half
 from whisperport.build.layouts.arrays import weight as weight_of
@@ -171,12 +177,6 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
         result.changed = [ChangedWeight("", at, of_none) for at in search.unplaced.values()]
     result.odd = _odd(search.axes)
     return result
-
-
-def _doubt(reason: str) -> int:
-    """Return how little a reason says; of a square weight, one of both orders of axes gives the better."""
-    doubtful = ("values differ", "columns are wrong", "axes are swapped")
-    return max((len(doubtful) - i for i, text in enumerate(doubtful) if text in reason), default=0)
 
 
 def _kind(name: str) -> list[str]:
@@ -486,7 +486,7 @@ class _Search:
                 self.places[name].append((array.file, array.name))
                 return
             reasons = [self._difference(array, values, name, way) for way in ways]
-            reason = min(reasons, key=_doubt)
+            reason = min(reasons, key=doubt)
             self._note(name, array, reason, is_sure=bool(label) or values.ndim > 1)
         elif values.ndim > 1:
             self.unplaced[_digest(np.sort(values, axis=None))] = f"{array.file}: {array.name}"
