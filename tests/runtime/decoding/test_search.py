@@ -94,6 +94,32 @@ def test_the_same_seed_draws_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize(
+    "search",
+    [
+        Sampling(0, 0.0, 1, None),
+        Sampling(0, 0.7, 3, numpy_sampler(np.random.default_rng(0))),
+        Beams(0, 3, 1.0),
+    ],
+    ids=["greedy", "sampled", "beams"],
+)
+def test_each_token_has_its_part_of_the_log_probability(search: Sampling | Beams) -> None:
+    candidates = [Candidate() for _ in range(search.width)]
+    for step in range(4):
+        rows = [logits(7, seed=10 * step + beam) for beam in range(len(candidates))]
+        for row in rows:
+            row[0] = 8.0 * step - 12  # the end becomes probable
+        candidates, _, _ = search.advance(candidates, [Scores(row) for row in rows])
+
+    finished = search.finish(candidates)
+
+    assert any(each.ended for each in finished)
+    for each in finished:
+        assert len(each.logprobs) == len(each.tokens) > 0
+        of_text = sum(each.logprobs)
+        assert each.logprob < of_text if each.ended else each.logprob == pytest.approx(of_text)
+
+
+@pytest.mark.parametrize(
     ("what", "make", "width", "copies"),
     [
         ("greedy", lambda: Sampling(50257, 0.0, 1, numpy_sampler(np.random.default_rng(0))), 1, 1),
