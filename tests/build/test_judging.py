@@ -406,11 +406,16 @@ def planted(
 
 
 @pytest.mark.parametrize("app", APPS)
-def test_right_files_break_no_rule(app: str, right_files: dict[str, Path]) -> None:
+def test_right_files_break_no_rule(
+    app: str, right_files: dict[str, Path], checkpoint: Any
+) -> None:
     judgement = judge(right_files[app])
     assert judgement
     assert app in judgement.layout.apps
     assert judgement.problems == ()
+    # nor beside the checkpoint
+    files = Files(right_files[app], checkpoint)
+    assert [p for rule in layout_of(app).rules for p in rule.problems(files)] == []
 
 
 @pytest.mark.parametrize(
@@ -831,9 +836,7 @@ def test_what_files_state_is_compared_with_what_is_written_for_the_checkpoint(
     checkpoint: Any,
     tmp_path: Path,
 ) -> None:
-    # given right files, which break no rule, and a copy in which several things are changed
-    right = Files(right_files[app], checkpoint)
-    assert [p for rule in layout_of(app).rules for p in rule.problems(right)] == []
+    # given a copy of right files, in which several things are changed
     path = planted(app, plants[0], right_files, tmp_path)
     for plant in plants[1:]:
         plant(path)
