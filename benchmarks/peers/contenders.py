@@ -14,7 +14,8 @@ from ..speed.chunks import GAPS, made
 # What is compared: name, engine, mode, and the format that its model is converted to.
 
 OURS = "whisperport"
-FORCED, AUDIO, LONG, FILES = "forced", "audio", "long", "files"  # kinds of cases
+FORCED, COMMAND = "forced", "command"  # kinds of cases: random weights
+AUDIO, LONG, FILES = "audio", "long", "files"  # and the embedded model
 START = "start-up"
 COARSE = "+coarse"  # after a target: with `coarse_projection`
 ENCODER = "+openvino-encoder"  # after that: encoder and cross_kv on OpenVINO
@@ -34,6 +35,7 @@ class Contender:
     format: str = ""  # of `convert.py`; "": one that `models.py` writes
     kinds: tuple[str, ...] = (
         FORCED,
+        COMMAND,
         AUDIO,
         LONG,
         FILES,
@@ -131,6 +133,11 @@ CONTENDERS = (
         "Whisperport",
         f"onnxruntime{ENCODER}{IN_BF16}{IN_W8}",
     ),
+    Contender("whisperport, short", "Whisperport", "onnxruntime short", kinds=(COMMAND,)),
+    Contender(
+        "whisperport, w8, short", "Whisperport", f"onnxruntime{IN_W8} short", kinds=(COMMAND,)
+    ),
+    Contender("whisperport, auto, short", "Whisperport", f"{AUTO} short", kinds=(COMMAND,)),
     Contender("whisperport, openvino", "Whisperport", "openvino"),
     Contender("whisperport, openvino bf16", "Whisperport", f"openvino{ALL_BF16}"),
     Contender("whisperport, openvino --vad", "Whisperport", "openvino vad", kinds=(LONG,)),
@@ -163,7 +170,7 @@ CONTENDERS = (
         "SherpaOnnx",
         "",
         "sherpa-onnx",
-        kinds=(FORCED, AUDIO, FILES, START),
+        kinds=(FORCED, COMMAND, AUDIO, FILES, START),
         why_not="reads the first 30 s only",
     ),
     Contender("openai-whisper fp32", "OpenaiWhisper"),
@@ -176,6 +183,7 @@ CONTENDERS = (
 WINDOW_S = 30
 LONGEST_FILE_S = 12.0
 COMMAND_S = 3.0
+COMMANDS = {2: 10, 3: 12, 4: 15, 9: 30}  # seconds -> tokens of so much speech
 PAUSES = GAPS["pauses of 0.3 to 2 s"]
 
 
@@ -191,17 +199,15 @@ class Case:
     tokens: int | None = None  # tokens that are decoded whatever the model finds
 
 
-def forced(folder: Path, tokens: int) -> Case:
-    """One window whose number of tokens is fixed, for random weights."""
+def forced(folder: Path, tokens: int) -> list[Case]:
+    """Short speech and one window, whose number of tokens is fixed, for random weights."""
     audio, _ = made(WINDOW_S, PAUSES)
-    return _case(
-        f"one window, {tokens} tokens",
-        FORCED,
-        folder,
-        [audio[: WINDOW_S * SAMPLE_RATE]],
-        (),
-        tokens,
-    )
+    cases = [(f"{s} s", COMMAND, s, count) for s, count in COMMANDS.items()]
+    cases += [("one window", FORCED, WINDOW_S, tokens)]
+    return [
+        _case(f"{name}, {count} tokens", kind, folder, [audio[: s * SAMPLE_RATE]], (), count)
+        for name, kind, s, count in cases
+    ]
 
 
 def transcribed(folder: Path, minutes: float, n_files: int) -> list[Case]:

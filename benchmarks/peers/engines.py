@@ -307,6 +307,7 @@ class Whisperport:
     PACKAGES = ("whisperport.transcription",)
 
     def __init__(self, folder, threads, mode):
+        from whisperport.runtime import Decoder
         from whisperport.speech.audio import VadOptions
         from whisperport.targets import RunOptions
         from whisperport.transcription import Transcriber
@@ -321,8 +322,12 @@ class Whisperport:
             batch="single" not in chosen,
         )
         spin = {"onnxruntime.spin": "on"} if "spin" in chosen else {}
-        run = RunOptions(threads=threads // workers, options=spin)
+        self.is_short = "short" in chosen
+        run = RunOptions(
+            threads=threads // workers, options=spin, short_windows=True if self.is_short else None
+        )
         self.transcriber = Transcriber(folder / target, run)
+        self.decoder = Decoder(self.transcriber.engine) if self.is_short else None
 
     def window(self, audio, tokens):
         from whisperport.runtime import DecodeOptions
@@ -336,8 +341,21 @@ class Whisperport:
             max_tokens=tokens,
             suppress_tokens=(-1, *not_text),
         )
+        if self.is_short:
+            return self.short_window(audio, decode)
         transcript = self.transcriber.transcribe(audio, replace(self.options, decode=decode))
         return sum(len(segment.tokens) for segment in transcript.segments)
+
+    def short_window(self, audio, decode):
+        """Decode once: random weights end no text, and `transcribe` would decode the full window, too."""
+        from whisperport.runtime import decode_window
+        from whisperport.speech.audio.mel_windows import MelWindows
+
+        engine = self.transcriber.engine
+        mel, n_frames = MelWindows(audio, engine.dims.n_mels, engine.dims.n_frames).window(0)
+        mel[:, n_frames:] = 0
+        features = engine.encode(mel[:, : 2 * engine.positions_for(n_frames)])
+        return len(decode_window(self.decoder, features, decode).tokens)
 
     def transcribe(self, audios):
         if len(audios) == 1:
