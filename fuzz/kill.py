@@ -36,7 +36,8 @@ from pathlib import Path
 from fuzz import processes
 from fuzz.killed_jobs import LAST_STAGES, Job, fork, make_jobs
 from whisperport.errors import BundleError
-from whisperport.program.bundle import MANIFEST, Bundle, writing_bundle
+from whisperport.program.bundle import MANIFEST, Bundle
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.system.progress import reporting
 
 RESULT = Path("build/fuzz/kill.json")

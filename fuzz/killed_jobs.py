@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from whisperport.program.bundle import Bundle, ProgramEntry, writing_bundle
+from whisperport.program.bundle import Bundle, ProgramEntry
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.system.progress import begin_stage, reporting
 
 LAST_STAGES = ("moving the bundle to its folder", "writing the bundle", "writing nano")

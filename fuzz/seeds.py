@@ -136,7 +136,8 @@ def _bundle(folder: Path, target: str) -> None:
 
     from whisperport.build.export.export import export
     from whisperport.build.export.export_options import ExportOptions
-    from whisperport.program.bundle import MANIFEST, SILENCE, writing_bundle
+    from whisperport.program.bundle import MANIFEST, SILENCE
+    from whisperport.program.bundle.writing import writing_bundle
     from whisperport.program.window import ShortWindows
     from whisperport.targets import RunOptions
     from whisperport.verification.clips import Clip

@@ -284,6 +284,16 @@ NOT_TO_TRANSCRIBE = (
 )
 
 
+# And what a bundle that was exported on this machine does not need either, when its programs are loaded.
+NOT_TO_LOAD = (
+    "whisperport.program.bundle.writing",
+    "whisperport.program.bundle.staging",
+    "whisperport.runtime.engine.trial",
+    "whisperport.targets.compiler",
+    "whisperport.targets.toolchain",
+)
+
+
 def test_the_command_that_transcribes_imports_no_target_and_nothing_to_compare() -> None:
     done = on_a_board("import sys, whisperport.apps.cli.transcribe\nprint(*sys.modules)")
 
@@ -300,6 +310,8 @@ import numpy as np
 import whisperport
 
 bundle = whisperport.Bundle.open(sys.argv[1])
+whisperport.Transcriber(bundle)
+print(*sys.modules)
 assert whisperport.verify(bundle)
 sound = (0.1 * np.random.default_rng(0).standard_normal(40_000)).astype(np.float32)
 decode = whisperport.DecodeOptions(max_tokens=4)
@@ -311,7 +323,10 @@ print(whisperport.transcribe(sound, bundle, options).duration_s)
     done = on_a_board(code, bundle.folder)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "2.5"
+    modules, duration = done.stdout.splitlines()
+    assert [name for name in modules.split() if name.startswith(NOT_TO_LOAD)] == []
+    assert "whisperport.targets.cpu.onnxruntime" in modules.split()
+    assert duration == "2.5"
 
 
 @pytest.mark.parametrize(

@@ -406,9 +406,7 @@ def planted(
 
 
 @pytest.mark.parametrize("app", APPS)
-def test_right_files_break_no_rule(
-    app: str, right_files: dict[str, Path], checkpoint: Any
-) -> None:
+def test_right_files_break_no_rule(app: str, right_files: dict[str, Path], checkpoint: Any) -> None:
     judgement = judge(right_files[app])
     assert judgement
     assert app in judgement.layout.apps

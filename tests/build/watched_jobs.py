@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from whisperport.errors import LoweringError, MissingPackageError, UsageError
-from whisperport.program.bundle import writing_bundle
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.system.progress import begin_stage
 
 

@@ -5,12 +5,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.target_options import Option
+
+if TYPE_CHECKING:  # a board runs programs, and compiles none
+    from whisperport.targets.compiler import CalibrationNeed
 
 Sensitive = Annotated[
     Literal["w8", "as-others"],
@@ -24,8 +26,10 @@ Sensitive = Annotated[
 SAMPLES = 32  # of calibration; the shipped audio files give enough
 
 
-def static_calibration(spec: ProgramSpec) -> CalibrationNeed:
+def static_calibration(spec: ProgramSpec) -> "CalibrationNeed":
     """Return the samples that a static quantization of a program at its export needs."""
+    from whisperport.targets.compiler import CalibrationNeed
+
     return CalibrationNeed(samples=SAMPLES, names=tuple(tensor.name for tensor in spec.inputs))
 
 

@@ -26,8 +26,9 @@ from whisperport.errors import (
     MissingPackageError,
     UsageError,
 )
-from whisperport.program.bundle import MANIFEST, Bundle, writing_bundle
+from whisperport.program.bundle import MANIFEST, Bundle
 from whisperport.program.bundle.origin import is_trusted
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import load_engine, start_tokens
 from whisperport.speech.audio import load_audio

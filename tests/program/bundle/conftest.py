@@ -16,9 +16,9 @@ from whisperport.program.bundle import (
     Bundle,
     Manifest,
     ProgramEntry,
-    writing_bundle,
 )
 from whisperport.program.bundle.program_entry import ProgramFacts
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.program.checks import Check
 from whisperport.program.evidence import Evidence
 from whisperport.program.generation import Generation

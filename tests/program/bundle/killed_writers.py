@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import Bundle, writing_bundle
+from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.system import atomic
 
 STEPS: tuple[tuple[Any, str], ...] = (

@@ -21,10 +21,10 @@ from whisperport.program.bundle import (
     TOKENIZER,
     Bundle,
     Manifest,
-    writing_bundle,
 )
 from whisperport.program.bundle import folder as folder_module
 from whisperport.program.bundle.folder import file_sha256
+from whisperport.program.bundle.writing import writing_bundle
 
 FILES = [TOKENIZER, EMBEDDING, POSITIONS, REFERENCE, "programs/encoder.bin"]
 

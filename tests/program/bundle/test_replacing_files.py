@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from whisperport.errors import BundleError, WhisperportError
-from whisperport.program.bundle import Bundle, check_writable, replacing_files, writing_bundle
+from whisperport.program.bundle import Bundle, replacing_files
 from whisperport.program.bundle.replacing_files import put_files_in_place
 from whisperport.program.bundle.staging import Staging, clear_leftovers, staging
+from whisperport.program.bundle.writing import check_writable, writing_bundle
 from whisperport.system import locking
 
 # Files that belong together are replaced together, at whatever moment the writer is killed.
@@ -384,7 +385,8 @@ def test_of_writers_at_the_same_time_each_writes_or_is_told(tmp_path: Path, writ
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from whisperport.program.bundle import Bundle, writing_bundle
+from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.writing import writing_bundle
 
 out = Path(sys.argv[1])
 old = Bundle.open(out)

@@ -9,8 +9,9 @@ import pytest
 
 from whisperport.build.export.export import export
 from whisperport.errors import BundleError
-from whisperport.program.bundle import Bundle, check_writable, replacing, writing_bundle
+from whisperport.program.bundle import Bundle, replacing
 from whisperport.program.bundle.ownership import delete_listed
+from whisperport.program.bundle.writing import check_writable, writing_bundle
 from whisperport.system import atomic
 
 from .conftest import program_of

@@ -13,14 +13,8 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import (
-    MANIFEST,
-    TOKENIZER,
-    Bundle,
-    check_writable,
-    replacing,
-    writing_bundle,
-)
+from whisperport.program.bundle import MANIFEST, TOKENIZER, Bundle, replacing
+from whisperport.program.bundle.writing import check_writable, writing_bundle
 from whisperport.system import atomic
 
 from .conftest import program_of

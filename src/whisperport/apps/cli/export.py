@@ -40,7 +40,8 @@ from whisperport.build.export.bundle_cache import cache_folder
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.build.export.exported import Exported
 from whisperport.build.search.search import export_best
-from whisperport.program.bundle import Manifest, ProgramEntry, check_writable
+from whisperport.program.bundle import Manifest, ProgramEntry
+from whisperport.program.bundle.writing import check_writable
 from whisperport.program.dims import published_dims
 from whisperport.program.window import WindowOptions
 from whisperport.system.outputs import write_page

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import Bundle, Manifest, ProgramEntry, writing_bundle
+from whisperport.program.bundle import Bundle, Manifest, ProgramEntry
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.bundle.listed_files import DAMAGED
+from whisperport.program.bundle.writing import writing_bundle
 from whisperport.program.checks import Check
 from whisperport.program.evidence import Evidence, Kind, with_added
 from whisperport.verification.evidence import today

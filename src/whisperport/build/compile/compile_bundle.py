@@ -30,8 +30,9 @@ from whisperport.build.compile.emulating import (
 )
 from whisperport.build.compile.work_folder import work_folder, work_of
 from whisperport.errors import LoweringError
-from whisperport.program.bundle import Bundle, check_writable
+from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.origin import is_trusted, record_own
+from whisperport.program.bundle.writing import check_writable
 from whisperport.program.checks import Check
 from whisperport.program.program_kind import ALIGN, ENCODER, PREFILL
 from whisperport.program.runner import Array

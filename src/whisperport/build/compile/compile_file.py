@@ -38,9 +38,10 @@ from whisperport.build.compile.lowered_file import READERS, host_part, read_lowe
 from whisperport.build.compile.work_folder import work_folder, work_of
 from whisperport.build.export.placing import PlacementRequest, place
 from whisperport.errors import AudioError, UsageError, WhisperportError
-from whisperport.program.bundle import ProgramEntry, check_writable
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.bundle.staging import staging
+from whisperport.program.bundle.writing import check_writable
 from whisperport.program.checks import Check
 from whisperport.program.dims import Dims
 from whisperport.program.evidence import status_of

@@ -17,8 +17,9 @@ from whisperport.build.export.drafting import loaded
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
 from whisperport.errors import BundleError, UsageError
-from whisperport.program.bundle import Bundle, check_writable
+from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.staging import staging
+from whisperport.program.bundle.writing import check_writable
 from whisperport.program.program_kind import ENCODER, UNCACHED_DECODER
 from whisperport.program.window import WindowOptions
 from whisperport.system.option import Option

@@ -20,8 +20,9 @@ from whisperport.build.export.exported import Exported
 from whisperport.build.export.placing import place_programs
 from whisperport.build.export.quantizing import quantize_programs
 from whisperport.errors import VerificationError, WhisperportError
-from whisperport.program.bundle import SILENCE, Bundle, BundleWriter, Manifest, writing_bundle
+from whisperport.program.bundle import SILENCE, Bundle, Manifest
 from whisperport.program.bundle.origin import record_own
+from whisperport.program.bundle.writing import BundleWriter, writing_bundle
 from whisperport.program.dims import published_dims
 from whisperport.system.progress import begin_stage
 from whisperport.targets import RunOptions

@@ -30,8 +30,8 @@ from whisperport.build.export.placing import PlacementRequest, of_one_length
 from whisperport.build.search.attempts import first_accepted
 from whisperport.build.search.timing import known_times, race, remember
 from whisperport.errors import LoweringError, UsageError, VerificationError
-from whisperport.program.bundle import check_writable
 from whisperport.program.bundle.staging import TOKEN_BYTES, Staging
+from whisperport.program.bundle.writing import check_writable
 from whisperport.program.dims import Dims
 from whisperport.program.program_kind import (
     ALIGN,

@@ -23,8 +23,8 @@ from whisperport.build.export.exported import POINTS, Attempt, Candidate, Export
 from whisperport.build.search.attempts import KeptAttempts, dependencies, first_accepted
 from whisperport.build.search.timing import race
 from whisperport.errors import UsageError
-from whisperport.program.bundle import MANIFEST, Bundle, Manifest, check_writable
-from whisperport.program.bundle.writing import writing_bundle
+from whisperport.program.bundle import MANIFEST, Bundle, Manifest
+from whisperport.program.bundle.writing import check_writable, writing_bundle
 from whisperport.program.checks import Check
 from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import ENCODER

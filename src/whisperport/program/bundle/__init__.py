@@ -8,7 +8,7 @@
     ├── reference.npz     reference inputs and outputs, to verify on a board without torch
     └── …                 the lowered programs that the manifest lists
 
-`writing_bundle` writes a bundle completely or not at all. `Bundle.open` reads one and checks every file.
+`Bundle.open` reads one and checks every file. `writing_bundle`, in writing.py, writes all of it or nothing.
 """
 
 from whisperport.program.bundle.folder import Bundle
@@ -25,7 +25,6 @@ from whisperport.program.bundle.manifest import (
     Manifest,
 )
 from whisperport.program.bundle.program_entry import ProgramEntry
-from whisperport.program.bundle.writing import BundleWriter, check_writable, writing_bundle
 
 __all__ = [
     "EMBEDDING",
@@ -36,12 +35,9 @@ __all__ = [
     "SILENCE",
     "TOKENIZER",
     "Bundle",
-    "BundleWriter",
     "FileEntry",
     "ListedFiles",
     "Manifest",
     "ProgramEntry",
-    "check_writable",
     "regular_file",
-    "writing_bundle",
 ]

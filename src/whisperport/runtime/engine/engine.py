@@ -15,6 +15,7 @@ import numpy as np
 
 from whisperport.errors import BundleError
 from whisperport.program.bundle import Bundle, Manifest
+from whisperport.program.bundle.origin import is_trusted
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
 from whisperport.program.masks import MASKED
@@ -33,7 +34,6 @@ from whisperport.runtime.engine.coarse import CoarseProjection
 from whisperport.runtime.engine.finite import check_outputs
 from whisperport.runtime.engine.loading import load_runners
 from whisperport.runtime.engine.scores import Floats
-from whisperport.runtime.engine.trial import ensure_tried
 from whisperport.runtime.engine.uncached_decoder import UncachedDecoder
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.target_options import by_target
@@ -260,7 +260,10 @@ def load_engine(
     by_target(
         options.options, {name: get_target(name).run_options for name in names}
     )  # checks them
-    ensure_tried(bundle, options)
+    if not (options.trust or is_trusted(bundle)):
+        from whisperport.runtime.engine.trial import ensure_tried  # starts processes; seldom needed
+
+        ensure_tried(bundle, options)
     short = _short_windows(manifest, options)
     options = replace(options, short_windows=short is not None)
     with bundle.unchanged():

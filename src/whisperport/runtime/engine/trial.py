@@ -24,7 +24,7 @@ from whisperport.errors import (
     WhisperportError,
 )
 from whisperport.program.bundle import Bundle
-from whisperport.program.bundle.origin import is_recorded, is_trusted, record
+from whisperport.program.bundle.origin import is_recorded, record
 from whisperport.program.runner import Runner
 from whisperport.runtime.engine.loading import load_runners
 from whisperport.system.child import Limits, StoppedError, first_line, run_limited, threads_within
@@ -42,15 +42,13 @@ _passed: set[str] = set()  # trial runs of this process, for systems where nothi
 
 
 def ensure_tried(bundle: Bundle, options: RunOptions) -> None:
-    """Run every program of the bundle once in a limited child process, if it needs a trial run.
+    """Run every program of a bundle once in a limited child process, unless its files passed that before.
 
     Raises:
         BundleError: a program exceeded a limit, crashed, or cannot be loaded or run.
         MissingPackageError: a target's runtime is not installed.
         UsageError: an option has a value that a target rejects.
     """
-    if options.trust or is_trusted(bundle):
-        return
     key = _key(bundle, options.options)
     if bundle.hashed and (key in _passed or is_recorded("tried", key)):
         return

@@ -25,7 +25,6 @@ from whisperport.program.spec import (
 from whisperport.system.option import MAX_THREADS
 from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunOptions, Target
-from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.any_tokens import Lowered, same_but_for_tokens
 from whisperport.targets.onnx.lower_file import lower_file_to_onnx
 from whisperport.targets.onnx.rounded_audio import Rounding, Session, multiplies_exactly
@@ -36,6 +35,7 @@ from whisperport.targets.target_options import Option, check_ranges
 
 if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program
+    from whisperport.targets.compiler import CalibrationNeed
 
 FOLDER = "onnxruntime"
 W8, W8A8 = "w8", "w8a8"
@@ -229,7 +229,7 @@ class OnnxRuntime(Target):
         """Write one program to an ONNX file that contains its weights."""
         return lower_file_to_onnx(self, program, path, self.options.opset, simplify=simplify)
 
-    def calibration(self, spec: ProgramSpec, precision: str) -> CalibrationNeed | None:
+    def calibration(self, spec: ProgramSpec, precision: str) -> "CalibrationNeed | None":
         return static_calibration(spec) if precision == W8A8 else None
 
     def quantize(
