@@ -1348,10 +1348,12 @@ def test_noise_in_every_row_is_no_other_order() -> None:
         (lambda q, step: (q - 3, step), "its zero point is off by -3"),
         (lambda q, step: (np.where(q < 0, q + 128, q - 128), step), "without a sign are read as signed"),
         (lambda q, step: (np.roll(q, 1, 0), step), "rows 0 to 15 are in another order, and their"),
-        (lambda q, step: (q.T, step), "its axes are swapped, and those of its scales are not"),
+        (lambda q, step: (q.T, step), "its axes or those of its scales are swapped"),
+        (lambda q, step: (q, step.T), "its axes or those of its scales are swapped"),
+        (lambda q, step: (np.clip(q * 4, -127, 127), step / 4), "its scales are too small: "),
     ],
     ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "lost", "zero point",
-         "sign", "other rows", "other axes"],
+         "sign", "other rows", "other axes", "other axis of scales", "clipped"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any
@@ -1456,6 +1458,21 @@ def test_each_zero_point_of_a_matrix_is_read(tmp_path: Path) -> None:
     # when its arrays are read, then it is read with each of them
     arrays = [a for a in onnx_arrays(Files(tmp_path), ["a.onnx"]) if a.name == "w"]
     assert [array.values[0, 0] for array in arrays] == [-6, -2]
+
+
+@pytest.mark.parametrize(("attribute", "column"), [({}, 4), ({"axis": 0}, 2), ({"axis": -2}, 2)])
+def test_the_scales_of_a_square_matrix_are_read_along_the_axis_that_its_node_states(
+    attribute: dict[str, int], column: int, tmp_path: Path
+) -> None:
+    # given a square matrix of 8 bits, and a node that states the axis of its scales, or leaves it out
+    stored = {"w.T.int8": np.ones((2, 2), np.int8), "s": np.array([2, 4], np.float32)}
+    node = onnx.helper.make_node("DequantizeLinear", [*stored], ["y"], **attribute)
+    tensors = [onnx.numpy_helper.from_array(v, k) for k, v in stored.items()]
+    graph = onnx.helper.make_graph([node], "graph", [], [], tensors)
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "a.onnx")
+    # when its arrays are read, then rows or columns are multiplied by the scales
+    array = next(a for a in onnx_arrays(Files(tmp_path), ["a.onnx"]) if a.name == "w.T.int8")
+    assert array.values[0, 1] == column
 
 
 def test_integers_of_an_unknown_step_are_not_called_a_wrong_weight(micro_checkpoint: Any) -> None:

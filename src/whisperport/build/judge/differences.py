@@ -19,6 +19,9 @@ HALF_BITS = 2.0**-10  # relative error of float16
 EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
 ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
 MOST_MOVED = 8  # places by which scales are looked for
+MOST_STEPS = 127.5  # of 8 bits: 127 on one side of 0, and 128 on the other
+CUT = 1.1  # of these: a weight beyond it is clipped
+COARSE = 4  # steps by which a clipped weight may be rounded
 SIGN = 128  # by which a byte with a sign differs from one without
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 
@@ -44,7 +47,8 @@ def weight_difference(
         return reason
     if step is not None and (reason := _wrong_steps(values, weight, allowed, step)):
         return reason
-    count, largest = int(np.count_nonzero(values != weight)), float(np.abs(values - weight).max())
+    count = int(np.count_nonzero(values != weight if step is None else differs))
+    largest = float(np.abs(values - weight).max())
     rows = _lines(differs, 0)
     where = (
         f" in {len(rows):,} rows, such as {listed(rows[:2])}" if 0 < len(rows) < len(values) else ""
@@ -60,7 +64,7 @@ def doubt(reason: str) -> int:
 
     Of a square weight, one of both orders of its axes gives the better reason.
     """
-    doubtful = ("values differ", "columns are wrong", "axes are swapped")
+    doubtful = ("values differ", "columns are wrong", "are swapped")
     return max((len(doubtful) - i for i, text in enumerate(doubtful) if text in reason), default=0)
 
 
@@ -165,6 +169,8 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         return f"its zero point is off by {zero:.0f}"
     if np.mean(np.abs(np.abs(values - weight) - SIGN * step) <= allowed) >= LEAST_NEAR:
         return f"its integers are off by {SIGN} up or down: those without a sign are read as signed"
+    if reason := _clipped(values, weight, allowed, step):
+        return reason
     if values.ndim != 2:
         return ""
     for axis, kind in ((1, "row"), (0, "column")):
@@ -185,9 +191,26 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         return f"rows {listed(lines)} are in another order, and their scales are not"
     if values.shape[0] == values.shape[1]:
         integers = values / np.where(step == 0, 1, step)
-        if _are_alike(integers.T, weight) or _are_alike(integers, weight.T):
-            return "its axes are swapped, and those of its scales are not"
+        scaled = np.abs(integers * step.T - weight) <= np.abs(step.T)
+        if (
+            _are_alike(integers.T, weight)
+            or _are_alike(integers, weight.T)
+            or scaled.mean() >= LEAST_NEAR
+        ):
+            return "its axes or those of its scales are swapped, not both"
     return ""
+
+
+def _clipped(values: Array, weight: Array, allowed: Array, step: Array) -> str:
+    """Return in words that too small a scale cuts the largest values of a weight; empty: none is cut."""
+    most = MOST_STEPS * np.abs(step)
+    is_cut = np.abs(weight) > CUT * most
+    # Integers of larger scales, whose rounding is coarser, may be clipped as well.
+    near = np.abs(values - np.clip(weight, -most, most)) <= allowed + COARSE * np.abs(step)
+    if is_cut.mean() < 1 - LEAST_NEAR or near.mean() < LEAST_NEAR:
+        return ""
+    count = np.count_nonzero(is_cut)
+    return f"its scales are too small: {count:,} of {values.size:,} values are clipped"
 
 
 def _wrong_scales(scales: Array, factors: Array, is_wrong: Array, kind: str) -> str:

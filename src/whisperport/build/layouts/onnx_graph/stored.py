@@ -14,13 +14,14 @@ from whisperport.build.layouts.reading import Files, StoredArray, in_steps
 from whisperport.errors import ProgramError, needs
 
 LARGEST_SCALE = 1 << 20  # elements
+OF_NAME = -1  # axis of a scale that no node states: the name of the matrix does
 ZERO = 128  # of 8 bits without a sign, where the file does not say it
 # Ends of the name of a matrix of 8 bits; its scale and its zero point have other ends.
 INTEGERS = ("_quantized", ".T.int8", ".T.uint8", ".int8", ".uint8")
 SCALES, ZEROS = ("_scale", ".scale"), ("_zero_point",)
 
-Scales = defaultdict[str, set[tuple[str, str]]]
-"""Matrix of 8 bits -> names of its scale and zero point, as each node states them; empty: it does not."""
+Scales = defaultdict[str, set[tuple[str, str, int]]]
+"""Matrix of 8 bits -> names of its scale and zero point, empty if no node states them; the scale's axis."""
 
 
 def stored_precision(files: Files, names: Iterable[str]) -> str:
@@ -66,9 +67,9 @@ def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
 
 
 def _arrays(file: str, graph: Any, folder: str) -> Iterator[StoredArray]:
-    scales, users = defaultdict[str, set[tuple[str, str]]](set), dict[str, str]()
+    scales, users = defaultdict[str, set[tuple[str, str, int]]](set), dict[str, str]()
     _read_nodes(graph, scales, users)
-    stated = {name for pairs in scales.values() for pair in pairs for name in pair}
+    stated = {name for pairs in scales.values() for *pair, _ in pairs for name in pair}
     small = {
         text(tensor.name): _values(tensor, folder)
         for tensor in _tensors(graph)
@@ -80,7 +81,7 @@ def _arrays(file: str, graph: Any, folder: str) -> Iterator[StoredArray]:
         values = small[name] if name in small else _values(tensor, folder)
         if values.dtype in (np.int8, np.uint8) and values.ndim == 2:
             # Nodes of both branches of a decoder may state it, each in its own way.
-            for pair in sorted(scales.get(name, {("", "")})):
+            for pair in sorted(scales.get(name, {("", "", OF_NAME)})):
                 product, step = _multiplied(name, values, pair, small)
                 yield StoredArray(file, name, product, users.get(name, ""), step)
         else:
@@ -98,7 +99,7 @@ def _values(tensor: Any, folder: str) -> NDArray[Any]:
 
 
 def _multiplied(
-    name: str, values: NDArray[Any], stated: tuple[str, str], small: Mapping[str, NDArray[Any]]
+    name: str, values: NDArray[Any], stated: tuple[str, str, int], small: Mapping[str, NDArray[Any]]
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
     """Return a matrix of 8 bits times its step, and the step; if it is not found, the integers."""
     base = next((name.removesuffix(end) for end in INTEGERS if name.endswith(end)), name)
@@ -108,8 +109,10 @@ def _multiplied(
     zero = small.get(stated[1] or base + ZEROS[0])
     if zero is None:
         zero = np.array(ZERO if values.dtype == np.uint8 and not stated[0] else 0)
-    rows = name.endswith((".uint8", ".int8")) and ".T." not in name
-    return in_steps(values, scale, zero, axis=0 if rows else 1)
+    axis = stated[2]
+    if axis == OF_NAME:
+        axis = 0 if name.endswith((".uint8", ".int8")) and ".T." not in name else 1
+    return in_steps(values, scale, zero, axis=axis)
 
 
 def _read_nodes(graph: Any, scales: Scales, users: dict[str, str]) -> None:
@@ -119,9 +122,10 @@ def _read_nodes(graph: Any, scales: Scales, users: dict[str, str]) -> None:
         for name in inputs:
             users.setdefault(name, text(node.name))
         if node.op_type == "DequantizeLinear" and len(inputs) > 1:
-            scales[inputs[0]].add((inputs[1], inputs[2] if len(inputs) > 2 else ""))
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 1) % 2  # of a matrix
+            scales[inputs[0]].add((inputs[1], inputs[2] if len(inputs) > 2 else "", axis))
         if node.op_type == "MatMulInteger" and len(inputs) > 3:
-            scales[inputs[1]].add(("", inputs[3]))
+            scales[inputs[1]].add(("", inputs[3], OF_NAME))
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 _read_nodes(inner, scales, users)
