@@ -26,6 +26,7 @@ from whisperport.build.judge.identity import identify
 from whisperport.build.judge.judge import stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
+from whisperport.build.layouts.checkpoint_rules import token_setting
 from whisperport.build.layouts.graph_pair import RULES as PAIR_RULES
 from whisperport.build.layouts.onnx_graph.header import rename
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays as onnx_arrays
@@ -844,6 +845,44 @@ def test_what_files_state_is_compared_with_what_is_written_for_the_checkpoint(
     said = [f"{p.code}: {p.reason}" for p in problems]
     # then each change is named
     assert [reason for reason in reasons if not any(reason in text for text in said)] == []
+
+
+@pytest.mark.parametrize(
+    ("shift", "reason"), [(1, "their ids are 1 too high"), (-2, "their ids are 2 too low")]
+)
+def test_it_is_said_by_how_much_the_ids_of_tokens_are_moved(shift: int, reason: str) -> None:
+    # given tokens, each with the id of another one, and one that the checkpoint lacks
+    right = {i: f"token {i}" for i in range(40)}
+    stated = {i + shift: token for i, token in right.items() if i + shift in right} | {7: "new"}
+    # when they are compared, then it is said how far it is moved
+    (setting,) = token_setting("tokens.txt", stated, right)
+    assert setting.reason.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("YQ== 0\nYg== 1\nYw", "it is cut off: line 3 has no id"),
+        ("YQ== 0\nYg== 1\nYw==", "it is cut off: line 3 has no id"),
+        ("YQ== 0\nYg== 1\nYw== 2\nZA== 1", "it is cut off: it has 3 tokens; 'eot' is 50257"),
+        ("YQ== 0\nYg== 1\n", "it ends early: it has 2 tokens; 'eot' is 50257"),
+        ("YQ== 0\nYg== 9\n", "it has 2 tokens; 'eot' is 50257"),
+        ("YQ== 0\nYg 1\nYw", "line 2 is not base64"),
+    ],
+)
+def test_a_list_of_tokens_that_is_cut_off_is_called_so(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    # given a list of tokens that ends early, beside an encoder that states where it must end
+    (tmp_path / "tokens.txt").write_text(text)
+    node, graph = onnx.helper.make_node("Identity", ["x"], ["y"]), onnx.helper.make_graph
+    model = onnx.helper.make_model(graph([node], "graph", [], []))
+    onnx.helper.set_model_props(model, {"eot": "50257"})
+    onnx.save(model, tmp_path / "encoder.onnx")
+    # when the rule of tokens reads it, then it says so
+    rule = next(r for r in layout_of("sherpa-onnx").rules if r.code == "WP724")
+    (problem,) = rule.problems(Files(tmp_path))
+    assert problem.reason == reason
 
 
 def test_a_file_of_ggml_that_ends_in_zeros_names_the_last_tensor(

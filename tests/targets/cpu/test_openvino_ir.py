@@ -27,10 +27,17 @@ CONSTANT = (
 
 
 @pytest.mark.parametrize(
-    ("start", "size"), [(0, 12), (8, 8), (-8, 8), (2**63, 8), (4, -4), (0, "9" * 5000)]
+    ("start", "size", "reason"),
+    [
+        *[(start, size, r"model\.bin is cut off") for start, size in ((0, 12), (8, 8), (2**63, 8))],
+        *[
+            (*place, r"`w` in model\.bin is damaged")
+            for place in ((-8, 8), (4, -4), (0, "9" * 5000))
+        ],
+    ],
 )
 def test_a_constant_outside_of_the_file_of_weights_is_an_error(
-    start: int, size: int, tmp_path: Path
+    start: int, size: int, reason: str, tmp_path: Path
 ) -> None:
     # given a file of weights of 8 bytes
     (tmp_path / "model.bin").write_bytes(b"\0\0\x80\x3f\0\0\0\x40")
@@ -40,7 +47,7 @@ def test_a_constant_outside_of_the_file_of_weights_is_an_error(
     # when a constant is at another place
     path.write_text(CONSTANT.format(start, size))
     # then reading it is an error of the file
-    with pytest.raises(ProgramError, match=r"`w` in model\.bin is damaged"):
+    with pytest.raises(ProgramError, match=reason):
         list(constants(path))
 
 

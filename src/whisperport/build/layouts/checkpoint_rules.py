@@ -137,7 +137,8 @@ def token_setting(
             f"{len(changed):,} of {len(stated):,} tokens are not the checkpoint's, such as id {first}: "
             f"{_short(stated[first])}, not {_short(right[first])}"
         )
-        if form := _other_form([(stated[i], right[i]) for i in changed]):
+        pairs = [(stated[i], right[i]) for i in changed]
+        if form := _other_form(pairs) or _shifted(changed, stated, right):
             reason += f": {form}"
         yield Setting.wrong(file, reason)
 
@@ -155,6 +156,16 @@ def _other_form(pairs: Sequence[tuple[str, str]]) -> str:
     if most(str.strip):
         return "the spaces around them are lost"
     return ""
+
+
+def _shifted(changed: Sequence[int], stated: Mapping[int, str], right: Mapping[int, str]) -> str:
+    """Return in words by how much the ids of tokens are too high; empty: it is something else."""
+    own = {token: i for i, token in right.items()}
+    shifts = Counter(i - own[stated[i]] for i in changed if stated[i] in own)
+    shift, count = shifts.most_common(1)[0] if shifts else (0, 0)
+    if not shift or count < SAME_FORM * len(changed):
+        return ""
+    return f"their ids are {abs(shift)} too {'high' if shift > 0 else 'low'}"
 
 
 def missing_tokens(

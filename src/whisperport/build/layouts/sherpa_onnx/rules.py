@@ -176,20 +176,18 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
     file = _name(files, TOKENS)
     _, header = _encoder(files)
     end = header.metadata.get("eot", "")
-    for number, (text, place) in enumerate(_tokens_of(files)):
-        if not _is_id(place):
-            yield file, f"line {number + 1} has no id"
-            return
-        try:
-            base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            yield file, f"line {number + 1} is not base64"
+    lines = list(_tokens_of(files))
+    cut_off = "it is cut off: " if file and not files.read(file, _ends_with_a_line) else ""
+    for number, (text, place) in enumerate(lines, 1):
+        if reason := _unlike_a_line(text, place):
+            yield file, f"{cut_off if number == len(lines) else ''}line {number} {reason}"
             return
     if not file:
         return
-    count = len({place for _, place in _tokens_of(files)})
-    if _is_id(end) and count < int(end):
-        yield file, f"it has {count} tokens; 'eot' is {end}"
+    ids = {place for _, place in lines}
+    if _is_id(end) and len(ids) < int(end):
+        early = "it ends early: " if ids == set(map(str, range(len(ids)))) else ""
+        yield file, f"{cut_off or early}it has {len(ids)} tokens; 'eot' is {end}"
 
 
 @layout_rule("WP725", "A file is missing, or its inputs and outputs are in another order")
@@ -294,6 +292,24 @@ def _token_lines(path: Path) -> list[str]:
     with path.open("rb") as file:
         raw = file.read(MAX_TOKENS_BYTES)
     return raw.decode("ascii", "replace").splitlines()
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    """Return whether the last line of a file has an end."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read() in (b"", b"\n")
+
+
+def _unlike_a_line(text: str, place: str) -> str:
+    """Return in words what a line of `tokens.txt` lacks; empty: nothing."""
+    if not _is_id(place):
+        return "has no id"
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return "is not base64"
+    return ""
 
 
 def _tokens_of(files: Files) -> Iterator[tuple[str, str]]:

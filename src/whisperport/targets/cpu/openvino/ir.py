@@ -150,14 +150,21 @@ def stored_bytes(graph: IrGraph, weights: Path) -> Iterator[tuple[IrNode, NDArra
     for _, node in graph.of_type("Const"):
         try:
             start, n_bytes = int(node.attributes["offset"]), int(node.attributes["size"])
-            if not 0 <= start <= start + n_bytes <= len(mapped):
-                raise ValueError(f"it ends at byte {start + n_bytes} of {len(mapped)}")
+            if not 0 <= start <= start + n_bytes:
+                raise ValueError(f"it begins at byte {start} and has {n_bytes} bytes")
         except (KeyError, ValueError) as error:
             raise ProgramError(
                 f"the constant `{node.name[:80]}` in {weights.name} is damaged",
                 why=f"{type(error).__name__}: {error}"[:200],
                 hint=HINT,
             ) from error
+        if start + n_bytes > len(mapped):
+            raise ProgramError(
+                f"{weights.name} is {'cut off' if len(mapped) else 'empty'}",
+                why=f"it has {len(mapped):,} bytes; the constant `{node.name[:80]}` ends at byte "
+                f"{start + n_bytes:,}",
+                hint=f"download it again, or {HINT}",
+            )
         yield node, mapped[start : start + n_bytes]
 
 
