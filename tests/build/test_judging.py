@@ -22,8 +22,9 @@ from whisperport.apps.cli.explain import rules_about
 from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import layers, operations
 from whisperport.build.judge.differences import weight_difference
-from whisperport.build.judge.identity import identify
-from whisperport.build.judge.judge import stored_arrays
+from whisperport.build.judge.graph_run import _of_type
+from whisperport.build.judge.identity import Identity, identify
+from whisperport.build.judge.judge import _takes_halves, stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
 from whisperport.build.layouts.checkpoint_rules import token_setting
@@ -1025,6 +1026,47 @@ def test_the_first_layer_that_diverges_is_named(
     assert "Softmax " in cause
     assert judgement.identity is not None
     assert [changed.name for changed in judgement.identity.changed] == [weight]
+
+
+def with_halves(model: Any) -> None:
+    """Let a graph take and return float16, and compute in float32."""
+    graph, float32, float16 = model.graph, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+    for values, is_input in ((graph.input, True), (graph.output, False)):
+        for value in values:
+            if value.type.tensor_type.elem_type == float32:
+                value.type.tensor_type.elem_type = float16
+                for node in graph.node:
+                    for names in (node.input, node.output):
+                        names[:] = [f"{n}.32" if n == value.name else n for n in names]
+                ends = [value.name, f"{value.name}.32"][:: 1 if is_input else -1]
+                cast = onnx.helper.make_node(
+                    "Cast", ends[:1], ends[1:], to=float32 if is_input else float16
+                )
+                graph.node.insert(0 if is_input else len(graph.node), cast)
+
+
+def test_graphs_that_take_float16_are_run_in_it(micro_checkpoint: Any, tmp_path: Path) -> None:
+    # given right graphs, and the same that take and return float16
+    app, dims = layout_of("onnxruntime-genai"), micro_checkpoint.dims
+    mel = np.random.default_rng(0).standard_normal((dims.n_mels, dims.n_frames)).astype(np.float32)
+    write_onnx(micro_checkpoint, tmp_path, "fp32")
+    name = "encoder.blocks.0.attn.query.weight"
+    identity = Identity(equal=[name], places={name: [("encoder.onnx", name)]})
+    is_rounded, logits = [], []
+    for change in (lambda _model: None, with_halves):
+        for file in ("encoder.onnx", "decoder.onnx"):
+            edit_onnx(file, change)(tmp_path)
+        # when they are run
+        assert app.logits is not None
+        logits.append(app.logits(tmp_path, "fp32", mel, [1, 2, 3, 4], 3, {}))
+        is_rounded.append(_takes_halves(Files(tmp_path), identity))
+    # then both compute the same, up to rounding
+    assert is_rounded == [False, True]
+    assert np.abs(logits[1] - logits[0]).max() < 1e-2 * np.abs(logits[0]).max()
+    # and an input is given in its type, if numpy has it
+    assert _of_type(Value("x", (2,), "float16"), np.ones(2), "a.onnx").dtype == np.float16
+    with pytest.raises(ProgramError, match=r"its input x is bfloat16, which numpy lacks"):
+        _of_type(Value("x", (2,), "bfloat16"), np.ones(2), "a.onnx")
 
 
 @pytest.mark.parametrize(("right", "names"), [([], ["b", "a"]), (["y"], ["b"])])

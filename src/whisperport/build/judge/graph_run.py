@@ -25,6 +25,13 @@ if TYPE_CHECKING:  # torch may be missing at run time
 Array = NDArray[Any]
 # Patterns in the name of a decoder's input -> which attention's cache it is, and which part.
 CACHES = (("encoder|cross", "cross_attn"), ("past|self|decoder", "attn"))
+NUMBERS = (
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)),
+)
 PARTS = (("key|(^|_)k(_|$)", "key"), ("value|(^|_)v(_|$)", "value"))
 
 
@@ -50,10 +57,15 @@ def recorded(
         with opened(os.fspath(file)) as program:
             begin_stage(f"running {path.name}")
             graph = program.graph
-            inputs = [_input(value, expected, n_cached, head_width) for value in graph.inputs]
+            inputs = [
+                _of_type(value, _input(value, expected, n_cached, head_width), path.name)
+                for value in graph.inputs
+            ]
             if n_cached and not any(map(cached_layer, (value.name for value in graph.inputs))):
                 raise ProgramError(f"{path.name} has no cache")
-            return graph, program.record(inputs)
+            run = program.record(inputs)
+            values = {name: _float32(array) for name, array in run.values.items()}
+            return graph, Recording(values, tuple(map(_float32, run.outputs)))
 
 
 def _input(value: "Value", expected: Mapping[str, Array], n_cached: int, head_width: int) -> Array:
@@ -68,14 +80,34 @@ def _input(value: "Value", expected: Mapping[str, Array], n_cached: int, head_wi
     for mel in (expected["mel"][0], expected["mel"][0].T):
         if tuple(size for size in shape if size != 1) == mel.shape:
             return np.ascontiguousarray(mel).reshape([int(size) for size in shape])
-    if value.dtype == "float32" and len(shape) == 3:  # its sizes may not be known
+    if value.dtype.startswith("float") and len(shape) == 3:  # its sizes may not be known
         return expected["mel"]
     if value.dtype.startswith("int") and len(shape) == 2:
         return expected["tokens"][:, n_cached:].astype(value.dtype)
     if name == "cache_position":
         return np.arange(n_cached, expected["tokens"].shape[1], dtype=value.dtype)
     sizes = [size if isinstance(size, int) else int(place == 0) for place, size in enumerate(shape)]
-    return np.full(sizes, n_cached if name == "offset" else 0, value.dtype)
+    return np.full(sizes, n_cached if name == "offset" else 0)
+
+
+def _of_type(value: "Value", array: Array, file: str) -> Array:
+    """Return an array in the type of an input; a quantized one is given as real numbers.
+
+    Raises:
+        ProgramError: numpy has no such type.
+    """
+    if value.quantization is not None:
+        return array
+    dtype = value.dtype or "float32"
+    if dtype not in NUMBERS:
+        why = f"its input {value.name} is {dtype}, which numpy lacks"
+        raise ProgramError(f"{file} is not run", why=why)
+    return array.astype(dtype)
+
+
+def _float32(array: Array) -> Array:
+    """Return an array whose squares are not infinite."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def cached_layer(name: str) -> tuple[str, int | None] | None:

@@ -108,6 +108,11 @@ class Identity:
         """Whether each weight was found, and there is one."""
         return not self.changed and bool(self.equal or self.half or self.eight_bits)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether no weight that was found is rounded."""
+        return not self.half and not self.eight_bits
+
     def __str__(self) -> str:
         rounded = [
             f"{len(names)} rounded to {form}"

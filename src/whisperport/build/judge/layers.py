@@ -55,10 +55,8 @@ FAR = 9  # operators before one that reads a weight: those of a layer norm, from
 OUTPUT = {"encoder": "encoder.ln_post", "decoder": "logits"}  # part -> what its graph returns
 SECONDS = 300.0
 SWAPPED = "its weight is transposed: no other matrix of its kind is stored so"
-LOUD, QUIET = (
-    0.5,
-    0.15,
-)  # of rounded weights: an error that rounding does not make, and one that it may
+# Gate of rounded weights -> an error that rounding does not make, and one that it may.
+LOUD = {"w8": (0.5, 0.15), "fp16": (0.1, 0.01)}
 RIGHT = 1e-4  # relative error of a value that is the checkpoint's
 MOST_NODES = 4  # nodes that are named
 MOVES = frozenset(
@@ -160,15 +158,19 @@ def compare_graphs(
                 "part": part,
                 "values": os.fspath(values),
                 "arrays": arrays,
-                "gate": "w8" if identity.eight_bits else "fp16" if identity.half else "",
+                "gate": _gate(path, identity),
                 "head_width": checkpoint.dims.text_head_width,
             }
             begin_stage(f"comparing the layers of {file}")
             limits = Limits(round(BASE_BYTES + MEMORY * size_of(path)), SECONDS)
             try:
                 result = run_limited("whisperport.build.judge.layers:in_child", arguments, limits)
-            except (StoppedError, WhisperportError) as error:
+            except StoppedError as error:
                 yield ComparedGraph(part=part, file=file, reason=str(error))
+                continue
+            except WhisperportError as error:
+                why = ": ".join(filter(None, (error.what, error.why)))
+                yield ComparedGraph(part=part, file=file, reason=why)
                 continue
             answer = Field(result["programs"], "", "the answer of the child")
             programs = from_json(ComparedPrograms, answer)
@@ -178,6 +180,14 @@ def compare_graphs(
                 name = f"{programs.values[programs.first].name}.weight"
                 computed = SWAPPED if name in identity.odd else computed
             yield ComparedGraph(part=part, file=file, programs=programs, computed=computed)
+
+
+def _gate(path: Path, identity: Identity) -> str:
+    """Return the gate of limits of a graph: by its weights, or because it takes float16."""
+    if identity.eight_bits:
+        return "w8"
+    is_half = path.suffix == ".onnx" and "float16" in read_header(path).dtypes.values()
+    return "fp16" if identity.half or is_half else ""
 
 
 def _differs(identity: Identity, programs: ComparedPrograms) -> bool:
@@ -263,7 +273,8 @@ def _compare(
     compared = tuple(located.compared(OUTPUT[part]))
     first, worst = divergence(compared, ["float32"])
     if gate:  # the error of rounding begins at the first layer
-        first = next((i for i, v in enumerate(compared) if v.error > LOUD > QUIET > v.before), None)
+        loud, quiet = LOUD[gate]
+        first = next((i for i, v in enumerate(compared) if v.error > loud > quiet > v.before), None)
     programs = ComparedPrograms(
         a="the checkpoint",
         b=path.name,

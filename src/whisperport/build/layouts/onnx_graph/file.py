@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from whisperport.build.layouts.onnx_graph.graph import Graph, Initializer
 from whisperport.errors import needs
@@ -150,3 +150,16 @@ def open_session(path: Path) -> Any:
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.disable_prepacking", "1")
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def run_session(session: Any, arrays: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """Run a session; what it takes in float16 is converted to it.
+
+    Args:
+        session: of `open_session`.
+        arrays: input -> what it takes.
+    """
+    halves = {value.name for value in session.get_inputs() if value.type == "tensor(float16)"}
+    inputs = {k: v.astype(np.float16) if k in halves else v for k, v in arrays.items()}
+    outputs: list[NDArray[Any]] = session.run(None, inputs)
+    return outputs

@@ -15,7 +15,7 @@ from whisperport.build.layouts.huggingface_files import (
     tokenizer_json,
     write_json,
 )
-from whisperport.build.layouts.onnx_graph.file import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session, run_session
 from whisperport.build.layouts.onnxruntime_genai.graphs import write_decoder, write_encoder
 from whisperport.program.dims import Dims
 from whisperport.speech.audio import HOP_LENGTH
@@ -128,7 +128,7 @@ def logits(
     stated = json.loads((folder / "genai_config.json").read_bytes())["model"]
     files = [Path(stated[part].get("filename", name)).name for part, name in GRAPHS.items()]
     encoder, decoder = (open_session(folder / name) for name in files)
-    _, *cross = encoder.run(None, {encoder.get_inputs()[0].name: mel[None]})
+    _, *cross = run_session(encoder, {encoder.get_inputs()[0].name: mel[None]})
     names = [value.name for value in decoder.get_inputs()]
     # The app gives tokens of the type that the graph states.
     ids = np.int64 if decoder.get_inputs()[0].type == "tensor(int64)" else np.int32
@@ -137,7 +137,7 @@ def logits(
     rows: list[Floats] = []
     for new in decoded_together(tokens, n_prompt):
         values = (np.array([new], ids), *past, *cross)
-        new_logits, *past = decoder.run(None, dict(zip(names, values, strict=True)))
+        new_logits, *past = run_session(decoder, dict(zip(names, values, strict=True)))
         rows.append(new_logits[0])
         for side, arrays in (("decoder", past), ("encoder", cross)):
             for i, array in enumerate(arrays):

@@ -10,7 +10,7 @@ import numpy as np
 
 from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.build.layouts.huggingface_files import alignment_heads, ids_by_token, vocab
-from whisperport.build.layouts.onnx_graph.file import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session, run_session
 from whisperport.build.layouts.sherpa_onnx.graphs import write_decoder, write_encoder
 from whisperport.program.generation import Generation
 from whisperport.speech.text.byte_level import from_byte_characters, to_byte_characters
@@ -122,7 +122,7 @@ def logits(
         min(folder.glob(f"*{Path(name).stem}*.onnx")) for name in (ENCODER, DECODER)
     )
     encoder = open_session(encoder_path)
-    cross = encoder.run(None, {encoder.get_inputs()[0].name: mel[None]})
+    cross = run_session(encoder, {encoder.get_inputs()[0].name: mel[None]})
     del encoder  # its memory, before the decoder takes more
     decoder = open_session(decoder_path)
     names = [value.name for value in decoder.get_inputs()]
@@ -133,7 +133,7 @@ def logits(
     for new in decoded_together(tokens, n_prompt):
         ids, offset = np.array([new], np.int64), np.array([n_cached], np.int64)
         inputs = dict(zip(names, (ids, *rows_kept, *cross, offset), strict=True))
-        new_logits, *rows_kept = decoder.run(None, inputs)[:3]
+        new_logits, *rows_kept = run_session(decoder, inputs)[:3]
         rows.append(new_logits[0])
         n_cached += len(new)
         for name, layers in zip(NAMES, (*rows_kept, *cross), strict=True):

@@ -18,7 +18,7 @@ from whisperport.build.layouts.huggingface_files import (
     write_json,
 )
 from whisperport.build.layouts.layout import ATTENTION
-from whisperport.build.layouts.onnx_graph.file import open_session
+from whisperport.build.layouts.onnx_graph.file import open_session, run_session
 from whisperport.build.layouts.transformers_js.graphs import write_encoder, write_merged_decoder
 
 if TYPE_CHECKING:  # it needs torch
@@ -73,7 +73,7 @@ def logits(
     encoder_path, decoder_path = graph_paths(folder, precision)
     if not encoder_path.exists():  # optimum writes them beside the settings
         encoder_path, decoder_path = folder / encoder_path.name, folder / decoder_path.name
-    (features,) = open_session(encoder_path).run(None, {"input_features": mel[None]})
+    (features,) = run_session(open_session(encoder_path), {"input_features": mel[None]})
     decoder = open_session(decoder_path)
     names = [output.name for output in decoder.get_outputs()]
     # As the apps begin: of batch 0, and without a row.
@@ -87,7 +87,7 @@ def logits(
     for new in decoded_together(tokens, n_prompt):
         inputs["input_ids"] = np.array([new], np.int64)
         inputs["use_cache_branch"] = np.array([bool(rows)])
-        outputs = dict(zip(names, decoder.run(None, inputs), strict=True))
+        outputs = dict(zip(names, run_session(decoder, inputs), strict=True))
         rows.append(outputs["logits"][0])
         for name, value in outputs.items():
             if name.startswith("present.") and len(value):
