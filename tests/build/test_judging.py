@@ -23,7 +23,7 @@ from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import layers, operations
 from whisperport.build.judge.differences import weight_difference
 from whisperport.build.judge.graph_run import _of_type
-from whisperport.build.judge.identity import Identity, identify
+from whisperport.build.judge.identity import ChangedWeight, Identity, identify
 from whisperport.build.judge.judge import _takes_halves, stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
@@ -46,6 +46,7 @@ from whisperport.model.checkpoint.ggml import read_types
 from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.partitioner import ask
+from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
 from whisperport.verification.diagnosis.recording import opened
 
 APPS = (
@@ -1020,7 +1021,7 @@ def test_the_first_layer_that_diverges_is_named(
         "the input of decoder.blocks.0.attn.out",
     ]
     assert max(first["before"] for first in firsts) < 1e-5
-    assert judgement.graphs[0].computed == ""  # its weight explains it, not what is computed
+    assert judgement.graphs[0].computed == f"{weight} differs"  # and not what is computed
     cause = judgement.graphs[1].cause
     assert "the scores are multiplied by 2" in cause  # and in which nodes
     assert "Softmax " in cause
@@ -1500,6 +1501,53 @@ def test_what_is_in_place_of_a_weight_is_named(
     (changed,) = identify(micro_checkpoint, arrays).changed
     assert changed.name == name
     assert reason in changed.difference
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        (("encoder.", "decoder."), "no matrix is the checkpoint's: it is another checkpoint's, or"),
+        (("encoder.",), "no matrix of the encoder is the checkpoint's: it is another checkpoint's"),
+        (("encoder.conv",), ""),
+    ],
+)
+def test_a_part_of_another_checkpoint_is_named(
+    parts: tuple[str, ...], sentence: str, micro_checkpoint: Any
+) -> None:
+    # given the weights of a checkpoint, some of which have learned further
+    random = np.random.default_rng(0)
+    weights = {name: tensor.numpy().copy() for name, tensor in micro_checkpoint.weights.items()}
+    for name, values in weights.items():
+        if name.startswith(parts) and values.ndim > 1:
+            values += 0.02 * random.standard_normal(values.shape).astype(np.float32) * values.std()
+    # when they are looked for, then it is said which part has no matrix of it
+    arrays = [StoredArray("a.onnx", name, values) for name, values in weights.items()]
+    assert identify(micro_checkpoint, arrays).replaced.startswith(sentence)
+    assert bool(sentence) == bool(identify(micro_checkpoint, arrays).replaced)
+
+
+@pytest.mark.parametrize(
+    ("first", "changed", "sentence"),
+    [
+        (1, ChangedWeight("encoder.ln_post.weight"), "encoder.ln_post.weight is missing"),
+        (1, ChangedWeight("b.weight", "a.onnx: b", "all values are 0"), "b.weight differs"),
+        (1, ChangedWeight("a.weight", "a.onnx: a", "all values are 0"), ""),
+        (None, ChangedWeight("b.weight"), ""),
+    ],
+)
+def test_a_weight_explains_the_layer_that_it_changes(
+    first: int | None, changed: ChangedWeight, sentence: str
+) -> None:
+    # given two layers, between which a norm is that no node of the graph shows
+    texts = dict.fromkeys(("other", "operator", "other_operator", "module", "line"), "")
+    values = tuple(ComparedValue(name=name, error=0.9, before=0.0, **texts) for name in "ab")
+    programs = ComparedPrograms(
+        a="", b="", values=values, kept=(2, 2), outputs=(), first=first, worst=None
+    )
+    # when it is asked what explains the second, then it is what changed from the first to it
+    identity = Identity(equal=["c"], changed=[changed])
+    explained = layers._changed_weight(identity, programs, ["a", "encoder.ln_post", "b"])
+    assert explained == sentence
 
 
 def test_a_bias_of_keys_is_named(micro_checkpoint: Any) -> None:

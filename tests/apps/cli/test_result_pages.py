@@ -23,7 +23,7 @@ from whisperport.apps.cli.log_plot import Line, Tag, log_plot, short_number
 from whisperport.apps.cli.sensitivity_page import sensitivity_page
 from whisperport.apps.cli.verify_page import layers_page, verify_page
 from whisperport.build.judge.identity import ChangedWeight, Identity
-from whisperport.build.judge.judge import AppRun, Judgement
+from whisperport.build.judge.judge import WEIGHTS, AppRun, Judgement
 from whisperport.build.judge.words import compare_words
 from whisperport.build.layouts import layout_of
 from whisperport.build.layouts.reference import Emitted
@@ -658,6 +658,15 @@ def test_a_loop_and_many_rules_do_not_make_the_page_large() -> None:
     page = judge_page(judgement("no " * 100_000, problems=many))
     assert len(page) < 3_000_000
     assert "more are not shown" in page
+
+
+def test_why_weights_were_not_compared_is_said_once() -> None:
+    # given files whose weights cannot be read
+    failed = AppRun(app=WEIGHTS, reason="cannot read `model.bin`", failed=True)
+    page = first_of(judge_page(judgement(identity=None, checkpoint="small", runs=(failed,))))
+    # then the page says why, once
+    assert "not compared: cannot read" in page
+    assert page.count("cannot read") == 1
 
 
 def test_nothing_in_a_judgement_is_markup() -> None:

@@ -13,7 +13,7 @@ from whisperport.apps.cli.verify_page import (
     differs,
     player,
 )
-from whisperport.build.judge.judge import AppRun, Judgement
+from whisperport.build.judge.judge import WEIGHTS, AppRun, Judgement
 from whisperport.build.judge.layers import ComparedGraph
 from whisperport.build.layouts.rules import LayoutRule, Problem
 from whisperport.speech.audio.pcm import to_int16
@@ -115,10 +115,14 @@ def judge_page(judgement: Judgement, command: str = "") -> str:
 def _weights(judgement: Judgement) -> list[str]:
     identity = judgement.identity
     if identity is None and judgement.checkpoint:
-        return ["not compared: converters fold and pack the weights of such files"]
+        failures = [run.reason for run in judgement.runs if run.app == WEIGHTS]
+        reason = next(iter(failures), "converters fold and pack the weights of such files")
+        return [f"not compared: {reason}"]
     if identity is None:
         return [str(judgement.named or "not compared: no checkpoint is given")]
     named = [f"differs: {weight}" for weight in identity.changed[:MOST]]
+    if sentence := identity.replaced:
+        named.insert(0, sentence)
     if len(identity.changed) > MOST:
         named.append(f"and {len(identity.changed) - MOST} more")
     return [f"{identity}; compared with {judgement.checkpoint}", *named]
@@ -127,7 +131,7 @@ def _weights(judgement: Judgement) -> list[str]:
 def _words(runs: Sequence[AppRun]) -> list[str]:
     """Say what the apps returned, and what they lost; those with the same answer together."""
     names: dict[str, list[str]] = {}
-    for run in runs:
+    for run in (run for run in runs if run.app != WEIGHTS):
         for line in _run_words(run):
             names.setdefault(line, []).append(run.name)
     return [f"{_listed(apps)}: {line}" for line, apps in names.items()]

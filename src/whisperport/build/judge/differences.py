@@ -19,6 +19,7 @@ HALF_BITS = 2.0**-10  # relative error of float16
 EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
 ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
 MOST_MOVED = 8  # places by which scales are looked for
+OTHER_VALUES = "values differ"  # in the reason of a weight that is changed in no known way
 MOST_STEPS = 127.5  # of 8 bits: 127 on one side of 0, and 128 on the other
 CUT = 1.1  # of these: a weight beyond it is clipped
 COARSE = 4  # steps by which a clipped weight may be rounded
@@ -54,7 +55,7 @@ def weight_difference(
         f" in {len(rows):,} rows, such as {listed(rows[:2])}" if 0 < len(rows) < len(values) else ""
     )
     return (
-        f"{count:,} of {values.size:,} values differ{where}, by up to "
+        f"{count:,} of {values.size:,} {OTHER_VALUES}{where}, by up to "
         f"{largest / (float(weight.std()) or 1.0):.2g} standard deviations"
     )
 
@@ -64,7 +65,7 @@ def doubt(reason: str) -> int:
 
     Of a square weight, one of both orders of its axes gives the better reason.
     """
-    doubtful = ("values differ", "columns are wrong", "are swapped")
+    doubtful = (OTHER_VALUES, "columns are wrong", "are swapped")
     return max((len(doubtful) - i for i, text in enumerate(doubtful) if text in reason), default=0)
 
 

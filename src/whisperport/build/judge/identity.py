@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from whisperport.build.judge.differences import (
     HALF_BITS,
     LEAST_NEAR,
+    OTHER_VALUES,
     doubt,
     listed,
     weight_difference,
@@ -113,13 +114,33 @@ class Identity:
         """Whether no weight that was found is rounded."""
         return not self.half and not self.eight_bits
 
+    @property
+    def replaced(self) -> str:
+        """In words, which part is another checkpoint's: all its matrices have other values; empty: none."""
+        unlike = [weight.name for weight in self.changed if OTHER_VALUES in weight.reason]
+        if len(unlike) < len(self.changed):
+            return ""
+        right, wrong = (Counter(map(_part, _matrices(names))) for names in (self.found, unlike))
+        parts = [part for part, count in wrong.items() if count > 1 and not right[part]]
+        of_one = f"of the {parts[0]} " if len(parts) == 1 else ""
+        if not parts:
+            return ""
+        return (
+            f"no matrix {of_one}is the checkpoint's: it is another checkpoint's, or all was changed"
+        )
+
+    @property
+    def found(self) -> list[str]:
+        """Names of the weights that are there."""
+        return [*self.equal, *self.half, *self.eight_bits]
+
     def __str__(self) -> str:
         rounded = [
             f"{len(names)} rounded to {form}"
             for names, form in ((self.half, "float16"), (self.eight_bits, "8 bits"))
             if names
         ]
-        n_same = len(self.equal) + len(self.half) + len(self.eight_bits)
+        n_same = len(self.found)
         counts = ", ".join([f"{len(self.equal)} equal to the bit", *rounded])
         left_out = (
             f"; {len(self.neutral)} more are biases of 0 or scales of 1, which graphs may leave out"
@@ -182,6 +203,16 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
         result.changed = [ChangedWeight("", at, of_none) for at in search.unplaced.values()]
     result.odd = _odd(search.axes)
     return result
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _matrices(names: Iterable[str]) -> list[str]:
+    """Return those of weights that are matrices or kernels, and not norms or tables."""
+    layers = (name.removesuffix(".weight") for name in names if name.endswith(".weight"))
+    return [layer for layer in layers if not is_norm(layer)]
 
 
 def _kind(name: str) -> list[str]:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 
+WEIGHTS = "the weights"  # name of the run that could not read them
 FAR = 0.05  # of the largest logit: float16 rounds less (4e-4 seen)
 
 
@@ -251,7 +252,7 @@ def _compared(
     except (CheckpointError, ProgramError) as error:
         if judgement:
             raise
-        run = AppRun(app="the weights", reason=f"{error.what}: {error.why}", failed=True)
+        run = AppRun(app=WEIGHTS, reason=f"{error.what}: {error.why}", failed=True)
         return replace(judgement, runs=(run,))  # a rule says why
     spoken = spoken_language(checkpoint, language)
     folder = None if verify_with is None else Path(verify_with)

@@ -140,14 +140,17 @@ def compare_graphs(
         known: the tokens that the decoder reads.
     """
     with temporary_folder() as work:
-        values = work / "values.npz"
+        values, order = work / "values.npz", list[str]()
         for part in OUTPUT:
             file = _file_of(part, identity)
             if not file:
                 continue
-            if not values.exists():
+            if not order:
                 begin_stage("computing the layers in torch")
-                np.savez(values, allow_pickle=False, **_layers(checkpoint, clip, known))
+                layers = _layers(checkpoint, clip, known)
+                np.savez(values, allow_pickle=False, **layers)
+                order = list(layers)
+                del layers
             arrays = {
                 name: [array for place, array in places if place == file]
                 for name, places in identity.places.items()
@@ -174,8 +177,7 @@ def compare_graphs(
                 continue
             answer = Field(result["programs"], "", "the answer of the child")
             programs = from_json(ComparedPrograms, answer)
-            is_explained = not _differs(identity, programs)
-            computed = str(result["computed"]) if is_explained else ""
+            computed = _changed_weight(identity, programs, order) or str(result["computed"])
             if programs.first is not None:
                 name = f"{programs.values[programs.first].name}.weight"
                 computed = SWAPPED if name in identity.odd else computed
@@ -190,15 +192,27 @@ def _gate(path: Path, identity: Identity) -> str:
     return "fp16" if identity.half or is_half else ""
 
 
-def _differs(identity: Identity, programs: ComparedPrograms) -> bool:
-    """Return whether a weight of the first layer that diverges differs, so that no operation need to."""
+def _changed_weight(identity: Identity, programs: ComparedPrograms, order: Sequence[str]) -> str:
+    """Return in words which weight explains the first layer that diverges; empty: none, or none does.
+
+    Args:
+        identity: what was found of the weights.
+        programs: the layers.
+        order: of all layers; those that no node of the graph shows were not compared.
+    """
     if programs.first is None:
-        return False
-    layer = programs.values[programs.first].module
-    names = {f"{layer}.weight", f"{layer}.bias"}
-    if layer.endswith("blocks.0.attn_ln"):
-        names |= {f"{layer.partition('.')[0]}.positional_embedding"}
-    return any(weight.name in names for weight in identity.changed)
+        return ""
+    names = [value.name for value in programs.values[: programs.first + 1]]
+    begin = order.index(names[-2]) + 1 if len(names) > 1 else 0
+    layers = order[begin : order.index(names[-1]) + 1]
+    weights = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    # What a weight multiplies does not depend on it, but on a table that is added before.
+    if names[-1].endswith("blocks.0.attn_ln"):
+        weights.add(f"{names[-1].removeprefix(INPUT).partition('.')[0]}.positional_embedding")
+    changed = next((weight for weight in identity.changed if weight.name in weights), None)
+    if changed is None:
+        return ""
+    return f"{changed.name} {'differs' if changed.stored else 'is missing'}"
 
 
 def _file_of(part: str, identity: Identity) -> str:
