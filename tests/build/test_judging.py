@@ -1343,6 +1343,8 @@ def test_a_row_of_8_bits_whose_step_is_0_is_named(micro_checkpoint: Any) -> None
     [
         ("attn", {"mask": np.triu(np.full((5, 5), -65504.0))}, "the mask hides the token itself, too"),
         ("cross_attn", {"keys": "decoder.blocks.0.cross_attn.key"}, "the keys are those of decoder.b"),
+        ("cross_attn", {"values": "decoder.blocks.1.cross_attn.key"}, "the keys are used in place of"),
+        ("attn", {"keys": "decoder.blocks.1.attn.value"}, "the values are used in place of the keys"),
     ],
 )  # fmt: skip
 def test_what_attention_reads_is_named(module: str, change: dict[str, Any], sentence: str) -> None:
@@ -1433,9 +1435,10 @@ def test_noise_in_every_row_is_no_other_order() -> None:
         (lambda q, step: (q.T, step), "its axes or those of its scales are swapped"),
         (lambda q, step: (q, step.T), "its axes or those of its scales are swapped"),
         (lambda q, step: (np.clip(q * 4, -127, 127), step / 4), "its scales are too small: "),
+        (lambda q, step: (np.rint(q / 18) * 18, step), "15 levels only: it was rounded to 4 bits"),
     ],
     ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "lost", "zero point",
-         "sign", "other rows", "other axes", "other axis of scales", "clipped"],
+         "sign", "other rows", "other axes", "other axis of scales", "clipped", "4 bits"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any

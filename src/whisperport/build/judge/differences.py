@@ -23,6 +23,7 @@ OTHER_VALUES = "values differ"  # in the reason of a weight that is changed in n
 MOST_STEPS = 127.5  # of 8 bits: 127 on one side of 0, and 128 on the other
 CUT = 1.1  # of these: a weight beyond it is clipped
 COARSE = 4  # steps by which a clipped weight may be rounded
+FEW_LEVELS = 64  # of an array: 8 bits have 255
 SIGN = 128  # by which a byte with a sign differs from one without
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
 
@@ -170,7 +171,7 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         return f"its zero point is off by {zero:.0f}"
     if np.mean(np.abs(np.abs(values - weight) - SIGN * step) <= allowed) >= LEAST_NEAR:
         return f"its integers are off by {SIGN} up or down: those without a sign are read as signed"
-    if reason := _clipped(values, weight, allowed, step):
+    if reason := _clipped(values, weight, allowed, step) or _coarse(values, weight, step):
         return reason
     if values.ndim != 2:
         return ""
@@ -212,6 +213,18 @@ def _clipped(values: Array, weight: Array, allowed: Array, step: Array) -> str:
         return ""
     count = np.count_nonzero(is_cut)
     return f"its scales are too small: {count:,} of {values.size:,} values are clipped"
+
+
+def _coarse(values: Array, weight: Array, step: Array) -> str:
+    """Return in words to how few bits a weight was rounded; empty: to 8, or it is something else."""
+    levels = np.unique(np.rint(values / np.where(step == 0, 1, step)))
+    if not 1 < len(levels) <= FEW_LEVELS:
+        return ""
+    gap = float(np.diff(levels).max())
+    if np.mean(np.abs(values - weight) <= gap * np.abs(step)) < LEAST_NEAR:
+        return ""
+    bits = (len(levels) - 1).bit_length()
+    return f"it has {len(levels)} levels only: it was rounded to {bits} bits, and not to 8"
 
 
 def _wrong_scales(scales: Array, factors: Array, is_wrong: Array, kind: str) -> str:

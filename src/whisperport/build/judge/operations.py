@@ -325,6 +325,8 @@ def _scores(right: Mapping[str, Any]) -> Iterator[Form]:
     yield "the scores are divided twice by the root of a head's width", {"scale": scale**2}
     yield "the scores have the wrong sign", {"scale": -scale}
     yield "keys and values are exchanged", {"keys": values, "values": keys}
+    yield "the keys are used in place of the values, too", {"values": keys}
+    yield "the values are used in place of the keys, too", {"keys": values}
     yield "queries and keys are exchanged", {"queries": keys, "keys": queries}
     yield "the heads are joined without their order of axes", {"is_joined": False}
     yield "the softmax is over the queries, not the keys", {"axis": 1}
