@@ -1464,9 +1464,10 @@ def test_it_is_said_how_a_quantized_weight_differs(
         ((6, 6, 3), lambda a: a.transpose(1, 0, 2), "its axes 0, 1 are swapped"),
         ((6, 4, 3), lambda a: a.transpose(2, 1, 0).reshape(a.shape), "its axes 0, 2 are swapped"),
         ((6, 4), lambda a: a.T.reshape(a.shape), "its axes are swapped"),
+        ((6,), lambda a: a - 1, "each value is 1 too small"),
         ((32, 4), lambda a: np.where(np.arange(32)[:, None] < 9, a, 0), "23 of 32 rows are 0: 9 to 31"),
     ],
-    ids=["axes", "unequal axes", "a matrix", "rows of 0"],
+    ids=["axes", "unequal axes", "a matrix", "an offset", "rows of 0"],
 )  # fmt: skip
 def test_axes_and_rows_of_a_weight_are_named(
     shape: tuple[int, ...], change: Callable[[Any], Any], reason: str
@@ -1551,6 +1552,18 @@ def test_a_weight_explains_the_layer_that_it_changes(
     identity = Identity(equal=["c"], changed=[changed])
     explained = layers._changed_weight(identity, programs, ["a", "encoder.ln_post", "b"])
     assert explained == sentence
+
+
+def test_a_wrong_copy_of_a_right_weight_is_named(micro_checkpoint: Any) -> None:
+    # given the embedding twice, once as a matrix of the projection that was not trained
+    name = "decoder.token_embedding.weight"
+    right = micro_checkpoint.weights[name].numpy()
+    wrong = np.random.default_rng(0).standard_normal(right.shape).astype(np.float32)
+    arrays = [StoredArray("a.onnx", n, v) for n, v in ((name, right), ("proj_out.weight", wrong))]
+    # when it is looked for, then it is said that one of them is right
+    (changed,) = (c for c in identify(micro_checkpoint, arrays).changed if c.stored)
+    assert changed.stored == "a.onnx: proj_out.weight"
+    assert changed.reason.startswith("of two copies, one is right: ")
 
 
 def test_a_bias_of_keys_is_named(micro_checkpoint: Any) -> None:

@@ -122,6 +122,9 @@ def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) 
     is_scaled = abs(factor - 1) > HALF_BITS * 4 and not is_quantized
     if is_scaled and same(values, factor * weight, max(abs(factor), 1 / 2) * allowed):
         return f"it is multiplied by {factor:.3g}"
+    offset = 0.0 if is_quantized else float(np.median(values - weight))
+    if offset and same(values - offset, weight, allowed + abs(offset) * HALF_BITS):
+        return f"each value is {abs(offset):.3g} too {'large' if offset > 0 else 'small'}"
     for axis in range(values.ndim):
         if same(np.flip(values, axis), weight, allowed):
             return f"axis {axis} is reversed"

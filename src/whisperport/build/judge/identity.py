@@ -182,7 +182,7 @@ def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identit
     result.places = dict(search.places)
     for name in checkpoint.weights:
         if name in search.wrong:
-            result.changed.append(search.exchanged(name) or search.wrong[name])
+            result.changed.append(search.exchanged(name) or search.unlike(name))
         elif name in search.equal:
             result.equal.append(name)
         elif name in search.half:
@@ -336,6 +336,11 @@ class _Search:
             return None
         reason = f"its place holds {other}: the two are exchanged"
         return replace(self.wrong[name], reason=reason)
+
+    def unlike(self, name: str) -> ChangedWeight:
+        """Return a wrong weight; whether another array is right is said, too."""
+        wrong, is_there = self.wrong[name], name in {*self.equal, *self.half, *self.eight_bits}
+        return replace(wrong, reason=f"{'of two copies, one is right: ' * is_there}{wrong.reason}")
 
     def missing(self, name: str) -> str:
         """Return in words what is missing of a weight to which no array is near; empty: all."""

@@ -73,6 +73,7 @@ BETWEEN = {
     "attn.out": "the mask, the scale or the heads of self-attention, or its order of keys and values",
     "cross_attn.out": "the scale or the heads of cross-attention, or its keys and values",
     "mlp.2": "the activation",
+    "logits": "the matrix of the projection, or how it is used",
     **dict.fromkeys(("ln", "ln_post"), "the sum before it, or the layer norm's epsilon"),
     **dict.fromkeys(("query", "key", "value", "mlp.0"), "how its weight or its bias is used"),
 }
