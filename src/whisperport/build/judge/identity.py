@@ -338,7 +338,7 @@ class _Search:
         return replace(self.wrong[name], reason=reason)
 
     def unlike(self, name: str) -> ChangedWeight:
-        """Return a wrong weight; whether another array is right is said, too."""
+        """Return a wrong weight, and in words whether another array is right."""
         wrong, is_there = self.wrong[name], name in {*self.equal, *self.half, *self.eight_bits}
         return replace(wrong, reason=f"{'of two copies, one is right: ' * is_there}{wrong.reason}")
 
