@@ -1530,6 +1530,18 @@ def test_a_part_of_another_checkpoint_is_named(
     assert bool(sentence) == bool(identify(micro_checkpoint, arrays).replaced)
 
 
+def test_why_a_graph_without_known_weights_is_not_compared_is_said() -> None:
+    # given files in which no weight was found
+    nothing: Any = None
+    graphs = list(layers.compare_graphs(Path(), Identity(), nothing, nothing, nothing))
+    # then neither graph is compared, and it is said why
+    reason = "none of its weights was found, which would tell its layers"
+    assert [(graph.part, graph.reason) for graph in graphs] == [
+        ("encoder", reason),
+        ("decoder", reason),
+    ]
+
+
 @pytest.mark.parametrize(
     ("first", "changed", "sentence"),
     [

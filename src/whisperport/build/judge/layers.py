@@ -145,6 +145,8 @@ def compare_graphs(
         for part in OUTPUT:
             file = _file_of(part, identity)
             if not file:
+                reason = "none of its weights was found, which would tell its layers"
+                yield ComparedGraph(part=part, file=file, reason=reason)
                 continue
             if not order:
                 begin_stage("computing the layers in torch")
@@ -152,23 +154,9 @@ def compare_graphs(
                 np.savez(values, allow_pickle=False, **layers)
                 order = list(layers)
                 del layers
-            arrays = {
-                name: [array for place, array in places if place == file]
-                for name, places in identity.places.items()
-            }
-            path = folder / file
-            arguments = {
-                "path": os.fspath(path),
-                "part": part,
-                "values": os.fspath(values),
-                "arrays": arrays,
-                "gate": _gate(path, identity),
-                "head_width": checkpoint.dims.text_head_width,
-            }
             begin_stage(f"comparing the layers of {file}")
-            limits = Limits(round(BASE_BYTES + MEMORY * size_of(path)), SECONDS)
             try:
-                result = run_limited("whisperport.build.judge.layers:in_child", arguments, limits)
+                result = _result(folder, part, identity, values, checkpoint.dims.text_head_width)
             except StoppedError as error:
                 yield ComparedGraph(part=part, file=file, reason=str(error))
                 continue
@@ -183,6 +171,34 @@ def compare_graphs(
                 name = f"{programs.values[programs.first].name}.weight"
                 computed = SWAPPED if name in identity.odd else computed
             yield ComparedGraph(part=part, file=file, programs=programs, computed=computed)
+
+
+def _result(
+    folder: Path, part: str, identity: Identity, values: Path, head_width: int
+) -> dict[str, Any]:
+    """Return what `in_child` returns of a part's graph.
+
+    Raises:
+        StoppedError, WhisperportError: the graph cannot be run.
+    """
+    file = _file_of(part, identity)
+    path = folder / file
+    arguments = {
+        "path": os.fspath(path),
+        "part": part,
+        "values": os.fspath(values),
+        "arrays": {
+            name: [array for place, array in places if place == file]
+            for name, places in identity.places.items()
+        },
+        "gate": _gate(path, identity),
+        "head_width": head_width,
+    }
+    limits = Limits(round(BASE_BYTES + MEMORY * size_of(path)), SECONDS)
+    result: dict[str, Any] = run_limited(
+        "whisperport.build.judge.layers:in_child", arguments, limits
+    )
+    return result
 
 
 def _gate(path: Path, identity: Identity) -> str:
