@@ -4,6 +4,7 @@ Source: microsoft/onnxruntime-genai@a0c04eb, src/models/whisper.cpp, and runs of
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,13 @@ TOKENIZER = "tokenizer.json"
 INTEGERS, FLOATS = ("int32", "int64"), ("float32", "float16")
 N_AXES = 4  # of a cache
 MOST_DEPTH = 8  # of objects in objects
+STEP = re.compile(r"feature_extraction\.(sequence\[\d+\])\.operation\.(?:attrs\.)?(\w+)")
 HEADS, WIDTH, SHARED = "num_attention_heads", "head_size", "past_present_share_buffer"
 # Names of files and values are free; the others are not read, or are named by the steps' own types.
 UNSURE = {
     *(f"model.{part}.filename" for part in GRAPHS),
     *("model.pad_token_id", "model.bos_token_id", f"search.{SHARED}"),
-    *(f"feature_extraction.sequence[{place}].operation.name" for place in range(3)),
+    *(f"name of sequence[{place}]" for place in range(3)),
     "model.encoder.num_key_value_heads",
 }
 
@@ -134,7 +136,7 @@ def _grows(files: Files, decoder: str) -> bool:
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     sides = (CONFIG, genai_config(checkpoint)), (SOUND, audio_config(checkpoint.dims))
     for file, content in sides:
-        stated, right = _flat(files.json(file)), _flat(content)
+        stated, right = _named(files.json(file)), _named(content)
         yield from settings_of(file, stated, {k: v for k, v in right.items() if k not in UNSURE})
         for key, value in right.items() if files.has(file) else ():
             if key not in stated and key not in UNSURE:
@@ -161,6 +163,11 @@ def _file(files: Files, part: str) -> str:
 
 def _graphs(files: Files) -> list[str]:
     return list(filter(None, (_file(files, part) for part in GRAPHS)))
+
+
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what `_flat` does, with short names of the steps' settings: "n_fft of sequence[1]"."""
+    return {STEP.sub(r"\2 of \1", path): value for path, value in _flat(settings).items()}
 
 
 def _flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
