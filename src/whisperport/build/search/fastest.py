@@ -5,10 +5,12 @@
                                                                               └──── rejected ◄───┘
 
 A candidate is a target in one of its precisions. The encoder is on one, `cross_kv` is on one, and so are
-all other programs together. The result is an ordinary bundle, verified as any other. A choice that fails is
-left out of the next one.
+all other programs together. Short speech counts as much as a full window: if the encoder reads windows as
+short as the audio, a command takes a fraction of the time. The result is an ordinary bundle, verified as
+any other. A choice that fails is left out of the next one.
 """
 
+import math
 import os
 import secrets
 import shutil
@@ -42,6 +44,7 @@ from whisperport.program.program_kind import (
     VOCAB_PROJECTION,
 )
 from whisperport.program.runner import Runner
+from whisperport.program.window import WindowOptions
 from whisperport.system.progress import begin_stage
 from whisperport.targets import Target, get_target
 from whisperport.targets.preflight import check_fits, estimate_export
@@ -53,12 +56,14 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
 
 FLOAT = "fp32"
 TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
+COMMAND_TOKENS = 12  # in a command of 3 s
+COMMAND_SHARE = 3.5 / 30  # of the encoder's time, in the window of 3.5 s that holds it
 STEPS = 8  # that are measured together
 # Programs that are placed together: each group is known by the one that takes most of the time.
 GROUPS = {ENCODER: (ENCODER,), CROSS_KV: (CROSS_KV,), STEP: (STEP, COARSE_PROJECTION)}
 # Programs that a user may place, while the rest of the decoder is chosen.
 OTHERS = {ENCODER, CROSS_KV, ALIGN}
-# A second runtime needs more memory, and fewer bits cost accuracy: each must save 5 % of a window's time.
+# A second runtime needs more memory, and fewer bits cost accuracy: each must save 5 % of the time.
 # Medians of idle machines vary by 3 %.
 PRICE = 1.05
 
@@ -102,7 +107,7 @@ def export_fastest(
         return replace(export(checkpoint, target, out, chosen), choice=choice.of)
 
     exported, attempts = first_accepted(
-        partial(_choices, timed, _placed_groups(options)),
+        partial(_choices, timed, _placed_groups(options), _of_any_length(shortlist, options)),
         export_choice,
         lambda choice, _: Attempt(name=str(choice)),
     )
@@ -113,12 +118,13 @@ def export_fastest(
 def _choices(
     timed: Sequence[Timed],
     placed: Collection[str],
+    short: Collection[str],
     failures: Sequence[tuple[Choice, VerificationError]],
 ) -> Iterator[Choice]:
     """Yield the fastest choice; after each failure, the fastest one without the candidate that failed."""
     banned: set[tuple[str, Candidate]] = set()
     while True:
-        yield choose(timed, banned, placed)
+        yield choose(timed, banned, placed, short)
         ban = _failed(*failures[-1])
         banned.add(ban)
         if not _candidates_of(ban[0], timed, banned):
@@ -163,13 +169,15 @@ def choose(
     timed: Sequence[Timed],
     banned: Collection[tuple[str, Candidate]] = (),
     placed: Collection[str] = (),
+    short: Collection[str] = (),
 ) -> Choice:
-    """Choose the candidates with the least time per window.
+    """Choose the candidates with the least time, as the geometric mean of a full window and a command.
 
     Args:
         timed: every program of every candidate that was measured.
         banned: groups, such as "encoder", with a candidate that is not used for them.
         placed: groups that the user has placed.
+        short: targets whose programs read windows as short as the audio.
 
     Raises:
         UsageError: the user has placed all of them.
@@ -190,27 +198,43 @@ def choose(
                 hint="`whisperport export --target NAME` shows why one of them fails",
             )
     choices = [Choice(dict(zip(of, mix, strict=True))) for mix in product(*of.values())]
-    return min(choices, key=lambda choice: _price(choice, timed))
+    return min(choices, key=lambda choice: _price(choice, timed, short))
 
 
-def _price(choice: Choice, timed: Sequence[Timed]) -> float:
-    """Return the milliseconds of a window, times `PRICE` for what should save more than it costs."""
+def _price(choice: Choice, timed: Sequence[Timed], short: Collection[str]) -> float:
+    """Return the milliseconds of speech, times `PRICE` for what should save more than it costs."""
     large = [choice.of[group].precision for group in (ENCODER, STEP) if group in choice.of]
     # Those of cross_kv alone.
     small = {candidate.precision for candidate in choice.of.values()} - {*large}
     fewer_bits = sum(precision != FLOAT for precision in (*large, *small))
     runtimes = len({candidate.target for candidate in choice.of.values()})
-    return PRICE ** (fewer_bits + runtimes - 1) * window_ms(choice, timed)
+    of_audio = [choice.of[group].target for group in (ENCODER, CROSS_KV) if group in choice.of]
+    share = COMMAND_SHARE if all(target in short for target in of_audio) else 1.0
+    command = _speech_ms(choice, timed, COMMAND_TOKENS, share)
+    ms = math.sqrt(_speech_ms(choice, timed, TOKENS) * command)
+    return PRICE ** (fewer_bits + runtimes - 1) * ms
 
 
-def window_ms(choice: Choice, timed: Sequence[Timed]) -> float:
-    """Return the time of a window with 64 tokens, without programs that take little of it."""
+def _speech_ms(choice: Choice, timed: Sequence[Timed], tokens: int, share: float = 1.0) -> float:
+    """Return the time of so many tokens, without programs that take little of it.
+
+    Args:
+        share: of the audio's programs, in a window that is shorter than that of the measurement.
+    """
     return sum(
-        timing.ms * (TOKENS if group == STEP else 1)
+        timing.ms * (tokens if group == STEP else share)
         for group, candidate in choice.of.items()
         for timing in timed
         if timing.program in GROUPS[group] and timing.candidate == candidate
     )
+
+
+def _of_any_length(shortlist: Sequence[Candidate], options: ExportOptions) -> set[str]:
+    """Return the targets of which a bundle gets windows as short as the audio."""
+    if options.window != WindowOptions():  # such a bundle has one window only
+        return set()
+    names = {candidate.target for candidate in shortlist}
+    return {name for name in names if options.windows or get_target(name).spec.runs.any_audio}
 
 
 def _candidates_of(
