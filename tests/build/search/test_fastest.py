@@ -262,6 +262,30 @@ def test_every_group_is_on_the_target_that_is_fastest(
     assert json.loads(json.dumps(_timed_json(found)))["programs"][0]["target"] == "first"
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(OPTIONS, "first"), (replace(OPTIONS, window=WindowOptions(seconds=0.2)), "second")],
+    ids=["any length", "one length"],
+)
+def test_a_target_of_windows_as_short_as_the_audio_is_fast_for_a_command(
+    options: ExportOptions,
+    expected: str,
+    micro_checkpoint: Any,
+    rivals: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    encoder, rest = {"first": 50.0, "second": 40.0}, {"first": 5.0, "second": 5.0}
+    timed = table(encoder=encoder, cross_kv=rest, step={"first": 1, "second": 9})
+    monkeypatch.setattr(fastest, "_measured", lambda *_: (tuple(timed), {}))
+    runs = replace(rivals[0].spec.runs, any_audio=True)
+    monkeypatch.setattr(rivals[0], "spec", replace(rivals[0].spec, runs=runs))
+
+    found = export_best(micro_checkpoint, "auto", tmp_path / "out", options)
+
+    assert placed(found)["encoder"] == expected
+
+
 def test_times_are_measured_once_for_models_of_the_same_sizes(
     micro_checkpoint: Any, rivals: Any, tmp_path: Path
 ) -> None:

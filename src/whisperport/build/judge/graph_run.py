@@ -83,9 +83,9 @@ def _input(value: "Value", expected: Mapping[str, Array], n_cached: int, head_wi
     if value.dtype.startswith("float") and len(shape) == 3:  # its sizes may not be known
         return expected["mel"]
     if value.dtype.startswith("int") and len(shape) == 2:
-        return expected["tokens"][:, n_cached:].astype(value.dtype)
+        return expected["tokens"][:, n_cached:]
     if name == "cache_position":
-        return np.arange(n_cached, expected["tokens"].shape[1], dtype=value.dtype)
+        return np.arange(n_cached, expected["tokens"].shape[1])
     sizes = [size if isinstance(size, int) else int(place == 0) for place, size in enumerate(shape)]
     return np.full(sizes, n_cached if name == "offset" else 0)
 

@@ -339,8 +339,10 @@ class _Search:
 
     def unlike(self, name: str) -> ChangedWeight:
         """Return a wrong weight, and in words whether another array is right."""
-        wrong, is_there = self.wrong[name], name in {*self.equal, *self.half, *self.eight_bits}
-        return replace(wrong, reason=f"{'of two copies, one is right: ' * is_there}{wrong.reason}")
+        wrong = self.wrong[name]
+        if any(name in right for right in (self.equal, self.half, self.eight_bits)):
+            return replace(wrong, reason=f"of two copies, one is right: {wrong.reason}")
+        return wrong
 
     def missing(self, name: str) -> str:
         """Return in words what is missing of a weight to which no array is near; empty: all."""

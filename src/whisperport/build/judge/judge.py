@@ -290,10 +290,10 @@ def _is_far(identity: Identity, runs: Sequence[AppRun]) -> bool:
 
 
 def _takes_halves(files: Files, identity: Identity) -> bool:
-    """Return whether an ONNX graph that holds weights takes or returns float16, which rounds all values."""
+    """Return whether an ONNX graph that holds weights takes float16."""
     names = {file for places in identity.places.values() for file, _ in places}
     graphs = [name for name in names if name.endswith(".onnx") and files.has(name)]
-    return any("float16" in files.read(name, read_header).dtypes.values() for name in graphs)
+    return any(files.read(name, read_header).takes_halves for name in graphs)
 
 
 def _differing_clip(judgement: Judgement) -> Clip:

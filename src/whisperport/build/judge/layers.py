@@ -156,7 +156,9 @@ def compare_graphs(
                 del layers
             begin_stage(f"comparing the layers of {file}")
             try:
-                result = _result(folder, part, identity, values, checkpoint.dims.text_head_width)
+                result = _result(
+                    folder / file, part, identity, values, checkpoint.dims.text_head_width
+                )
             except StoppedError as error:
                 yield ComparedGraph(part=part, file=file, reason=str(error))
                 continue
@@ -174,21 +176,19 @@ def compare_graphs(
 
 
 def _result(
-    folder: Path, part: str, identity: Identity, values: Path, head_width: int
+    path: Path, part: str, identity: Identity, values: Path, head_width: int
 ) -> dict[str, Any]:
     """Return what `in_child` returns of a part's graph.
 
     Raises:
         StoppedError, WhisperportError: the graph cannot be run.
     """
-    file = _file_of(part, identity)
-    path = folder / file
     arguments = {
         "path": os.fspath(path),
         "part": part,
         "values": os.fspath(values),
         "arrays": {
-            name: [array for place, array in places if place == file]
+            name: [array for file, array in places if path.parent / file == path]
             for name, places in identity.places.items()
         },
         "gate": _gate(path, identity),
@@ -205,7 +205,7 @@ def _gate(path: Path, identity: Identity) -> str:
     """Return the gate of limits of a graph: by its weights, or because it takes float16."""
     if identity.eight_bits:
         return "w8"
-    is_half = path.suffix == ".onnx" and "float16" in read_header(path).dtypes.values()
+    is_half = path.suffix == ".onnx" and read_header(path).takes_halves
     return "fp16" if identity.half or is_half else ""
 
 

@@ -23,6 +23,11 @@ class OnnxHeader:
     dtypes: Mapping[str, str]  # of inputs, by numpy's names
     precision: str = "fp32"  # of most matrices that are stored: w8, fp16 or fp32
 
+    @property
+    def takes_halves(self) -> bool:
+        """Whether an input is in float16, so that the graph rounds all values to it."""
+        return "float16" in self.dtypes.values()
+
 
 def read_header(path: Path) -> OnnxHeader:
     """Read the header of an ONNX file.
