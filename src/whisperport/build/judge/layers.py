@@ -157,7 +157,7 @@ def compare_graphs(
             begin_stage(f"comparing the layers of {file}")
             try:
                 result = _result(
-                    folder / file, part, identity, values, checkpoint.dims.text_head_width
+                    folder, file, part, identity, values, checkpoint.dims.text_head_width
                 )
             except StoppedError as error:
                 yield ComparedGraph(part=part, file=file, reason=str(error))
@@ -176,19 +176,20 @@ def compare_graphs(
 
 
 def _result(
-    path: Path, part: str, identity: Identity, values: Path, head_width: int
+    folder: Path, file: str, part: str, identity: Identity, values: Path, head_width: int
 ) -> dict[str, Any]:
     """Return what `in_child` returns of a part's graph.
 
     Raises:
         StoppedError, WhisperportError: the graph cannot be run.
     """
+    path = folder / file
     arguments = {
         "path": os.fspath(path),
         "part": part,
         "values": os.fspath(values),
         "arrays": {
-            name: [array for file, array in places if path.parent / file == path]
+            name: [array for place, array in places if place == file]
             for name, places in identity.places.items()
         },
         "gate": _gate(path, identity),
