@@ -21,9 +21,10 @@ from whisperport import fix, judge
 from whisperport.apps.cli.explain import rules_about
 from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.build.judge import layers, operations
-from whisperport.build.judge.differences import weight_difference
+from whisperport.apps.cli.judge_page import verdict_sentence
 from whisperport.build.judge.graph_run import _of_type
 from whisperport.build.judge.identity import ChangedWeight, Identity, identify
+from whisperport.build.judge.graphs import GRAPHS
 from whisperport.build.judge.judge import _takes_halves, stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
@@ -39,12 +40,15 @@ from whisperport.build.layouts.openvino_genai.repairs import (
 )
 from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import hashes
-from whisperport.build.layouts.rules import Draft
+from whisperport.build.layouts.rules import Draft, Problem
+from whisperport.build.layouts.whisper_cpp.file import _blocks
+from whisperport.build.layouts.whisper_cpp.rules import _blocks as block_settings
 from whisperport.errors import CheckpointError, ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.ggml import read_types
 from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.speech.text.byte_level import from_byte_characters
+from whisperport.program.checks import Check
 from whisperport.targets.cpu.openvino.partitioner import ask
 from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
 from whisperport.verification.diagnosis.recording import opened
@@ -52,6 +56,7 @@ from whisperport.verification.diagnosis.recording import opened
 APPS = (
     *("faster-whisper", "onnxruntime-genai", "openvino-genai", "sherpa-onnx", "transformers.js"),
     "whisper.cpp",
+from whisperport.verification.diagnosis.differences import weight_difference
 )
 DECODER = "openvino_decoder_model.xml"
 
@@ -1444,7 +1449,8 @@ def test_noise_in_every_row_is_no_other_order() -> None:
         (lambda q, step: (np.rint(q / 18) * 18, step), "15 levels only: it was rounded to 4 bits"),
     ],
     ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "lost", "zero point",
-         "sign", "other rows", "other axes", "other axis of scales", "clipped", "4 bits"],
+         "sign", "other rows", "other axes", "other axis of scales", "clipped", "4 bits", "7 bits",
+         "a byte"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any
@@ -1473,7 +1479,8 @@ def test_it_is_said_how_a_quantized_weight_differs(
         ((6,), lambda a: a - 1, "each value is 1 too small"),
         ((32, 4), lambda a: np.where(np.arange(32)[:, None] < 9, a, 0), "23 of 32 rows are 0: 9 to 31"),
     ],
-    ids=["axes", "unequal axes", "a matrix", "an offset", "rows of 0"],
+    ids=["axes", "unequal axes", "a matrix", "an offset", "rows of 0", "a row twice", "rows twice",
+         "a part of 0", "data moved", "a row's sign", "columns", "bfloat16", "4 bits", "a sign"],
 )  # fmt: skip
 def test_axes_and_rows_of_a_weight_are_named(
     shape: tuple[int, ...], change: Callable[[Any], Any], reason: str
@@ -1508,6 +1515,12 @@ def test_what_is_in_place_of_a_weight_is_named(
     if instead:
         arrays.append(StoredArray("decoder.onnx", "onnx::last", weights[instead]))
     # when they are looked for, then it is said
+def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
+    """Flip the highest bit of a byte."""
+    integers[3, 2] += 128 if integers[3, 2] < 0 else -128
+    return integers, step
+
+
     (changed,) = identify(micro_checkpoint, arrays).changed
     assert changed.name == name
     assert reason in changed.difference
@@ -1524,6 +1537,8 @@ def test_what_is_in_place_of_a_weight_is_named(
 def test_a_part_of_another_checkpoint_is_named(
     parts: tuple[str, ...], sentence: str, micro_checkpoint: Any
 ) -> None:
+        (lambda q, step: (np.clip(q, -64, 63), step), "its integers end at 64: "),
+        (one_byte, "1 of 256 values differ in 1 rows, such as 3, by up to"),
     # given the weights of a checkpoint, some of which have learned further
     random = np.random.default_rng(0)
     weights = {name: tensor.numpy().copy() for name, tensor in micro_checkpoint.weights.items()}
@@ -1554,6 +1569,23 @@ def test_why_a_graph_without_known_weights_is_not_compared_is_said() -> None:
         (1, ChangedWeight("encoder.ln_post.weight"), "encoder.ln_post.weight is missing"),
         (1, ChangedWeight("b.weight", "a.onnx: b", "all values are 0"), "b.weight differs"),
         (1, ChangedWeight("a.weight", "a.onnx: a", "all values are 0"), ""),
+        ((32, 8), lambda a: a[[*range(30), 3, 31]], "row 30 holds row 3"),
+        ((32, 8), lambda a: a[[*range(16), *range(16)]], "rows 16 to 31 hold rows 0 to 15"),
+        ((32, 8), lambda a: np.where(np.arange(256).reshape(32, 8) // 37 == 3, 0, a),
+         "37 of 256 values are 0, in rows 13 to 18"),
+        ((32, 8), lambda a: np.roll(a, 5), "256 of 256 values are at another place: those from 0 to 255 are"
+         " those 5 places before"),
+        ((32, 8), lambda a: np.where(np.arange(32)[:, None] == 9, -a, a), "row 9 is multiplied by -1: the"
+         " sign is wrong"),
+        ((32, 8), lambda a: a * np.arange(1, 9), "columns 1 to 7 are multiplied, each by a number of"
+         " its own, from 2 to 8"),
+        ((32, 8), lambda a: (a.view("u4") & 0xFFFF0000).astype("u4").view("f4"),
+         "each value is rounded to 7 bits of its mantissa: bfloat16"),
+        ((32, 80), lambda a: np.rint(a * 2) / 2, "each row has at most 12 levels: it was rounded to 4"
+         " bits"),
+        ((32, 8), lambda a: np.where(np.arange(256).reshape(32, 8) == 77, -a, a), "1 of 256 values differ"
+         " in 1 rows, such as 9, by up to 1.8 standard deviations: the value at 9, 5 is -0.9351, not"
+         " 0.9351, of the wrong sign"),
         (None, ChangedWeight("b.weight"), ""),
     ],
 )
@@ -1618,6 +1650,70 @@ def test_each_zero_point_of_a_matrix_is_read(tmp_path: Path) -> None:
     tensors = [onnx.numpy_helper.from_array(np.array(v), k) for k, v in stored.items()]
     graph = onnx.helper.make_graph(nodes, "graph", [], [], tensors)
     onnx.save(onnx.helper.make_model(graph), tmp_path / "a.onnx")
+def test_a_file_of_another_checkpoint_is_named(micro_checkpoint: Any) -> None:
+    # given an encoder that also holds keys of the decoder, and a decoder that has learned further
+    random = np.random.default_rng(0)
+    arrays = []
+    for name, tensor in micro_checkpoint.weights.items():
+        values = tensor.numpy().copy()
+        is_right = name.startswith("encoder.") or ".cross_attn.key." in name
+        if not is_right and values.ndim > 1:
+            values += 0.02 * random.standard_normal(values.shape).astype("f4") * values.std()
+        arrays.append(StoredArray(f"{'en' if is_right else 'de'}coder.onnx", name, values))
+    # when the weights are looked for, then it is said which file is another checkpoint's
+    replaced = identify(micro_checkpoint, arrays).replaced
+    assert replaced.startswith("no matrix in decoder.onnx is the checkpoint's: it is another")
+
+
+def test_what_graphs_compute_is_named_before_a_form_that_only_an_npu_needs() -> None:
+    # given graphs whose positions are wrong, and whose form an NPU's plugin does not find
+    texts = {"program": GRAPHS, "what": "logits", "rule": ""}
+    reason = "positions begin at 0"
+    check = Check(level="arrays", value={}, passed=False, reason=reason, **texts)
+    judgement = Judgement(
+        path=Path("a"),
+        layout=layout_of("openvino-genai"),
+        precision="fp32",
+        precisions=("fp32",),
+        problems=(Problem("WP733", "a.xml", "unordered_map::at"),),
+        checkpoint="b",
+        identity=Identity(equal=["c"]),
+        runs=(AppRun(app=GRAPHS, checks=(check,)),),
+    )
+    # then the cause is named first
+    assert verdict_sentence(judgement).startswith("Wrong: positions begin at 0; WP733 (")
+
+
+def test_files_at_each_others_place_are_named(micro_checkpoint: Any) -> None:
+    # given files named after a part, in which the weights of the other one are
+    arrays = [
+        StoredArray("decoder.onnx" if name.startswith("enc") else "encoder.onnx", name, w.numpy())
+        for name, w in micro_checkpoint.weights.items()
+    ]
+    # when the weights are looked for, then it is said, though each is there
+    identity = identify(micro_checkpoint, arrays)
+    assert not identity
+    assert "encoder.onnx holds the weights of the decoder" in identity.exchanged_files
+    assert "decoder.onnx holds the weights of the encoder" in identity.exchanged_files
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_queries_may_be_scaled_only_if_a_graph_may_scale_less(
+    has_graphs: bool, micro_checkpoint: Any
+) -> None:
+    # given a query that is already multiplied by the root of a head's width
+    name = "decoder.blocks.0.attn.query.weight"
+    factor = np.float32(micro_checkpoint.dims.text_head_width**-0.5)
+    arrays = [
+        StoredArray("model.bin", key, w.numpy() * (factor if key == name else 1))
+        for key, w in micro_checkpoint.weights.items()
+    ]
+    # when it is looked for, then an app that scales by itself makes it wrong
+    changed = identify(micro_checkpoint, arrays, has_graphs=has_graphs).changed
+    assert [c.name for c in changed] == ([] if has_graphs else [name])
+    assert has_graphs or "it is multiplied by" in changed[0].reason
+
+
     # when its arrays are read, then it is read with each of them
     arrays = [a for a in onnx_arrays(Files(tmp_path), ["a.onnx"]) if a.name == "w"]
     assert [array.values[0, 0] for array in arrays] == [-6, -2]

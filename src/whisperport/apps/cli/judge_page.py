@@ -30,18 +30,21 @@ NPU = "NPU"  # in the name of a device, or in the text of a rule
 def verdict_sentence(judgement: Judgement) -> str:
     """Say in one sentence whether something is wrong, and what."""
     identity, runs = judgement.identity, judgement.runs
-    wrong = [problem for problem in judgement.problems if not problem.is_warning]
     causes = []
-    if wrong:
-        codes = dict.fromkeys(problem.code for problem in wrong)
-        further = f", and {len(codes) - 1} more broken rules" if len(codes) > 1 else ""
-        causes.append(f"{wrong[0].code} ({_rules(judgement)[wrong[0].code].title}){further}")
+    if wrong := _wrong_codes(judgement, of_npu=False):
+        causes.append(wrong)
     if identity is not None and not identity:
         n_changed = len(identity.changed)
         what = identity.changed[0].label if n_changed == 1 else f"{n_changed} weights"
         causes.append(
             f"{what} {'is' if n_changed == 1 else 'are'} not as in {judgement.checkpoint}"
+            if n_changed
+            else identity.exchanged_files
         )
+    elif cause := _computed(judgement):
+        causes.append(cause)
+    if wrong := _wrong_codes(judgement, of_npu=True):
+        causes.append(wrong)
     if failed := [run.name for run in runs if run.failed]:
         causes.append(f"{_listed(failed)} failed")
     if lossy := [run.name for run in runs if not run and not run.failed]:
@@ -66,6 +69,35 @@ def verdict_sentence(judgement: Judgement) -> str:
             words = "its graphs, decoded here, emit the same words"
     compared = "weights were not compared with" if identity is None else "the weights are those of"
     return f"Nothing is wrong: {compared} {judgement.checkpoint}, and {words}.{loss}"
+
+
+def _wrong_codes(judgement: Judgement, *, of_npu: bool) -> str:
+    """Return the first broken rule, and how many more; empty: none.
+
+    Args:
+        judgement: of the files.
+        of_npu: whether rules are counted that matter to an NPU only, or the others. What is computed
+            wrongly often breaks the form that an NPU needs, too.
+    """
+    rules = _rules(judgement)
+    codes = dict.fromkeys(
+        p.code
+        for p in judgement.problems
+        if not p.is_warning and (NPU in rules[p.code].text) == of_npu
+    )
+    if not codes:
+        return ""
+    further = f", and {len(codes) - 1} more broken rules" if len(codes) > 1 else ""
+    first = next(iter(codes))
+    return f"{first} ({rules[first].title}){further}"
+
+
+def _computed(judgement: Judgement) -> str:
+    """Return what graphs compute in place of the checkpoint's logits, or where; empty: it is not known."""
+    checks = (check for run in judgement.runs for check in run.checks)
+    reason = next((c.reason for c in checks if c.level == "arrays" and not c.passed), "")
+    causes = (graph.cause for graph in judgement.graphs if not graph)
+    return next(filter(None, causes), reason)
 
 
 def answers(judgement: Judgement) -> dict[str, list[str]]:
@@ -121,8 +153,7 @@ def _weights(judgement: Judgement) -> list[str]:
     if identity is None:
         return [str(judgement.named or "not compared: no checkpoint is given")]
     named = [f"differs: {weight}" for weight in identity.changed[:MOST]]
-    if sentence := identity.replaced:
-        named.insert(0, sentence)
+    named[:0] = filter(None, (identity.exchanged_files, identity.replaced))
     if len(identity.changed) > MOST:
         named.append(f"and {len(identity.changed) - MOST} more")
     return [f"{identity}; compared with {judgement.checkpoint}", *named]

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.build.judge.differences import (
+from whisperport.build.judge.operations import is_norm
+from whisperport.build.layouts.arrays import is_half
+from whisperport.build.layouts.arrays import weight as weight_of
+from whisperport.build.layouts.reading import StoredArray
+from whisperport.verification.diagnosis.differences import (
     HALF_BITS,
     LEAST_NEAR,
     OTHER_VALUES,
@@ -23,10 +27,6 @@ from whisperport.build.judge.differences import (
     listed,
     weight_difference,
 )
-from whisperport.build.judge.operations import is_norm
-from whisperport.build.layouts.arrays import is_half
-from whisperport.build.layouts.arrays import weight as weight_of
-from whisperport.build.layouts.reading import StoredArray
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -35,16 +35,23 @@ Array = NDArray[Any]
 SCALES = (-0.5, -0.25)  # powers of a head's width, by which converters multiply queries and keys
 SMALLEST = 2  # elements; a smaller array, such as a shape, is not a weight
 HALF_STEP = 0.75  # of a step of 8 bits: half, and what the fit of the step costs (0.64 seen)
+OUTLIER = 16  # steps of 8 bits: rounding moves no value so far, and clipping only towards 0
 LEAST_OF_LINE = 0.75  # of a row's or column's values: below it, its own step is another one
 BLOCK = 32  # values of ggml's blocks, which have a step of their own
 ROWS = 64  # of an array, by which its levels are found
 QUICK = 4  # rows and columns, by which most other weights of the same shape are ruled out
 SIMILAR = 0.5  # of a weight's standard deviation: an array farther away is another weight
 MUCH = 1e6  # distance by which a weight that a name says is nearer
+END = 0.95  # of the largest or smallest value of a step, to which others are clipped
+EVEN = 1e-4  # of the largest value of a row: values nearer to each other are one
+SIGN = 128  # integers of 8 bits on each side of 0
 SAMPLE = 256  # elements, by which the nearest array is found
 TINY = 2.0**-23  # absolute error of float16; a converter writes 1e-7 for what is nearer to 0
 LEAST_STEP = 127 * 2.0**-25  # what 127 steps lose where a step in float16 is as small as can be
 NAMED = 0.9  # of the weights: a file that names so many names all
+PARTS = ("encoder", "decoder")
+# Ends of the decoder's weights that exporters may put into the encoder's file.
+OF_AUDIO_KEPT = tuple(f".cross_attn.{end}" for end in ("key.weight", "value.weight", "value.bias"))
 FORMS = ("equal", "half", "eight_bits")  # the fields of an `Identity`, by falling precision
 # Graphs of a short window, or of short texts, have some of their rows only.
 POSITIONS = ("encoder.positional_embedding", "decoder.positional_embedding")
@@ -106,8 +113,8 @@ class Identity:
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether each weight was found, and there is one."""
-        return not self.changed and bool(self.equal or self.half or self.eight_bits)
+        """Whether each weight was found, in the file of its part, and there is one."""
+        return not (self.changed or self.exchanged_files) and bool(self.found)
 
     @property
     def is_exact(self) -> bool:
@@ -117,17 +124,51 @@ class Identity:
     @property
     def replaced(self) -> str:
         """In words, which part is another checkpoint's: all its matrices have other values; empty: none."""
-        unlike = [weight.name for weight in self.changed if OTHER_VALUES in weight.reason]
+        unlike = [weight for weight in self.changed if OTHER_VALUES in weight.reason]
         if len(unlike) < len(self.changed):
             return ""
-        right, wrong = (Counter(map(_part, _matrices(names))) for names in (self.found, unlike))
-        parts = [part for part, count in wrong.items() if count > 1 and not right[part]]
-        of_one = f"of the {parts[0]} " if len(parts) == 1 else ""
-        if not parts:
-            return ""
-        return (
-            f"no matrix {of_one}is the checkpoint's: it is another checkpoint's, or all was changed"
+        by_part = (
+            Counter(_part(name) for name in _matrices(self.found)),
+            Counter(_part(weight.name) for weight in unlike if _matrices([weight.name])),
         )
+        by_file = (
+            Counter(
+                file
+                for name in _matrices(self.found)
+                for file in {file for file, _ in self.places[f"{name}.weight"]}
+            ),
+            Counter(
+                weight.stored.partition(": ")[0] for weight in unlike if _matrices([weight.name])
+            ),
+        )
+        for (right, wrong), what in ((by_part, "of the "), (by_file, "in ")):
+            places = [place for place, count in wrong.items() if count > 1 and not right[place]]
+            if places:
+                where = f"{what}{places[0]} " if len(places) == 1 and right else ""
+                return (
+                    f"no matrix {where}is the checkpoint's: it is another checkpoint's, or all was "
+                    "changed"
+                )
+        return ""
+
+    @property
+    def exchanged_files(self) -> str:
+        """In words, which file named after a part holds the weights of the other only; empty: none."""
+        held: dict[str, set[str]] = defaultdict(
+            set
+        )  # file -> its parts; decoders' keys may be in both
+        for name, places in self.places.items():
+            for file, _ in places:
+                held[file].add("" if name.endswith(OF_AUDIO_KEPT) else _part(name))
+        wrong = []
+        for file, parts in held.items():
+            named = [part for part in PARTS if part in file.rpartition("/")[2]]
+            if len(named) == 1 and named[0] not in parts and (others := parts & {*PARTS}):
+                wrong.append(f"{file} holds the weights of the {others.pop()}")
+        if not wrong:
+            return ""
+        whose = "its name is another file's" if len(wrong) == 1 else "their names are exchanged"
+        return f"{' and '.join(wrong)}: {whose}"
 
     @property
     def found(self) -> list[str]:
@@ -156,6 +197,7 @@ class Identity:
             "float16": len(self.half),
             "eight_bits": len(self.eight_bits),
             "left_out": len(self.neutral),
+            "exchanged_files": self.exchanged_files or None,
             "changed": [
                 {
                     "name": weight.name or None,
@@ -167,14 +209,17 @@ class Identity:
         }
 
 
-def identify(checkpoint: "Checkpoint", arrays: Iterable[StoredArray]) -> Identity:
+def identify(
+    checkpoint: "Checkpoint", arrays: Iterable[StoredArray], *, has_graphs: bool = True
+) -> Identity:
     """Look for each weight of a checkpoint among stored arrays.
 
     Args:
         checkpoint: its weights are compared one at a time.
         arrays: of the files, one at a time; those of a shape that no weight has are left out.
+        has_graphs: whether graphs may multiply scores by less where queries or keys are multiplied.
     """
-    search = _Search(checkpoint)
+    search = _Search(checkpoint, has_graphs=has_graphs)
     result = Identity()
     for array in arrays:
         search.compare(array)
@@ -259,8 +304,8 @@ def array_hash(values: Array) -> str:
 class _Search:
     """Compares arrays with the weights of the same shape, or of its transpose."""
 
-    def __init__(self, checkpoint: "Checkpoint") -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: "Checkpoint", *, has_graphs: bool = True) -> None:
+        self.checkpoint, self.has_graphs = checkpoint, has_graphs
         self.equal: set[str] = set()
         self.half: set[str] = set()
         self.eight_bits: set[str] = set()
@@ -391,7 +436,7 @@ class _Search:
         weight, n = self._weight(name, False), len(part)
         half_step = 0 if step is None else HALF_STEP * float(np.abs(step).max())
         starts = np.array([*dict.fromkeys((*range(0, len(weight) - n + 1, n), len(weight) - n))])
-        for power in _powers(name):
+        for power in self._powers(name):
             factor = np.float32(self.head_width**power)
             first = (
                 weight[starts] * factor
@@ -460,7 +505,7 @@ class _Search:
         equal = equal or [
             name
             for name, swapped in exact
-            if any(self.digest(name, swapped, form, p) == digest for p in _powers(name)[1:])
+            if any(self.digest(name, swapped, form, p) == digest for p in self._powers(name)[1:])
         ]
         self.equal.update(equal)
         if equal:
@@ -486,9 +531,12 @@ class _Search:
     ) -> list[str]:
         """Note and return the weight from which no value is farther than its step allows."""
         for name, transposed in candidates:
-            near = np.abs(values - self._weight(name, transposed)) <= HALF_STEP * step
-            if near.mean() >= LEAST_NEAR and all(
-                near.mean(axis=i).min() >= LEAST_OF_LINE for i in range(near.ndim)
+            weight = self._weight(name, transposed)
+            near = np.abs(values - weight) <= HALF_STEP * step
+            if (
+                near.mean() >= LEAST_NEAR
+                and all(near.mean(axis=i).min() >= LEAST_OF_LINE for i in range(near.ndim))
+                and not _has_outlier(values, weight, step)
             ):
                 self.eight_bits.add(name)
                 return [name]
@@ -547,6 +595,8 @@ class _Search:
         step = None if array.step is None else np.broadcast_to(array.step, values.shape)
         for groups in _groups_of(values) if step is None else ():
             step = np.broadcast_to(_steps(groups), groups.shape).reshape(values.shape)
+        if step is None and (gaps := _gaps(values)) is not None:
+            step = np.broadcast_to(gaps, values.shape)
         if step is not None:
             allowed = allowed + HALF_STEP * step
         if transposed:
@@ -570,6 +620,10 @@ class _Search:
                 weight = weight.astype(np.float16)
             self.digests[key] = _digest(weight.astype(form.removeprefix("rounded to "), copy=False))
         return self.digests[key]
+
+    def _powers(self, name: str) -> tuple[float, ...]:
+        """Return by which powers of a head's width a weight may be multiplied; the first is 0."""
+        return _powers(name) if self.has_graphs else (0.0,)
 
     def _is_half(self, name: str) -> bool:
         if name not in self.halves:
@@ -600,13 +654,39 @@ def _groups_are_near(groups: Array, weight: Array) -> bool:
     near = np.abs(groups - weight) <= HALF_STEP * _steps(groups) + LEAST_STEP
     if near[:QUICK].mean() < LEAST_NEAR or near.mean() < LEAST_NEAR:
         return False
-    return bool(near.mean(axis=1).min() >= LEAST_OF_LINE)
+    is_near = bool(near.mean(axis=1).min() >= LEAST_OF_LINE)
+    return is_near and not _has_outlier(groups, weight, _steps(groups))
+
+
+def _has_outlier(values: Array, weight: Array, step: Array) -> bool:
+    """Return whether a value is so far from a weight's that neither rounding nor clipping explains it."""
+    is_far = np.abs(values - weight) > OUTLIER * np.abs(step) + TINY
+    if not is_far.any():
+        return False
+    axes = tuple(axis for axis, size in enumerate(step.shape) if size == 1) or None
+    ends = values.min(axis=axes, keepdims=True), values.max(axis=axes, keepdims=True)
+    is_end = (values <= END * ends[0]) | (values >= END * ends[1])
+    is_clipped = is_end & (values * weight >= 0) & (np.abs(values) < np.abs(weight))
+    return bool((is_far & ~is_clipped).any())
 
 
 def _steps(groups: Array) -> Array:
     """Return the step (n, 1) of each group (n, k) whose largest value is 127 of 8 bits."""
     steps: Array = np.abs(groups).max(axis=1, keepdims=True) / 127
     return steps
+
+
+def _gaps(values: Array) -> Array | None:
+    """Return the step (n, 1) of rows (n, k) that are integers of 8 bits times it; None: they are not."""
+    if values.ndim != 2 or len(values[0]) < ROWS or not np.isfinite(values).all():
+        return None
+    rises = np.diff(np.sort(values, axis=1), axis=1)
+    smallest = EVEN * np.abs(values).max(axis=1, keepdims=True)
+    gaps: Array = np.where(rises > smallest, rises, np.inf).min(axis=1, keepdims=True)
+    gaps = np.where(np.isfinite(gaps), gaps, 1)
+    multiples = values / gaps
+    is_whole = np.abs(multiples - np.rint(multiples)) < 0.05
+    return gaps if is_whole.all() and np.abs(multiples).max() < 2 * SIGN else None
 
 
 def _powers(name: str) -> tuple[float, ...]:

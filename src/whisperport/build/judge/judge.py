@@ -248,7 +248,8 @@ def _compared(
     begin_stage("comparing weights")
     try:
         if layout.reader.arrays is not None or layout.weights is not None:
-            identity = identify(checkpoint, stored_arrays(layout, files, judgement.precision))
+            arrays = stored_arrays(layout, files, judgement.precision)
+            identity = identify(checkpoint, arrays, has_graphs=layout.weights is None)
     except (CheckpointError, ProgramError) as error:
         if judgement:
             raise

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
-from whisperport.build.judge.differences import value_difference
 from whisperport.build.judge.graph_run import cache_of, cached_layer, recorded
 from whisperport.build.judge.identity import SCALES, Identity
 from whisperport.build.judge.operations import INPUT, NO_BIAS, OF_AUDIO, Explanation, combined
@@ -41,6 +40,7 @@ from whisperport.verification.diagnosis.divergence import (
 )
 from whisperport.verification.diagnosis.matching import arrangements, error_of
 from whisperport.verification.diagnosis.recording import Recording
+from whisperport.verification.diagnosis.differences import value_difference
 from whisperport.verification.tolerances import GATES, LOWERED
 
 if TYPE_CHECKING:  # torch may be missing at run time

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.build.judge.differences import EXPLAINED, listed, value_difference
+from whisperport.verification.diagnosis.differences import EXPLAINED, listed, value_difference
 from whisperport.verification.diagnosis.matching import arrangements, error_of
 
 Array = NDArray[Any]

@@ -26,10 +26,21 @@ COARSE = 4  # steps by which a clipped weight may be rounded
 FEW_LEVELS = 64  # of an array: 8 bits have 255
 SIGN = 128  # by which a byte with a sign differs from one without
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
+AT_PLACE = 0.25  # of the rows: where more are right, they are not all moved
+PROBES = 64  # wrong rows that are looked for among the right ones
+WINDOW = 8  # values in a row by which a part of the data is looked for
+MOST_NAMED = 3  # wrong values that are all named
+BITS = {
+    7: "bfloat16",
+    3: "float8, e4m3",
+    2: "float8, e5m2",
+}  # of a mantissa -> the type that has so many
+WIDTH = 23  # bits of float32's mantissa
+LINE = 4  # values of a row, of which a factor of its own would say nothing
 
 
 def weight_difference(
-    values: Array, weight: Array, allowed: Array, head_width: int, step: Array | None = None
+    values: Array, weight: Array, allowed: Array, head_width: int = 0, step: Array | None = None
 ) -> str:
     """Return in words how an array differs from a weight of the same shape (n, …).
 
@@ -37,7 +48,7 @@ def weight_difference(
         values: of the array.
         weight: of the checkpoint.
         allowed: how far a value may be from the weight's.
-        head_width: of the decoder's heads; those of the encoder are as wide.
+        head_width: of the decoder's heads; those of the encoder are as wide. 0: it has none.
         step: of 8 bits, of each value; None: the array is not quantized.
     """
     if reason := _broken(values) or _moved(
@@ -45,9 +56,17 @@ def weight_difference(
     ):
         return reason
     differs = np.abs(values - weight) > allowed
-    if reason := _wrong_lines(values, weight, differs, head_width):
+    if reason := _wrong_lines(values, weight, differs, head_width) or _copied(
+        values, weight, allowed, differs
+    ):
         return reason
     if step is not None and (reason := _wrong_steps(values, weight, allowed, step)):
+        return reason
+    if reason := _zeros(values, differs) or _moved_part(values, weight, allowed, differs):
+        return reason
+    if step is None and (
+        reason := _scaled_lines(values, weight, allowed) or _rounded(values, weight)
+    ):
         return reason
     count = int(np.count_nonzero(values != weight if step is None else differs))
     largest = float(np.abs(values - weight).max())
@@ -58,6 +77,7 @@ def weight_difference(
     return (
         f"{count:,} of {values.size:,} {OTHER_VALUES}{where}, by up to "
         f"{largest / (float(weight.std()) or 1.0):.2g} standard deviations"
+        + _named_values(values, weight, differs if differs.any() else values != weight)
     )
 
 
@@ -150,6 +170,9 @@ def _shifted(values: Array, weight: Array, allowed: Array, axis: int) -> str:
         axis: of the lines.
     """
     n, shifts = len(values), list[int]()
+    is_right = (np.abs(values - weight) <= allowed).reshape(n, -1).all(axis=1)
+    if is_right.mean() > AT_PLACE:
+        return ""
     for line in sorted({n // 4, n // 2, n - 1 - n // 4}):
         # A line that is right at its own place says nothing of the others.
         if np.mean(np.abs(values[line] - weight[line]) <= allowed[line]) < LEAST_NEAR:
@@ -165,6 +188,155 @@ def _shifted(values: Array, weight: Array, allowed: Array, axis: int) -> str:
             where = f"{kind} {max(shift, 0)} holds {kind} {max(-shift, 0)}"
             return f"its {kind}s are moved by {abs(shift)} places: {where}"
     return ""
+
+
+def _copied(values: Array, weight: Array, allowed: Array, differs: Array) -> str:
+    """Return in words which other lines of a weight the wrong ones hold; empty: they hold none."""
+    for axis, kind in enumerate(("row", "column")[: values.ndim]):
+        lines = _lines(differs, axis)
+        if values.ndim < 2 or not 0 < len(lines) < values.shape[axis]:
+            continue
+        mine, right, room = (
+            np.moveaxis(a, axis, 0).reshape(values.shape[axis], -1)
+            for a in (values, weight, allowed)
+        )
+        probes = lines[np.linspace(0, len(lines) - 1, min(len(lines), PROBES)).astype(np.intp)]
+        distance = np.einsum("ij,ij->i", right, right) - 2 * (mine[probes] @ right.T)
+        held = distance.argmin(axis=1)
+        steps = np.unique(held - probes)
+        if len(lines) > len(probes) and len(steps) == 1:  # of many, all are moved by as much
+            probes = lines
+            held = np.clip(lines + steps[0], 0, len(right) - 1)
+        near = np.abs(mine[probes] - right[held]) <= room[held]
+        if (near.mean(axis=1) >= LEAST_NEAR).all() and (held != probes).all():
+            if len(lines) == 1:
+                return f"{kind} {lines[0]} holds {kind} {held[0]}"
+            if len(steps) == 1 or len(np.unique(held)) == 1:
+                what = f"{kind}{'s' * (len(np.unique(held)) > 1)} {listed(np.unique(held))}"
+                return f"{kind}s {listed(lines)} hold {what}"
+            return f"{kind}s {listed(lines)} hold others: {kind} {probes[0]} holds {kind} {held[0]}"
+    return ""
+
+
+def _zeros(values: Array, differs: Array) -> str:
+    """Return in words that the wrong values are 0, and where; empty: they are not, or few are wrong."""
+    count = np.count_nonzero(differs)
+    if count <= MOST_NAMED or values[differs].any():
+        return ""
+    if values.ndim < 2:
+        return f"{count:,} of {values.size:,} values are 0: {listed(_lines(differs, 0))}"
+    kinds = [
+        (len(lines := _lines(differs, axis)) / values.shape[axis], f"{kind}s {listed(lines)}")
+        for axis, kind in enumerate(("row", "column"))
+    ]
+    return f"{count:,} of {values.size:,} values are 0, in {min(kinds)[1]}"
+
+
+def _moved_part(values: Array, weight: Array, allowed: Array, differs: Array) -> str:
+    """Return in words which part of the data, in the order of a file, is at another place; empty: none."""
+    if values.ndim > 2:
+        return ""
+    for turned in (False, True)[: values.ndim]:  # the file may hold it transposed
+        mine, right, room = ((a.T if turned else a).reshape(-1) for a in (values, weight, allowed))
+        wrong = np.flatnonzero(np.abs(mine - right) > room)
+        if len(wrong) < WINDOW or wrong[-1] - wrong[0] >= 2 * len(wrong):
+            continue
+        begin, end = int(wrong[0]), int(wrong[-1]) + 1
+        probe = min((begin + end) // 2, len(mine) - WINDOW)
+        last = len(mine) - WINDOW + 1
+        places = np.flatnonzero(np.abs(right[:last] - mine[probe]) <= room[:last])
+        for i in range(1, WINDOW):
+            places = places[np.abs(right[places + i] - mine[probe + i]) <= room[places + i]]
+        for step in {int(place) - probe for place in places[:WINDOW]} - {0}:
+            inner = slice(max(begin, -step), min(end, len(mine) - step))
+            source = slice(inner.start + step, inner.stop + step)
+            near = np.abs(mine[inner] - right[source]) <= room[source]
+            if 2 * near.size > end - begin and near.mean() >= LEAST_NEAR:
+                side = "before" if step < 0 else "behind"
+                return (
+                    f"{end - begin:,} of {values.size:,} values are at another place: those from "
+                    f"{begin:,} to {end - 1:,} are those {abs(step):,} places {side}"
+                )
+    return ""
+
+
+def _scaled_lines(values: Array, weight: Array, allowed: Array) -> str:
+    """Return in words which rows or columns are multiplied by a number; empty: they are not, or all are."""
+    for axis, kind in enumerate(("row", "column")[: values.ndim]):
+        mine, right, room = (
+            np.moveaxis(a, axis, 0).reshape(values.shape[axis], -1)
+            for a in (values, weight, allowed)
+        )
+        power = (right * right).sum(axis=1, keepdims=True)
+        factor = (mine * right).sum(axis=1, keepdims=True) / np.where(power == 0, 1, power)
+        near = np.abs(mine - factor * right) <= np.maximum(np.abs(factor), 1 / 2) * 2 * room
+        wrong = np.flatnonzero(np.abs(factor[:, 0] - 1) > HALF_BITS * 4)
+        if mine.shape[1] < LINE or not len(wrong):
+            continue
+        if min(near.mean(), near[wrong].mean()) < LEAST_NEAR:
+            continue
+        factors, lines = factor[wrong, 0], f"{kind}s {listed(wrong)}"
+        if np.ptp(factors) <= HALF_BITS * 4 * np.abs(factors).max():
+            sign = ": the sign is wrong" if abs(factors[0] + 1) < EXPLAINED else ""
+            verb = "are"
+            if len(wrong) == 1:
+                lines, verb = f"{kind} {wrong[0]}", "is"
+            return f"{lines} {verb} multiplied by {factors[0]:.3g}{sign}"
+        return (
+            f"{lines} are multiplied, each by a number of its own, from {factors.min():.3g} to "
+            f"{factors.max():.3g}"
+        )
+    return ""
+
+
+def _rounded(values: Array, weight: Array) -> str:
+    """Return in words to how few bits or levels a weight was rounded; empty: to neither."""
+    if values.dtype != np.float32:
+        return ""
+    kept, own = (_mantissa(array) for array in (values, weight))
+    largest = np.abs(weight) * 2.0**-kept
+    if kept < own and np.mean(np.abs(values - weight) <= largest) >= LEAST_NEAR:
+        name = f": {BITS[kept]}" if kept in BITS else ""
+        return f"each value is rounded to {kept} bits of its mantissa{name}"
+    for axis, kind in enumerate(("row", "column")[: values.ndim]):
+        mine, right = (
+            np.moveaxis(a, axis, 0).reshape(values.shape[axis], -1) for a in (values, weight)
+        )
+        levels = [np.unique(line) for line in mine[:PROBES]]
+        most = max(map(len, levels))
+        if not 1 < most <= min(FEW_LEVELS, mine.shape[1] // LINE):
+            continue
+        gaps = np.array([np.diff(line).max(initial=0.0) for line in levels])[:, None]
+        if np.mean(np.abs(mine - right)[: len(gaps)] <= gaps) >= LEAST_NEAR:
+            bits = (most - 1).bit_length()
+            return f"each {kind} has at most {most} levels: it was rounded to {bits} bits"
+    return ""
+
+
+def _mantissa(values: Array) -> int:
+    """Return how many bits of float32's mantissa some value needs."""
+    used = int(np.bitwise_or.reduce(np.ascontiguousarray(values).view(np.int32), axis=None))
+    return WIDTH - min(WIDTH, (used & -used).bit_length() - 1) if used else 0
+
+
+def _named_values(values: Array, weight: Array, differs: Array) -> str:
+    """Return in words what the wrong values are, if they are few."""
+    places = np.argwhere(differs)
+    if len(places) > MOST_NAMED:
+        return ""
+    words = []
+    for place in map(tuple, places.tolist()):
+        value, right = float(values[place]), float(weight[place])
+        ratio = abs(value / right) if right else 0.0
+        how = ""
+        if value == -right:
+            how = ", of the wrong sign"
+        elif 0 < ratio < np.inf and np.frexp(ratio)[0] == 1 / 2:
+            how = (
+                f", a power of 2 {'more' if ratio > 1 else 'less'}: a bit of its exponent is wrong"
+            )
+        words.append(f"{listed(place)} is {value:.4g}, not {right:.4g}{how}")
+    return f": {'; '.join(f'the value at {text}' for text in words)}"
 
 
 def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> str:
@@ -208,14 +380,19 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
 
 def _clipped(values: Array, weight: Array, allowed: Array, step: Array) -> str:
     """Return in words that too small a scale cuts the largest values of a weight; empty: none is cut."""
-    most = MOST_STEPS * np.abs(step)
+    integers = np.abs(values / np.where(step == 0, 1, step))
+    end = min(MOST_STEPS, float(integers.max()) + 0.5)  # fewer than 8 bits, too
+    most = end * np.abs(step)
     is_cut = np.abs(weight) > CUT * most
     # Integers of larger scales, whose rounding is coarser, may be clipped as well.
     near = np.abs(values - np.clip(weight, -most, most)) <= allowed + COARSE * np.abs(step)
     if is_cut.mean() < 1 - LEAST_NEAR or near.mean() < LEAST_NEAR:
         return ""
     count = np.count_nonzero(is_cut)
-    return f"its scales are too small: {count:,} of {values.size:,} values are clipped"
+    what = f"{count:,} of {values.size:,} values are clipped"
+    if end < MOST_STEPS - 1:
+        return f"its integers end at {end - 0.5:.0f}: {what}"
+    return f"its scales are too small: {what}"
 
 
 def _coarse(values: Array, weight: Array, step: Array) -> str:
@@ -246,6 +423,10 @@ def _wrong_scales(scales: Array, factors: Array, is_wrong: Array, kind: str) -> 
     if (scales[is_wrong] == 1).all():
         return "1: the right ones are lost"
     right = scales / np.where(factors == 0, 1, factors)
+    if len(scales) > 1 and np.ptp(scales) <= EXPLAINED * np.abs(scales).max() < np.ptp(right):
+        return f"the same in all {kind}s, {scales[0]:.3g}: each {kind} needs its own"
+    if (np.frexp(np.abs(scales[is_wrong]))[0] == 1 / 2).all() and is_wrong.sum() > 1:
+        return "rounded to powers of 2"
     if same(1 / np.where(right == 0, 1, right)):
         return "1 divided by the right ones"
     for shift in range(1, min(len(right), MOST_MOVED)):
@@ -275,7 +456,7 @@ def _wrong_lines(values: Array, weight: Array, differs: Array, head_width: int) 
         if _is_permuted(mine, right):
             return f"{kind}s {listed(lines)} are in another order"
         if (len(lines) < values.shape[axis] or axis == 0) and not mine.any():
-            head = int(lines[0]) // head_width
+            head = int(lines[0]) // (head_width or 1)
             if len(lines) <= head_width and lines[-1] // head_width == head:
                 return f"{kind}s {listed(lines)}, of head {head}, are 0"
             return f"{len(lines):,} of {values.shape[axis]:,} {kind}s are 0: {listed(lines)}"
