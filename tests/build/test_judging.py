@@ -1186,6 +1186,40 @@ def test_a_scale_of_8_bits_is_not_taken_for_a_bias_of_zeros(
     untrained = replace(micro_checkpoint, weights=zeros)
     write_openvino(untrained, tmp_path, "w8")
     stored = stored_arrays(layout_of("openvino-genai"), Files(tmp_path), "w8")
+@pytest.mark.parametrize(
+    ("layers_of", "sentence"),
+    [
+        (
+            {"w.key": "x"},
+            "b.attn.key reads the input of b.attn_ln, and not the output of b.attn_ln",
+        ),
+        ({"w.key": "y"}, ""),
+        ({"w.mlp_ln": "x"}, "b.mlp_ln reads the input of b.attn_ln: the two are exchanged"),
+        ({"w.mlp_ln": "z"}, ""),
+    ],
+    ids=["not the norm", "right", "another norm's", "right norm"],
+)
+def test_what_a_weight_is_used_with_is_named(layers_of: dict[str, str], sentence: str) -> None:
+    # given the input and the output of a norm, and the input of another one, which nothing else is
+    random = np.random.default_rng(0)
+    x, y, z, wrong = (random.standard_normal((1, 3, 4)).astype(np.float32) for _ in range(4))
+    norm, other = f"{operations.INPUT}b.attn_ln", f"{operations.INPUT}b.mlp_ln"
+    expected = {norm: x, "b.attn_ln": y, other: z, "b.attn.key": z + y}
+    # when a weight reads one of them
+    ((array, source),) = layers_of.items()
+    op = "matmul" if array == "w.key" else "layer_norm"
+    node = Node("n", op, op, (Value(source), Value(array)), (Value("out"),))
+    graph = Graph("", "onnx", (node,), (), (Value("out"),))
+    arrays = {"b.attn.key.weight": ["w.key"], "b.mlp_ln.weight": ["w.mlp_ln"]}
+    values = {"x": x, "y": y, "z": z, "out": wrong}
+    explanation = operations.Explanation(expected, 2)
+    located = layers._Located(graph, values, arrays, explanation, is_exact=True)
+    # then it is said if that is the wrong one
+    name = "b.attn.key" if op == "matmul" else other
+    assert located._misread(name).startswith(sentence)
+    assert bool(located._misread(name)) == bool(sentence)
+
+
     # when the weights are looked for among the arrays that are not 0
     identity = identify(untrained, (array for array in stored if array.values.any()))
     # then nothing is missing
@@ -1397,6 +1431,8 @@ def test_rows_are_in_another_order_only_if_they_are_as_long(factor: int, is_name
         (0, -2, True, "its rows are moved by 2 places: row 0 holds row 2"),
         (1, 3, True, "its columns are moved by 3 places: column 3 holds column 0"),
         (1, -1, False, "its columns are one too early"),
+        ("attn", {"is_late": True}, "the mask is behind the softmax, not before it"),
+        ("attn", {"axis": (0, 1, 2)}, "the softmax is over all heads, queries and keys"),
     ],
 )
 def test_it_is_said_by_how_many_places_a_weight_is_moved(

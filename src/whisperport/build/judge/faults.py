@@ -171,6 +171,11 @@ def _of_encoder() -> Iterator[Fault]:
                 partial(_pad, name=name, pads=pads),
                 in_encoder=True,
             )
+        yield Fault(
+            f"encoder.{name}: the convolution has the dilation 2, not 1",
+            partial(_dilate, name=name),
+            in_encoder=True,
+        )
 
 
 def _of_sides(dims: "Dims", sides: Sequence[str]) -> Iterator[Fault]:
@@ -280,6 +285,11 @@ def _pad(model: "Whisper", name: str, pads: tuple[int, int]) -> None:
     convolution = cast(Any, getattr(model.encoder, name))
     convolution.padding = (0,)
     setattr(model.encoder, name, nn.Sequential(nn.ConstantPad1d(pads, 0.0), convolution))
+
+
+def _dilate(model: "Whisper", name: str) -> None:
+    convolution = cast(Any, getattr(model.encoder, name))
+    convolution.dilation, convolution.padding = (2,), (2,)
 
 
 def _without_positions(model: "Whisper", sides: Sequence[str]) -> None:

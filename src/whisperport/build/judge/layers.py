@@ -22,7 +22,14 @@ from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.graph_run import cache_of, cached_layer, recorded
 from whisperport.build.judge.identity import SCALES, Identity
-from whisperport.build.judge.operations import INPUT, NO_BIAS, OF_AUDIO, Explanation, combined
+from whisperport.build.judge.operations import (
+    INPUT,
+    NO_BIAS,
+    OF_AUDIO,
+    Explanation,
+    combined,
+    is_norm,
+)
 from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.reference import KnownLogits, spectrogram
 from whisperport.errors import WhisperportError
@@ -33,6 +40,7 @@ from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
 from whisperport.verification.array_comparison import Comparison, compare_output
 from whisperport.verification.clips import Clip
+from whisperport.verification.diagnosis.differences import value_difference
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
     ComparedValue,
@@ -40,7 +48,6 @@ from whisperport.verification.diagnosis.divergence import (
 )
 from whisperport.verification.diagnosis.matching import arrangements, error_of
 from whisperport.verification.diagnosis.recording import Recording
-from whisperport.verification.diagnosis.differences import value_difference
 from whisperport.verification.tolerances import GATES, LOWERED
 
 if TYPE_CHECKING:  # torch may be missing at run time
@@ -62,6 +69,8 @@ MOST_NODES = 4  # nodes that are named
 MOVES = frozenset(
     {"reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "clone", "to"}
 )
+NORM, MVN = "layer_norm", "MVN"  # the second has no weight and no bias
+QUANTIZES = frozenset({"DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear"})
 # What is kept beside outputs: inputs of these layers, and these arrays of one row for each place or column.
 READ = ("conv2", "out", "mlp.2", "ln", "ln_post")
 SMALL = ("bias", "ln.weight", "ln_post.weight", "positional_embedding")
@@ -437,7 +446,8 @@ class _Located:
         new = [
             array for array in earlier if not any(_error(k, array, [1.0]) < RIGHT for k in known)
         ]
-        sentence = self.explanation.of(value.name, [last, *new])
+        own = "" if value.name.startswith(INPUT) else self._misread(value.name)
+        sentence = own or self.explanation.of(value.name, [last, *new])
         result = candidates[0] if value.name.startswith(INPUT) else value.other
         between = {node.name for node in self._making([result], right)}
         nodes = [n for n in self.graph.nodes if n.name in between and n.op not in MOVES]
@@ -445,8 +455,73 @@ class _Located:
         if sentence == NO_BIAS and (other := self._with_bias_of(value.name)):
             sentence = f"its bias is added to the matmul with {other}: the two are exchanged"
         if not sentence:
+            wrong = (later.name for later in compared if later.error > RIGHT)
+            if misread := next(filter(None, map(self._misread, wrong)), ""):
+                return misread
+            sentence = self.explanation.difference(value.name, [last, *new])
+        if not sentence:
             sentence = _likely(value.name, [v for v in compared if v.name in right.values()])
         return f"{sentence} ({shown})" if shown else sentence
+
+    def _misread(self, name: str) -> str:
+        """Return in words which other layer's value a layer's weight is used with; empty: none is known."""
+        layer = name.removeprefix(INPUT)
+        right = self._right_source(layer)
+        source = self._source(layer)
+        if not (right and source) or source == right:
+            return ""
+        read, expected = (
+            f"the {'input' if key.startswith(INPUT) else 'output'} of {key.removeprefix(INPUT)}"
+            for key in (source, right)
+        )
+        if right == INPUT + layer:
+            return f"{layer} reads {read}: the two are exchanged, or in another order"
+        return f"{layer} reads {read}, and not {expected}"
+
+    def _right_source(self, layer: str) -> str:
+        """Return the name of what a layer must read; empty: it is not known."""
+        block, _, end = layer.rpartition(".")
+        of_audio = f"{block}.{end}".endswith(OF_AUDIO)
+        names = (INPUT + layer, "encoder.ln_post" if of_audio else f"{block}_ln")
+        return next((name for name in names if name in self.explanation.expected), "")
+
+    def _source(self, layer: str) -> str:
+        """Return the name of the value that a layer's weight is used with; empty: it is not known."""
+        return next(filter(None, map(self._known, self._read(layer))), "")
+
+    def _read(self, layer: str) -> list[str]:
+        """Return the value that a layer's weight is used with, and what it was before it was converted.
+
+        Of a norm of several operators, whose weight multiplies what they return, it is not known.
+        """
+        arrays = set(self.arrays.get(f"{layer}.weight", ()))
+        nodes = [node for array in arrays for node in self._readers.get(array, ())]
+        passed = MOVES | QUANTIZES | ({MVN} if is_norm(layer) else set())
+        names, ops = dict[str, None](), {node.op for node in nodes}
+        while nodes and len(names) < FAR:
+            tensors = dict.fromkeys(tensor.name for node in nodes for tensor in node.tensors)
+            read = [name for name in tensors if name in self.values and name not in arrays]
+            makers = {node.name: node for n in read if (node := self._makers.get(n))}
+            if len(makers) > 1 or not read:
+                break
+            names[read[0]] = None
+            nodes = [node for node in makers.values() if node.op in passed]
+            ops |= {node.op for node in nodes}
+        return [] if is_norm(layer) and not ops & {NORM, MVN} else list(names)
+
+    def _known(self, value: str) -> str:
+        """Return the name of the layer's value that a value of the graph is; empty: it is none."""
+        if value not in self._names:
+            array = self.values[value]
+            known = (
+                name
+                for name, whole in self.explanation.expected.items()
+                if not name.endswith(SMALL) and name not in ("mel", "tokens", "logits")
+                if (right := self.explanation.cut(name, whole)).size == array.size
+                if _error(right, array, [1.0]) < RIGHT
+            )
+            self._names[value] = next(known, "")
+        return self._names[value]
 
     def _with_bias_of(self, layer: str) -> str:
         """Return the weight of another layer to whose matmul the bias of a layer is added; empty: none."""
@@ -473,6 +548,10 @@ class _Located:
             if cached is None or not (of_audio or cached[0].startswith("attn.")):
                 continue
             right = cache_of(cached, array.shape, expected, expected["tokens"].shape[1], width)
+            if right.shape[-2] > array.shape[-2]:
+                new = right[..., -array.shape[-2] :, :]
+                if new.shape == array.shape and _error(new, array, [1.0]) < RIGHT:
+                    return f"{name} holds the new tokens only, and not those of the cache"
             if right.shape != array.shape:
                 return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
@@ -494,6 +573,11 @@ class _Located:
             if other.shape == array.shape and _error(other, array, [1.0]) < RIGHT:
                 return f"it holds the {match[2]}s of decoder layer {match[1]}"
         return ""
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Value of the graph -> the layer's value that it is, as far as it was asked for."""
+        return {}
 
     @cached_property
     def _readers(self) -> dict[str, list["Node"]]:
@@ -529,6 +613,10 @@ class _Located:
             reading = [node for array in stored for node in self._readers.get(array, ())]
             multiplied = [tensor.name for node in reading for tensor in node.tensors]
             names = [out.name for node in self._making(multiplied) for out in node.outputs]
+            direct = [
+                n for n in self._read(name.removeprefix(INPUT)) if self.values[n].size == size
+            ]
+            names = direct or names
         else:
             names = [out.name for node in self._behind(stored) for out in node.outputs]
         return [n for n in dict.fromkeys(names) if n in self.values and self.values[n].size == size]

@@ -31,7 +31,7 @@ WIDEST = 64  # tokens that a mask hides, or shows
 STEEPEST, LEAST_SMOOTH = 3.0, 0.99  # of an activation: its slope, in this part of its places
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "ReLU": lambda x: np.maximum(x, 0),
-    "GELU's tanh form": lambda x: x / 2 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
+    "GELU's tanh form": lambda x: _tanh_gelu(x),
     "quick GELU, x·sigmoid(1.702x)": lambda x: x / (1 + np.exp(-1.702 * x)),
     "SiLU, x·sigmoid(x)": lambda x: x / (1 + np.exp(-x)),
     "no activation": lambda x: x,
@@ -63,13 +63,7 @@ class Explanation:
             name: of a value in `expected`.
             candidates: values of the graph, one of which is computed instead; the most probable first.
         """
-        right = self.cut(name, self.expected[name])
-        arrays = [
-            array
-            for value in candidates
-            for array in arrangements(right.shape, value)
-            if array.size
-        ]
+        right, arrays = self._fitting(name, candidates)
         with np.errstate(all="ignore"):
             errors = [error_of(right, array) for array in arrays]
             variants = [(text, self.cut(name, value)) for text, value in self._variants(name)]
@@ -86,10 +80,20 @@ class Explanation:
                     return sentence
                 sums.append(combined(terms, array, limit))
             # What reads a value may scale it, so that a scaled sum is reported last.
-            if sentences := sorted(filter(None, sums), key=lambda text: "multiplied" in text):
-                return sentences[0]
-            nearest = min(zip(errors, range(len(arrays)), strict=True), default=(0, 0))[1]
-            return value_difference(right, arrays[nearest], self.head_width) if arrays else ""
+            sentences = sorted(filter(None, sums), key=lambda text: "multiplied" in text)
+            return sentences[0] if sentences else ""
+
+    def difference(self, name: str, candidates: Sequence[Array]) -> str:
+        """Return in words how the nearest value differs, of which `of` knows nothing; empty: anyhow."""
+        right, arrays = self._fitting(name, candidates)
+        nearest = min(arrays, key=lambda array: error_of(right, array), default=None)
+        return "" if nearest is None else value_difference(right, nearest, self.head_width)
+
+    def _fitting(self, name: str, candidates: Sequence[Array]) -> tuple[Array, list[Array]]:
+        """Return the right value, and those of the graph in each order of axes that has its shape."""
+        right = self.cut(name, self.expected[name])
+        fitting = (arrangements(right.shape, value) for value in candidates)
+        return right, [array for arrays in fitting for array in arrays if array.size]
 
     def cut(self, name: str, value: Array) -> Array:
         """Return the rows of a value of the decoder that the graph computes."""
@@ -103,14 +107,16 @@ class Explanation:
         module, _, end = layer.rpartition(".")
         if is_input and end == "out":
             yield from self._attentions(module)
-        elif is_input and end == "2":
-            yield from _activated(self.expected[f"{module}.0"])
-        elif is_input and end == "conv2":
-            yield from _activated(self.expected[f"{module}.conv1"])
+        elif is_input and end in ("2", "conv2"):
+            source = f"{module}.{'0' if end == '2' else 'conv1'}"
+            yield from _activated(self.expected[source], self.expected[name])
         elif layer == "encoder.blocks.0.attn_ln" and is_input:
             positions = self.expected["encoder.positional_embedding"]
-            for sentence, value in _activated(self.expected["encoder.conv2"]):
-                yield sentence, value.transpose(0, 2, 1) + positions
+            x, right = self.expected["encoder.conv2"], self.expected[name] - positions
+            for sentence, value in _activated(x.transpose(0, 2, 1), right):
+                yield sentence, value + positions
+        elif is_input and is_norm(layer):
+            yield from self._residuals(layer)
         elif not is_input and is_norm(layer):
             yield from self._norms(layer)
 
@@ -129,8 +135,11 @@ class Explanation:
         before, branch = self._residual(layer)
         if branch is None:
             return {"it": right}
-        residual = "the residual beside" if "output" in before else "what is before"
-        return {f"{residual} {before}": right - branch, before: branch}
+        residual = f"the residual beside {before}"
+        if not before.startswith("the output"):
+            side = layer.partition(".")[0]
+            residual = "the embedding of tokens" if side == "decoder" else "the output of conv2"
+        return {residual: right - branch, before: branch}
 
     def _residual(self, layer: str) -> tuple[str, Array | None]:
         """Return what is added to the sum that a layer norm reads last: in words, and its value."""
@@ -153,6 +162,19 @@ class Explanation:
             is_last = end == "mlp_ln" and f"{block}.cross_attn.out" in self.expected
             source = f"{block}.{'cross_attn' if is_last else 'attn'}.out"
         return f"the output of {source}", self.expected.get(source)
+
+    def _residuals(self, layer: str) -> Iterator[tuple[str, Array]]:
+        """Yield other sums of what a layer norm reads: of a branch and what it was computed from."""
+        before, branch = self._residual(layer)
+        source = before.removeprefix("the output of ")
+        if branch is None or source == before:
+            return
+        norm = f"{source.rpartition('.')[0]}_ln"  # of attn.out, cross_attn.out and mlp.2
+        if norm in self.expected:
+            yield (
+                f"the residual is the output of {norm}, not its input",
+                self.expected[norm] + branch,
+            )
 
     def _solved(self, name: str, array: Array, limit: float) -> str:
         """Return in words what follows from a value itself: positions, an epsilon, or a function."""
@@ -266,6 +288,8 @@ class Explanation:
             "the epsilon is outside of the root",
             centered / (np.sqrt(variance) + EPSILON) * weight + bias,
         )
+        places = (x - x.mean(-2, keepdims=True)) / np.sqrt(x.var(-2, keepdims=True) + EPSILON)
+        yield "it normalizes over the places, not the channels", places * weight + bias
         yield "the layer norm is missing", x
         yield "the layer norm's weight is not used", (right - bias) / weight + bias
 
@@ -296,9 +320,16 @@ def combined(terms: Mapping[str, Array], array: Array, limit: float) -> str:
     return "; ".join(words)
 
 
-def _activated(x: Array) -> Iterator[tuple[str, Array]]:
+def _tanh_gelu(x: Array) -> Array:
+    result: Array = x / 2 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3)))
+    return result
+
+
+def _activated(x: Array, right: Array) -> Iterator[tuple[str, Array]]:
+    """Yield other activations of a value, and what they give; `right` is its GELU."""
     for name, function in ACTIVATIONS.items():
         yield f"{name} is computed in place of GELU", function(x)
+    yield "GELU is computed twice", _tanh_gelu(right)
 
 
 def _function(x: Array, array: Array) -> str:
@@ -330,11 +361,26 @@ def _scores(right: Mapping[str, Any]) -> Iterator[Form]:
     yield "queries and keys are exchanged", {"queries": keys, "keys": queries}
     yield "the heads are joined without their order of axes", {"is_joined": False}
     yield "the softmax is over the queries, not the keys", {"axis": 1}
+    yield "the softmax is over queries and keys, not the keys alone", {"axis": (1, 2)}
+    yield "the softmax is over all heads, queries and keys", {"axis": (0, 1, 2)}
     yield "the scores' softmax is missing", {"axis": None}
+    for power in (-0.75, -0.25, 0.25, 0.75):
+        sentence = f"the scores are multiplied by a head's width to the power of {power:g}"
+        yield sentence, {"scale": scale * float(right["head_width"]) ** power}
     for step in (1, 1.5):
         for power in range(-4, 5):
             if (factor := step * 2.0**power) != 1:
                 yield f"the scores are multiplied by {factor:g}", {"scale": scale * factor}
+    for part, array in (("queries", queries), ("keys", keys), ("values", values)):
+        n, d = array.shape[-2:]
+        apart = array.reshape(1, n, right["head_width"], -1).swapaxes(2, 3).reshape(array.shape)
+        yield (
+            f"the heads of the {part} are every {d // right['head_width']}th channel",
+            {part: apart},
+        )
+        shape = (1, d // right["head_width"], n, right["head_width"])
+        joined = array.reshape(shape).swapaxes(1, 2).reshape(array.shape)
+        yield f"the {part} are split into heads without their order of axes", {part: joined}
 
 
 def _masks(right: Mapping[str, Any]) -> Iterator[Form]:
@@ -345,6 +391,7 @@ def _masks(right: Mapping[str, Any]) -> Iterator[Form]:
             yield "the attention is causal: later places are hidden", {"mask": _causal(n)}
         return
     yield "the mask is missing: a token sees later ones", {"mask": None}
+    yield "the mask is behind the softmax, not before it", {"is_late": True}
     yield "the mask lets a token see the next one", {"mask": _causal(n, 1)}
     for low in (LOWEST, LOWEST_HALF):  # of which a token that sees nothing shows which
         without_itself = np.maximum(_causal(n, -1), low)
@@ -408,8 +455,9 @@ def _attention(
     scale: float,
     mask: Array | None,
     head_width: int,
-    axis: int | None = 2,
+    axis: int | tuple[int, ...] | None = 2,
     is_joined: bool = True,
+    is_late: bool = False,
 ) -> Array:
     """Return the joined heads (1, n, d) of queries (1, n, d), keys and values (1, S, d).
 
@@ -420,16 +468,19 @@ def _attention(
         head_width: of one head.
         axis: of the scores (H, n, S) over which the softmax is; None: there is none.
         is_joined: whether the heads' axes are ordered before they are joined.
+        is_late: whether the mask hides what the softmax returns.
     """
     q, k, v = (
         np.moveaxis(x[0].reshape(len(x[0]), -1, head_width), 1, 0) for x in (queries, keys, values)
     )
     scores = q @ k.transpose(0, 2, 1) * np.float32(scale)
-    if mask is not None:
+    if mask is not None and not is_late:
         scores = scores + mask
     if axis is not None:
         powers = np.exp(scores - scores.max(axis, keepdims=True))
         scores = powers / powers.sum(axis, keepdims=True)
+    if mask is not None and is_late:
+        scores = np.where(mask < 0, 0, scores)
     joined = scores @ v
     joined = joined.transpose(1, 0, 2) if is_joined else joined
     return np.ascontiguousarray(joined).reshape(1, q.shape[1], -1).astype(np.float32)
