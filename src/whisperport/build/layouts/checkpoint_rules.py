@@ -182,6 +182,22 @@ def missing_tokens(
         yield Setting.wrong(file, reason)
 
 
+def other_merges(stated: Sequence[Any], right: Sequence[Any]) -> str:
+    """Return in words where the merges of a tokenizer differ from the right ones."""
+    pairs = enumerate(zip(stated, right, strict=False))
+    first = next((i for i, (own, other) in pairs if own != other), min(len(stated), len(right)))
+    if first == len(stated):
+        where = f"the last {len(right) - first:,} are missing"
+    elif first == len(right):
+        where = f"{len(stated) - first:,} more follow"
+    else:
+        where = f"merge {first:,} is {_short(stated[first])}, not {_short(right[first])}"
+    return (
+        f"its {len(stated):,} merges are not the checkpoint's {len(right):,}: {where}; prompts become "
+        "other tokens"
+    )
+
+
 def _differences(
     settings: "Callable[[Files, Checkpoint], Iterator[Setting]]", files: Files, *, is_decoding: bool
 ) -> Iterator[tuple[str, str]]:

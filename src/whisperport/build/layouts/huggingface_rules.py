@@ -14,6 +14,7 @@ from whisperport.build.layouts.checkpoint_rules import (
     default_settings,
     empty_files,
     missing_tokens,
+    other_merges,
     settings_of,
     token_setting,
 )
@@ -411,10 +412,7 @@ def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Settin
         yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
     merges_, right_merges = _merges_of(tokenizer), _merges_of(expected)
     if tokenizer and merges_ != right_merges:
-        reason = (
-            f"its {len(merges_):,} merges are not the checkpoint's: prompts become other tokens"
-        )
-        yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
+        yield Setting.wrong(TOKENIZER, other_merges(merges_, right_merges), is_decoding=True)
 
 
 # What a tokenizer does before it looks for tokens, and to those it has.

@@ -23,6 +23,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whisperport.errors import CheckpointError, TokenizerError
@@ -51,6 +52,7 @@ _SIZES = (
     "n_mels",
 )
 HEADER_BYTES = len(_MAGIC) + 4 * (len(_SIZES) + 1)  # the last number tells the type of weights
+FIRST_BLOCKS = 256
 _MAX_AXES = 3  # of a convolution's weight
 _FILTER_TOLERANCE = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 
@@ -142,6 +144,22 @@ def read_types(path: Path) -> dict[str, int | None]:
         shapes = expected_shapes(_before_tensors(reader, path))
         types = {name: kind for name, kind, _ in _tensors(reader, shapes)}
         return types | dict.fromkeys(name for name in shapes if name not in types)
+
+
+def read_blocks(path: Path) -> dict[str, NDArray[np.uint8]]:
+    """Return each tensor of 8 bits -> its first blocks (n, 34), as many as `FIRST_BLOCKS` or all.
+
+    Raises:
+        CheckpointError: the file is damaged, or is not Whisper's.
+        OSError: it cannot be read.
+    """
+    with BinaryReader(path) as reader:
+        shapes = expected_shapes(_before_tensors(reader, path))
+        return {
+            name: stored[:FIRST_BLOCKS].numpy().copy()
+            for name, kind, stored in _tensors(reader, shapes)
+            if kind in BLOCK_TYPES and BLOCK_TYPES[kind].name == "Q8_0"
+        }
 
 
 def _before_tensors(reader: BinaryReader, path: Path) -> Dims:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from whisperport.build.layouts.checkpoint_rules import Setting, token_setting
+from whisperport.build.layouts.checkpoint_rules import Setting, other_merges, token_setting
 from whisperport.build.layouts.huggingface_files import text_tokens, tokenizer_json, tokens_by_id
 from whisperport.build.layouts.reading import Files
 from whisperport.errors import ProgramError
@@ -94,9 +94,7 @@ def _differences(files: Files, file: str, right: _Right) -> Iterator[Setting]:
             continue
         before, after, added = lists
         if before and list(zip(before, after, strict=False)) != right.merges:
-            reason = (
-                f"its {len(before):,} merges are not the checkpoint's: prompts become other tokens"
-            )
+            reason = other_merges(list(zip(before, after, strict=False)), right.merges)
             yield Setting.wrong(file, reason, is_decoding=True)
         ids = _array(graph, index, ADDED_IDS, stored)
         if ids is not None and ids.shape == (len(added),):

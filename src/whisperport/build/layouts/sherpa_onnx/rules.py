@@ -5,6 +5,7 @@ Source: k2-fsa/sherpa-onnx@634265c, csrc/offline-whisper-model.cc, and runs with
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -163,7 +164,7 @@ def dynamic(files: Files) -> Iterator[tuple[str, str]]:
 
 @layout_rule(
     "WP724",
-    "An id in the metadata is not that of a token",
+    "tokens.txt lacks a token, or does not fit the metadata",
     remedy="fix --checkpoint",
     repair=_write_text_tokens,
 )
@@ -184,10 +185,16 @@ def tokens(files: Files) -> Iterator[tuple[str, str]]:
             return
     if not file:
         return
-    ids = {place for _, place in lines}
+    ids = Counter(int(place) for _, place in lines)
+    twice = next((place for place, count in ids.items() if count > 1), None)
     if _is_id(end) and len(ids) < int(end):
-        early = "it ends early: " if ids == set(map(str, range(len(ids)))) else ""
-        yield file, f"{cut_off or early}it has {len(ids)} tokens; 'eot' is {end}"
+        first = next(place for place in range(int(end)) if place not in ids)
+        early = "it ends early: " if first == len(ids) else ""
+        lacks = "" if early else f", and lacks id {first}"
+        lacks += "" if twice is None else f"; id {twice} is in {ids[twice]} lines"
+        yield file, f"{cut_off or early}it has {len(ids)} tokens{lacks}; 'eot' is {end}"
+    elif twice is not None:
+        yield file, f"id {twice} is in {ids[twice]} lines"
 
 
 @layout_rule("WP725", "A file is missing, or its inputs and outputs are in another order")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from whisperport.build.layouts.checkpoint_rules import (
     Setting,
     checkpoint_rules,
+    missing_tokens,
     settings_of,
     token_setting,
 )
@@ -342,6 +343,9 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     for name in ("vocab.json", "added_tokens.json"):  # onnx-asr reads these
         stated = {i: token for token, i in files.json(name).items() if isinstance(i, int)}
         yield from token_setting(name, stated, right)
+    end = checkpoint.generation.end_of_text  # special tokens are in the other file
+    text = {token: i for i, token in right.items() if token and i < end}
+    yield from missing_tokens("vocab.json", files.json("vocab.json"), text)
 
 
 RULES = (

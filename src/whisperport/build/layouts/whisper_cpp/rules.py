@@ -4,20 +4,23 @@ Source: ggml-org/whisper.cpp@233fe1f, src/whisper.cpp, and runs of files that ha
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from whisperport.build.layouts.arrays import weight
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, token_setting
 from whisperport.build.layouts.huggingface_files import text_tokens
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import Draft, layout_rule
-from whisperport.build.layouts.whisper_cpp.file import F32, tensor_type, write
+from whisperport.build.layouts.whisper_cpp.file import BLOCK, F32, tensor_type, write
 from whisperport.errors import CheckpointError, ProgramError
 from whisperport.program.dims import KNOWN_VOCABULARIES
 from whisperport.speech.audio import mel_filters
+from whisperport.verification.diagnosis.differences import weight_difference
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -32,6 +35,14 @@ VERSIONS = 1000  # of quantized types, by which the header's type is multiplied 
 MATRICES = {0: 0, 1: 1, 2: 2, 3: 3, 7: 8, 8: 6, 9: 7, 24: 30}
 CANTONESE = 51866  # size of the vocabulary of large-v3 and turbo
 DISTILLED_LAYERS = 2
+NEAR = 0.95  # of the values of the first blocks: they are within a step
+SIGNS = np.array([0, 0] + [128] * BLOCK, np.uint8)  # of a block, without its scale
+# How converters write a block of 8 bits by mistake -> what makes it ggml's: a scale, then the integers.
+FORMS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    "the scale is behind the integers, not before them": lambda b: np.roll(b, 2, 1),
+    "the two bytes of each scale are exchanged": lambda b: b[:, [1, 0, *range(2, b.shape[1])]],
+    "the integers are without a sign, around 128": lambda b: b ^ SIGNS,
+}
 FILTERS = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 
 
@@ -125,11 +136,10 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         filters, tokens = files.read("", read_sound_and_text)
     except CheckpointError:
         return  # the comparison of weights says what is wrong
-    right = mel_filters(checkpoint.dims.n_mels)
-    if filters.shape != right.shape or not np.allclose(filters, right, rtol=0, atol=FILTERS):
-        reason = "the mel filters are not those of the checkpoint"
-        yield Setting.wrong(name, reason)
+    if reason := _other_filters(filters.numpy(), mel_filters(checkpoint.dims.n_mels)):
+        yield Setting.wrong(name, f"the mel filters are not those of the checkpoint: {reason}")
     yield from _types(files, checkpoint)
+    yield from _blocks(files, checkpoint)
     right_tokens = text_tokens(checkpoint)
     if len(tokens) < len(right_tokens):
         reason = (
@@ -141,6 +151,47 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         for texts in (tokens, right_tokens)
     )
     yield from token_setting(name, stated, expected)
+
+
+def _other_filters(filters: NDArray[Any], right: NDArray[Any]) -> str:
+    """Return in words how mel filters (bands, frequencies) differ from the right ones; empty: no way."""
+    if filters.shape != right.shape:
+        stated, expected = (
+            " bands of {:,} frequencies".format(*a.shape[1:]) for a in (filters, right)
+        )
+        return f"they are {len(filters)}{stated}; the checkpoint has {len(right)}{expected}"
+    if np.allclose(filters, right, rtol=0, atol=FILTERS):
+        return ""
+    return weight_difference(filters, right, FILTERS + np.abs(right) * FILTERS)
+
+
+def _blocks(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
+    """Yield the tensors of 8 bits whose blocks have another form than ggml's."""
+    from whisperport.model.checkpoint.ggml import read_blocks
+
+    try:
+        stored = files.read("", read_blocks)
+    except CheckpointError:
+        return  # the comparison of weights says what is wrong
+    for tensor, blocks in stored.items():
+        if tensor not in checkpoint.weights or checkpoint.weights[tensor].numel() < BLOCK * len(
+            blocks
+        ):
+            continue
+        right = weight(checkpoint, tensor).reshape(-1)[: BLOCK * len(blocks)].reshape(-1, BLOCK)
+        if _is_near(blocks, right):
+            continue
+        forms = (words for words, change in FORMS.items() if _is_near(change(blocks), right))
+        if form := next(forms, ""):
+            yield Setting.wrong(files.path.name, f"{tensor}: in its blocks of {BLOCK}, {form}")
+
+
+def _is_near(blocks: NDArray[np.uint8], right: NDArray[Any]) -> bool:
+    """Return whether blocks (n, 34) hold values (n, 32), but for rounding."""
+    scale = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    integers = np.ascontiguousarray(blocks[:, 2:]).view(np.int8)
+    with np.errstate(all="ignore"):
+        return bool(np.mean(np.abs(integers * scale - right) <= np.abs(scale)) > NEAR)
 
 
 def _types(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
