@@ -678,6 +678,12 @@ def end_for_one(generation: dict[str, Any]) -> None:
     tokens[tokens.index(359)] = 50257
 
 
+def exchanged_branches(model: Any) -> None:
+    (node,) = (n for n in model.graph.node if n.op_type == "If")
+    first, second = node.attribute
+    first.name, second.name = second.name, first.name
+
+
 def further_input(model: Any) -> None:
     model.graph.input.append(model.graph.input[0])
     model.graph.input[-1].name = "further"
@@ -840,12 +846,14 @@ def without_previous(tokenizer: Any) -> None:
             [
                 edit_json(GENERATION, end_for_one),
                 edit_onnx(ONNX_DECODER, of_two_texts),
+                edit_onnx(ONNX_DECODER, exchanged_branches),
                 edit_onnx("onnx/encoder_model.onnx", further_input),
                 edit_json("tokenizer.json", without_previous),
                 edit_json("vocab.json", lambda c: [c.pop(token) for token in [*c][:3]]),
             ],
             [
                 "tokens are missing, such as '!', id 0",
+                "its branches are exchanged: the first run reads the cache",
                 "WP712: an input further, which no app gives",
                 "tokens are missing, such as '<|startofprev|>', id 50361",
                 "input input_ids is of 2 texts; the app gives one",
@@ -1454,6 +1462,63 @@ def test_what_attention_reads_is_named(module: str, change: dict[str, Any], sent
     value = operations._attention(**{**right, **changed}).astype(np.float32)
     explanation = operations.Explanation(expected, 4)
     assert explanation.of(f"{operations.INPUT}{name}.out", [value]).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda x, _norm, _branch: x, "the output of b.blocks.1.attn.out is missing"),
+        (lambda _x, norm, branch: norm + branch, "the residual is the output of b.blocks.1.attn_ln, not"),
+        (lambda x, _norm, branch: x + 2 * branch, "the output of b.blocks.1.attn.out is multiplied by 2"),
+        (lambda x, _norm, branch: x + branch + 1, "the same row is added to each of its rows"),
+        (lambda x, _norm, branch: x + branch + np.arange(8), "b.blocks.1.attn.out.bias is added to it"),
+        (lambda x, _norm, branch: x[:, ::-1] + branch, "the residual beside the output of b.blocks.1."),
+    ],
+    ids=["no branch", "norm", "twice", "a row", "a bias", "reversed"],
+)  # fmt: skip
+def test_what_is_added_in_place_of_a_residual_is_named(
+    change: Callable[[Any, Any, Any], Any], sentence: str
+) -> None:
+    # given what a norm reads: a residual and a branch, one of which is another
+    random = np.random.default_rng(0)
+    x, norm, branch = (random.standard_normal((1, 5, 8)).astype(np.float32) for _ in range(3))
+    name = f"{operations.INPUT}b.blocks.1.mlp_ln"
+    expected = {
+        name: x + branch,
+        "b.blocks.1.attn_ln": norm,
+        "b.blocks.1.attn.out": branch,
+        "b.blocks.1.attn.out.bias": np.arange(8, dtype=np.float32),
+    }
+    explanation = operations.Explanation(expected, 4)
+    # then it is said which
+    array = change(x, norm, branch).astype(np.float32)
+    found = explanation.of(name, [array]) or explanation.difference(name, [array])
+    assert found.startswith(sentence)
+
+
+def test_a_spectrogram_that_is_normalized_twice_is_named() -> None:
+    mel = np.random.default_rng(0).standard_normal((1, 4, 6)).astype(np.float32)
+    name = f"{operations.INPUT}encoder.conv1"
+    explanation = operations.Explanation({"mel": mel, name: mel}, 2)
+    sentence = "the spectrogram is multiplied by 0.25, and 1 is added"
+    assert explanation.of(name, [(mel + 4) / 4]) == sentence
+
+
+def test_what_some_heads_alone_compute_is_named() -> None:
+    # given attention of two heads, in the second of which the scores have the wrong sign
+    random = np.random.default_rng(0)
+    expected = {
+        f"decoder.blocks.1.cross_attn.{part}": random.standard_normal((1, 5, 8)).astype(np.float32)
+        for part in ("query", "key", "value")
+    }
+    queries, keys, values = expected.values()
+    right = {"queries": queries, "keys": keys, "values": values, "mask": None, "head_width": 4}
+    name = f"{operations.INPUT}decoder.blocks.1.cross_attn.out"
+    expected[name], wrong = (operations._attention(**right, scale=s) for s in (0.5, -0.5))
+    wrong[..., :4] = expected[name][..., :4]
+    # then it is said in which
+    sentence = operations.Explanation(expected, 4).of(name, [wrong])
+    assert sentence == "in head 1 only, the scores have the wrong sign"
 
 
 @pytest.mark.parametrize(("factor", "is_named"), [(1, True), (2, False)])

@@ -72,7 +72,7 @@ MOVES = frozenset(
 NORM, MVN = "layer_norm", "MVN"  # the second has no weight and no bias
 QUANTIZES = frozenset({"DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear"})
 # What is kept beside outputs: inputs of these layers, and these arrays of one row for each place or column.
-READ = ("conv2", "out", "mlp.2", "ln", "ln_post")
+READ = ("conv1", "conv2", "out", "mlp.2", "ln", "ln_post")
 SMALL = ("bias", "ln.weight", "ln_post.weight", "positional_embedding")
 # End of a layer's name -> what is computed between it and the layers before it, whose outputs are right.
 BETWEEN = {

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.verification.diagnosis.differences import EXPLAINED, listed, value_difference
+from whisperport.verification.diagnosis.differences import (
+    EXPLAINED,
+    listed,
+    moved_values,
+    value_difference,
+)
 from whisperport.verification.diagnosis.matching import arrangements, error_of
 
 Array = NDArray[Any]
@@ -72,6 +77,8 @@ class Explanation:
                 left = [(error_of(value, array), text) for text, value in variants]
                 if left and min(left)[0] < limit:
                     return min(left)[1]
+                if sentence := self._of_heads(right, array, variants):
+                    return sentence
             terms = {label: self.cut(name, term) for label, term in self._terms(name).items()}
             sums = []
             for array, error in zip(arrays, errors, strict=True):
@@ -83,11 +90,49 @@ class Explanation:
             sentences = sorted(filter(None, sums), key=lambda text: "multiplied" in text)
             return sentences[0] if sentences else ""
 
+    def _of_heads(self, right: Array, array: Array, variants: Sequence[tuple[str, Array]]) -> str:
+        """Return in words what is computed in some heads of an attention only; empty: it is not known."""
+        shape = (-1, right.shape[-1] // self.head_width, self.head_width)
+        if not variants or not all(shape[1:]):
+            return ""
+        errors = [error_of(a, b) for a, b in zip(*_heads_of(shape, right, array), strict=True)]
+        wrong = [head for head, error in enumerate(errors) if error > EXPLAINED]
+        if not 0 < len(wrong) < len(errors):
+            return ""
+        own = array.reshape(shape)[:, wrong]
+        limit = FIT * min(1, *(errors[head] for head in wrong))
+        left = min(
+            (error_of(value.reshape(shape)[:, wrong], own), text) for text, value in variants
+        )
+        which = f"in head{'s' * (len(wrong) > 1)} {listed(wrong)} only, "
+        return which + left[1] if left[0] < limit else ""
+
     def difference(self, name: str, candidates: Sequence[Array]) -> str:
         """Return in words how the nearest value differs, of which `of` knows nothing; empty: anyhow."""
         right, arrays = self._fitting(name, candidates)
         nearest = min(arrays, key=lambda array: error_of(right, array), default=None)
-        return "" if nearest is None else value_difference(right, nearest, self.head_width)
+        if nearest is None:
+            return ""
+        if np.isfinite(nearest).all() and (reason := self._added_row(right, nearest)):
+            return reason
+        for label, term in self._terms(name).items():
+            term = self.cut(name, term)
+            if reason := moved_values(term, nearest - right + term):
+                return f"{label}: {reason}"
+        return value_difference(right, nearest, self.head_width)
+
+    def _added_row(self, right: Array, array: Array) -> str:
+        """Return in words which bias is added to each row of a value; empty: not the same to each."""
+        added = array - right
+        row = added.reshape(-1, added.shape[-1]).mean(axis=0)
+        if len(added.reshape(-1, len(row))) < 2 or error_of(added, added * 0 + row) > EXPLAINED:
+            return ""
+        for name, bias in self.expected.items():
+            if name.endswith(".bias") and bias.shape == row.shape:
+                for factor, verb in ((1, "added to"), (-1, "subtracted from")):
+                    if error_of(factor * bias, row) < EXPLAINED:
+                        return f"{name} is {verb} it"
+        return "the same row is added to each of its rows"
 
     def _fitting(self, name: str, candidates: Sequence[Array]) -> tuple[Array, list[Array]]:
         """Return the right value, and those of the graph in each order of axes that has its shape."""
@@ -179,6 +224,8 @@ class Explanation:
     def _solved(self, name: str, array: Array, limit: float) -> str:
         """Return in words what follows from a value itself: positions, an epsilon, or a function."""
         layer = name.removeprefix(INPUT)
+        if name == f"{INPUT}encoder.conv1":
+            return self._spectrogram(array, limit)
         if (
             name != layer
             and layer.endswith("blocks.0.attn_ln")
@@ -194,6 +241,14 @@ class Explanation:
             source_value = self.expected["encoder.conv2"].transpose(0, 2, 1)
             return _function(source_value, array - self.expected["encoder.positional_embedding"])
         return ""
+
+    def _spectrogram(self, array: Array, limit: float) -> str:
+        """Return in words by what a spectrogram is multiplied, and what is added; empty: something else."""
+        mel = self.expected["mel"]
+        factor, added = np.polyfit(mel.reshape(-1), array.reshape(-1), 1)
+        if error_of(array, factor * mel + added) > limit:
+            return ""
+        return f"the spectrogram is multiplied by {factor:.4g}, and {added:.4g} is added"
 
     def _epsilon(self, layer: str, array: Array, limit: float) -> str:
         """Return in words which epsilon gives the output of a layer norm; empty: none does."""
@@ -292,6 +347,11 @@ class Explanation:
         yield "it normalizes over the places, not the channels", places * weight + bias
         yield "the layer norm is missing", x
         yield "the layer norm's weight is not used", (right - bias) / weight + bias
+
+
+def _heads_of(shape: tuple[int, ...], *values: Array) -> list[Array]:
+    """Return values (…, d) as heads (H, n, D)."""
+    return [np.moveaxis(value.reshape(shape), 1, 0) for value in values]
 
 
 def combined(terms: Mapping[str, Array], array: Array, limit: float) -> str:

@@ -94,14 +94,8 @@ def value_difference(right: Array, array: Array, head_width: int) -> str:
     """Return in words how a computed value (…, n, d) differs from the right one; empty: it is not known."""
     if reason := _broken(array):
         return reason
-    for axis in range(array.ndim):
-        for step in (1, -1):
-            inner = np.take(right, range(1, right.shape[axis] - 1), axis)
-            rolled = np.take(np.roll(array, -step, axis), range(1, right.shape[axis] - 1), axis)
-            if inner.size and error_of(inner, rolled) < EXPLAINED:
-                return f"its values are one place too {'late' if step > 0 else 'early'} along axis {axis}"
-        if error_of(right, np.flip(array, axis)) < EXPLAINED:
-            return f"axis {axis} is reversed"
+    if reason := moved_values(right, array):
+        return reason
     if right.shape[-1] % head_width == 0 and (reason := _wrong_heads(right, array, head_width)):
         return reason
     differs = np.abs(array - right) > EXPLAINED * np.abs(right).max()
@@ -110,6 +104,19 @@ def value_difference(right: Array, array: Array, head_width: int) -> str:
             lines = _lines(differs, axis)
             if 0 < len(lines) < right.shape[axis]:
                 return f"{len(lines)} of {right.shape[axis]} {word} differ: {listed(lines)}"
+    return ""
+
+
+def moved_values(right: Array, array: Array) -> str:
+    """Return in words along which axis a computed value is reversed or one place late; empty: neither."""
+    for axis in range(array.ndim):
+        for step in (1, -1):
+            inner = np.take(right, range(1, right.shape[axis] - 1), axis)
+            rolled = np.take(np.roll(array, -step, axis), range(1, right.shape[axis] - 1), axis)
+            if inner.size and error_of(inner, rolled) < EXPLAINED:
+                return f"its values are one place too {'late' if step > 0 else 'early'} along axis {axis}"
+        if error_of(right, np.flip(array, axis)) < EXPLAINED:
+            return f"axis {axis} is reversed"
     return ""
 
 

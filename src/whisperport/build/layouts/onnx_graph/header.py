@@ -1,7 +1,7 @@
 """What an ONNX file says of itself, its inputs, outputs and metadata: read without weights, and changed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class OnnxHeader:
     metadata: Mapping[str, str]
     dtypes: Mapping[str, str]  # of inputs, by numpy's names
     precision: str = "fp32"  # of most matrices that are stored: w8, fp16 or fp32
+    branches: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Branch of a node `If`, such as "then_branch" -> the graph's inputs that it reads."""
 
     @property
     def takes_halves(self) -> bool:
@@ -52,6 +54,14 @@ def read_header(path: Path) -> OnnxHeader:
         {text(entry.key): text(entry.value) for entry in model.metadata_props},
         {text(value.name): _dtype(value) for value in inputs},
         _precision(model.graph.initializer),
+        {
+            text(attribute.name): frozenset(
+                text(name) for inner in attribute.g.node for name in inner.input
+            ).intersection(text(value.name) for value in inputs)
+            for node in model.graph.node
+            if node.op_type == "If"
+            for attribute in node.attribute
+        },
     )
 
 

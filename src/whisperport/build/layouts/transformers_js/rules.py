@@ -346,6 +346,16 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     end = checkpoint.generation.end_of_text  # special tokens are in the other file
     text = {token: i for i, token in right.items() if token and i < end}
     yield from missing_tokens("vocab.json", files.json("vocab.json"), text)
+    for name, header in _merged(files):
+        reads = {
+            branch: any(match and match[2] == "decoder" for match in map(PAST.fullmatch, inputs))
+            for branch, inputs in header.branches.items()
+        }
+        if reads == {"then_branch": False, "else_branch": True}:
+            reason = (
+                "its branches are exchanged: the first run reads the cache, and the others do not"
+            )
+            yield Setting.wrong(name, reason)
 
 
 RULES = (
