@@ -1504,6 +1504,25 @@ def test_a_spectrogram_that_is_normalized_twice_is_named() -> None:
     assert explanation.of(name, [(mel + 4) / 4]) == sentence
 
 
+def test_frames_that_cross_attention_does_not_see_are_named() -> None:
+    # given cross-attention that sees the first of some frames only
+    random = np.random.default_rng(0)
+    name = "decoder.blocks.0.cross_attn"
+    queries, keys, values = (
+        random.standard_normal((1, n, 8)).astype(np.float32) for n in (5, 60, 60)
+    )
+    expected = dict(
+        zip((f"{name}.query", f"{name}.key", f"{name}.value"), (queries, keys, values), strict=True)
+    )
+    right = {"queries": queries, "keys": keys, "values": values, "scale": 0.5, "head_width": 4}
+    mask = np.where(np.arange(60)[None] < 25, 0, operations.LOWEST)
+    output = f"{operations.INPUT}{name}.out"
+    expected[output], wrong = (operations._attention(**right, mask=m) for m in (None, mask))
+    # then it is said how many
+    sentence = operations.Explanation(expected, 4).of(output, [wrong])
+    assert sentence == "a token sees the first 25 frames only"
+
+
 def test_what_some_heads_alone_compute_is_named() -> None:
     # given attention of two heads, in the second of which the scores have the wrong sign
     random = np.random.default_rng(0)
@@ -1561,6 +1580,26 @@ def test_columns_of_positions_in_another_order_are_named() -> None:
     # then it is said that only their order differs
     reason = weight_difference(values, table, np.full_like(table, 1e-4), 4)
     assert reason == "columns 1 to 126 are in another order"
+
+
+@pytest.mark.parametrize(
+    ("begin", "base", "reason"),
+    [
+        (0.5, 10_000, "its sines begin at position 0.5, not 0"),
+        (0, 1000, "its slowest sine is 6,283 rows long, not 62,832"),
+    ],
+)
+def test_sines_of_other_positions_are_named(begin: float, base: int, reason: str) -> None:
+    # given a table of positions that was computed again, in another way
+    def table(begin: float, base: int) -> Any:
+        angles = begin + np.arange(1500)[:, None]
+        angles = angles * np.exp(-np.log(base) / 63 * np.arange(64))[None]
+        return np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+
+    # then it is said in which
+    right = table(0, 10_000)
+    allowed = np.full_like(right, 1e-4)
+    assert weight_difference(table(begin, base), right, allowed, 4) == reason
 
 
 def test_noise_in_every_row_is_no_other_order() -> None:

@@ -13,6 +13,7 @@ from whisperport.apps.cli.verify_page import (
     differs,
     player,
 )
+from whisperport.build.judge.graphs import is_cause
 from whisperport.build.judge.judge import WEIGHTS, AppRun, Judgement
 from whisperport.build.judge.layers import ComparedGraph
 from whisperport.build.layouts.rules import LayoutRule, Problem
@@ -96,8 +97,8 @@ def _computed(judgement: Judgement) -> str:
     """Return what graphs compute in place of the checkpoint's logits, or where; empty: it is not known."""
     checks = (check for run in judgement.runs for check in run.checks)
     reason = next((c.reason for c in checks if c.level == "arrays" and not c.passed), "")
-    causes = (graph.cause for graph in judgement.graphs if not graph)
-    return next(filter(None, causes), reason)
+    causes = [graph.cause for graph in judgement.graphs if not graph]
+    return next(filter(None, [reason if is_cause(reason) else "", *causes]), reason)
 
 
 def answers(judgement: Judgement) -> dict[str, list[str]]:

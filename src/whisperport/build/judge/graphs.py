@@ -228,6 +228,11 @@ def _run(
     return logits, caches
 
 
+def is_cause(reason: str) -> bool:
+    """Return whether the reason of a check says what is computed, and not only which logits are wrong."""
+    return not reason.startswith(("the first run is", "the first token is", "after "))
+
+
 class _Comparison:
     """Compares the logits of graphs with what the checkpoint computes, with and without a fault."""
 

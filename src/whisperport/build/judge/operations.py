@@ -32,6 +32,7 @@ NO_BIAS = f"{BIAS} is missing"
 FIT = 0.05  # of the error: an operation that leaves less gives the value
 POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
 EPSILON = 1e-5  # of Whisper's layer norms
+FRAMES = 25  # of 20 ms: masks of frames end at a multiple of it
 WIDEST = 64  # tokens that a mask hides, or shows
 STEEPEST, LEAST_SMOOTH = 3.0, 0.99  # of an activation: its slope, in this part of its places
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -449,6 +450,8 @@ def _masks(right: Mapping[str, Any]) -> Iterator[Form]:
     if right["mask"] is None:
         if keys.shape == right["queries"].shape:
             yield "the attention is causal: later places are hidden", {"mask": _causal(n)}
+        else:
+            yield from _hidden_frames(n, keys.shape[-2])
         return
     yield "the mask is missing: a token sees later ones", {"mask": None}
     yield "the mask is behind the softmax, not before it", {"is_late": True}
@@ -469,6 +472,14 @@ def _masks(right: Mapping[str, Any]) -> Iterator[Form]:
         yield f"the mask hides the first {count} tokens", {"mask": np.minimum(_causal(n), early)}
         before = np.minimum(_causal(n), _causal(n, -count - 1).T)
         yield f"a token sees itself and the {count} before it only", {"mask": before}
+
+
+def _hidden_frames(n: int, n_keys: int) -> Iterator[Form]:
+    """Yield masks that hide the first or the last frames from cross-attention, in steps of 0.5 s."""
+    for count in range(FRAMES, n_keys, FRAMES):
+        is_first = np.broadcast_to(np.arange(n_keys) < count, (n, n_keys))
+        yield f"a token sees the first {count} frames only", {"mask": np.where(is_first, 0, LOWEST)}
+        yield f"the first {count} frames are hidden", {"mask": np.where(is_first, LOWEST, 0)}
 
 
 def _cached(right: Mapping[str, Any], n_cached: int, others: Sequence[Form]) -> Iterator[Form]:

@@ -36,6 +36,7 @@ BITS = {
     2: "float8, e5m2",
 }  # of a mantissa -> the type that has so many
 WIDTH = 23  # bits of float32's mantissa
+ON_CIRCLE = 1e-2  # what sine² + cosine² may differ from 1, rounded
 LINE = 4  # values of a row, of which a factor of its own would say nothing
 
 
@@ -65,7 +66,9 @@ def weight_difference(
     if reason := _zeros(values, differs) or _moved_part(values, weight, allowed, differs):
         return reason
     if step is None and (
-        reason := _scaled_lines(values, weight, allowed) or _rounded(values, weight)
+        reason := _scaled_lines(values, weight, allowed)
+        or _rounded(values, weight)
+        or _waves(values, weight)
     ):
         return reason
     count = int(np.count_nonzero(values != weight if step is None else differs))
@@ -318,6 +321,24 @@ def _rounded(values: Array, weight: Array) -> str:
             bits = (most - 1).bit_length()
             return f"each {kind} has at most {most} levels: it was rounded to {bits} bits"
     return ""
+
+
+def _waves(values: Array, weight: Array) -> str:
+    """Return in words how a table of sines, then cosines, differs from the right one; empty: it is none."""
+    if values.ndim != 2 or values.shape[1] % 2 or len(values) < WINDOW:
+        return ""
+    (sines, cosines), (right_sines, right_cosines) = (np.split(a, 2, 1) for a in (values, weight))
+    if any(
+        np.abs(a * a + b * b - 1).max() > ON_CIRCLE
+        for a, b in ((sines, cosines), (right_sines, right_cosines))
+    ):
+        return ""
+    angles, right = np.arctan2(sines, cosines), np.arctan2(right_sines, right_cosines)
+    if abs(angles[0, 0] - right[0, 0]) > ON_CIRCLE:
+        return f"its sines begin at position {angles[0, 0]:.3g}, not {right[0, 0]:.3g}"
+    last = len(values) // WINDOW  # rows, in which the slowest wave does not turn
+    lengths = (2 * np.pi * last / abs(a[last, -1] - a[0, -1]) for a in (angles, right))
+    return "its slowest sine is {:,.0f} rows long, not {:,.0f}".format(*lengths)
 
 
 def _mantissa(values: Array) -> int:
