@@ -9,8 +9,9 @@ of the rounds, ratios are medians of the rounds' ratios to whisperport with its 
 greedily, in English, without the text of previous windows, with the same number of threads.
 
 Random weights decode a fixed number of tokens, in 2 to 9 s and in one window; the embedded model
-transcribes a command of 3 s, one window, 77 s, 10 minutes, and 100 short files. Start-up is measured in
-new processes. A contender that cannot be converted or measured is listed with the reason.
+transcribes a command of 3 s, one window, 77 s, 10 minutes, and 100 short files; `embedded-tiny` is the same
+with tiny's width and depth. Start-up is measured in new processes. A contender that cannot be converted or
+measured is listed with the reason.
 `results/peers.json` is written after every case, so that an interrupted run keeps its results.
 """
 
@@ -29,12 +30,11 @@ from typing import Any
 from whisperport.targets import TARGETS
 from whisperport.verification import versions
 
-from ..models import SIZES
+from ..models import EMBEDDED, SIZES, WIDENED
 from ..record import RESULTS, record
 from .contenders import AUTO, CONTENDERS, OURS, START, Case, Contender, forced, transcribed
 from .measuring import FailedError, Process, Row, measure, measure_start, print_tables
 
-EMBEDDED = "embedded"
 ALL_MODELS = (EMBEDDED, "tiny", "base", "small", "turbo-narrowed")
 QUICK_MODELS = (EMBEDDED, "tiny")
 PEERS = ("ctranslate2", "faster-whisper", "openai-whisper", "openvino-genai", "pywhispercpp")
@@ -69,7 +69,12 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="fewer models and less audio: about 4 minutes")
-    add("--models", nargs="+", choices=(EMBEDDED, *SIZES), help="default: all but the largest")
+    add(
+        "--models",
+        nargs="+",
+        choices=(EMBEDDED, *WIDENED, *SIZES),
+        help="default: all but the largest",
+    )
     add("--only", nargs="+", default=[""], help="contenders whose name contains one of these texts")
     add("--rounds", type=int, help="rounds of each case; default: 5, or 3 with --quick")
     add("--case-seconds", type=float, default=200.0, help="after these, no fourth round of a case")
@@ -149,7 +154,7 @@ def measured(model: str, chosen: argparse.Namespace):
 
 def cases_of(model: str, chosen: argparse.Namespace) -> list[Case]:
     clips = chosen.work / "audio"
-    if model == EMBEDDED:
+    if model.startswith(EMBEDDED):
         return transcribed(clips, chosen.minutes, chosen.files)
     return forced(clips, chosen.tokens)
 
@@ -255,7 +260,7 @@ def prepare(
         if not (folder / format).exists():
             print(f"converting {model}: {format}", file=sys.stderr)
             command = [python, HERE / "convert.py", format, folder]
-            command += [] if model == "embedded" else ["--forced-tokens", str(tokens)]
+            command += [] if model.startswith(EMBEDDED) else ["--forced-tokens", str(tokens)]
             failure = failure_of(command)
             reasons |= {c.name: failure for c in contenders if c.format == format and failure}
     return reasons

@@ -28,10 +28,9 @@ from whisperport.speech.data.embedded_model import unpack_model
 from whisperport.targets import RunOptions
 from whisperport.verification.clips import Clip
 
-from ..models import random_checkpoint
+from ..models import EMBEDDED, WIDENED, random_checkpoint, widened_checkpoint
 from .contenders import ALL_BF16, AUTO, COARSE, ENCODER, IN_BF16, IN_W8
 
-EMBEDDED = "embedded"
 BATCH = 8
 THREADS = 2  # as the contenders have
 
@@ -45,8 +44,7 @@ def main() -> None:
     parser.add_argument("--target", action="append", default=[], help="export a bundle for it")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = load_checkpoint("default") if is_embedded(chosen.name) else None
-    checkpoint = checkpoint or random_checkpoint(chosen.name)
+    checkpoint = checkpoint_of(chosen.name)
     if not (chosen.folder / "huggingface").exists():
         write_huggingface(checkpoint, chosen.folder / "huggingface")
     if not (chosen.folder / "openai.pt").exists():
@@ -54,7 +52,7 @@ def main() -> None:
     for target in chosen.target:
         if (chosen.folder / target).exists():
             continue
-        if is_embedded(chosen.name) and target == "onnxruntime":
+        if chosen.name == EMBEDDED and target == "onnxruntime":
             (chosen.folder / target).symlink_to(bundle_of("default").folder)
         elif target == AUTO:
             how = replace(options(chosen.name), run=RunOptions(threads=THREADS))
@@ -74,6 +72,12 @@ def main() -> None:
             export(checkpoint, name, chosen.folder / target, how)
 
 
+def checkpoint_of(name: str) -> Checkpoint:
+    if name == EMBEDDED:
+        return load_checkpoint("default")
+    return widened_checkpoint(WIDENED[name]) if name in WIDENED else random_checkpoint(name)
+
+
 def precision_of(target: str) -> str:
     """Return the precision of all programs without one of their own."""
     if target.endswith(ALL_BF16):
@@ -81,13 +85,9 @@ def precision_of(target: str) -> str:
     return "w8" if target.endswith(IN_W8) else ""
 
 
-def is_embedded(name: str) -> bool:
-    return name == EMBEDDED
-
-
 def options(name: str) -> ExportOptions:
     """Verify the embedded model; random weights give no text that could be verified."""
-    if is_embedded(name):
+    if name.startswith(EMBEDDED):
         return ExportOptions(batch=BATCH)
     noise = (0.1 * np.random.default_rng(0).standard_normal(16_000)).astype(np.float32)
     return ExportOptions(

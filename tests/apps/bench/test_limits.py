@@ -3,7 +3,7 @@
 import importlib
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from whisperport.model.trace.program import Program
 from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import Bundle
+from whisperport.program.dims import Dims
 from whisperport.program.program_kind import ALIGN
 from whisperport.program.spec import ProgramSpec
 
@@ -230,3 +231,29 @@ def test_the_programs_for_sherpa_compute_what_openai_whisper_does():
         last, *_ = decoder(tokens[:, 3:], *cache, *cross, torch.tensor([3]))
 
     torch.testing.assert_close(torch.cat([first, last], dim=1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_widened_model_computes_the_same_logits():
+    whisper = pytest.importorskip("whisper.model")
+    widened = importlib.import_module("benchmarks.models").widened
+    audio = {"n_audio_ctx": 8, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 2}
+    text = {"n_text_ctx": 12, "n_text_state": 16, "n_text_head": 2, "n_text_layer": 1}
+    widths = {"n_mels": 80, "n_vocab": 60, "n_audio_ffn": 64, "n_text_ffn": 64}
+    narrow_dims = Dims(**audio, **text, **widths)
+    torch.manual_seed(0)
+
+    def openai(dims):
+        sizes = {k: v for k, v in asdict(dims).items() if not k.endswith("_ffn")}
+        return whisper.Whisper(whisper.ModelDimensions(**sizes)).eval()
+
+    narrow = openai(narrow_dims)
+    for weight in narrow.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    wide_dims, weights = widened(narrow_dims, narrow.state_dict(), (48, 6, 3))
+    wide = openai(wide_dims)
+    wide.load_state_dict(weights)
+    mel, tokens = torch.randn(1, 80, 16), torch.tensor([[3, 5, 7, 11]])
+    with torch.inference_mode():
+        expected, actual = narrow(mel, tokens), wide(mel, tokens)
+
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

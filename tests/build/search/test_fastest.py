@@ -88,8 +88,8 @@ def test_an_encoder_of_windows_as_short_as_the_audio_is_faster_for_a_command() -
     timed = table(encoder={"a": 50, "b8": 30}, cross_kv={"a": 5, "b8": 5}, step={"a": 1})
 
     assert chosen(timed) == (candidate("b8"), candidate("a"))
-    assert chosen(timed, (), (), {"a"}) == (candidate("a"), candidate("a"))
-    assert chosen(timed, (), (), {"a", "b"}) == (candidate("b8"), candidate("a"))
+    assert chosen(timed, (), (), {"a": 0.1}) == (candidate("a"), candidate("a"))
+    assert chosen(timed, (), (), {"a": 0.1, "b": 0.15}) == (candidate("b8"), candidate("a"))
 
 
 def test_a_step_and_its_coarse_logits_are_one_time() -> None:
@@ -284,6 +284,36 @@ def test_a_target_of_windows_as_short_as_the_audio_is_fast_for_a_command(
     found = export_best(micro_checkpoint, "auto", tmp_path / "out", options)
 
     assert placed(found)["encoder"] == expected
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [((), fastest.LENGTHS_S), ((15.0,), (15.0,))],
+    ids=["none", "asked for"],
+)
+def test_an_encoder_of_one_length_gets_programs_for_short_windows(
+    windows: tuple[float, ...],
+    expected: tuple[float, ...],
+    micro_checkpoint: Any,
+    rivals: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    timed = table(encoder={"second": 40.0}, cross_kv={"second": 5.0}, step={"first": 1})
+    monkeypatch.setattr(fastest, "_measured", lambda *_: (tuple(timed), {}))
+    asked: list[ExportOptions] = []
+
+    def stop(*arguments: Any) -> None:
+        asked.append(arguments[-1])
+        raise LoweringError("stopped", hint="here")
+
+    monkeypatch.setattr(fastest, "export", stop)
+    usual = replace(micro_checkpoint, dims=replace(micro_checkpoint.dims, n_audio_ctx=1500))
+
+    with pytest.raises(LoweringError, match="stopped"):
+        export_best(usual, "auto", tmp_path / "out", replace(OPTIONS, windows=windows))
+
+    assert [each.windows for each in asked] == [expected]
 
 
 def test_times_are_measured_once_for_models_of_the_same_sizes(

@@ -5,9 +5,9 @@
                                                                               └──── rejected ◄───┘
 
 A candidate is a target in one of its precisions. The encoder is on one, `cross_kv` is on one, and so are
-all other programs together. Short speech counts as much as a full window: if the encoder reads windows as
-short as the audio, a command takes a fraction of the time. The result is an ordinary bundle, verified as
-any other. A choice that fails is left out of the next one.
+all other programs together. Short speech counts as much as a full window: an encoder that reads windows as
+short as the audio, or has a program for short windows, takes a fraction of the time for a command. The
+result is an ordinary bundle, verified as any other. A choice that fails is left out of the next one.
 """
 
 import math
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from whisperport import targets
@@ -55,9 +56,10 @@ if TYPE_CHECKING:  # torch is not installed where bundles only run
     from whisperport.model.checkpoint import Checkpoint
 
 FLOAT = "fp32"
-TOKENS = 64  # in a window of 30 s, as this project's benchmarks decode
+WINDOW_S, TOKENS = 30.0, 64  # a full window, as this project's benchmarks decode
 COMMAND_TOKENS = 12  # in a command of 3 s
-COMMAND_SHARE = 3.5 / 30  # of the encoder's time, in the window of 3.5 s that holds it
+COMMAND_WINDOW_S = 3.5  # the window that holds it, if the audio's programs read any length
+LENGTHS_S = (5.0, 10.0)  # of the programs that others get, beside the window of 30 s
 STEPS = 8  # that are measured together
 # Programs that are placed together: each group is known by the one that takes most of the time.
 GROUPS = {ENCODER: (ENCODER,), CROSS_KV: (CROSS_KV,), STEP: (STEP, COARSE_PROJECTION)}
@@ -107,7 +109,9 @@ def export_fastest(
         return replace(export(checkpoint, target, out, chosen), choice=choice.of)
 
     exported, attempts = first_accepted(
-        partial(_choices, timed, _placed_groups(options), _of_any_length(shortlist, options)),
+        partial(
+            _choices, timed, _placed_groups(options), _shares(shortlist, checkpoint.dims, options)
+        ),
         export_choice,
         lambda choice, _: Attempt(name=str(choice)),
     )
@@ -118,13 +122,13 @@ def export_fastest(
 def _choices(
     timed: Sequence[Timed],
     placed: Collection[str],
-    short: Collection[str],
+    shares: Mapping[str, float],
     failures: Sequence[tuple[Choice, VerificationError]],
 ) -> Iterator[Choice]:
     """Yield the fastest choice; after each failure, the fastest one without the candidate that failed."""
     banned: set[tuple[str, Candidate]] = set()
     while True:
-        yield choose(timed, banned, placed, short)
+        yield choose(timed, banned, placed, shares)
         ban = _failed(*failures[-1])
         banned.add(ban)
         if not _candidates_of(ban[0], timed, banned):
@@ -169,7 +173,7 @@ def choose(
     timed: Sequence[Timed],
     banned: Collection[tuple[str, Candidate]] = (),
     placed: Collection[str] = (),
-    short: Collection[str] = (),
+    shares: Mapping[str, float] = MappingProxyType({}),
 ) -> Choice:
     """Choose the candidates with the least time, as the geometric mean of a full window and a command.
 
@@ -177,7 +181,8 @@ def choose(
         timed: every program of every candidate that was measured.
         banned: groups, such as "encoder", with a candidate that is not used for them.
         placed: groups that the user has placed.
-        short: targets whose programs read windows as short as the audio.
+        shares: target -> the share of its times that its programs of the audio take for a command.
+            Default: all of them.
 
     Raises:
         UsageError: the user has placed all of them.
@@ -198,10 +203,10 @@ def choose(
                 hint="`whisperport export --target NAME` shows why one of them fails",
             )
     choices = [Choice(dict(zip(of, mix, strict=True))) for mix in product(*of.values())]
-    return min(choices, key=lambda choice: _price(choice, timed, short))
+    return min(choices, key=lambda choice: _price(choice, timed, shares))
 
 
-def _price(choice: Choice, timed: Sequence[Timed], short: Collection[str]) -> float:
+def _price(choice: Choice, timed: Sequence[Timed], shares: Mapping[str, float]) -> float:
     """Return the milliseconds of speech, times `PRICE` for what should save more than it costs."""
     large = [choice.of[group].precision for group in (ENCODER, STEP) if group in choice.of]
     # Those of cross_kv alone.
@@ -209,7 +214,7 @@ def _price(choice: Choice, timed: Sequence[Timed], short: Collection[str]) -> fl
     fewer_bits = sum(precision != FLOAT for precision in (*large, *small))
     runtimes = len({candidate.target for candidate in choice.of.values()})
     of_audio = [choice.of[group].target for group in (ENCODER, CROSS_KV) if group in choice.of]
-    share = COMMAND_SHARE if all(target in short for target in of_audio) else 1.0
+    share = max((shares.get(target, 1.0) for target in of_audio), default=1.0)
     command = _speech_ms(choice, timed, COMMAND_TOKENS, share)
     ms = math.sqrt(_speech_ms(choice, timed, TOKENS) * command)
     return PRICE ** (fewer_bits + runtimes - 1) * ms
@@ -229,12 +234,22 @@ def _speech_ms(choice: Choice, timed: Sequence[Timed], tokens: int, share: float
     )
 
 
-def _of_any_length(shortlist: Sequence[Candidate], options: ExportOptions) -> set[str]:
-    """Return the targets of which a bundle gets windows as short as the audio."""
+def _shares(
+    shortlist: Sequence[Candidate], dims: Dims, options: ExportOptions
+) -> Mapping[str, float]:
+    """Return the share of the audio's programs that a command takes on each target."""
     if options.window != WindowOptions():  # such a bundle has one window only
-        return set()
-    names = {candidate.target for candidate in shortlist}
-    return {name for name in names if options.windows or get_target(name).spec.runs.any_audio}
+        return {}
+    shortest = {True: COMMAND_WINDOW_S, False: min(_lengths(dims, options), default=WINDOW_S)}
+    runs = {name: get_target(name).spec.runs for name in {c.target for c in shortlist}}
+    return {name: shortest[own.any_audio] / WINDOW_S for name, own in runs.items()}
+
+
+def _lengths(dims: Dims, options: ExportOptions) -> tuple[float, ...]:
+    """Return the seconds of the windows that programs of one length of audio are exported for."""
+    if options.windows or options.window != WindowOptions():
+        return options.windows
+    return tuple(seconds for seconds in LENGTHS_S if seconds < dims.window_s)
 
 
 def _candidates_of(
@@ -346,7 +361,7 @@ def _export_of(choice: Choice, dims: Dims, options: ExportOptions) -> tuple[str,
     static = of_one_length(lambda name: get_target(placement.get(name, target)))
     return target, replace(
         options,
-        windows=options.windows if static else (),
+        windows=_lengths(dims, options) if static else (),
         placement=placement,
         precision=precision,
         precisions={**precisions, **options.precisions},
