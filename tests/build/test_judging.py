@@ -847,6 +847,9 @@ def without_previous(tokenizer: Any) -> None:
                 edit_json(GENERATION, end_for_one),
                 edit_onnx(ONNX_DECODER, of_two_texts),
                 edit_onnx(ONNX_DECODER, exchanged_branches),
+                edit_json(
+                    "tokenizer_config.json", lambda c: c.update(tokenizer_class="GPT2Tokenizer")
+                ),
                 edit_onnx("onnx/encoder_model.onnx", further_input),
                 edit_json("tokenizer.json", without_previous),
                 edit_json("vocab.json", lambda c: [c.pop(token) for token in [*c][:3]]),
@@ -854,6 +857,7 @@ def without_previous(tokenizer: Any) -> None:
             [
                 "tokens are missing, such as '!', id 0",
                 "its branches are exchanged: the first run reads the cache",
+                "WP709: tokenizer_class is 'GPT2Tokenizer'; the checkpoint has 'WhisperTokenizer'",
                 "WP712: an input further, which no app gives",
                 "tokens are missing, such as '<|startofprev|>', id 50361",
                 "input input_ids is of 2 texts; the app gives one",

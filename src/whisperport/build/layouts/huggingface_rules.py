@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # it needs torch
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CLASSES = ("WhisperTokenizerFast", "TokenizersBackend")  # other names of Whisper's, by the version
 START, TRANSCRIBE = "<|startoftranscript|>", "<|transcribe|>"
 NO_TIMESTAMPS = "<|notimestamps|>"
 NAMED_IDS = {
@@ -133,7 +135,7 @@ def _write_tokenizer(files: Files, checkpoint: "Checkpoint") -> None:
     """Write the checkpoint's tokenizer to each file that holds one."""
     write_json(files.path / TOKENIZER, tokenizer_json(checkpoint))
     contents = {
-        "tokenizer_config.json": tokenizer_config(),
+        TOKENIZER_CONFIG: tokenizer_config(),
         "vocab.json": vocab(checkpoint),
         "added_tokens.json": added_tokens(checkpoint),
     }
@@ -372,6 +374,17 @@ def settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     )
     yield from default_settings(PREPROCESSOR, sound, SOUND_DEFAULTS)
     yield from tokenizer_setting(files, checkpoint)
+    yield from _class_settings(files)
+
+
+def _class_settings(files: Files) -> Iterator[Setting]:
+    """Yield what in tokenizer_config.json makes another class of tokenizer, or another end of texts."""
+    stated, right = files.json(TOKENIZER_CONFIG), files_of.tokenizer_config()
+    for key in ("tokenizer_class", "eos_token", "add_prefix_space"):
+        value = stated.get(key)
+        value = value.get("content") if isinstance(value, dict) else value
+        if not (key == "tokenizer_class" and value in CLASSES):
+            yield Setting(TOKENIZER_CONFIG, key, value, right[key], is_decoding=True)
 
 
 def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
