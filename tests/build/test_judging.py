@@ -1783,8 +1783,12 @@ def test_what_graphs_compute_is_named_before_a_form_that_only_an_npu_needs() -> 
         identity=Identity(equal=["c"]),
         runs=(AppRun(app=GRAPHS, checks=(check,)),),
     )
-    # then the cause is named first
+    # then the cause is named first; where only the layers tell it, with the part
     assert verdict_sentence(judgement).startswith("Wrong: positions begin at 0; WP733 (")
+    vague = AppRun(app=GRAPHS, checks=(replace(check, reason="the first run is wrong"),))
+    graph = layers.ComparedGraph(part="decoder", file="a.xml", computed="a bias is missing")
+    judgement = replace(judgement, runs=(vague,), graphs=(graph,))
+    assert verdict_sentence(judgement).startswith("Wrong: decoder: a bias is missing; WP733 (")
 
 
 def test_files_at_each_others_place_are_named(micro_checkpoint: Any) -> None:

@@ -97,8 +97,16 @@ def _computed(judgement: Judgement) -> str:
     """Return what graphs compute in place of the checkpoint's logits, or where; empty: it is not known."""
     checks = (check for run in judgement.runs for check in run.checks)
     reason = next((c.reason for c in checks if c.level == "arrays" and not c.passed), "")
-    causes = [graph.cause for graph in judgement.graphs if not graph]
+    causes = [f"{_place(graph)}: {graph.cause}" for graph in judgement.graphs if graph.cause]
     return next(filter(None, [reason if is_cause(reason) else "", *causes]), reason)
+
+
+def _place(graph: ComparedGraph) -> str:
+    """Return the part of the model, and its first layer that diverges."""
+    compared = graph.programs
+    if compared is None or compared.first is None:
+        return graph.part
+    return f"{graph.part}, {compared.values[compared.first].name}"
 
 
 def answers(judgement: Judgement) -> dict[str, list[str]]:
