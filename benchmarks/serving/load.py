@@ -71,6 +71,10 @@ def main() -> None:
         print(f"{part}: {json.dumps(found[part])}", flush=True)
     result = {"model": chosen.model, "serve": chosen.serve, "versions": versions(PACKAGES)} | found
     name = "serving_no_batch" if "--no-batch" in chosen.serve else "serving"
+    if (
+        len(parts := Path(chosen.model).parts) > 1
+    ):  # a bundle, such as build/embedded-tiny/onnxruntime
+        name += f"_{parts[-2]}"
     record(
         "serving", name, recorded("serving", name) | result
     )  # keeps the parts that were not measured
