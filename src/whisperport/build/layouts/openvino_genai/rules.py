@@ -306,9 +306,26 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             yield Setting.wrong(file, reason)
         yield from _attributes(file, graph)
         yield from _types(file, graph)
+    yield from _beams(files.read(DECODER, read_ir))
     for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
         if "input_features" in node.names and len(node.sizes[0]) == 3 and node.sizes[0][2] > 0:
             yield Setting(ENCODER, "frames of input_features", node.sizes[0][2], dims.n_frames)
+
+
+def _beams(graph: IrGraph) -> Iterator[Setting]:
+    """Yield the states of self-attention that no Gather by `beam_idx` reads."""
+    beams = {index for index, node in graph.nodes.items() if "beam_idx" in node.names}
+    sources = {
+        source[0]
+        for _, node in graph.of_type("Gather")
+        for source in node.inputs[:1]
+        if any(beams & {index, *graph.before(index)} for index, _ in node.inputs[1:2])
+    }
+    own = {index for index, _ in graph.of_type(READ)} - audio_states(graph)
+    for index in sorted(own - sources) if beams else ():
+        name = graph.nodes[index].attributes.get("variable_id", "")[:80]
+        reason = f"the state {name} is not ordered by beam_idx: beams read the cache of others"
+        yield Setting.wrong(DECODER, reason)
 
 
 def _types(file: str, graph: IrGraph) -> Iterator[Setting]:
