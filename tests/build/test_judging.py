@@ -1371,6 +1371,20 @@ def test_one_changed_value_is_named(micro_checkpoint: Any, change: float, reason
     assert changed.stored == f"decoder.onnx: onnx::{name}"
 
 
+def test_rows_of_another_weight_name_it(micro_checkpoint: Any) -> None:
+    # given keys and values of which one half is exchanged, as if they were joined head by head
+    key, value = (f"decoder.blocks.0.cross_attn.{part}.weight" for part in ("key", "value"))
+    arrays = {name: w.float().numpy().copy() for name, w in micro_checkpoint.weights.items()}
+    n = len(arrays[key]) // 2
+    arrays[key][n:], arrays[value][:n] = arrays[value][:n].copy(), arrays[key][n:].copy()
+    stored = [StoredArray("decoder.onnx", name, array) for name, array in arrays.items()]
+    # when they are looked for
+    reasons = {weight.name: weight.reason for weight in identify(micro_checkpoint, stored).changed}
+    # then each says whose rows it holds
+    assert reasons[key].startswith(f"rows {n} to {2 * n - 1} are rows 0 to {n - 1} of {value}")
+    assert reasons[value].startswith(f"rows 0 to {n - 1} are rows {n} to {2 * n - 1} of {key}")
+
+
 def test_a_weight_in_float16_is_found_by_any_rule_of_rounding(micro_checkpoint: Any) -> None:
     # given weights that another rule than the nearest even number rounds, and none below 1e-7
     def rounded(weight: Any) -> Any:

@@ -602,7 +602,41 @@ class _Search:
         if transposed:
             values, weight, allowed = (np.ascontiguousarray(a.T) for a in (values, weight, allowed))
             step = None if step is None else np.ascontiguousarray(step.T)
-        return weight_difference(values, weight, allowed, self.head_width, step)
+        reason = weight_difference(values, weight, allowed, self.head_width, step)
+        if OTHER_VALUES in reason and values.ndim == 2:
+            room = HALF_STEP * step if step is not None else 0
+            return (
+                self._rows_of_another(name, values, np.abs(values - weight) > allowed, room)
+                or reason
+            )
+        return reason
+
+    def _rows_of_another(
+        self, name: str, values: Array, differs: Array, room: Array | float
+    ) -> str:
+        """Return in words which rows of another weight the wrong rows are; empty: they are of none.
+
+        Args:
+            name: of the weight.
+            values: (n, k) of the array.
+            differs: (n, k) which of them are wrong.
+            room: how far a value may be from the weight's, because of its form alone.
+        """
+        rows = np.flatnonzero(differs.any(axis=1))
+        if not 0 < len(rows) < len(values):
+            return ""
+        probes = np.unique(rows[[0, len(rows) // 2, -1]])
+        room = np.broadcast_to(room, values.shape)[probes]
+        for other in self.by_shape[values.shape]:
+            right = self._weight(other, False)
+            squares = (right**2).sum(axis=1)
+            held = (squares - 2 * (values[probes] @ right.T)).argmin(axis=1)
+            allowed = room + np.abs(right[held]) * HALF_BITS + TINY
+            near = np.abs(values[probes] - right[held]) <= allowed
+            steps = np.unique(held - probes)
+            if other != name and len(steps) == 1 and near.mean() >= LEAST_NEAR:
+                return f"rows {listed(rows)} are rows {listed(rows + steps[0])} of {other}"
+        return ""
 
     def _weight(self, name: str, transposed: bool) -> Array:
         array: Array = weight_of(self.checkpoint, name)
