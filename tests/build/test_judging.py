@@ -1663,6 +1663,7 @@ def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
         (lambda q, step: (q - 3, step), "its zero point is off by -3"),
         (lambda q, step: (np.where(q < 0, q + 128, q - 128), step), "without a sign are read as signed"),
         (lambda q, step: (np.roll(q, 1, 0), step), "rows 0 to 15 are in another order, and their"),
+        (lambda q, step: (np.concatenate([q[:12], q[:4]]), step), "hold the integers of rows 0, 1, 2, 3"),
         (lambda q, step: (q.T, step), "its axes or those of its scales are swapped"),
         (lambda q, step: (q, step.T), "its axes or those of its scales are swapped"),
         (lambda q, step: (np.clip(q * 4, -127, 127), step / 4), "its scales are too small: "),
@@ -1671,8 +1672,8 @@ def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
         (one_byte, "1 of 256 values differ in 1 rows, such as 3, by up to"),
     ],
     ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "lost", "zero point",
-         "sign", "other rows", "other axes", "other axis of scales", "clipped", "4 bits", "7 bits",
-         "a byte"],
+         "sign", "other rows", "copied rows", "other axes", "other axis of scales", "clipped", "4 bits",
+         "7 bits", "a byte"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any

@@ -394,6 +394,8 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         values[lines] / lengths[0], weight[lines] / lengths[1]
     ):
         return f"rows {listed(lines)} are in another order, and their scales are not"
+    if reason := _copied_integers(values, weight, lines):
+        return reason
     if values.shape[0] == values.shape[1]:
         integers = values / np.where(step == 0, 1, step)
         scaled = np.abs(integers * step.T - weight) <= np.abs(step.T)
@@ -404,6 +406,22 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         ):
             return "its axes or those of its scales are swapped, not both"
     return ""
+
+
+def _copied_integers(values: Array, weight: Array, lines: Array) -> str:
+    """Return in words whose integers the wrong rows (n, k) of 8 bits hold; empty: those of no other."""
+    probes = lines[np.linspace(0, len(lines) - 1, min(len(lines), PROBES)).astype(np.intp)]
+    mine, right = (
+        a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        for a in (values[probes], weight)
+    )
+    likeness = mine @ right.T
+    held = likeness.argmax(axis=1)
+    if not len(lines) or (likeness.max(axis=1) < ALIKE).any() or (held == probes).any():
+        return ""
+    steps = np.unique(held - probes)
+    rows = lines + steps[0] if len(steps) == 1 else np.unique(held)
+    return f"rows {listed(lines)} hold the integers of rows {listed(rows)}, with their own scales"
 
 
 def _clipped(values: Array, weight: Array, allowed: Array, step: Array) -> str:
