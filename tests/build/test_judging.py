@@ -913,6 +913,15 @@ def test_it_is_said_by_how_much_the_ids_of_tokens_are_moved(shift: int, reason: 
     assert setting.reason.endswith(reason)
 
 
+def test_tokens_that_are_sorted_by_their_text_are_called_so() -> None:
+    # given a vocabulary whose tokens are in the order of the alphabet
+    right = dict(enumerate(["the", "cat", "sat", "on", "a", "mat", "and", "ate"]))
+    stated = dict(enumerate(sorted(right.values())))
+    # when it is compared, then the order is named
+    (setting,) = token_setting("vocabulary.json", stated, right)
+    assert setting.reason.endswith("are in another order: they are sorted by their text")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -1662,6 +1671,7 @@ def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
         (lambda q, step: (q, step * 0 + 1), "are wrong: 0 to 15; they are 1: the right ones are lost"),
         (lambda q, step: (q - 3, step), "its zero point is off by -3"),
         (lambda q, step: (np.where(q < 0, q + 128, q - 128), step), "without a sign are read as signed"),
+        (lambda q, step: (np.where(q < 0, q + 256, q), step), "with a sign are read without one"),
         (lambda q, step: (np.roll(q, 1, 0), step), "rows 0 to 15 are in another order, and their"),
         (lambda q, step: (np.concatenate([q[:12], q[:4]]), step), "hold the integers of rows 0, 1, 2, 3"),
         (lambda q, step: (q.T, step), "its axes or those of its scales are swapped"),
@@ -1672,8 +1682,8 @@ def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
         (one_byte, "1 of 256 values differ in 1 rows, such as 3, by up to"),
     ],
     ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "lost", "zero point",
-         "sign", "other rows", "copied rows", "other axes", "other axis of scales", "clipped", "4 bits",
-         "7 bits", "a byte"],
+         "sign", "no sign", "other rows", "copied rows", "other axes", "other axis of scales", "clipped",
+         "4 bits", "7 bits", "a byte"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any

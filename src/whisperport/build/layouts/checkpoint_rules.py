@@ -138,7 +138,7 @@ def token_setting(
             f"{_short(stated[first])}, not {_short(right[first])}"
         )
         pairs = [(stated[i], right[i]) for i in changed]
-        if form := _other_form(pairs) or _shifted(changed, stated, right):
+        if form := _other_form(pairs) or _shifted(changed, stated, right) or _reordered(pairs):
             reason += f": {form}"
         yield Setting.wrong(file, reason)
 
@@ -166,6 +166,15 @@ def _shifted(changed: Sequence[int], stated: Mapping[int, str], right: Mapping[i
     if not shift or count < SAME_FORM * len(changed):
         return ""
     return f"their ids are {abs(shift)} too {'high' if shift > 0 else 'low'}"
+
+
+def _reordered(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return in words that wrong tokens are those of other ids; empty: some are not."""
+    stated, right = zip(*pairs, strict=True)
+    if sorted(stated) != sorted(right):
+        return ""
+    order = ": they are sorted by their text" * (list(stated) == sorted(stated))
+    return f"the same tokens are in another order{order}"
 
 
 def missing_tokens(

@@ -374,6 +374,8 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         return f"its zero point is off by {zero:.0f}"
     if np.mean(np.abs(np.abs(values - weight) - SIGN * step) <= allowed) >= LEAST_NEAR:
         return f"its integers are off by {SIGN} up or down: those without a sign are read as signed"
+    if reason := _wrapped(values, weight, allowed, step):
+        return reason
     if reason := _clipped(values, weight, allowed, step) or _coarse(values, weight, step):
         return reason
     if values.ndim != 2:
@@ -405,6 +407,18 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
             or scaled.mean() >= LEAST_NEAR
         ):
             return "its axes or those of its scales are swapped, not both"
+    return ""
+
+
+def _wrapped(values: Array, weight: Array, allowed: Array, step: Array) -> str:
+    """Return in words that the highest bit of 8 bits is read as another sign; empty: it is not."""
+    for distance, what in (
+        (2 * SIGN, "negative integers are 256 too large: those with a sign are read without one"),
+        (-2 * SIGN, "integers of 128 and more are 256 too small: those without a sign have one"),
+    ):
+        away = np.abs(values - weight - distance * np.abs(step)) <= allowed
+        if away.any() and np.mean(away | (np.abs(values - weight) <= allowed)) >= LEAST_NEAR:
+            return what if away.mean() > 1 - LEAST_NEAR else ""
     return ""
 
 
