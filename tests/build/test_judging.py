@@ -1380,6 +1380,18 @@ def test_one_changed_value_is_named(micro_checkpoint: Any, change: float, reason
     assert changed.stored == f"decoder.onnx: onnx::{name}"
 
 
+@pytest.mark.parametrize("form", [np.float16, np.float32])
+def test_bytes_in_reversed_order_are_named(form: Any, micro_checkpoint: Any) -> None:
+    # given a weight whose bytes are those of a machine with the other order
+    name = "decoder.blocks.1.attn.query.weight"
+    values = micro_checkpoint.weights[name].float().numpy().astype(form).byteswap()
+    # when it is looked for, also under a name that does not tell its axes, then it is said
+    for array in (name, f"{name}.T"):
+        stored = [StoredArray("a.bin", array, values if array == name else values.T)]
+        (changed,) = (c for c in identify(micro_checkpoint, stored).changed if c.stored)
+        assert changed.reason == "the bytes of each value are in reversed order: big-endian"
+
+
 def test_rows_of_another_weight_name_it(micro_checkpoint: Any) -> None:
     # given keys and values of which one half is exchanged, as if they were joined head by head
     key, value = (f"decoder.blocks.0.cross_attn.{part}.weight" for part in ("key", "value"))

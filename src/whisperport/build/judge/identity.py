@@ -552,6 +552,7 @@ class _Search:
                     return [name]
         return []
 
+    @np.errstate(invalid="ignore", over="ignore")  # what is stored may be anything
     def _note_nearest(
         self,
         array: StoredArray,
@@ -592,6 +593,9 @@ class _Search:
         """Return in words how the values of an array differ from a weight."""
         weight = self._weight(name, transposed)
         allowed: Array = np.abs(weight) * HALF_BITS + TINY
+        turned = array.values.byteswap().astype(np.float32).reshape(values.shape)
+        if np.mean(np.abs(turned - weight) <= allowed) >= LEAST_NEAR:
+            return "the bytes of each value are in reversed order: big-endian"
         step = None if array.step is None else np.broadcast_to(array.step, values.shape)
         for groups in _groups_of(values) if step is None else ():
             step = np.broadcast_to(_steps(groups), groups.shape).reshape(values.shape)

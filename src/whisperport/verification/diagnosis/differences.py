@@ -89,7 +89,7 @@ def doubt(reason: str) -> int:
 
     Of a square weight, one of both orders of its axes gives the better reason.
     """
-    doubtful = (OTHER_VALUES, "columns are wrong", "are swapped")
+    doubtful = (OTHER_VALUES, "not a number", "columns are wrong", "are swapped")
     return max((len(doubtful) - i for i, text in enumerate(doubtful) if text in reason), default=0)
 
 
