@@ -15,13 +15,15 @@ span.h of the version named here; with any other version, weights are not shared
 import ctypes
 import logging
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
+from types import ModuleType
 from typing import Any
 
 from whisperport.errors import BundleError, needs
@@ -75,14 +77,54 @@ def start_runtime(threads: int | None) -> Any:
         MissingPackageError: ExecuTorch is not installed.
     """
     with needs_executorch():
-        from executorch.extension.pybindings import portable_lib
-        from executorch.runtime import Runtime
+        portable_lib, runtime = _import_runtime()
     _first_load().check("ExecuTorch", hint=SPAWN)
     # Must come before any method is loaded: later it changes the pool and not the methods' use of it.
     with _turn:
         portable_lib._unsafe_reset_threadpool(threads or usable_cores())
         share_packed_weights()
-    return Runtime.get()
+    return runtime.get()
+
+
+_EXPORTER = "executorch.exir"
+
+
+def _import_runtime() -> tuple[Any, Any]:
+    """Import `portable_lib` and the class `Runtime`, without ExecuTorch's exporter.
+
+    `portable_lib` reads one module of warnings from the exporter's package, whose `__init__` takes 5 of the
+    6 CPU seconds in which the runtime starts (executorch 1.5.1). Versions that read more of the exporter
+    import all of it, as they always do.
+    """
+    try:
+        with _without_init(_EXPORTER):
+            return _import_all_of_runtime()
+    except ImportError:
+        return _import_all_of_runtime()
+
+
+def _import_all_of_runtime() -> tuple[Any, Any]:
+    from executorch.extension.pybindings import portable_lib
+    from executorch.runtime import Runtime
+
+    return portable_lib, Runtime
+
+
+@contextmanager
+def _without_init(package: str) -> Iterator[None]:
+    """Within the block, modules of this package are imported without its `__init__`, and then forgotten."""
+    if package in sys.modules:
+        yield
+        return
+    parent, _, name = package.rpartition(".")
+    bare = ModuleType(package)
+    bare.__path__ = [str(Path(folder) / name) for folder in import_module(parent).__path__]
+    sys.modules[package] = bare
+    try:
+        yield
+    finally:
+        for module in [m for m in list(sys.modules) if m == package or m.startswith(f"{package}.")]:
+            del sys.modules[module]
 
 
 @cache
