@@ -21,6 +21,7 @@ from whisperport.verification.eager import KEPT_LOGITS, CrossKV, greedy_tokens, 
 from whisperport.verification.reference import Reference
 
 from ..embedded import default_bundle
+from ..extent import core_or_all
 from ..micro import DIMS, GENERATION, tokenizer_json
 
 # Hides what the micro model says most: tokens at the start, and one anywhere.
@@ -31,7 +32,7 @@ HIDING = replace(
 )
 PROMPT = [50, 51, 53, 57]
 MAX_TOKENS = DIMS.n_text_ctx - len(PROMPT)
-SOUNDS = 16
+SOUNDS = core_or_all(range(11, 16), range(16))  # the text of 14 ends early, all others are long
 ATOL = 1e-5 * 15  # of logits: sums of 16 float32 products in two orders, through two layers
 
 Make = Callable[[Whisper, CrossKV], Callable[[list[int]], Tensor]]
@@ -49,7 +50,7 @@ def one_by_one(model: Whisper, cross_kv: CrossKV) -> list[int]:
 
 
 def sounds(model: Whisper) -> Iterator[CrossKV]:
-    for seed in range(SOUNDS):
+    for seed in SOUNDS:
         random = torch.Generator().manual_seed(seed)
         yield model.cross_kv(3 * torch.randn(1, 10, 16, generator=random))
 

@@ -23,21 +23,25 @@ from whisperport.targets.vendors.hailo.target import LowerOptions
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.verification import Report, TextErrors, text_errors
 from whisperport.verification.bundle_check import verify
-from whisperport.verification.clips import clips_of, shipped_audio
+from whisperport.verification.clips import clips_of, shipped_audio, shipped_clips
 from whisperport.verification.reference import Reference
 
 from ....embedded import default_bundle
 from ....extent import core_or_all
 from ....published_dims import whisper_dims
 
+CLIPS = core_or_all({"clips": shipped_clips(1)}, {})
 EMULATED = RunOptions(threads=1, options={"hailo8.emulate": "on"})
 SMALL = whisper_dims(768, 12)
 
 
 @pytest.fixture(scope="module")
 def hybrid(exported: Callable[..., Bundle]) -> Bundle:
-    """Export the embedded model as `whisperport export default --target hailo8 --uncached-decoder` does."""
-    return exported("hailo8", "default", uncached_decoder=True)
+    """Export the embedded model as `whisperport export default --target hailo8 --uncached-decoder` does.
+
+    `make test` verifies it with one clip: the decoder without a cache computes all tokens for each.
+    """
+    return exported("hailo8", "default", uncached_decoder=True, **CLIPS)
 
 
 def test_the_encoder_goes_to_the_chip_and_the_cached_decoder_to_the_cpu(hybrid: Bundle) -> None:
