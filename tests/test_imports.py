@@ -137,9 +137,13 @@ def _heavy(tree: ast.Module) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_imports_point_down(file: str) -> None:
-    assert not faults(file, FILES[file].read_text(encoding="utf-8"))
+def test_imports_point_down() -> None:
+    assert len(FILES) > 500
+    assert [
+        f"{name}: {fault}"
+        for name, file in FILES.items()
+        for fault in faults(name, file.read_text(encoding="utf-8"))
+    ] == []
 
 
 @pytest.mark.parametrize(
