@@ -191,10 +191,17 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 _WORD = r"(?<![\w`.-])(?:{})(?![\w`-])"
 _OPTION = r"(?<![\w-])(?:{})(?![\w-])"
-_FORMS = [
-    (re.compile((_OPTION if term.in_code else _WORD).format(term.pattern), re.I), term)
-    for term in TERMS
-]
+
+
+def _form(*terms: Term) -> re.Pattern[str]:
+    """The form of any of these terms, which are all in code, or none."""
+    form = _OPTION if terms[0].in_code else _WORD
+    return re.compile(form.format("|".join(f"(?:{term.pattern})" for term in terms)), re.I)
+
+
+_FORMS = [(_form(term), term) for term in TERMS]
+_ANY_IN_CODE = _form(*(term for term in TERMS if term.in_code))
+_ANY_IN_PROSE = _form(*(term for term in TERMS if not term.in_code))
 _CODE = re.compile(r"`[^`\n]*`|\]\([^)\s]*\)|https?://\S+")
 _FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
@@ -242,6 +249,8 @@ def uses(text: str, first_line: int = 1) -> Iterator[Use]:
         lines.append(lines[-1] + len(line.strip()) + 1)
     joined = " ".join(line.strip() for line in text.splitlines())
     prose = " ".join(line.strip() for line in _without_code(text).splitlines())
+    if not (_ANY_IN_CODE.search(joined) or _ANY_IN_PROSE.search(prose)):
+        return
     for form, term in _FORMS:
         for match in form.finditer(joined if term.in_code else prose):
             index = bisect_right(lines, match.start()) - 1

@@ -30,9 +30,9 @@ ONE_THREAD = RunOptions(threads=1)
 TARGETS = core_or_all(["onnxruntime"], ["onnxruntime", "xnnpack"])
 ENGLISH = TranscribeOptions(decode=DecodeOptions(language="en"), run=ONE_THREAD)
 
-# Short ones repeat one behaviour; of these, `make test` has noise, hiss, no speech and another accent.
+# Short ones repeat one behaviour; of these, `make test` has noise, hiss and no speech.
 FILES = core_or_all(
-    [f for f in shipped_audio() if f.path.name[:2] in ("02", "14", "15", "17", "18", "19")],
+    [f for f in shipped_audio() if f.path.name[:2] in ("14", "15", "17", "19")],
     list(shipped_audio()),
 )
 

@@ -98,7 +98,7 @@ def decoded_once(checkpoint: Any) -> Iterator[None]:
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("reference_of", "with_heads"):
+        for name in ("reference_of", "with_heads", "known_logits"):
             patch.setattr(converting, name, once(getattr(converting, name)))
         yield
 

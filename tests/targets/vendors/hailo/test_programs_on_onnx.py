@@ -108,11 +108,12 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+# The first one repeats, with other sizes, what the others have.
+@pytest.fixture(scope="module", params=core_or_all([*CASES][1:], [*CASES]))
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> LoweredProgram:
-    name, options, model = request.param
+    name, options, model = CASES[request.param]
     return lowered(model(), name, options, tmp_path_factory.mktemp("hailo"))
 
 
