@@ -1558,6 +1558,16 @@ def test_a_spectrogram_that_is_normalized_twice_is_named() -> None:
     assert explanation.of(name, [(mel + 4) / 4]) == sentence
 
 
+def test_a_value_whose_width_is_not_that_of_whole_heads_is_compared_all_the_same() -> None:
+    # given a few frames behind a convolution, where a head is 4 wide
+    x = np.random.default_rng(0).standard_normal((1, 3, 6)).astype(np.float32)
+    name = f"{operations.INPUT}encoder.conv2"
+    explanation = operations.Explanation({"encoder.conv1": x, name: x / (1 + np.exp(-1.6 * x))}, 4)
+    # then another activation is named, and noise is not
+    assert explanation.of(name, [np.maximum(x, 0)]) == "ReLU is computed in place of GELU"
+    assert explanation.of(name, [x[..., ::-1].copy()]) == ""
+
+
 def test_frames_that_cross_attention_does_not_see_are_named() -> None:
     # given cross-attention that sees the first of some frames only
     random = np.random.default_rng(0)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from whisperport.verification.diagnosis.differences import (
     EXPLAINED,
+    heads_of,
     listed,
     moved_values,
     value_difference,
@@ -37,7 +38,7 @@ WIDEST = 64  # tokens that a mask hides, or shows
 STEEPEST, LEAST_SMOOTH = 3.0, 0.99  # of an activation: its slope, in this part of its places
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "ReLU": lambda x: np.maximum(x, 0),
-    "GELU's tanh form": lambda x: _tanh_gelu(x),
+    "GELU's tanh form": lambda x: x / 2 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
     "quick GELU, x·sigmoid(1.702x)": lambda x: x / (1 + np.exp(-1.702 * x)),
     "SiLU, x·sigmoid(x)": lambda x: x / (1 + np.exp(-x)),
     "no activation": lambda x: x,
@@ -93,17 +94,15 @@ class Explanation:
 
     def _of_heads(self, right: Array, array: Array, variants: Sequence[tuple[str, Array]]) -> str:
         """Return in words what is computed in some heads of an attention only; empty: it is not known."""
-        shape = (-1, right.shape[-1] // self.head_width, self.head_width)
-        if not variants or not all(shape[1:]):
-            return ""
-        errors = [error_of(a, b) for a, b in zip(*_heads_of(shape, right, array), strict=True)]
+        heads, own = (heads_of(value, self.head_width) for value in (right, array))
+        errors = [error_of(a, b) for a, b in zip(heads, own, strict=True)]
         wrong = [head for head, error in enumerate(errors) if error > EXPLAINED]
-        if not 0 < len(wrong) < len(errors):
+        if not variants or not 0 < len(wrong) < len(errors):
             return ""
-        own = array.reshape(shape)[:, wrong]
         limit = FIT * min(1, *(errors[head] for head in wrong))
         left = min(
-            (error_of(value.reshape(shape)[:, wrong], own), text) for text, value in variants
+            (error_of(heads_of(value, self.head_width)[wrong], own[wrong]), text)
+            for text, value in variants
         )
         which = f"in head{'s' * (len(wrong) > 1)} {listed(wrong)} only, "
         return which + left[1] if left[0] < limit else ""
@@ -350,11 +349,6 @@ class Explanation:
         yield "the layer norm's weight is not used", (right - bias) / weight + bias
 
 
-def _heads_of(shape: tuple[int, ...], *values: Array) -> list[Array]:
-    """Return values (…, d) as heads (H, n, D)."""
-    return [np.moveaxis(value.reshape(shape), 1, 0) for value in values]
-
-
 def combined(terms: Mapping[str, Array], array: Array, limit: float) -> str:
     """Return in words with which factors a value is the sum of terms; empty: it is not, or all are 1.
 
@@ -381,16 +375,11 @@ def combined(terms: Mapping[str, Array], array: Array, limit: float) -> str:
     return "; ".join(words)
 
 
-def _tanh_gelu(x: Array) -> Array:
-    result: Array = x / 2 * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3)))
-    return result
-
-
 def _activated(x: Array, right: Array) -> Iterator[tuple[str, Array]]:
     """Yield other activations of a value, and what they give; `right` is its GELU."""
     for name, function in ACTIVATIONS.items():
         yield f"{name} is computed in place of GELU", function(x)
-    yield "GELU is computed twice", _tanh_gelu(right)
+    yield "GELU is computed twice", ACTIVATIONS["GELU's tanh form"](right)
 
 
 def _function(x: Array, array: Array) -> str:

@@ -30,11 +30,8 @@ AT_PLACE = 0.25  # of the rows: where more are right, they are not all moved
 PROBES = 64  # wrong rows that are looked for among the right ones
 WINDOW = 8  # values in a row by which a part of the data is looked for
 MOST_NAMED = 3  # wrong values that are all named
-BITS = {
-    7: "bfloat16",
-    3: "float8, e4m3",
-    2: "float8, e5m2",
-}  # of a mantissa -> the type that has so many
+# Bits of a mantissa -> the type that has so many.
+BITS = {7: "bfloat16", 3: "float8, e4m3", 2: "float8, e5m2"}
 WIDTH = 23  # bits of float32's mantissa
 ON_CIRCLE = 1e-2  # what sine² + cosine² may differ from 1, rounded
 LINE = 4  # values of a row, of which a factor of its own would say nothing
@@ -139,7 +136,39 @@ def _broken(array: Array) -> str:
 
 def _lines(differs: Array, axis: int) -> Array:
     """Return the places along an axis at which something differs."""
-    return np.flatnonzero(np.moveaxis(differs, axis, 0).reshape(differs.shape[axis], -1).any(1))
+    (rows,) = _as_rows(axis, differs)
+    return np.flatnonzero(rows.any(1))
+
+
+def _as_rows(axis: int, *arrays: Array) -> list[Array]:
+    """Return the lines along an axis of each array as rows (n, k)."""
+    return [np.moveaxis(a, axis, 0).reshape(a.shape[axis], -1) for a in arrays]
+
+
+def _some(lines: Array) -> Array:
+    """Return at most `PROBES` lines, evenly spread."""
+    return lines[np.linspace(0, len(lines) - 1, min(len(lines), PROBES)).astype(np.intp)]
+
+
+def nearest_rows(rows: Array, right: Array) -> Array:
+    """Return for each of the rows (m, k) the place of that of `right` (n, k) which is nearest to it."""
+    squares = np.einsum("ij,ij->i", right, right)
+    places: Array = (squares - 2 * (rows @ right.T)).argmin(axis=1)
+    return places
+
+
+def heads_of(value: Array, head_width: int) -> Array:
+    """Return a value (…, n, d) as heads (H, n, D); none if its last axis is not that of whole heads."""
+    if value.shape[-1] % head_width:
+        return np.empty((0, 0, head_width), np.float32)
+    return np.moveaxis(value.reshape(-1, value.shape[-1] // head_width, head_width), 1, 0)
+
+
+def _factors(values: Array, weight: Array, axis: int) -> Array:
+    """Return the number by which each line of a weight (n, k) is multiplied, along an axis."""
+    power = (weight * weight).sum(axis, keepdims=True)
+    factors: Array = (values * weight).sum(axis, keepdims=True) / np.where(power == 0, 1, power)
+    return factors
 
 
 def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) -> str:
@@ -206,13 +235,9 @@ def _copied(values: Array, weight: Array, allowed: Array, differs: Array) -> str
         lines = _lines(differs, axis)
         if values.ndim < 2 or not 0 < len(lines) < values.shape[axis]:
             continue
-        mine, right, room = (
-            np.moveaxis(a, axis, 0).reshape(values.shape[axis], -1)
-            for a in (values, weight, allowed)
-        )
-        probes = lines[np.linspace(0, len(lines) - 1, min(len(lines), PROBES)).astype(np.intp)]
-        distance = np.einsum("ij,ij->i", right, right) - 2 * (mine[probes] @ right.T)
-        held = distance.argmin(axis=1)
+        mine, right, room = _as_rows(axis, values, weight, allowed)
+        probes = _some(lines)
+        held = nearest_rows(mine[probes], right)
         steps = np.unique(held - probes)
         if len(lines) > len(probes) and len(steps) == 1:  # of many, all are moved by as much
             probes = lines
@@ -273,12 +298,8 @@ def _moved_part(values: Array, weight: Array, allowed: Array, differs: Array) ->
 def _scaled_lines(values: Array, weight: Array, allowed: Array) -> str:
     """Return in words which rows or columns are multiplied by a number; empty: they are not, or all are."""
     for axis, kind in enumerate(("row", "column")[: values.ndim]):
-        mine, right, room = (
-            np.moveaxis(a, axis, 0).reshape(values.shape[axis], -1)
-            for a in (values, weight, allowed)
-        )
-        power = (right * right).sum(axis=1, keepdims=True)
-        factor = (mine * right).sum(axis=1, keepdims=True) / np.where(power == 0, 1, power)
+        mine, right, room = _as_rows(axis, values, weight, allowed)
+        factor = _factors(mine, right, 1)
         near = np.abs(mine - factor * right) <= np.maximum(np.abs(factor), 1 / 2) * 2 * room
         wrong = np.flatnonzero(np.abs(factor[:, 0] - 1) > HALF_BITS * 4)
         if mine.shape[1] < LINE or not len(wrong):
@@ -309,9 +330,7 @@ def _rounded(values: Array, weight: Array) -> str:
         name = f": {BITS[kept]}" if kept in BITS else ""
         return f"each value is rounded to {kept} bits of its mantissa{name}"
     for axis, kind in enumerate(("row", "column")[: values.ndim]):
-        mine, right = (
-            np.moveaxis(a, axis, 0).reshape(values.shape[axis], -1) for a in (values, weight)
-        )
+        mine, right = _as_rows(axis, values, weight)
         levels = [np.unique(line) for line in mine[:PROBES]]
         most = max(map(len, levels))
         if not 1 < most <= min(FEW_LEVELS, mine.shape[1] // LINE):
@@ -381,8 +400,7 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
     if values.ndim != 2:
         return ""
     for axis, kind in ((1, "row"), (0, "column")):
-        power = (weight * weight).sum(axis, keepdims=True)
-        factor = (values * weight).sum(axis, keepdims=True) / np.where(power == 0, 1, power)
+        factor = _factors(values, weight, axis)
         room = allowed + np.abs(factor * weight) * HALF_BITS
         is_wrong = (np.abs(values - weight) > allowed).mean(axis) > 1 - LEAST_NEAR
         if np.mean(np.abs(values - factor * weight) <= room) >= LEAST_NEAR and is_wrong.any():
@@ -424,7 +442,7 @@ def _wrapped(values: Array, weight: Array, allowed: Array, step: Array) -> str:
 
 def _copied_integers(values: Array, weight: Array, lines: Array) -> str:
     """Return in words whose integers the wrong rows (n, k) of 8 bits hold; empty: those of no other."""
-    probes = lines[np.linspace(0, len(lines) - 1, min(len(lines), PROBES)).astype(np.intp)]
+    probes = _some(lines)
     mine, right = (
         a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         for a in (values[probes], weight)
@@ -510,9 +528,7 @@ def _wrong_lines(values: Array, weight: Array, differs: Array, head_width: int) 
         lines = _lines(differs, axis)
         if not len(lines):  # no value differs by more than a rounding
             break
-        mine, right = (
-            np.moveaxis(a, axis, 0)[lines].reshape(len(lines), -1) for a in (values, weight)
-        )
+        mine, right = (rows[lines] for rows in _as_rows(axis, values, weight))
         if _is_permuted(mine, right):
             return f"{kind}s {listed(lines)} are in another order"
         if (len(lines) < values.shape[axis] or axis == 0) and not mine.any():
@@ -532,12 +548,11 @@ def _is_permuted(rows: Array, right: Array) -> bool:
         return False
     if len(rows) <= COMPARED:
         lengths, right_lengths = (np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, right))
-        products = rows @ right.T
         # Slow sines of positions are all alike, and not as long.
-        nearest = (right_lengths[:, 0] ** 2 - 2 * products).argmin(axis=1)
+        nearest = nearest_rows(rows, right)
         if (nearest == np.arange(len(rows))).all():  # each is at its place, and differs by a little
             return False
-        product = products[np.arange(len(rows)), nearest]
+        product = (rows * right[nearest]).sum(axis=1)
         is_near = product > ALIKE * (lengths * right_lengths[nearest])[:, 0]
         is_as_long = np.abs(lengths / right_lengths[nearest] - 1)[:, 0] < 1 - ALIKE
         return bool(len(np.unique(nearest)) == len(rows) and (is_near & is_as_long).all())
@@ -548,10 +563,7 @@ def _is_permuted(rows: Array, right: Array) -> bool:
 
 def _wrong_heads(right: Array, array: Array, head_width: int) -> str:
     """Return in words which heads of a value are wrong, or in another order; empty: none, or all."""
-    mine, heads = (
-        np.moveaxis(a.reshape(-1, a.shape[-1] // head_width, head_width), 1, 0)
-        for a in (array, right)
-    )
+    mine, heads = (heads_of(a, head_width) for a in (array, right))
     order = [
         next((j for j, head in enumerate(heads) if error_of(head, own) < EXPLAINED), -1)
         for own in mine
