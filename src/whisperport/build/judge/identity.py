@@ -7,7 +7,7 @@ positions of a short window.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.build.judge.eight_bits import (
+    HALF_STEP,
+    TINY,
+    gaps_of,
+    groups_are_near,
+    groups_of,
+    is_near_integers,
+    is_near_steps,
+    steps_of,
+)
 from whisperport.build.judge.operations import is_norm
 from whisperport.build.layouts.arrays import is_half
 from whisperport.build.layouts.arrays import weight as weight_of
@@ -25,6 +35,7 @@ from whisperport.verification.diagnosis.differences import (
     OTHER_VALUES,
     doubt,
     listed,
+    nearest_rows,
     weight_difference,
 )
 
@@ -34,20 +45,9 @@ if TYPE_CHECKING:  # it needs torch
 Array = NDArray[Any]
 SCALES = (-0.5, -0.25)  # powers of a head's width, by which converters multiply queries and keys
 SMALLEST = 2  # elements; a smaller array, such as a shape, is not a weight
-HALF_STEP = 0.75  # of a step of 8 bits: half, and what the fit of the step costs (0.64 seen)
-OUTLIER = 16  # steps of 8 bits: rounding moves no value so far, and clipping only towards 0
-LEAST_OF_LINE = 0.75  # of a row's or column's values: below it, its own step is another one
-BLOCK = 32  # values of ggml's blocks, which have a step of their own
-ROWS = 64  # of an array, by which its levels are found
-QUICK = 4  # rows and columns, by which most other weights of the same shape are ruled out
 SIMILAR = 0.5  # of a weight's standard deviation: an array farther away is another weight
 MUCH = 1e6  # distance by which a weight that a name says is nearer
-END = 0.95  # of the largest or smallest value of a step, to which others are clipped
-EVEN = 1e-4  # of the largest value of a row: values nearer to each other are one
-SIGN = 128  # integers of 8 bits on each side of 0
 SAMPLE = 256  # elements, by which the nearest array is found
-TINY = 2.0**-23  # absolute error of float16; a converter writes 1e-7 for what is nearer to 0
-LEAST_STEP = 127 * 2.0**-25  # what 127 steps lose where a step in float16 is as small as can be
 NAMED = 0.9  # of the weights: a file that names so many names all
 PARTS = ("encoder", "decoder")
 # Ends of the decoder's weights that exporters may put into the encoder's file.
@@ -127,38 +127,26 @@ class Identity:
         unlike = [weight for weight in self.changed if OTHER_VALUES in weight.reason]
         if len(unlike) < len(self.changed):
             return ""
-        by_part = (
-            Counter(_part(name) for name in _matrices(self.found)),
-            Counter(_part(weight.name) for weight in unlike if _matrices([weight.name])),
-        )
-        by_file = (
-            Counter(
-                file
-                for name in _matrices(self.found)
-                for file in {file for file, _ in self.places[f"{name}.weight"]}
-            ),
-            Counter(
-                weight.stored.partition(": ")[0] for weight in unlike if _matrices([weight.name])
-            ),
-        )
-        for (right, wrong), what in ((by_part, "of the "), (by_file, "in ")):
-            places = [place for place, count in wrong.items() if count > 1 and not right[place]]
+        right = _matrices(self.found)
+        wrong = [weight for weight in unlike if _matrices([weight.name])]
+        files = {file for name in right for file, _ in self.places[f"{name}.weight"]}
+        by_part = Counter(_part(weight.name) for weight in wrong), {_part(name) for name in right}
+        by_file = Counter(weight.stored.partition(": ")[0] for weight in wrong), files
+        for (counts, with_right), what in ((by_part, "of the "), (by_file, "in ")):
+            places = [place for place, n in counts.items() if n > 1 and place not in with_right]
             if places:
                 where = f"{what}{places[0]} " if len(places) == 1 and right else ""
-                return (
-                    f"no matrix {where}is the checkpoint's: it is another checkpoint's, or all was "
-                    "changed"
-                )
+                whose = "it is another checkpoint's, or all was changed"
+                return f"no matrix {where}is the checkpoint's: {whose}"
         return ""
 
     @property
     def exchanged_files(self) -> str:
         """In words, which file named after a part holds the weights of the other only; empty: none."""
-        held: dict[str, set[str]] = defaultdict(
-            set
-        )  # file -> its parts; decoders' keys may be in both
+        held: dict[str, set[str]] = defaultdict(set)  # file -> its parts
         for name, places in self.places.items():
             for file, _ in places:
+                # Keys and values of cross-attention may be in both.
                 held[file].add("" if name.endswith(OF_AUDIO_KEPT) else _part(name))
         wrong = []
         for file, parts in held.items():
@@ -338,9 +326,7 @@ class _Search:
         if array.values.size < SMALLEST:
             return
         values = np.ascontiguousarray(array.values).reshape(shape)
-        if (
-            array.step is not None and len(shape) < 2
-        ):  # of a column or a row, which has one axis here
+        if array.step is not None and len(shape) < 2:  # of a column or a row: it has one axis here
             step = np.broadcast_to(array.step, array.values.shape).reshape(shape)
             array = replace(array, step=step)
         if not candidates:
@@ -438,9 +424,8 @@ class _Search:
         starts = np.array([*dict.fromkeys((*range(0, len(weight) - n + 1, n), len(weight) - n))])
         for power in self._powers(name):
             factor = np.float32(self.head_width**power)
-            first = (
-                weight[starts] * factor
-            )  # of the rows at each start, which rules out most of them
+            # The first row of the part, which rules out most starts.
+            first = weight[starts] * factor
             is_far = np.abs(part[0] - first) > np.abs(first) * HALF_BITS + TINY + half_step
             for start in starts[~is_far.reshape(len(starts), -1).any(axis=1)]:
                 scaled = weight[start : start + n] * factor
@@ -521,7 +506,7 @@ class _Search:
         """Note and return the weight that integers hold, whose step is not known."""
         integers = values.astype(np.float32)
         for name, transposed in candidates:
-            if _is_near(integers, self._weight(name, transposed)):
+            if is_near_integers(integers, self._weight(name, transposed)):
                 self.eight_bits.add(name)
                 return [name]
         return []
@@ -531,23 +516,17 @@ class _Search:
     ) -> list[str]:
         """Note and return the weight from which no value is farther than its step allows."""
         for name, transposed in candidates:
-            weight = self._weight(name, transposed)
-            near = np.abs(values - weight) <= HALF_STEP * step
-            if (
-                near.mean() >= LEAST_NEAR
-                and all(near.mean(axis=i).min() >= LEAST_OF_LINE for i in range(near.ndim))
-                and not _has_outlier(values, weight, step)
-            ):
+            if is_near_steps(values, self._weight(name, transposed), step):
                 self.eight_bits.add(name)
                 return [name]
         return []
 
     def _rounded(self, values: Array, candidates: list[tuple[str, bool]]) -> list[str]:
         """Note and return what an array holds as integers of 8 bits, already multiplied by their step."""
-        for groups in _groups_of(values):
+        for groups in groups_of(values):
             for name, transposed in candidates:
                 weight = self._weight(name, transposed).reshape(groups.shape)
-                if _groups_are_near(groups, weight):
+                if groups_are_near(groups, weight):
                     self.eight_bits.add(name)
                     return [name]
         return []
@@ -597,9 +576,9 @@ class _Search:
         if np.mean(np.abs(turned - weight) <= allowed) >= LEAST_NEAR:
             return "the bytes of each value are in reversed order: big-endian"
         step = None if array.step is None else np.broadcast_to(array.step, values.shape)
-        for groups in _groups_of(values) if step is None else ():
-            step = np.broadcast_to(_steps(groups), groups.shape).reshape(values.shape)
-        if step is None and (gaps := _gaps(values)) is not None:
+        for groups in groups_of(values) if step is None else ():
+            step = np.broadcast_to(steps_of(groups), groups.shape).reshape(values.shape)
+        if step is None and (gaps := gaps_of(values)) is not None:
             step = np.broadcast_to(gaps, values.shape)
         if step is not None:
             allowed = allowed + HALF_STEP * step
@@ -633,8 +612,7 @@ class _Search:
         room = np.broadcast_to(room, values.shape)[probes]
         for other in self.by_shape[values.shape]:
             right = self._weight(other, False)
-            squares = (right**2).sum(axis=1)
-            held = (squares - 2 * (values[probes] @ right.T)).argmin(axis=1)
+            held = nearest_rows(values[probes], right)
             allowed = room + np.abs(right[held]) * HALF_BITS + TINY
             near = np.abs(values[probes] - right[held]) <= allowed
             steps = np.unique(held - probes)
@@ -669,64 +647,6 @@ class _Search:
         return self.halves[name]
 
 
-def _groups_of(values: Array) -> Iterator[Array]:
-    """Yield the groups (n, k) of values that may be integers of 8 bits, multiplied by the group's step."""
-    for size in {values[0].size, BLOCK} if values.ndim > 1 else ():
-        if values.size % size == 0:
-            groups = values.astype(np.float32).reshape(-1, size)
-            if _has_levels(groups):
-                yield groups
-
-
-def _has_levels(groups: Array) -> bool:
-    """Return whether the values of each group (n, k) are multiples of 1/127 of its largest one."""
-    if not np.isfinite(groups[:ROWS]).all():
-        return False
-    step = _steps(groups[:ROWS])
-    multiples = groups[:ROWS] / np.where(step == 0, 1, step)
-    return bool((np.abs(multiples - np.rint(multiples)) < 0.05).all())
-
-
-def _groups_are_near(groups: Array, weight: Array) -> bool:
-    """Return whether hardly a value (n, k) is farther from a weight's than a step of its group allows."""
-    near = np.abs(groups - weight) <= HALF_STEP * _steps(groups) + LEAST_STEP
-    if near[:QUICK].mean() < LEAST_NEAR or near.mean() < LEAST_NEAR:
-        return False
-    is_near = bool(near.mean(axis=1).min() >= LEAST_OF_LINE)
-    return is_near and not _has_outlier(groups, weight, _steps(groups))
-
-
-def _has_outlier(values: Array, weight: Array, step: Array) -> bool:
-    """Return whether a value is so far from a weight's that neither rounding nor clipping explains it."""
-    is_far = np.abs(values - weight) > OUTLIER * np.abs(step) + TINY
-    if not is_far.any():
-        return False
-    axes = tuple(axis for axis, size in enumerate(step.shape) if size == 1) or None
-    ends = values.min(axis=axes, keepdims=True), values.max(axis=axes, keepdims=True)
-    is_end = (values <= END * ends[0]) | (values >= END * ends[1])
-    is_clipped = is_end & (values * weight >= 0) & (np.abs(values) < np.abs(weight))
-    return bool((is_far & ~is_clipped).any())
-
-
-def _steps(groups: Array) -> Array:
-    """Return the step (n, 1) of each group (n, k) whose largest value is 127 of 8 bits."""
-    steps: Array = np.abs(groups).max(axis=1, keepdims=True) / 127
-    return steps
-
-
-def _gaps(values: Array) -> Array | None:
-    """Return the step (n, 1) of rows (n, k) that are integers of 8 bits times it; None: they are not."""
-    if values.ndim != 2 or len(values[0]) < ROWS or not np.isfinite(values).all():
-        return None
-    rises = np.diff(np.sort(values, axis=1), axis=1)
-    smallest = EVEN * np.abs(values).max(axis=1, keepdims=True)
-    gaps: Array = np.where(rises > smallest, rises, np.inf).min(axis=1, keepdims=True)
-    gaps = np.where(np.isfinite(gaps), gaps, 1)
-    multiples = values / gaps
-    is_whole = np.abs(multiples - np.rint(multiples)) < 0.05
-    return gaps if is_whole.all() and np.abs(multiples).max() < 2 * SIGN else None
-
-
 def _powers(name: str) -> tuple[float, ...]:
     """Return by which powers of a head's width a weight may be multiplied; the first is 0."""
     return (0.0, *SCALES) if ".query." in name or ".key." in name else (0.0,)
@@ -738,29 +658,3 @@ def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:
 
 def _digest(values: Array) -> bytes:
     return blake2b(np.ascontiguousarray(values).data, digest_size=16).digest()
-
-
-def _is_near(integers: Array, weight: Array) -> bool:
-    """Return whether integers (n, k) times a step, one for each row or column, are within half a step.
-
-    The step is fitted: files name and store it in many ways.
-    """
-    if weight.ndim < 2:
-        return False
-    integers, weight = (array.reshape(len(array), -1) for array in (integers, weight))
-    return any(
-        _rows_are_near(q[:QUICK], w[:QUICK]) and _rows_are_near(q, w)
-        for q, w in ((integers, weight), (integers.T, weight.T))
-    )
-
-
-def _rows_are_near(integers: Array, weight: Array) -> bool:
-    q = integers - integers.mean(axis=1, keepdims=True)
-    w = weight - weight.mean(axis=1, keepdims=True)
-    power = (q * q).sum(axis=1)
-    step = np.abs((q * w).sum(axis=1) / np.where(power == 0, 1, power))
-    if not step.any():
-        return False
-    step = np.where(step == 0, np.median(step[step > 0]), step)
-    near = np.abs(w - step[:, None] * q) <= HALF_STEP * step[:, None]
-    return bool((near.mean(axis=1) >= LEAST_NEAR).all())
