@@ -147,9 +147,8 @@ def _operators_searched_once() -> Iterator[None]:
         yield
 
 
-SMALL_MODEL = (
-    100_000  # weights; the micro model has 12,000, and the smallest of the others 3 million
-)
+# Weights; the micro model has 12,000, and the smallest of the others 3 million.
+SMALL_MODEL = 100_000
 
 
 @pytest.fixture(scope="session", autouse=True)

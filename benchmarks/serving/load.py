@@ -63,21 +63,19 @@ def main() -> None:
     chosen = parser.parse_args()
     transcriber = Transcriber(chosen.model)
     found: dict[str, Any] = {}
+    is_bundle = Path(chosen.model).is_dir()
     for part in chosen.parts:
-        which = "--bundle" if Path(chosen.model).is_dir() else "--model"
+        which = "--bundle" if is_bundle else "--model"
         limits = ["--max-body-mib", "200"]  # an hour
         with ServerProcess(which, chosen.model, *limits, *chosen.serve) as server:
             found[part] = PARTS[part](server, transcriber, 10 if chosen.quick else 1)
         print(f"{part}: {json.dumps(found[part])}", flush=True)
     result = {"model": chosen.model, "serve": chosen.serve, "versions": versions(PACKAGES)} | found
     name = "serving_no_batch" if "--no-batch" in chosen.serve else "serving"
-    if (
-        len(parts := Path(chosen.model).parts) > 1
-    ):  # a bundle, such as build/embedded-tiny/onnxruntime
-        name += f"_{parts[-2]}"
-    record(
-        "serving", name, recorded("serving", name) | result
-    )  # keeps the parts that were not measured
+    if is_bundle:  # such as build/embedded-tiny/onnxruntime
+        name += f"_{Path(chosen.model).resolve().parent.name}"
+    # What is recorded keeps the parts that were not measured.
+    record("serving", name, recorded("serving", name) | result)
     sys.exit(any(part.get("different") for part in found.values()))
 
 

@@ -240,9 +240,12 @@ def _shares(
     """Return the share of the audio's programs that a command takes on each target."""
     if options.window != WindowOptions():  # such a bundle has one window only
         return {}
-    shortest = {True: COMMAND_WINDOW_S, False: min(_lengths(dims, options), default=WINDOW_S)}
+    shortest = min(_lengths(dims, options), default=WINDOW_S)
     runs = {name: get_target(name).spec.runs for name in {c.target for c in shortlist}}
-    return {name: shortest[own.any_audio] / WINDOW_S for name, own in runs.items()}
+    return {
+        name: (COMMAND_WINDOW_S if own.any_audio else shortest) / WINDOW_S
+        for name, own in runs.items()
+    }
 
 
 def _lengths(dims: Dims, options: ExportOptions) -> tuple[float, ...]:
