@@ -10,20 +10,38 @@ import pytest
 
 from whisperport.errors import BundleError
 from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.program_kind import PREFILL, STEP
 from whisperport.program.runner import Array, Runner
+from whisperport.targets import RunOptions, get_target
 from whisperport.targets.cpu import onnxruntime
+from whisperport.targets.cpu.onnxruntime import OPSETS, LowerOptions
 from whisperport.targets.onnx.any_tokens import same_but_for_tokens
 from whisperport.targets.onnx.runner import OnnxRunner
-
-from .lowered_w8 import Lowered, loaded, lowered_w8
 
 NAMES = ["step", "prefill_4", "prefill_64", "align", "step_2"]
 JOINED = ["step", "prefill_4", "prefill_64"]
 # Of the largest value: 16 times the precision of float32. Graphs of known sizes are optimized otherwise, so
 # that sums differ. A value that crosses the border between two levels of 8 bits would differ by more.
 ROUNDING = 2e-6
+Lowered = tuple[Path, list[ProgramEntry]]
+
+
+def lowered_w8(
+    micro: Whisper, folder: Path, names: Sequence[str], opset: int = OPSETS[-1]
+) -> Lowered:
+    """Lower programs of the micro model in the precision `w8` of the target `onnxruntime`."""
+    target = get_target("onnxruntime").configured(LowerOptions(opset=opset))
+    target = target.with_precisions(dict.fromkeys(names, "w8"))
+    programs = list(whisper_programs(Parts(micro, [(0, 0)]), names))
+    return folder, target.lower(programs, folder)
+
+
+def loaded(lowered: Lowered) -> dict[str, Runner]:
+    return get_target("onnxruntime").load(*lowered, RunOptions(threads=1))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from whisperport.targets.onnx.graph import free_caches
 
 from ...embedded import default_bundle
 from ...micro import DIMS
-from .lowered_w8 import Lowered, lowered_w8
+from .test_any_tokens import Lowered, lowered_w8
 
 T, D = DIMS.n_audio_ctx, DIMS.n_audio_state
 

@@ -23,7 +23,7 @@ from whisperport.targets.onnx.rounded_audio import (
 )
 from whisperport.targets.onnx.runner import OnnxRunner, cpu_session
 
-from .lowered_w8 import Lowered, loaded, lowered_w8
+from .test_any_tokens import Lowered, loaded, lowered_w8
 
 NAMES = ["step", "prefill_4", "step_2", "align"]
 ROUNDED = NAMES[:3]
