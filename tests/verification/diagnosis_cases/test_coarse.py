@@ -5,7 +5,7 @@ ONNX Runtime quantized. Their windows have 8 s and the last position embeddings,
 at the end are among them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -61,18 +61,21 @@ Mels = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Encoders:
-    """What an encoder computes for each input: exact, quantized by each kind, and simulated."""
+    """What an encoder computes for each input: exact, quantized by each kind, and simulated.
+
+    A quantized or simulated encoder runs when its output is first asked for.
+    """
 
     exact: Mels
-    quantized: Mapping[str, Mels]
-    simulated: Mapping[str, Mapping[str, Any]]  # input -> recipe -> features
+    quantized: Callable[[str, str], Any]  # kind, input
+    simulated: Callable[[str, str], Any]  # input, recipe
 
     def expected(self, *, has_simulation: bool = True) -> Expected:
         """The expected outputs for the first clip."""
 
         def simulate(name: str, recipes: Sequence[str]) -> Simulations:
-            found = self.simulated[name] if has_simulation else {}
-            return {r: {"features": x} for r, x in found.items() if r in (recipes or found)}
+            known = [r for r in RECIPES if has_simulation and r in (recipes or RECIPES)]
+            return {r: {"features": self.simulated(name, r)} for r in known}
 
         causes = {"clip": _C.OTHER_CLIP, "other clip": _C.OTHER_CLIP, "input": _C.AUDIO_NOT_SCALED}
         others = [
@@ -130,28 +133,34 @@ def _of_onnxruntime(encoder: Any, calibration: list[Any], folder: Path) -> Any:
     return lambda mel: torch.from_numpy(session.run(None, {"mel": mel.numpy()})[0])
 
 
-@torch.no_grad()
 def _encoders(checkpoint: Checkpoint, folder: Path) -> Encoders:
     mels = _mels()
     calibration = [mels["none"], mels["clip"]]
 
-    def computed(encoder: Any) -> Mels:
-        return {name: encoder(mel).numpy() for name, mel in mels.items()}
+    @cache
+    def encoder(kind: str) -> Any:
+        if kind == KINDS[-1]:
+            return _of_onnxruntime(_encoder(checkpoint), calibration, folder)
+        return in_eight_bits(_encoder(checkpoint), calibration, kind)
 
-    simulation = StaticInt8Encoder(_encoder(checkpoint), [*mels.values()][:3])
-    quantized = {
-        kind: computed(in_eight_bits(_encoder(checkpoint), calibration, kind))
-        for kind in KINDS[:-1]
-    }
-    made = _of_onnxruntime(_encoder(checkpoint), calibration, folder)
-    return Encoders(
-        computed(_encoder(checkpoint)),
-        {**quantized, KINDS[-1]: computed(made)},
-        {
-            name: {recipe: simulation.encode(mel, recipe).numpy() for recipe in RECIPES}
-            for name, mel in mels.items()
-        },
-    )
+    @cache
+    def simulation() -> StaticInt8Encoder:
+        return StaticInt8Encoder(_encoder(checkpoint), [*mels.values()][:3])
+
+    @cache
+    @torch.no_grad()
+    def quantized(kind: str, name: str) -> Any:
+        return encoder(kind)(mels[name]).numpy()
+
+    @cache
+    def simulated(name: str, recipe: str) -> Any:
+        return simulation().encode(mels[name], recipe).numpy()
+
+    exact = _encoder(checkpoint)
+    with torch.no_grad():
+        return Encoders(
+            {name: exact(mel).numpy() for name, mel in mels.items()}, quantized, simulated
+        )
 
 
 def _file(features: Any, mistake: str) -> Any:
@@ -169,7 +178,7 @@ def _file(features: Any, mistake: str) -> Any:
 def _causes(encoders: Encoders, kind: str, mistake: str) -> set[CauseCode]:
     """The causes that a file of a device has."""
     given = mistake if mistake in encoders.exact else "none"
-    x, y = encoders.exact[given], encoders.quantized[kind][given]
+    x, y = encoders.exact[given], encoders.quantized(kind, given)
     sqnr = 10 * np.log10(np.square(x).sum() / np.square(x - y).sum())
     other = {
         "scale": _C.WRONG_SCALE,
@@ -204,7 +213,7 @@ def test_the_causes_of_files_of_8_bit_encoders_are_named(
     named = {
         case: set(
             _diagnosis(
-                encoders.expected(), _file(encoders.quantized[case[0]][given], case[1]), tmp_path
+                encoders.expected(), _file(encoders.quantized(case[0], given), case[1]), tmp_path
             ).causes
         )
         for case in cases
@@ -218,7 +227,7 @@ def test_the_output_of_the_known_8_bit_program_is_recognized_in_another_layout(
     encoders: Encoders, tmp_path: Path
 ) -> None:
     # given a transposed file with another scale, and the same program's output on this machine
-    features = encoders.quantized["onnxruntime"]["none"]
+    features = encoders.quantized("onnxruntime", "none")
     path = tmp_path / "output.bin"
     np.ascontiguousarray(3 * features.swapaxes(1, 2)).tofile(path)
     # when
@@ -235,7 +244,7 @@ def test_a_coarse_quantization_is_named_without_a_simulation(
     encoders: Encoders, kind: str, tmp_path: Path
 ) -> None:
     found = _diagnosis(
-        encoders.expected(has_simulation=False), encoders.quantized[kind]["none"], tmp_path
+        encoders.expected(has_simulation=False), encoders.quantized(kind, "none"), tmp_path
     )
 
     assert set(found.causes) == _causes(encoders, kind, "none")
@@ -257,7 +266,7 @@ def test_declared_integers_of_a_coarse_quantization_are_read_and_named(
     encoders: Encoders, tmp_path: Path
 ) -> None:
     # given a file in int8, whose scale and zero point are known
-    features = encoders.quantized["min-max"]["none"]
+    features = encoders.quantized("min-max", "none")
     stored = Quantization("int8", float(np.abs(features).max() / 127), 0)
     expected = encoders.expected()
     declared = replace(expected.tensors[0], quantization=stored)

@@ -124,7 +124,7 @@ def test_a_file_passes_only_if_nothing_is_wrong_with_it(outcomes: list[Outcome])
     assert passed[False, True] > 0
 
 
-@pytest.mark.parametrize("model", ["random-32", "embedded"])
+@pytest.mark.parametrize("model", core_or_all(["random-32"], ["random-32", "embedded"]))
 def test_many_causes_are_named(model: str) -> None:
     # given one case of each mistake with the output of the model's encoder
     cases = [_of_encoder(kind, i, model) for i, kind in enumerate(WITHOUT_ENCODER)]
