@@ -39,8 +39,8 @@ from ..shared_exports import run_folder
 
 Features = np.ndarray
 CLIPS = core_or_all(2, 3)
-# Of the window, the last ones: the massive frames are among them. Of half precision, torch's products of all
-# positions take 2.5 s of CPU time for each clip.
+# The last ones of the window: the massive frames are among them. In half precision, torch's products of all
+# 1,500 take 2.5 s of CPU time for each clip.
 POSITIONS = core_or_all(400, 1500)
 # Of two floating-point formats of 16 bits, and of 16 and 8 bits, the coarser one is in the core.
 PRECISIONS = core_or_all(
