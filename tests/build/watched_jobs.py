@@ -105,6 +105,7 @@ def is_interrupted():
 
 def waits(out):
     begin_stage("waiting")
+    time.sleep(0.3)  # until the parent has read it: a job without a stage gets no time to tidy up
     Path(out).write_text(str(os.getpid()))
     try:
         time.sleep(600)

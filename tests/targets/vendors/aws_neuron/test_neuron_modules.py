@@ -3,7 +3,7 @@
 import ast
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -355,28 +355,26 @@ def test_a_description_of_another_format_is_refused_with_its_format(tmp_path: Pa
         modules.read_description(path)
 
 
-STEP = description()["programs"]["step"]
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"state": {}, "inputs": STEP["inputs"][:2]},
-        {"state": {**STEP["state"], "self_k_0": "new_k_9"}},
-        {"state": {**STEP["state"], "self_k_0": None}},
-        {"state": {**STEP["state"], "x": None}},
-        {"state": {"self_k_0": "new_k_0"}},
-        {"state": ["self_k_0"]},
-        {"inputs": STEP["inputs"][1:]},
-        {"inputs": [{**STEP["inputs"][0], "shape": [3, 1, 16]}, *STEP["inputs"][1:]]},
-        {"outputs": []},
-        {"nodes": [*STEP["nodes"], STEP["nodes"][0]]},
-        {"dtype": "float64"},
-        {"weights": 3},
+        lambda step: {"state": {}, "inputs": step["inputs"][:2]},
+        lambda step: {"state": {**step["state"], "self_k_0": "new_k_9"}},
+        lambda step: {"state": {**step["state"], "self_k_0": None}},
+        lambda step: {"state": {**step["state"], "x": None}},
+        lambda step: {"state": {"self_k_0": "new_k_0"}},
+        lambda step: {"state": ["self_k_0"]},
+        lambda step: {"inputs": step["inputs"][1:]},
+        lambda step: {"inputs": [{**step["inputs"][0], "shape": [3, 1, 16]}, *step["inputs"][1:]]},
+        lambda step: {"outputs": []},
+        lambda step: {"nodes": [*step["nodes"], step["nodes"][0]]},
+        lambda step: {"dtype": "float64"},
+        lambda step: {"weights": 3},
     ],
 )
-def test_a_step_with_a_wrong_record_is_refused(change: dict[str, Any]) -> None:
-    described = {"programs": {"step": {**STEP, **change}}}
+def test_a_step_with_a_wrong_record_is_refused(change: Callable[[Any], dict[str, Any]]) -> None:
+    step = description()["programs"]["step"]
+    described = {"programs": {"step": {**step, **change(step)}}}
 
     with pytest.raises(ModuleError):
         modules.build(described, weights(), "step")
