@@ -804,9 +804,11 @@ def without_previous(tokenizer: Any) -> None:
             [
                 edit_onnx("decoder.onnx", of_type(0, onnx.TensorProto.FLOAT)),
                 edit_text("audio_processor_config.json", '"n_fft": 400', '"n_fft": 512'),
+                edit_json("genai_config.json", lambda c: c["search"].update(min_length=100)),
             ],
             [
                 "input input_ids is float32; the app gives int32",
+                "search.min_length is 100; without it, it is 0",
                 "WP708: n_fft of sequence[2] is 512; the checkpoint has 400",
             ],
         ),
@@ -1558,6 +1560,25 @@ def test_a_spectrogram_that_is_normalized_twice_is_named() -> None:
     assert explanation.of(name, [(mel + 4) / 4]) == sentence
 
 
+def test_the_weight_and_bias_of_another_layer_norm_are_named() -> None:
+    # given the input of a layer norm, and what two others would return for it
+    random = np.random.default_rng(0)
+    names = [f"encoder.blocks.0.{name}" for name in ("attn_ln", "mlp_ln")] + ["encoder.ln_post"]
+    x = random.standard_normal((1, 5, 8)).astype(np.float32)
+    expected = {f"{operations.INPUT}{name}": x for name in names} | dict.fromkeys(names, x)
+    for name in names:
+        for kind in ("weight", "bias"):
+            expected[f"{name}.{kind}"] = random.standard_normal(8).astype(np.float32)
+    normalized = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    own, other, _ = (
+        normalized * expected[f"{name}.weight"] + expected[f"{name}.bias"] for name in names
+    )
+    # then the other is named, and its own is not
+    explanation = operations.Explanation(expected, 4)
+    assert explanation.norm_of_another(names[0], other) == names[1]
+    assert explanation.norm_of_another(names[0], own) == ""
+
+
 def test_a_value_whose_width_is_not_that_of_whole_heads_is_compared_all_the_same() -> None:
     # given a few frames behind a convolution, where a head is 4 wide
     x = np.random.default_rng(0).standard_normal((1, 3, 6)).astype(np.float32)
@@ -1613,6 +1634,38 @@ def test_rows_are_in_another_order_only_if_they_are_as_long(factor: int, is_name
     # then it is called an exchange if it is nothing else
     reason = weight_difference(values, weight, np.full_like(weight, 1e-3), 4)
     assert (reason == "rows 3, 5 are in another order") == is_named
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda w: np.where(np.abs(w) < 0.05, np.copysign(0.05, w), w),
+            "values nearer to 0 than 0.05 are replaced by it: ",
+        ),
+        (lambda w: np.clip(w, -1.5, 1.5), "values farther from 0 than 1.5 are replaced by it: "),
+    ],
+)
+def test_values_that_are_limited_in_magnitude_are_named(
+    change: Callable[[Any], Any], reason: str
+) -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    values = change(weight).astype(np.float32)
+    count = f"{np.count_nonzero(values != weight):,} of 4,096"
+    assert weight_difference(values, weight, np.full_like(weight, 1e-6)) == reason + count
+
+
+def test_integers_that_are_moved_by_a_row_are_named_though_the_last_is_anothers() -> None:
+    # given 8 bits that are read a row too late, and the scales as they were
+    weight = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+    step = np.abs(weight).max(axis=1, keepdims=True) / 127
+    integers = np.roll(np.rint(weight / step), -1, axis=0)
+    integers[-1] = np.random.default_rng(1).integers(-127, 128, 32)
+    steps = np.broadcast_to(step, weight.shape)
+    # then it is said by how much
+    reason = weight_difference(integers * step, weight, 0.75 * steps, 0, steps)
+    moved = "its integers are moved by a place, and their scales are not: "
+    assert reason == moved + "row 0 holds the integers of row 1"
 
 
 @pytest.mark.parametrize(
@@ -1968,6 +2021,40 @@ def test_each_zero_point_of_a_matrix_is_read(tmp_path: Path) -> None:
     # when its arrays are read, then it is read with each of them
     arrays = [a for a in onnx_arrays(Files(tmp_path), ["a.onnx"]) if a.name == "w"]
     assert [array.values[0, 0] for array in arrays] == [-6, -2]
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_of_few_bits_are_read_as_onnx_runtime_does(
+    bits: int, is_symmetric: bool, tmp_path: Path
+) -> None:
+    # given a matrix of 80 rows and 3 columns in blocks of 32, as ONNX Runtime's tool writes it
+    import onnxruntime
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    matrix = np.random.default_rng(0).standard_normal((80, 3)).astype(np.float32)
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    ends = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, size])
+        for name, size in (("x", 80), ("y", 3))
+    )
+    given, returned = ([end] for end in ends)
+    graph = onnx.helper.make_graph(
+        [node], "graph", given, returned, [onnx.numpy_helper.from_array(matrix, "w")]
+    )
+    opset = [onnx.helper.make_opsetid("", 20)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)
+    quantizer = MatMulNBitsQuantizer(model, bits=bits, block_size=32, is_symmetric=is_symmetric)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(tmp_path / "a.onnx"), False)
+    # when its arrays are read
+    arrays = onnx_arrays(Files(tmp_path), ["a.onnx"])
+    array = next(array for array in arrays if array.step is not None)
+    # then they are what ONNX Runtime multiplies by, and within half a step of the matrix
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    product = session.run(None, {"x": np.eye(80, dtype=np.float32)})[0]
+    np.testing.assert_allclose(array.values.T, product, atol=1e-2 if bits == 8 else 1e-6)
+    assert (np.abs(array.values.T - matrix) <= 1.01 * array.step.T).all()
 
 
 @pytest.mark.parametrize(("attribute", "column"), [({}, 4), ({"axis": 0}, 2), ({"axis": -2}, 2)])

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.graph_run import cache_of, cached_layer, recorded
-from whisperport.build.judge.identity import SCALES, Identity
+from whisperport.build.judge.identity import SCALES, ChangedWeight, Identity
 from whisperport.build.judge.operations import (
     INPUT,
     NO_BIAS,
@@ -177,7 +177,10 @@ def compare_graphs(
                 continue
             answer = Field(result["programs"], "", "the answer of the child")
             programs = from_json(ComparedPrograms, answer)
-            computed = _changed_weight(identity, programs, order) or str(result["computed"])
+            computed = str(result["computed"])
+            if changed := _changed_weight(identity, programs, order):
+                how = f"; {computed}" if not changed.stored and computed else ""
+                computed = f"{changed.name} {'differs' if changed.stored else 'is missing'}{how}"
             if programs.first is not None:
                 name = f"{programs.values[programs.first].name}.weight"
                 computed = SWAPPED if name in identity.odd else computed
@@ -219,8 +222,10 @@ def _gate(path: Path, identity: Identity) -> str:
     return "fp16" if identity.half or is_half else ""
 
 
-def _changed_weight(identity: Identity, programs: ComparedPrograms, order: Sequence[str]) -> str:
-    """Return in words which weight explains the first layer that diverges; empty: none, or none does.
+def _changed_weight(
+    identity: Identity, programs: ComparedPrograms, order: Sequence[str]
+) -> ChangedWeight | None:
+    """Return the weight that explains the first layer that diverges; None: none diverges, or none does.
 
     Args:
         identity: what was found of the weights.
@@ -228,7 +233,7 @@ def _changed_weight(identity: Identity, programs: ComparedPrograms, order: Seque
         order: of all layers; those that no node of the graph shows were not compared.
     """
     if programs.first is None:
-        return ""
+        return None
     names = [value.name for value in programs.values[: programs.first + 1]]
     begin = order.index(names[-2]) + 1 if len(names) > 1 else 0
     layers = order[begin : order.index(names[-1]) + 1]
@@ -236,10 +241,7 @@ def _changed_weight(identity: Identity, programs: ComparedPrograms, order: Seque
     # What a weight multiplies does not depend on it, but on a table that is added before.
     if names[-1].endswith("blocks.0.attn_ln"):
         weights.add(f"{names[-1].removeprefix(INPUT).partition('.')[0]}.positional_embedding")
-    changed = next((weight for weight in identity.changed if weight.name in weights), None)
-    if changed is None:
-        return ""
-    return f"{changed.name} {'differs' if changed.stored else 'is missing'}"
+    return next((weight for weight in identity.changed if weight.name in weights), None)
 
 
 def _file_of(part: str, identity: Identity) -> str:
@@ -468,6 +470,12 @@ class _Located:
         layer = name.removeprefix(INPUT)
         right = self._right_source(layer)
         source = self._source(layer)
+        if right and not source and is_norm(right):
+            others = (
+                self.explanation.norm_of_another(right, self.values[v]) for v in self._read(layer)
+            )
+            if other := next(filter(None, others), ""):
+                return f"{layer} reads what is normalized with the weight and bias of {other}"
         if not (right and source) or source == right:
             return ""
         read, expected = (

@@ -315,6 +315,27 @@ class Explanation:
                 yield f"values are those of {other}.value", {"values": values}
                 yield f"keys and values are those of {other}", {"keys": keys, "values": values}
 
+    def norm_of_another(self, layer: str, array: Array) -> str:
+        """Return the other layer norm whose weight and bias a value is normalized with; empty: none.
+
+        Args:
+            layer: the norm whose input is normalized.
+            array: the value.
+        """
+        x = self.expected.get(INPUT + layer)
+        if x is None:
+            return ""
+        x = self.cut(INPUT + layer, x)
+        normalized = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPSILON)
+        for name in self.expected:
+            arrays = self._norm_arrays(name) if is_norm(name) and name != layer else None
+            if arrays is None or arrays[1].shape != x.shape[-1:]:
+                continue
+            right = normalized * arrays[1] + arrays[2]
+            if any(error_of(right, a) < EXPLAINED for a in arrangements(right.shape, array)):
+                return name
+        return ""
+
     def _norm_arrays(self, layer: str) -> tuple[Array, Array, Array] | None:
         """Return the input, the weight and the bias of a layer norm; None: one of them is not known."""
         x = self.expected.get(INPUT + layer)
@@ -363,16 +384,19 @@ def combined(terms: Mapping[str, Array], array: Array, limit: float) -> str:
     factors, *_ = np.linalg.lstsq(flat.T, array.reshape(-1).astype(np.float64), rcond=None)
     if error_of(array, (factors @ flat).reshape(array.shape)) > limit:
         return ""
-    words = [
-        f"{label} is missing"
-        if abs(factor) < EXPLAINED
-        else f"{label} has the wrong sign"
-        if abs(factor + 1) < EXPLAINED
-        else f"{label} is multiplied by {factor:.4g}"
-        for label, factor in zip(terms, factors, strict=True)
-        if abs(factor - 1) >= EXPLAINED
-    ]
-    return "; ".join(words)
+    pairs = zip(terms, factors, strict=True)
+    return "; ".join(
+        f"{label} {_multiplied(factor)}" for label, factor in pairs if abs(factor - 1) >= EXPLAINED
+    )
+
+
+def _multiplied(factor: float) -> str:
+    if abs(factor) < EXPLAINED:
+        return "is missing"
+    if abs(factor + 1) < EXPLAINED:
+        return "has the wrong sign"
+    twice = ", or added twice" if abs(factor - 2) < EXPLAINED else ""
+    return f"is multiplied by {factor:.4g}{twice}"
 
 
 def _activated(x: Array, right: Array) -> Iterator[tuple[str, Array]]:

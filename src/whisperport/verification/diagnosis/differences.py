@@ -26,6 +26,7 @@ COARSE = 4  # steps by which a clipped weight may be rounded
 FEW_LEVELS = 64  # of an array: 8 bits have 255
 SIGN = 128  # by which a byte with a sign differs from one without
 COMPARED, ALIKE = 2048, 0.99  # rows of which each is compared with all; cosine of equal ones
+MOST_ALIKE = 0.9  # of the rows: the others are behind the weight's last, or before its first
 AT_PLACE = 0.25  # of the rows: where more are right, they are not all moved
 PROBES = 64  # wrong rows that are looked for among the right ones
 WINDOW = 8  # values in a row by which a part of the data is looked for
@@ -63,7 +64,8 @@ def weight_difference(
     if reason := _zeros(values, differs) or _moved_part(values, weight, allowed, differs):
         return reason
     if step is None and (
-        reason := _scaled_lines(values, weight, allowed)
+        reason := _limited(values, weight, differs)
+        or _scaled_lines(values, weight, allowed)
         or _rounded(values, weight)
         or _waves(values, weight)
     ):
@@ -295,6 +297,18 @@ def _moved_part(values: Array, weight: Array, allowed: Array, differs: Array) ->
     return ""
 
 
+def _limited(values: Array, weight: Array, differs: Array) -> str:
+    """Return in words to which magnitude small values are raised, or large ones cut; empty: to none."""
+    kept, own = np.abs(values[differs]), np.abs(weight[differs])
+    if len(kept) <= MOST_NAMED or not 0 < kept.max() * (1 - 4 * HALF_BITS) <= kept.min():
+        return ""
+    limit = float(kept.max())
+    sides = (own < kept.min(), "nearer to"), (own > limit, "farther from")
+    which = next((side for is_there, side in sides if is_there.all()), "")
+    count = f"{len(kept):,} of {values.size:,}"
+    return f"values {which} 0 than {limit:.3g} are replaced by it: {count}" if which else ""
+
+
 def _scaled_lines(values: Array, weight: Array, allowed: Array) -> str:
     """Return in words which rows or columns are multiplied by a number; empty: they are not, or all are."""
     for axis, kind in enumerate(("row", "column")[: values.ndim]):
@@ -449,9 +463,19 @@ def _copied_integers(values: Array, weight: Array, lines: Array) -> str:
     )
     likeness = mine @ right.T
     held = likeness.argmax(axis=1)
-    if not len(lines) or (likeness.max(axis=1) < ALIKE).any() or (held == probes).any():
+    is_alike = likeness.max(axis=1) >= ALIKE
+    if not is_alike.any() or (held == probes)[is_alike].any():
         return ""
-    steps = np.unique(held - probes)
+    steps = np.unique((held - probes)[is_alike])
+    if not is_alike.all():  # the rows behind the last are another weight's
+        if is_alike.mean() < MOST_ALIKE or len(steps) > 1:
+            return ""
+        places = "a place" if abs(steps[0]) == 1 else f"{abs(steps[0])} places"
+        first = probes[is_alike][0]
+        return (
+            f"its integers are moved by {places}, and their scales are not: row {first} holds the integers "
+            f"of row {first + steps[0]}"
+        )
     rows = lines + steps[0] if len(steps) == 1 else np.unique(held)
     return f"rows {listed(lines)} hold the integers of rows {listed(rows)}, with their own scales"
 

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from whisperport.build.layouts.onnx_graph.header import read_header, text
 from whisperport.build.layouts.reading import Files, StoredArray, in_steps
 from whisperport.errors import ProgramError, needs
 
-LARGEST_SCALE = 1 << 20  # elements
+LARGEST_SCALE = 1 << 22  # elements; one of each 32 of the largest embedding are 2 million
 OF_NAME = -1  # axis of a scale that no node states: the name of the matrix does
 ZERO = 128  # of 8 bits without a sign, where the file does not say it
 # Ends of the name of a matrix of 8 bits; its scale and its zero point have other ends.
 INTEGERS = ("_quantized", ".T.int8", ".T.uint8", ".int8", ".uint8")
+BLOCKS = "MatMulNBits"  # ONNX Runtime's matmul with a matrix whose rows are blocks of few bits
 SCALES, ZEROS = ("_scale", ".scale"), ("_zero_point",)
 
 Scales = defaultdict[str, set[tuple[str, str, int]]]
@@ -66,10 +68,53 @@ def stored_arrays(files: Files, names: Iterable[str]) -> Iterator[StoredArray]:
             raise damaged(path, error) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """A matrix (N, K) in blocks of a row, as `BLOCKS` reads it.
+
+    Attributes:
+        scales, zeros: names of arrays of one number for each block; the second may be empty.
+        columns: K; the last block of a row may be longer than what is left of it.
+        size: of a block.
+        bits: of a value, 4 or 8; the lower half of a byte comes first.
+    """
+
+    scales: str
+    zeros: str
+    columns: int
+    size: int
+    bits: int
+
+    def multiplied(
+        self, stored: NDArray[Any], arrays: Mapping[str, NDArray[Any]]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the matrix and the step of each value, both (N, K)."""
+        rows = len(stored)
+        integers = self._integers(stored).reshape(rows, -1, self.size).astype(np.float32)
+        zeros: Any = np.float32(1 << (self.bits - 1))
+        if self.zeros:
+            kept = arrays[self.zeros]
+            packed = kept if kept.dtype != np.uint8 else self._integers(kept.reshape(rows, -1))
+            zeros = packed[:, : integers.shape[1]].reshape(rows, -1, 1).astype(np.float32)
+        steps = arrays[self.scales].reshape(rows, -1, 1).astype(np.float32)
+        products = (integers - zeros) * steps, np.broadcast_to(np.abs(steps), integers.shape)
+        product, step = (array.reshape(rows, -1)[:, : self.columns] for array in products)
+        return product, step
+
+    def _integers(self, stored: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return the integers of each row in the bytes of `stored` (rows, …)."""
+        values: NDArray[np.uint8] = stored.reshape(len(stored), -1).view(np.uint8)
+        if self.bits == 8:
+            return values
+        return np.stack([values & 15, values >> 4], axis=-1).reshape(len(values), -1)
+
+
 def _arrays(file: str, graph: Any, folder: str) -> Iterator[StoredArray]:
     scales, users = defaultdict[str, set[tuple[str, str, int]]](set), dict[str, str]()
-    _read_nodes(graph, scales, users)
+    blocks = dict[str, _Blocks]()
+    _read_nodes(graph, scales, users, blocks)
     stated = {name for pairs in scales.values() for *pair, _ in pairs for name in pair}
+    stated |= {name for block in blocks.values() for name in (block.scales, block.zeros)}
     small = {
         text(tensor.name): _values(tensor, folder)
         for tensor in _tensors(graph)
@@ -79,7 +124,10 @@ def _arrays(file: str, graph: Any, folder: str) -> Iterator[StoredArray]:
     for tensor in _tensors(graph):
         name = text(tensor.name)
         values = small[name] if name in small else _values(tensor, folder)
-        if values.dtype in (np.int8, np.uint8) and values.ndim == 2:
+        if name in blocks:
+            block, block_step = blocks[name].multiplied(values, small)
+            yield StoredArray(file, name, block, users.get(name, ""), block_step)
+        elif values.dtype in (np.int8, np.uint8) and values.ndim == 2:
             # Nodes of both branches of a decoder may state it, each in its own way.
             for pair in sorted(scales.get(name, {("", "", OF_NAME)})):
                 product, step = _multiplied(name, values, pair, small)
@@ -115,8 +163,10 @@ def _multiplied(
     return in_steps(values, scale, zero, axis=axis)
 
 
-def _read_nodes(graph: Any, scales: Scales, users: dict[str, str]) -> None:
-    """Note the node that reads each tensor, and the scales that a node states."""
+def _read_nodes(
+    graph: Any, scales: Scales, users: dict[str, str], blocks: dict[str, _Blocks]
+) -> None:
+    """Note the node that reads each tensor, and the scales and the blocks that a node states."""
     for node in graph.node:
         inputs = [text(name) for name in node.input]
         for name in inputs:
@@ -126,9 +176,14 @@ def _read_nodes(graph: Any, scales: Scales, users: dict[str, str]) -> None:
             scales[inputs[0]].add((inputs[1], inputs[2] if len(inputs) > 2 else "", axis))
         if node.op_type == "MatMulInteger" and len(inputs) > 3:
             scales[inputs[1]].add(("", inputs[3], OF_NAME))
+        if node.op_type == BLOCKS and len(inputs) > 2:
+            numbers = {attribute.name: attribute.i for attribute in node.attribute}
+            sizes = numbers["K"], numbers["block_size"], numbers.get("bits", 4)
+            if sizes[2] in (4, 8) and 0 < sizes[1] <= LARGEST_SCALE:
+                blocks[inputs[1]] = _Blocks(inputs[2], "".join(inputs[3:4]), *sizes)
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _read_nodes(inner, scales, users)
+                _read_nodes(inner, scales, users, blocks)
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, settings_of
+from whisperport.build.layouts.checkpoint_rules import (
+    Setting,
+    checkpoint_rules,
+    default_settings,
+    settings_of,
+)
 from whisperport.build.layouts.huggingface_rules import settings
 from whisperport.build.layouts.onnx_graph.header import (
     OnnxHeader,
@@ -36,6 +41,8 @@ N_AXES = 4  # of a cache
 MOST_DEPTH = 8  # of objects in objects
 STEP = re.compile(r"feature_extraction\.(sequence\[\d+\])\.operation\.(?:attrs\.)?(\w+)")
 HEADS, WIDTH, SHARED = "num_attention_heads", "head_size", "past_present_share_buffer"
+# What the app takes where `search` does not state it, of what changes the text of greedy decoding.
+DEFAULTS = {"min_length": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 # Names of files and values are free; the others are not read, or are named by the steps' own types.
 UNSURE = {
     *(f"model.{part}.filename" for part in GRAPHS),
@@ -142,6 +149,8 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             if key not in stated and key not in UNSURE:
                 reason = f"{key} is missing; the checkpoint has {value!r}"
                 yield Setting.wrong(file, reason)
+    search = {f"search.{key}": value for key, value in DEFAULTS.items()}
+    yield from default_settings(CONFIG, _named(files.json(CONFIG)), search)
     yield from settings(files, checkpoint)
 
 
