@@ -43,6 +43,8 @@ RUN_HERE = [target for target in WITH_DUMMY if not target.spec.runs.emulation]
 # Chips of one vendor are lowered by the same code: the last chip of each vendor is the core.
 SDK_PARTS = {"ethos-u": {"executorch", "torchao", "tosa", "tosa_reference_model"}}
 LOWERED = core_or_all(list({type(one): one for one in WITH_DUMMY}.values()), WITH_DUMMY)
+# Vendors that get the same files, such as ONNX, have them written by the same code.
+WRITTEN = {(type(one).lower, one.spec.supports.formats): one for one in WITH_DUMMY}
 
 
 @pytest.fixture(autouse=True)
@@ -282,6 +284,9 @@ def rounded(target: Target, error: float) -> float:
     return 1e-3 if precision == "fp16" else error
 
 
+@pytest.mark.parametrize(
+    "lowered", core_or_all([*WRITTEN.values()], WITH_DUMMY), ids=lambda target: target.spec.name
+)
 def test_two_programs_with_one_weight_keep_it_apart_from_others(
     lowered: Target, tmp_path: Path
 ) -> None:
