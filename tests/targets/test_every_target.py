@@ -43,8 +43,8 @@ RUN_HERE = [target for target in WITH_DUMMY if not target.spec.runs.emulation]
 # Chips of one vendor are lowered by the same code: the last chip of each vendor is the core.
 SDK_PARTS = {"ethos-u": {"executorch", "torchao", "tosa", "tosa_reference_model"}}
 LOWERED = core_or_all(list({type(one): one for one in WITH_DUMMY}.values()), WITH_DUMMY)
-# Vendors that get the same files, such as ONNX, have them written by the same code.
-WRITTEN = {(type(one).lower, one.spec.supports.formats): one for one in WITH_DUMMY}
+# Of the targets whose files the same code writes, the first.
+WRITTEN = {(type(one).lower, type(one).lower_file): one for one in reversed(WITH_DUMMY)}
 
 
 @pytest.fixture(autouse=True)
