@@ -177,10 +177,7 @@ def compare_graphs(
                 continue
             answer = Field(result["programs"], "", "the answer of the child")
             programs = from_json(ComparedPrograms, answer)
-            computed = str(result["computed"])
-            if changed := _changed_weight(identity, programs, order):
-                how = f"; {computed}" if not changed.stored and computed else ""
-                computed = f"{changed.name} {'differs' if changed.stored else 'is missing'}{how}"
+            computed = _cause(_changed_weight(identity, programs, order), str(result["computed"]))
             if programs.first is not None:
                 name = f"{programs.values[programs.first].name}.weight"
                 computed = SWAPPED if name in identity.odd else computed
@@ -220,6 +217,18 @@ def _gate(path: Path, identity: Identity) -> str:
         return "w8"
     is_half = path.suffix == ".onnx" and read_header(path).takes_halves
     return "fp16" if identity.half or is_half else ""
+
+
+def _cause(changed: ChangedWeight | None, computed: str) -> str:
+    """Return in words why a layer diverges: by a changed weight, else by what is computed.
+
+    Of a weight that is missing, it also states what is computed in its place.
+    """
+    if changed is None:
+        return computed
+    if changed.stored:
+        return f"{changed.name} differs"
+    return f"{changed.name} is missing" + (f"; {computed}" if computed else "")
 
 
 def _changed_weight(
