@@ -93,9 +93,9 @@ class _Blocks:
         integers = self._integers(stored).reshape(rows, -1, self.size).astype(np.float32)
         zeros: Any = np.float32(1 << (self.bits - 1))
         if self.zeros:
-            kept = arrays[self.zeros]
-            packed = kept if kept.dtype != np.uint8 else self._integers(kept.reshape(rows, -1))
-            zeros = packed[:, : integers.shape[1]].reshape(rows, -1, 1).astype(np.float32)
+            kept = arrays[self.zeros].reshape(rows, -1)  # packed like the matrix, or numbers
+            kept = self._integers(kept) if kept.dtype == np.uint8 else kept
+            zeros = kept[:, : integers.shape[1], np.newaxis].astype(np.float32)
         steps = arrays[self.scales].reshape(rows, -1, 1).astype(np.float32)
         products = (integers - zeros) * steps, np.broadcast_to(np.abs(steps), integers.shape)
         product, step = (array.reshape(rows, -1)[:, : self.columns] for array in products)
@@ -178,9 +178,9 @@ def _read_nodes(
             scales[inputs[1]].add(("", inputs[3], OF_NAME))
         if node.op_type == BLOCKS and len(inputs) > 2:
             numbers = {attribute.name: attribute.i for attribute in node.attribute}
-            sizes = numbers["K"], numbers["block_size"], numbers.get("bits", 4)
-            if sizes[2] in (4, 8) and 0 < sizes[1] <= LARGEST_SCALE:
-                blocks[inputs[1]] = _Blocks(inputs[2], "".join(inputs[3:4]), *sizes)
+            columns, size, bits = numbers["K"], numbers["block_size"], numbers.get("bits", 4)
+            if bits in (4, 8) and 0 < size <= LARGEST_SCALE:
+                blocks[inputs[1]] = _Blocks(inputs[2], "".join(inputs[3:4]), columns, size, bits)
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 _read_nodes(inner, scales, users, blocks)
