@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.verification.diagnosis.differences import LEAST_NEAR
+from whisperport.verification.diagnosis.differences import LEAST_NEAR, TINY
 
 Array = NDArray[Any]
 HALF_STEP = 0.75  # of a step of 8 bits: half, and what the fit of the step costs (0.64 seen)
@@ -22,7 +22,6 @@ QUICK = 4  # rows and columns, by which most other weights of the same shape are
 END = 0.95  # of the largest or smallest value of a step, to which others are clipped
 EVEN = 1e-4  # of the largest value of a row: values nearer to each other are one
 SIGN = 128  # integers of 8 bits on each side of 0
-TINY = 2.0**-23  # absolute error of float16; a converter writes 1e-7 for what is nearer to 0
 LEAST_STEP = 127 * 2.0**-25  # what 127 steps lose where a step in float16 is as small as can be
 
 

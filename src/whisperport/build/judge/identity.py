@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from whisperport.build.judge.eight_bits import (
     HALF_STEP,
-    TINY,
     gaps_of,
     groups_are_near,
     groups_of,
@@ -30,10 +29,10 @@ from whisperport.build.layouts.arrays import is_half
 from whisperport.build.layouts.arrays import weight as weight_of
 from whisperport.build.layouts.reading import StoredArray
 from whisperport.verification.diagnosis.differences import (
-    HALF_BITS,
     LEAST_NEAR,
     OTHER_VALUES,
     doubt,
+    half_error,
     listed,
     nearest_rows,
     weight_difference,
@@ -426,7 +425,7 @@ class _Search:
             factor = np.float32(self.head_width**power)
             # The first row of the part, which rules out most starts.
             first = weight[starts] * factor
-            is_far = np.abs(part[0] - first) > np.abs(first) * HALF_BITS + TINY + half_step
+            is_far = np.abs(part[0] - first) > half_error(first) + half_step
             for start in starts[~is_far.reshape(len(starts), -1).any(axis=1)]:
                 scaled = weight[start : start + n] * factor
                 if part.dtype == np.float32 and np.array_equal(part, scaled):
@@ -565,13 +564,13 @@ class _Search:
     def _is_rounded(self, values: Array, name: str, transposed: bool) -> bool:
         """Return whether values are a weight in float16, rounded by a rule of the converter's own."""
         weight = self._weight(name, transposed)
-        near = np.abs(values - weight) <= np.abs(weight) * HALF_BITS + TINY
+        near = np.abs(values - weight) <= half_error(weight)
         return bool(near.all() and np.array_equal(values.astype(np.float16), values))
 
     def _difference(self, array: StoredArray, values: Array, name: str, transposed: bool) -> str:
         """Return in words how the values of an array differ from a weight."""
         weight = self._weight(name, transposed)
-        allowed: Array = np.abs(weight) * HALF_BITS + TINY
+        allowed = half_error(weight)
         turned = array.values.byteswap().astype(np.float32).reshape(values.shape)
         if np.mean(np.abs(turned - weight) <= allowed) >= LEAST_NEAR:
             return "the bytes of each value are in reversed order: big-endian"
@@ -613,7 +612,7 @@ class _Search:
         for other in self.by_shape[values.shape]:
             right = self._weight(other, False)
             held = nearest_rows(values[probes], right)
-            allowed = room + np.abs(right[held]) * HALF_BITS + TINY
+            allowed = room + half_error(right[held])
             near = np.abs(values[probes] - right[held]) <= allowed
             steps = np.unique(held - probes)
             if other != name and len(steps) == 1 and near.mean() >= LEAST_NEAR:

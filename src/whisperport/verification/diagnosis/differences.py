@@ -16,6 +16,7 @@ from whisperport.verification.diagnosis.matching import error_of
 Array = NDArray[Any]
 LEAST_NEAR = 0.98  # of the values of a weight: a converter may have clipped the largest
 HALF_BITS = 2.0**-10  # relative error of float16
+TINY = 2.0**-23  # absolute error of float16; a converter writes 1e-7 for what is nearer to 0
 EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
 ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
 MOST_MOVED = 8  # places by which scales are looked for
@@ -134,6 +135,12 @@ def _broken(array: Array) -> str:
     if bad := int(np.count_nonzero(~np.isfinite(array))):
         return f"{bad:,} of {array.size:,} values are infinite or not a number"
     return "" if array.any() else "all values are 0"
+
+
+def half_error(weight: Array) -> Array:
+    """Return how far a value in float16 may be from each of a weight's."""
+    errors: Array = np.abs(weight) * HALF_BITS + TINY
+    return errors
 
 
 def _lines(differs: Array, axis: int) -> Array:
