@@ -98,7 +98,7 @@ def odd_programs() -> tuple[Program, ...]:
 
 
 # The second prefill repeats the first with more tokens.
-@pytest.mark.parametrize("index", core_or_all((0, 2, 4), range(6)))
+@pytest.mark.parametrize("index", core_or_all((0, 1, 2, 4, 5), range(6)))
 def test_each_of_our_programs_in_each_opset(
     odd_programs: tuple[Program, ...], index: int, tmp_path: Path, torch_writes_once: None
 ) -> None:
@@ -148,7 +148,7 @@ def third_party_programs(random_hf_whisper: Any, random_openai_whisper: Any) -> 
 @pytest.mark.parametrize(
     "name",
     core_or_all(
-        ["openai decoder"],
+        ["hf encoder", "openai decoder"],
         ["hf encoder", "hf decoder", "openai encoder", "openai decoder"],
     ),
 )
