@@ -27,12 +27,12 @@ from whisperport.build.judge.eight_bits import HALF_STEP
 from whisperport.build.judge.graph_run import _of_type
 from whisperport.build.judge.graphs import GRAPHS
 from whisperport.build.judge.identity import ChangedWeight, Identity, identify
-from whisperport.build.judge.judge import AppRun, Judgement, _is_far, _takes_halves, stored_arrays
+from whisperport.build.judge.judge import AppRun, Judgement, _in_halves, _is_far, stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
 from whisperport.build.layouts.checkpoint_rules import token_setting
 from whisperport.build.layouts.graph_pair import RULES as PAIR_RULES
-from whisperport.build.layouts.onnx_graph.header import rename
+from whisperport.build.layouts.onnx_graph.header import read_header, rename
 from whisperport.build.layouts.onnx_graph.stored import _Blocks
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays as onnx_arrays
 from whisperport.build.layouts.openvino_genai.repairs import (
@@ -53,7 +53,7 @@ from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.program.checks import Check
 from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.partitioner import ask
-from whisperport.verification.diagnosis.differences import weight_difference
+from whisperport.verification.diagnosis.differences import value_difference, weight_difference
 from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
 from whisperport.verification.diagnosis.recording import opened
 
@@ -1152,7 +1152,7 @@ def test_graphs_that_take_float16_are_run_in_it(micro_checkpoint: Any, tmp_path:
         # when they are run
         assert app.logits is not None
         logits.append(app.logits(tmp_path, "fp32", mel, [1, 2, 3, 4], 3, {}))
-        is_rounded.append(_takes_halves(Files(tmp_path), identity))
+        is_rounded.append(_in_halves(Files(tmp_path), identity))
     # then both compute the same, up to rounding
     assert is_rounded == [False, True]
     assert np.abs(logits[1] - logits[0]).max() < 1e-2 * np.abs(logits[0]).max()
@@ -1160,6 +1160,43 @@ def test_graphs_that_take_float16_are_run_in_it(micro_checkpoint: Any, tmp_path:
     assert _of_type(Value("x", (2,), "float16"), np.ones(2), "a.onnx").dtype == np.float16
     with pytest.raises(ProgramError, match=r"its input x is bfloat16, which numpy lacks"):
         _of_type(Value("x", (2,), "bfloat16"), np.ones(2), "a.onnx")
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+@pytest.mark.parametrize("form", ["initializer", "Constant"])
+@pytest.mark.parametrize(("to", "in_halves"), [(onnx.TensorProto.FLOAT, False), (10, True)])
+def test_a_graph_that_multiplies_in_float16_is_told_from_one_that_stores_it(
+    tmp_path: Path, to: int, in_halves: bool, form: str, is_inner: bool
+) -> None:
+    # given a weight in float16, and a product in the type to which it is converted
+    helper, weight = onnx.helper, onnx.numpy_helper.from_array(np.ones((4, 4), np.float16), "w")
+    is_constant = form == "Constant"
+    nodes = [helper.make_node("Constant", [], ["w"], value=weight)] * is_constant + [
+        helper.make_node("Cast", ["w"], ["cast"], to=to),
+        helper.make_node("Cast", ["x"], ["y"], to=to),
+    ]
+    product = helper.make_node("MatMul", ["y", "cast"], ["z"])
+    if is_inner:
+        inner = helper.make_graph(
+            [product], "branch", [], [helper.make_empty_tensor_value_info("z")]
+        )
+        product = helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=inner)
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 4])
+    graph = helper.make_graph([*nodes, product], "g", [x], [x], [weight] * (not is_constant))
+    onnx.save(helper.make_model(graph), tmp_path / "a.onnx")
+    # then its precision is that of the product
+    assert read_header(tmp_path / "a.onnx").computes_in_halves == in_halves
+
+
+def test_what_only_rounding_differs_in_is_not_explained_by_another_order() -> None:
+    # given values that are right but for rounding, and others of one row that are wrong
+    right = np.random.default_rng(0).standard_normal((1, 8, 4)).astype(np.float32)
+    # then no axis is called reversed, of one row or of many that are alike
+    assert value_difference(right, right * (1 + 3e-4), 4) == ""
+    assert "reversed" not in value_difference(right, right + 1, 4)
+    alike = np.ones((64, 64), np.float32)
+    alike[0, 0] = 2
+    assert "reversed" not in weight_difference(alike, np.ones_like(alike), alike * 1e-6)
 
 
 @pytest.mark.parametrize(("right", "names"), [([], ["b", "a"]), (["y"], ["b"])])

@@ -262,7 +262,7 @@ def _compared(
     record = LayoutRecord(
         app="",
         precision=judgement.precision,
-        exact=identity is not None and identity.is_exact and not _takes_halves(files, identity),
+        exact=identity is not None and identity.is_exact and not _in_halves(files, identity),
         language=spoken,
         window_s=checkpoint.dims.window_s,
         source={},
@@ -291,11 +291,11 @@ def _is_far(identity: Identity, runs: Sequence[AppRun]) -> bool:
     return any(check.value.get("max_relative", 0.0) > limit for check in checks)
 
 
-def _takes_halves(files: Files, identity: Identity) -> bool:
-    """Return whether an ONNX graph that holds weights takes float16."""
+def _in_halves(files: Files, identity: Identity) -> bool:
+    """Return whether an ONNX graph that holds weights computes in float16."""
     names = {file for places in identity.places.values() for file, _ in places}
     graphs = [name for name in names if name.endswith(".onnx") and files.has(name)]
-    return any(files.read(name, read_header).takes_halves for name in graphs)
+    return any(files.read(name, read_header).computes_in_halves for name in graphs)
 
 
 def _differing_clip(judgement: Judgement) -> Clip:

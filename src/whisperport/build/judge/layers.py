@@ -212,10 +212,10 @@ def _result(
 
 
 def _gate(path: Path, identity: Identity) -> str:
-    """Return the gate of limits of a graph: by its weights, or because it takes float16."""
+    """Return the gate of limits of a graph: by its weights, or because it computes in float16."""
     if identity.eight_bits:
         return "w8"
-    is_half = path.suffix == ".onnx" and read_header(path).takes_halves
+    is_half = path.suffix == ".onnx" and read_header(path).computes_in_halves
     return "fp16" if identity.half or is_half else ""
 
 

@@ -259,7 +259,7 @@ def _words(
     limit = MAX_DIFFERENCE if app.compared == "words" else max_change(precision)
     allowed = max(limit, 1 / compared.length)
     change = tested.rate - compared.rate
-    cause = f"{app.name} computes its own features" if exact else "the weights were rounded"
+    cause = f"{app.name} computes its own features" if exact else "weights or values were rounded"
     reason = ""
     if compared.rate > LOST:
         reason = (

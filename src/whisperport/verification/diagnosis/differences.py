@@ -97,6 +97,8 @@ def value_difference(right: Array, array: Array, head_width: int) -> str:
     """Return in words how a computed value (…, n, d) differs from the right one; empty: it is not known."""
     if reason := _broken(array):
         return reason
+    if error_of(right, array) < EXPLAINED:
+        return ""
     if reason := moved_values(right, array):
         return reason
     if right.shape[-1] % head_width == 0 and (reason := _wrong_heads(right, array, head_width)):
@@ -112,6 +114,8 @@ def value_difference(right: Array, array: Array, head_width: int) -> str:
 
 def moved_values(right: Array, array: Array) -> str:
     """Return in words along which axis a computed value is reversed or one place late; empty: neither."""
+    if error_of(right, array) < EXPLAINED:
+        return ""
     for axis in range(array.ndim):
         for step in (1, -1):
             inner = np.take(right, range(1, right.shape[axis] - 1), axis)
@@ -193,8 +197,11 @@ def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) 
     offset = 0.0 if is_quantized else float(np.median(values - weight))
     if offset and same(values - offset, weight, allowed + abs(offset) * HALF_BITS):
         return f"each value is {abs(offset):.3g} too {'large' if offset > 0 else 'small'}"
+    is_right = same(
+        values, weight, allowed
+    )  # nearly all values, so that no order explains the others
     for axis in range(values.ndim):
-        if same(np.flip(values, axis), weight, allowed):
+        if not is_right and same(np.flip(values, axis), weight, np.flip(allowed, axis)):
             return f"axis {axis} is reversed"
     for axis in range(values.ndim):
         lines, right, room = (np.moveaxis(a, axis, 0) for a in (values, weight, allowed))

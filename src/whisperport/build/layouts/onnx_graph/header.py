@@ -11,6 +11,13 @@ from whisperport.build.layouts.onnx_graph.file import Value
 from whisperport.errors import ProgramError, needs
 
 KINDS = range(1, 14)  # onnx.TensorProto's numbers of the types that numpy has
+PRODUCTS = frozenset(
+    {"MatMul", "Gemm", "Conv", "Attention", "MultiHeadAttention", "FusedMatMul", "FusedConv"}
+)
+# What they return has not the type of what they read.
+TYPED = frozenset(
+    {"Shape", "Size", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
+) | {"ArgMax", "NonZero", "QuantizeLinear"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +31,12 @@ class OnnxHeader:
     precision: str = "fp32"  # of most matrices that are stored: w8, fp16 or fp32
     branches: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Branch of a node `If`, such as "then_branch" -> the graph's inputs that it reads."""
+    multiplies_halves: bool = False  # whether a matrix multiplication is in float16
 
     @property
-    def takes_halves(self) -> bool:
-        """Whether an input is in float16, so that the graph rounds all values to it."""
-        return "float16" in self.dtypes.values()
+    def computes_in_halves(self) -> bool:
+        """Whether the graph rounds values to float16: an input, or what it multiplies."""
+        return self.multiplies_halves or "float16" in self.dtypes.values()
 
 
 def read_header(path: Path) -> OnnxHeader:
@@ -62,6 +70,7 @@ def read_header(path: Path) -> OnnxHeader:
             if node.op_type == "If"
             for attribute in node.attribute
         },
+        _multiplies_halves(model.graph, frozenset()),
     )
 
 
@@ -158,6 +167,35 @@ def _dtype(value: Any) -> str:
 def _sizes(value: Any) -> list[int | str]:
     axes = value.type.tensor_type.shape.dim
     return [axis.dim_value if axis.HasField("dim_value") else text(axis.dim_param) for axis in axes]
+
+
+def _multiplies_halves(graph: Any, outer: frozenset[str | bytes]) -> bool:
+    """Return whether a matrix multiplication is in float16, also in an inner graph.
+
+    Args:
+        graph: its nodes are in the order in which they are computed.
+        outer: values in float16 of the graph around it.
+    """
+    from onnx import TensorProto
+
+    inputs = (v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT16)
+    stored = (t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT16)
+    halves = {*outer, *inputs, *stored}
+    for node in graph.node:
+        inner = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        if any(_multiplies_halves(part, frozenset(halves)) for part in inner):
+            return True
+        is_half = not halves.isdisjoint(node.input)
+        if is_half and node.op_type in PRODUCTS:
+            return True
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to":
+                is_half = attribute.i == TensorProto.FLOAT16
+            if node.op_type == "Constant" and attribute.HasField("t"):
+                is_half = attribute.t.data_type == TensorProto.FLOAT16
+        if is_half and node.op_type not in TYPED:
+            halves.update(node.output)
+    return False
 
 
 def _precision(tensors: Iterable[Any]) -> str:
