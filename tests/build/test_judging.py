@@ -46,11 +46,14 @@ from whisperport.build.layouts.record import hashes
 from whisperport.build.layouts.rules import Draft, Problem
 from whisperport.build.layouts.whisper_cpp.file import _blocks
 from whisperport.build.layouts.whisper_cpp.rules import _blocks as block_settings
+from whisperport.build.layouts.whisper_cpp.rules import _other_filters
 from whisperport.errors import CheckpointError, ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.ggml import read_types
 from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.program.checks import Check
+from whisperport.speech.audio import mel_filters
+from whisperport.speech.audio.mel import triangles
 from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.partitioner import ask
 from whisperport.verification.diagnosis.differences import value_difference, weight_difference
@@ -1729,6 +1732,21 @@ def test_it_is_said_by_how_many_places_a_weight_is_moved(
         np.moveaxis(values, axis, 0)[slice(shift) if shift > 0 else slice(shift, None)] = 0
     # then it is said by how many places
     assert weight_difference(values, weight, np.full_like(weight, 1e-4), 4) == reason
+
+
+@pytest.mark.parametrize(("scale", "reason"), [("htk", "of HTK's mel"), ("bark", "values differ")])
+def test_a_bank_of_other_mel_filters_is_named_and_none_is_called_rounded(
+    scale: str, reason: str
+) -> None:
+    # given triangles with the peak 1 on another scale
+    high = 2595 * np.log10(1 + 8000 / 700)
+    edges = 700 * (10 ** (np.linspace(0, high, 82) / 2595) - 1)
+    if scale == "bark":
+        edges = 600 * np.sinh(np.linspace(0, 21.3, 82) / 6)
+    # then it is said which they are, or how far from Whisper's
+    sentence = _other_filters(triangles(edges, is_normalized=False), mel_filters(80))
+    assert reason in sentence
+    assert "rounded" not in sentence
 
 
 def test_columns_of_positions_in_another_order_are_named() -> None:

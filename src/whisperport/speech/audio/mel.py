@@ -107,17 +107,32 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
     """
     if not 1 <= n_mels <= N_FFT // 2 + 1:
         raise ValueError(f"`n_mels` is {n_mels}; expected 1 to {N_FFT // 2 + 1}")
-    bins_hz = np.arange(N_FFT // 2 + 1) * (SAMPLE_RATE / N_FFT)
+    filters = triangles(slaney_edges(n_mels), is_normalized=True)
+    filters.setflags(write=False)
+    return filters
+
+
+def slaney_edges(n_mels: int) -> NDArray[np.float64]:
+    """Return the edges in Hz (n_mels + 2,) of filters on the slaney mel scale."""
     top = float(_hz_to_mel(np.asarray(SAMPLE_RATE / 2)))
-    edges_hz = _mel_to_hz(np.linspace(0.0, top, n_mels + 2))
+    return _mel_to_hz(np.linspace(0.0, top, n_mels + 2))
+
+
+def triangles(edges_hz: NDArray[np.float64], *, is_normalized: bool) -> NDArray[np.float32]:
+    """Compute triangular filters (n, 201) from one edge (n + 2,) in Hz to the next but one.
+
+    Args:
+        edges_hz: rising.
+        is_normalized: whether each has the area 1, else its peak is 1.
+    """
+    bins_hz = np.arange(N_FFT // 2 + 1) * (SAMPLE_RATE / N_FFT)
     widths = np.diff(edges_hz)
     ramps = edges_hz[:, None] - bins_hz[None, :]
     rising = -ramps[:-2] / widths[:-1, None]
     falling = ramps[2:] / widths[1:, None]
-    area = (edges_hz[2:] - edges_hz[:-2])[:, None] / 2
-    filters = (np.maximum(0.0, np.minimum(rising, falling)) / area).astype(np.float32)
-    filters.setflags(write=False)
-    return filters
+    area = (edges_hz[2:] - edges_hz[:-2])[:, None] / 2 if is_normalized else 1
+    filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling)) / area
+    return filters.astype(np.float32)
 
 
 @lru_cache(maxsize=4)

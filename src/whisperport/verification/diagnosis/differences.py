@@ -363,6 +363,8 @@ def _rounded(values: Array, weight: Array) -> str:
         most = max(map(len, levels))
         if not 1 < most <= min(FEW_LEVELS, mine.shape[1] // LINE):
             continue
+        if np.median([len(np.unique(line)) for line in right[:PROBES]]) <= most:
+            continue  # the weight has few levels itself
         gaps = np.array([np.diff(line).max(initial=0.0) for line in levels])[:, None]
         if np.mean(np.abs(mine - right)[: len(gaps)] <= gaps) >= LEAST_NEAR:
             bits = (most - 1).bit_length()

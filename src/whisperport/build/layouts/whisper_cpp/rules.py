@@ -19,7 +19,8 @@ from whisperport.build.layouts.rules import Draft, layout_rule
 from whisperport.build.layouts.whisper_cpp.file import BLOCK, F32, tensor_type, write
 from whisperport.errors import CheckpointError, ProgramError
 from whisperport.program.dims import KNOWN_VOCABULARIES
-from whisperport.speech.audio import mel_filters
+from whisperport.speech.audio import SAMPLE_RATE, mel_filters
+from whisperport.speech.audio.mel import slaney_edges, triangles
 from whisperport.verification.diagnosis.differences import weight_difference
 
 if TYPE_CHECKING:  # it needs torch
@@ -43,6 +44,8 @@ FORMS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     "the two bytes of each scale are exchanged": lambda b: b[:, [1, 0, *range(2, b.shape[1])]],
     "the integers are without a sign, around 128": lambda b: b ^ SIGNS,
 }
+HTK_MEL, HTK_HZ = 2595.0, 700.0  # of HTK's mel scale: 2595 mel for each factor of 10 above 700 Hz
+SAME_BANK = 1e-3  # of the largest value: libraries compute filters in float32, and round the edges
 FILTERS = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 
 
@@ -162,7 +165,22 @@ def _other_filters(filters: NDArray[Any], right: NDArray[Any]) -> str:
         return f"they are {len(filters)}{stated}; the checkpoint has {len(right)}{expected}"
     if np.allclose(filters, right, rtol=0, atol=FILTERS):
         return ""
+    for bank, values in _other_banks(len(right)):
+        if np.allclose(filters, values, rtol=0, atol=SAME_BANK * values.max()):
+            return f"they are {bank}; Whisper's are of Slaney's mel scale, each of the area 1"
     return weight_difference(filters, right, FILTERS + np.abs(right) * FILTERS)
+
+
+def _other_banks(n_mels: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield other filters (bands, frequencies) that libraries compute for speech of 16 kHz."""
+    top = HTK_MEL * np.log10(1 + SAMPLE_RATE / 2 / HTK_HZ)
+    htk = HTK_HZ * (10 ** (np.linspace(0, top, n_mels + 2) / HTK_MEL) - 1)
+    for scale, edges in (("HTK's mel scale", htk), ("Slaney's mel scale", slaney_edges(n_mels))):
+        for form, is_normalized in (("with the peak 1", False), ("of the area 1", True)):
+            yield (
+                f"triangles of {scale}, each {form}",
+                triangles(edges, is_normalized=is_normalized),
+            )
 
 
 def _blocks(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
