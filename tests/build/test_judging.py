@@ -1734,6 +1734,27 @@ def test_it_is_said_by_how_many_places_a_weight_is_moved(
     assert weight_difference(values, weight, np.full_like(weight, 1e-4), 4) == reason
 
 
+@pytest.mark.parametrize("is_rounded_before", [False, True])
+def test_a_weight_that_was_transposed_before_its_blocks_were_rounded_is_named(
+    is_rounded_before: bool,
+) -> None:
+    # given rows of different sizes, that became columns, in blocks of 32 with a step each
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((64, 64)) * np.exp(random.standard_normal((64, 1)))
+    weight = weight.astype(np.float32)
+
+    def rounded(values: Any) -> tuple[Any, Any]:
+        blocks = values.reshape(-1, 32)
+        step = np.abs(blocks).max(axis=1, keepdims=True) / 127
+        steps = np.broadcast_to(step, blocks.shape).reshape(values.shape)
+        return (np.rint(blocks / step) * step).reshape(values.shape), steps
+
+    values, steps = rounded((rounded(weight)[0] if is_rounded_before else weight).T)
+    # then it is said that its axes are swapped
+    reason = weight_difference(values, weight, 0.75 * steps, 4, steps)
+    assert reason == "its axes are swapped"
+
+
 @pytest.mark.parametrize(("scale", "reason"), [("htk", "of HTK's mel"), ("bark", "values differ")])
 def test_a_bank_of_other_mel_filters_is_named_and_none_is_called_rounded(
     scale: str, reason: str

@@ -209,8 +209,10 @@ def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) 
             return reason
     for order in tuple(permutations(range(values.ndim)))[1:]:
         # Of axes of other lengths, too: their values were read in the order of the right shape.
-        stored = values.reshape([values.shape[axis] for axis in order])
-        if same(stored.transpose(np.argsort(order)), weight, allowed):
+        sizes, back = [values.shape[axis] for axis in order], np.argsort(order)
+        stored, room = (a.reshape(sizes).transpose(back) for a in (values, allowed))
+        # Steps of 8 bits are at the places of the values, which may have been rounded twice.
+        if same(stored, weight, 2 * np.maximum(room, allowed)):
             moved = [axis for axis, place in enumerate(order) if axis != place]
             which = f" {listed(moved)}" if values.ndim > 2 else ""
             return f"its axes{which} are swapped"
