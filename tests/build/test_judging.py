@@ -32,7 +32,7 @@ from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
 from whisperport.build.layouts.checkpoint_rules import token_setting
 from whisperport.build.layouts.graph_pair import RULES as PAIR_RULES
-from whisperport.build.layouts.onnx_graph.header import read_header, rename
+from whisperport.build.layouts.onnx_graph.header import read_header, rename, wrong_convolutions
 from whisperport.build.layouts.onnx_graph.stored import _Blocks
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays as onnx_arrays
 from whisperport.build.layouts.openvino_genai.repairs import (
@@ -778,7 +778,7 @@ def without_previous(tokenizer: Any) -> None:
                 "frames of input_features is 2000; the checkpoint has 3000",
                 "it states nothing",
                 "is not ordered by beam_idx: beams read the cache of others",
-                "strides of the Convolution `",
+                "strides of encoder.conv2, the Convolution `",
                 "` is 1, not 2",
             ],
         ),
@@ -1189,6 +1189,48 @@ def test_a_graph_that_multiplies_in_float16_is_told_from_one_that_stores_it(
     onnx.save(helper.make_model(graph), tmp_path / "a.onnx")
     # then its precision is that of the product
     assert read_header(tmp_path / "a.onnx").computes_in_halves == in_halves
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reasons"),
+    [
+        ({"pads": [1, 1]}, {"pads": [1, 1], "strides": [2], "group": 1}, []),
+        ({"auto_pad": "SAME_LOWER"}, {"pads": [1, 1], "strides": [2], "dilations": [1]}, []),
+        (
+            {"pads": [2, 0]},
+            {"auto_pad": "SAME_UPPER", "strides": [2]},
+            [
+                "pads of encoder.conv1: 2, 0, and not 1, 1",
+                "pads of encoder.conv2: 0, 1, and not 1, 1",
+            ],
+        ),
+        (
+            {"pads": [1, 1], "dilations": [2]},
+            {"pads": [1, 1], "group": 2},
+            [
+                "dilations of encoder.conv1: 2, and not 1",
+                "strides of encoder.conv2: 1, and not 2",
+                "group of encoder.conv2: 2, and not 1",
+            ],
+        ),
+        ({"pads": [0, 1, 0, 1]}, {"pads": [0, 1, 0, 1], "strides": [1, 2]}, []),  # over two axes
+    ],
+)
+def test_attributes_of_convolutions_that_are_not_whispers_are_named(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], reasons: list[str]
+) -> None:
+    # given the two convolutions of an encoder
+    nodes = [
+        onnx.helper.make_node("Conv", [source, weight], [result], **attributes)
+        for source, weight, result, attributes in (("x", "v", "y", first), ("y", "w", "z", second))
+    ]
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 4, 8])
+    onnx.save(
+        onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [value], [value])),
+        tmp_path / "a.onnx",
+    )
+    # then each attribute that is another is named
+    assert list(wrong_convolutions(read_header(tmp_path / "a.onnx"))) == reasons
 
 
 def test_what_only_rounding_differs_in_is_not_explained_by_another_order() -> None:
@@ -1752,7 +1794,7 @@ def test_a_weight_that_was_transposed_before_its_blocks_were_rounded_is_named(
     values, steps = rounded((rounded(weight)[0] if is_rounded_before else weight).T)
     # then it is said that its axes are swapped
     reason = weight_difference(values, weight, 0.75 * steps, 4, steps)
-    assert reason == "its axes are swapped"
+    assert reason == "it is transposed: its axes are swapped"
 
 
 @pytest.mark.parametrize(("scale", "reason"), [("htk", "of HTK's mel"), ("bark", "values differ")])
@@ -1864,7 +1906,7 @@ def test_it_is_said_how_a_quantized_weight_differs(
     [
         ((6, 6, 3), lambda a: a.transpose(1, 0, 2), "its axes 0, 1 are swapped"),
         ((6, 4, 3), lambda a: a.transpose(2, 1, 0).reshape(a.shape), "its axes 0, 2 are swapped"),
-        ((6, 4), lambda a: a.T.reshape(a.shape), "its axes are swapped"),
+        ((6, 4), lambda a: a.T.reshape(a.shape), "it is transposed: its axes are swapped"),
         ((6,), lambda a: a - 1, "each value is 1 too small"),
         ((32, 4), lambda a: np.where(np.arange(32)[:, None] < 9, a, 0), "23 of 32 rows are 0: 9 to 31"),
         ((32, 8), lambda a: a[[*range(30), 3, 31]], "row 30 holds row 3"),

@@ -214,8 +214,9 @@ def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) 
         # Steps of 8 bits are at the places of the values, which may have been rounded twice.
         if same(stored, weight, 2 * np.maximum(room, allowed)):
             moved = [axis for axis, place in enumerate(order) if axis != place]
-            which = f" {listed(moved)}" if values.ndim > 2 else ""
-            return f"its axes{which} are swapped"
+            if values.ndim > 2:
+                return f"its axes {listed(moved)} are swapped"
+            return "it is transposed: its axes are swapped"
     return ""
 
 

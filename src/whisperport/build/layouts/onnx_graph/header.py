@@ -1,6 +1,6 @@
 """What an ONNX file says of itself, its inputs, outputs and metadata: read without weights, and changed."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ KINDS = range(1, 14)  # onnx.TensorProto's numbers of the types that numpy has
 PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Conv", "Attention", "MultiHeadAttention", "FusedMatMul", "FusedConv"}
 )
+CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "QLinearConv", "FusedConv"})
 # What they return has not the type of what they read.
 TYPED = frozenset(
     {"Shape", "Size", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
@@ -32,6 +33,7 @@ class OnnxHeader:
     branches: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Branch of a node `If`, such as "then_branch" -> the graph's inputs that it reads."""
     multiplies_halves: bool = False  # whether a matrix multiplication is in float16
+    convolutions: tuple[Mapping[str, tuple[int, ...]], ...] = ()  # over one axis: their attributes
 
     @property
     def computes_in_halves(self) -> bool:
@@ -71,6 +73,7 @@ def read_header(path: Path) -> OnnxHeader:
             for attribute in node.attribute
         },
         _multiplies_halves(model.graph, frozenset()),
+        tuple(_convolutions(model.graph)),
     )
 
 
@@ -118,6 +121,18 @@ def several_texts(name: str, sizes: list[int | str]) -> str:
     if sizes and isinstance(sizes[0], int) and sizes[0] != 1:
         return f"input {name} is of {sizes[0]} texts; the app gives one"
     return ""
+
+
+def wrong_convolutions(header: OnnxHeader) -> Iterator[str]:
+    """Yield in words which attributes of an encoder's two convolutions are not Whisper's."""
+    if len(header.convolutions) != 2:
+        return
+    for number, attributes in enumerate(header.convolutions, 1):
+        right = {"pads": (1, 1), "strides": (number,), "dilations": (1,), "group": (1,)}
+        for name, numbers in attributes.items():
+            if numbers != right[name]:
+                stated, expected = (", ".join(map(str, n)) for n in (numbers, right[name]))
+                yield f"{name} of encoder.conv{number}: {stated}, and not {expected}"
 
 
 def change_model(path: Path, change: Callable[[Any], None]) -> None:
@@ -196,6 +211,26 @@ def _multiplies_halves(graph: Any, outer: frozenset[str | bytes]) -> bool:
         if is_half and node.op_type not in TYPED:
             halves.update(node.output)
     return False
+
+
+def _convolutions(graph: Any) -> Iterator[Mapping[str, tuple[int, ...]]]:
+    """Yield the attributes of convolutions; of one behind a node that pads, all but the pads."""
+    padded = {name for node in graph.node if node.op_type == "Pad" for name in node.output}
+    for node in graph.node:
+        if node.op_type not in CONVOLUTIONS:
+            continue
+        lists = {a.name: tuple(a.ints) for a in node.attribute if a.ints}
+        strides, dilations = lists.get("strides", (1,)), lists.get("dilations", (1,))
+        group = next((a.i for a in node.attribute if a.name == "group"), 1)
+        attributes = {"strides": strides, "dilations": dilations, "group": (group,)}
+        automatic = next((text(a.s) for a in node.attribute if a.name == "auto_pad"), "")
+        pads = lists.get("pads", (0, 0))
+        if automatic.startswith("SAME"):
+            # Of a kernel of 3, over an even number of frames.
+            pads = (1, 1) if strides == (1,) else (0, 1) if automatic == "SAME_UPPER" else (1, 0)
+        if len(strides) == len(dilations) == 1 and len(pads) == 2:
+            is_padded = pads == (0, 0) and not padded.isdisjoint(node.input)
+            yield attributes if is_padded else {"pads": pads, **attributes}
 
 
 def _precision(tensors: Iterable[Any]) -> str:

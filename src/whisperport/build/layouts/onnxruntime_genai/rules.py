@@ -21,6 +21,7 @@ from whisperport.build.layouts.onnx_graph.header import (
     other_type,
     read_header,
     several_texts,
+    wrong_convolutions,
 )
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays, stored_precision
 from whisperport.build.layouts.onnxruntime_genai.folder import (
@@ -152,6 +153,9 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     search = {f"search.{key}": value for key, value in DEFAULTS.items()}
     yield from default_settings(CONFIG, _named(files.json(CONFIG)), search)
     yield from settings(files, checkpoint)
+    if file := _file(files, "encoder"):
+        for reason in wrong_convolutions(files.read(file, read_header)):
+            yield Setting.wrong(file, reason)
 
 
 def _model(files: Files) -> Mapping[str, Any]:

@@ -72,8 +72,10 @@ ATTRIBUTES = {
     "MVN": {"eps": str(EPSILON), "normalize_variance": "true", "eps_mode": "INSIDE_SQRT"},
     "Gelu": {"approximation_mode": "ERF"},
     "ScaledDotProductAttention": {"causal": "false"},
-    "Convolution": {"pads_begin": "1", "pads_end": "1", "dilations": "1"},
 }
+CONVOLUTION = {"pads_begin": "1", "pads_end": "1", "dilations": "1", "auto_pad": "explicit"}
+AUTOMATIC = ("same_upper", "same_lower", "valid")  # values of `auto_pad` that replace the pads
+SAME = [(1, "same_upper"), (1, "same_lower")]  # convolutions that they pad as Whisper does
 MISSING = "unordered_map::at"  # what NPUW says of positions that it does not find
 NEEDED = (GENERATION, DETOKENIZER)
 APP = "openvino-genai"
@@ -346,15 +348,28 @@ def _attributes(file: str, graph: IrGraph) -> Iterator[Setting]:
         for key, right in ATTRIBUTES[node.type].items():
             if not _is_same(node.attributes.get(key, right), right):
                 yield _attribute(file, node, key, right)
-    convolutions = [node for _, node in graph.of_type("Convolution")]
-    for node, stride in zip(convolutions, ("1", "2"), strict=False):
-        if node.attributes.get("strides", stride) != stride:
-            yield _attribute(file, node, "strides", stride)
+    yield from _convolutions(file, graph)
 
 
-def _attribute(file: str, node: IrNode, key: str, right: str) -> Setting:
+def _convolutions(file: str, graph: IrGraph) -> Iterator[Setting]:
+    """Yield the attributes of an encoder's two convolutions that are not Whisper's."""
+    nodes = [node for _, node in graph.of_type("Convolution", "GroupConvolution")]
+    over_one_axis = not any("," in node.attributes.get("strides", "") for node in nodes)
+    for number, node in enumerate(nodes, 1) if len(nodes) == 2 and over_one_axis else ():
+        layer = f"encoder.conv{number}, the "
+        if node.type == "GroupConvolution":
+            yield Setting.wrong(file, f"{layer}{node.type} `{node.name[-80:]}`, has groups")
+        for key, right in {**CONVOLUTION, "strides": str(number)}.items():
+            stated = node.attributes.get(key, right).lower()
+            if key == "auto_pad" and (stated not in AUTOMATIC or (number, stated) in SAME):
+                continue
+            if stated != right:
+                yield _attribute(file, node, key, right, layer)
+
+
+def _attribute(file: str, node: IrNode, key: str, right: str, layer: str = "the ") -> Setting:
     stated = node.attributes[key][:40]
-    reason = f"{key} of the {node.type} `{node.name[-80:]}` is {stated}, not {right}"
+    reason = f"{key} of {layer}{node.type} `{node.name[-80:]}` is {stated}, not {right}"
     return Setting.wrong(file, reason)
 
 

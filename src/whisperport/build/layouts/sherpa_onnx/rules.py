@@ -17,6 +17,7 @@ from whisperport.build.layouts.onnx_graph.header import (
     change_model,
     other_type,
     read_header,
+    wrong_convolutions,
 )
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays, stored_precision
 from whisperport.build.layouts.reading import Files, Reader
@@ -232,6 +233,8 @@ def order(files: Files) -> Iterator[tuple[str, str]]:
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     name, header = _encoder(files)
+    for reason in wrong_convolutions(header):
+        yield Setting.wrong(name, reason)
     for key, right in metadata_of(checkpoint).items():
         if key not in (*NUMBERS, *LISTS[:1]) or not (stated := header.metadata.get(key)):
             continue

@@ -43,6 +43,7 @@ from whisperport.build.layouts.onnx_graph.header import (
     difference,
     read_header,
     rename,
+    wrong_convolutions,
 )
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
@@ -346,6 +347,9 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     end = checkpoint.generation.end_of_text  # special tokens are in the other file
     text = {token: i for i, token in right.items() if token and i < end}
     yield from missing_tokens("vocab.json", files.json("vocab.json"), text)
+    for file in _graphs(files, ENCODER):
+        for reason in wrong_convolutions(files.read(file, read_header)):
+            yield Setting.wrong(file, reason)
     for name, header in _merged(files):
         reads = {
             branch: any(match and match[2] == "decoder" for match in map(PAST.fullmatch, inputs))
