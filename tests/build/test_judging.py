@@ -56,7 +56,11 @@ from whisperport.speech.audio import mel_filters
 from whisperport.speech.audio.mel import triangles
 from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.partitioner import ask
-from whisperport.verification.diagnosis.differences import value_difference, weight_difference
+from whisperport.verification.diagnosis.differences import (
+    half_error,
+    value_difference,
+    weight_difference,
+)
 from whisperport.verification.diagnosis.divergence import ComparedPrograms, ComparedValue
 from whisperport.verification.diagnosis.recording import opened
 
@@ -1774,6 +1778,34 @@ def test_it_is_said_by_how_many_places_a_weight_is_moved(
         np.moveaxis(values, axis, 0)[slice(shift) if shift > 0 else slice(shift, None)] = 0
     # then it is said by how many places
     assert weight_difference(values, weight, np.full_like(weight, 1e-4), 4) == reason
+
+
+@pytest.mark.parametrize("form", [np.float16, np.float32])
+@pytest.mark.parametrize(("rank", "is_named"), [(1, True), (4, True), (40, False)])
+def test_an_adapter_that_was_merged_into_a_weight_is_named_with_its_rank(
+    rank: int, is_named: bool, form: type
+) -> None:
+    # given a weight to which a matrix of some rank is added, smaller than the weight
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((128, 96)).astype(np.float16).astype(np.float32)
+    added = random.standard_normal((128, rank)) @ random.standard_normal((rank, 96)) / 10
+    values = (weight + added).astype(form).astype(np.float32)
+    allowed = half_error(weight)
+    # then it is named if its rank is low
+    reason = weight_difference(values, weight, allowed, 4)
+    named = f"a matrix of rank {rank} is added to it, as where an adapter was merged"
+    assert (reason == named) == is_named
+    # and one row is no adapter
+    assert "rank" not in weight_difference(weight + added[:1], weight, allowed, 4)
+
+
+def test_the_weights_into_which_an_adapter_was_merged_are_listed_by_kind() -> None:
+    names = [f"decoder.blocks.{i}.attn.{end}.weight" for i in (0, 1) for end in ("query", "value")]
+    identity = Identity(changed=[ChangedWeight(n, reason="a matrix of rank 4 is…") for n in names])
+    assert identity.adapted == (
+        "an adapter of low rank was merged into 4 weights: decoder.blocks.N.attn.query.weight, "
+        "decoder.blocks.N.attn.value.weight"
+    )
 
 
 @pytest.mark.parametrize("is_rounded_before", [False, True])

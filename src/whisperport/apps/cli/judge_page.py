@@ -162,7 +162,8 @@ def _weights(judgement: Judgement) -> list[str]:
     if identity is None:
         return [str(judgement.named or "not compared: no checkpoint is given")]
     named = [f"differs: {weight}" for weight in identity.changed[:MOST]]
-    named[:0] = filter(None, (identity.exchanged_files, identity.replaced))
+    parts = identity.exchanged_files, identity.replaced, identity.adapted
+    named[:0] = filter(None, parts)
     if len(identity.changed) > MOST:
         named.append(f"and {len(identity.changed) - MOST} more")
     return [f"{identity}; compared with {judgement.checkpoint}", *named]

@@ -6,6 +6,7 @@ of 8 bits. An array of another shape may be some rows of a weight: a head, a par
 positions of a short window.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from whisperport.build.layouts.arrays import weight as weight_of
 from whisperport.build.layouts.reading import StoredArray
 from whisperport.verification.diagnosis.differences import (
     LEAST_NEAR,
+    LOW_RANK,
     OTHER_VALUES,
     doubt,
     half_error,
@@ -138,6 +140,15 @@ class Identity:
                 whose = "it is another checkpoint's, or all was changed"
                 return f"no matrix {where}is the checkpoint's: {whose}"
         return ""
+
+    @property
+    def adapted(self) -> str:
+        """In words, into which weights an adapter was merged; empty: into none, or one."""
+        names = [weight.name for weight in self.changed if LOW_RANK in weight.reason]
+        if len(names) < 2:
+            return ""
+        kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name, count=1) for name in names)
+        return f"an adapter of low rank was merged into {len(names)} weights: {', '.join(kinds)}"
 
     @property
     def exchanged_files(self) -> str:

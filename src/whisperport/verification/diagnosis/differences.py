@@ -20,6 +20,8 @@ TINY = 2.0**-23  # absolute error of float16; a converter writes 1e-7 for what i
 EXPLAINED = 1e-3  # of a factor or a relative error: less is rounding
 ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
 MOST_MOVED = 8  # places by which scales are looked for
+LOW_RANK = "a matrix of rank"  # in the reason of a weight to which one of low rank was added
+MOST_RANK, SPARE = 64, 8  # of adapters; columns by which their space is found beside
 OTHER_VALUES = "values differ"  # in the reason of a weight that is changed in no known way
 MOST_STEPS = 127.5  # of 8 bits: 127 on one side of 0, and 128 on the other
 CUT = 1.1  # of these: a weight beyond it is clipped
@@ -70,6 +72,8 @@ def weight_difference(
         or _rounded(values, weight)
         or _waves(values, weight)
     ):
+        return reason
+    if reason := _low_rank(values, weight, allowed, differs):
         return reason
     count = int(np.count_nonzero(values != weight if step is None else differs))
     largest = float(np.abs(values - weight).max())
@@ -373,6 +377,35 @@ def _rounded(values: Array, weight: Array) -> str:
             bits = (most - 1).bit_length()
             return f"each {kind} has at most {most} levels: it was rounded to {bits} bits"
     return ""
+
+
+def _low_rank(values: Array, weight: Array, allowed: Array, differs: Array) -> str:
+    """Return in words that a matrix of low rank was added to a weight; empty: none, or of another rank."""
+    if values.ndim != 2 or any(len(_lines(differs, i)) <= values.shape[i] / 2 for i in (0, 1)):
+        return ""
+    n, k = values.shape
+    allowed = np.maximum(allowed, half_error(values))  # those that were added to may be larger
+    most = min(MOST_RANK, min(n, k) // 4)
+    added = values - weight
+    columns = np.random.default_rng(0).standard_normal((k, most + SPARE)).astype(np.float32)
+    basis, _ = np.linalg.qr(added @ columns)
+    inner = basis.T @ added
+    if not np.isfinite(inner).all():  # finite values, too large to be multiplied
+        return ""
+    left, sizes, right = np.linalg.svd(inner, full_matrices=False)
+    noise = float(np.sqrt(np.mean(np.square(added - basis @ inner))))
+    # No singular value of noise, which is rounding here, is larger (Bai and Yin, 1993).
+    rank = int(np.count_nonzero(sizes > noise * 1.5 * (n**0.5 + k**0.5) + HALF_BITS**2 * sizes[0]))
+    product = basis @ (left[:, :rank] * sizes[:rank]) @ right[:rank]
+    room = np.sqrt(np.mean(np.square(allowed)))
+
+    def same(array: Array) -> bool:
+        return bool(np.mean(np.abs(added - array) <= allowed + min(noise, room)) >= LEAST_NEAR)
+
+    is_line = any(same(added.mean(axis, keepdims=True)) for axis in (0, 1))  # of offsets
+    if not 0 < rank <= most or is_line or noise > room or not same(product):
+        return ""
+    return f"{LOW_RANK} {rank} is added to it, as where an adapter was merged"
 
 
 def _waves(values: Array, weight: Array) -> str:
