@@ -41,6 +41,7 @@ from whisperport.build.layouts.openvino_genai.repairs import (
     is_zero,
     position_chain,
 )
+from whisperport.build.layouts.openvino_genai.rules import _assigned
 from whisperport.build.layouts.reading import Files, StoredArray
 from whisperport.build.layouts.record import hashes
 from whisperport.build.layouts.rules import Draft, Problem
@@ -55,6 +56,7 @@ from whisperport.program.checks import Check
 from whisperport.speech.audio import mel_filters
 from whisperport.speech.audio.mel import triangles
 from whisperport.speech.text.byte_level import from_byte_characters
+from whisperport.targets.cpu.openvino.ir import IrGraph, IrNode
 from whisperport.targets.cpu.openvino.partitioner import ask
 from whisperport.verification.diagnosis.differences import (
     half_error,
@@ -1237,6 +1239,32 @@ def test_attributes_of_convolutions_that_are_not_whispers_are_named(
     assert list(wrong_convolutions(read_header(tmp_path / "a.onnx"))) == reasons
 
 
+@pytest.mark.parametrize(
+    ("states", "reasons"),
+    [
+        (("a", "b"), []),
+        (
+            ("b", "a"),
+            ["the state a is assigned to the state b", "the state b is assigned to the state a"],
+        ),
+    ],
+)
+def test_states_that_are_assigned_to_each_other_are_named(
+    states: tuple[str, str], reasons: list[str]
+) -> None:
+    # given a state to which new keys are joined that depend on the other state, which is only kept
+    nodes = {
+        0: IrNode("", "ReadValue", attributes={"variable_id": "a"}),
+        1: IrNode("", "ReadValue", attributes={"variable_id": "b"}),
+        2: IrNode("", "MatMul", inputs=[(1, 0)]),
+        3: IrNode("", "Concat", inputs=[(0, 0), (2, 0)]),
+        4: IrNode("", "Assign", attributes={"variable_id": states[0]}, inputs=[(3, 0)]),
+        5: IrNode("", "Assign", attributes={"variable_id": states[1]}, inputs=[(1, 0)]),
+    }
+    # then each that is assigned to another is named
+    assert [setting.reason for setting in _assigned(IrGraph(nodes, {}))] == reasons
+
+
 def test_what_only_rounding_differs_in_is_not_explained_by_another_order() -> None:
     # given values that are right but for rounding, and others of one row that are wrong
     right = np.random.default_rng(0).standard_normal((1, 8, 4)).astype(np.float32)
@@ -1900,6 +1928,10 @@ def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
         (lambda q, step: (q, np.roll(step, -3)), "they are those of the row 3 places after"),
         (lambda q, step: (q, step * 0 + 1), "are wrong: 0 to 15; they are 1: the right ones are lost"),
         (lambda q, step: (q - 3, step), "its zero point is off by -3"),
+        (
+            lambda q, step: (q + 128, step),
+            "its zero point is off by 128, as where it is missing",
+        ),
         (lambda q, step: (np.where(q < 0, q + 128, q - 128), step), "without a sign are read as signed"),
         (lambda q, step: (np.where(q < 0, q + 256, q), step), "with a sign are read without one"),
         (lambda q, step: (np.roll(q, 1, 0), step), "rows 0 to 15 are in another order, and their"),
@@ -1912,8 +1944,8 @@ def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
         (one_byte, "1 of 256 values differ in 1 rows, such as 3, by up to"),
     ],
     ids=["half a scale", "other scales", "reciprocals", "row before", "row after", "lost", "zero point",
-         "sign", "no sign", "other rows", "copied rows", "other axes", "other axis of scales", "clipped",
-         "4 bits", "7 bits", "a byte"],
+         "no zero", "sign", "no sign", "other rows", "copied rows", "other axes", "other axis of scales",
+         "clipped", "4 bits", "7 bits", "a byte"],
 )  # fmt: skip
 def test_it_is_said_how_a_quantized_weight_differs(
     change: Callable[[Any, Any], tuple[Any, Any]], reason: str, micro_checkpoint: Any
@@ -2157,7 +2189,7 @@ def test_a_bias_of_keys_is_named(micro_checkpoint: Any) -> None:
 
 
 def test_each_zero_point_of_a_matrix_is_read(tmp_path: Path) -> None:
-    # given a matrix of 8 bits, to which two nodes state other zero points
+    # given a matrix of 8 bits, to which two nodes state other zero points, and a third none
     integers = np.arange(8, dtype=np.uint8).reshape(2, 4)
     stored = {
         "w": integers,
@@ -2170,12 +2202,13 @@ def test_each_zero_point_of_a_matrix_is_read(tmp_path: Path) -> None:
         onnx.helper.make_node("MatMulInteger", ["x", "w", "no", zero], [f"y{zero}"])
         for zero in ("a", "b")
     ]
+    nodes.append(onnx.helper.make_node("MatMulInteger", ["x", "w", "no"], ["y"]))
     tensors = [onnx.numpy_helper.from_array(np.array(v), k) for k, v in stored.items()]
     graph = onnx.helper.make_graph(nodes, "graph", [], [], tensors)
     onnx.save(onnx.helper.make_model(graph), tmp_path / "a.onnx")
     # when its arrays are read, then it is read with each of them
     arrays = [a for a in onnx_arrays(Files(tmp_path), ["a.onnx"]) if a.name == "w"]
-    assert [array.values[0, 0] for array in arrays] == [-6, -2]
+    assert [array.values[0, 0] for array in arrays] == [0, -6, -2]
 
 
 @pytest.mark.parametrize("is_symmetric", [True, False])

@@ -456,7 +456,8 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
     """Return in words which zero point or scales of 8 bits are wrong; empty: it is something else."""
     zero = np.rint(np.median((values - weight) / np.where(step == 0, 1, step)))
     if zero and np.mean(np.abs(values - weight - zero * step) <= allowed) >= LEAST_NEAR:
-        return f"its zero point is off by {zero:.0f}"
+        missing = ", as where it is missing" if abs(zero) == SIGN else ""
+        return f"its zero point is off by {zero:.0f}{missing}"
     if np.mean(np.abs(np.abs(values - weight) - SIGN * step) <= allowed) >= LEAST_NEAR:
         return f"its integers are off by {SIGN} up or down: those without a sign are read as signed"
     if reason := _wrapped(values, weight, allowed, step):

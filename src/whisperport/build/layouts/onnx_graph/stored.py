@@ -16,6 +16,9 @@ from whisperport.errors import ProgramError, needs
 
 LARGEST_SCALE = 1 << 22  # elements; one of each 32 of the largest embedding are 2 million
 OF_NAME = -1  # axis of a scale that no node states: the name of the matrix does
+NO_ZERO = (
+    "-"  # in place of the name of a zero point: a node states none, so that it computes with 0
+)
 ZERO = 128  # of 8 bits without a sign, where the file does not say it
 # Ends of the name of a matrix of 8 bits; its scale and its zero point have other ends.
 INTEGERS = ("_quantized", ".T.int8", ".T.uint8", ".int8", ".uint8")
@@ -155,6 +158,8 @@ def _multiplied(
     if scale is None:
         return values, None
     zero = small.get(stated[1] or base + ZEROS[0])
+    if stated[1] == NO_ZERO:
+        zero = np.array(0)
     if zero is None:
         zero = np.array(ZERO if values.dtype == np.uint8 and not stated[0] else 0)
     axis = stated[2]
@@ -174,8 +179,9 @@ def _read_nodes(
         if node.op_type == "DequantizeLinear" and len(inputs) > 1:
             axis = next((a.i for a in node.attribute if a.name == "axis"), 1) % 2  # of a matrix
             scales[inputs[0]].add((inputs[1], inputs[2] if len(inputs) > 2 else "", axis))
-        if node.op_type == "MatMulInteger" and len(inputs) > 3:
-            scales[inputs[1]].add(("", inputs[3], OF_NAME))
+        if node.op_type == "MatMulInteger":
+            zero_point = "".join(inputs[3:4]) or NO_ZERO
+            scales[inputs[1]].add(("", zero_point, OF_NAME))
         if node.op_type == BLOCKS and len(inputs) > 2:
             numbers = {attribute.name: attribute.i for attribute in node.attribute}
             columns, size, bits = numbers["K"], numbers["block_size"], numbers.get("bits", 4)
