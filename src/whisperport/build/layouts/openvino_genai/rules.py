@@ -76,6 +76,9 @@ ATTRIBUTES = {
 CONVOLUTION = {"pads_begin": "1", "pads_end": "1", "dilations": "1", "auto_pad": "explicit"}
 AUTOMATIC = ("same_upper", "same_lower", "valid")  # values of `auto_pad` that replace the pads
 SAME = [(1, "same_upper"), (1, "same_lower")]  # convolutions that they pad as Whisper does
+MOVES = frozenset(
+    {"Concat", "Gather", "Select", "Convert", "Reshape", "Transpose", "Slice", "StridedSlice"}
+) | {"Unsqueeze", "Squeeze", "VariadicSplit", "Split"}
 MISSING = "unordered_map::at"  # what NPUW says of positions that it does not find
 NEEDED = (GENERATION, DETOKENIZER)
 APP = "openvino-genai"
@@ -309,6 +312,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         yield from _attributes(file, graph)
         yield from _types(file, graph)
     yield from _beams(files.read(DECODER, read_ir))
+    yield from _assigned(files.read(DECODER, read_ir))
     for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
         if "input_features" in node.names and len(node.sizes[0]) == 3 and node.sizes[0][2] > 0:
             yield Setting(ENCODER, "frames of input_features", node.sizes[0][2], dims.n_frames)
@@ -328,6 +332,23 @@ def _beams(graph: IrGraph) -> Iterator[Setting]:
         name = graph.nodes[index].attributes.get("variable_id", "")[:80]
         reason = f"the state {name} is not ordered by beam_idx: beams read the cache of others"
         yield Setting.wrong(DECODER, reason)
+
+
+def _assigned(graph: IrGraph) -> Iterator[Setting]:
+    """Yield the states to which another state is assigned: it is moved, or joined with new values."""
+    for index, node in graph.of_type("Assign"):
+        waiting, read = [index], set[str]()
+        while waiting:
+            for source, _ in graph.nodes[waiting.pop()].inputs:
+                before = graph.nodes[source]
+                if before.type == READ:
+                    read.add(before.attributes.get("variable_id", ""))
+                elif before.type in MOVES:
+                    waiting.append(source)
+        state = node.attributes.get("variable_id", "")
+        if read and state not in read:
+            reason = f"the state {min(read)[:80]} is assigned to the state {state[:80]}"
+            yield Setting.wrong(DECODER, reason)
 
 
 def _types(file: str, graph: IrGraph) -> Iterator[Setting]:
