@@ -25,7 +25,7 @@ from whisperport.apps.cli.judge_page import verdict_sentence
 from whisperport.build.judge import layers, operations
 from whisperport.build.judge.eight_bits import HALF_STEP
 from whisperport.build.judge.graph_run import _of_type
-from whisperport.build.judge.graphs import GRAPHS
+from whisperport.build.judge.graphs import GRAPHS, _Comparison
 from whisperport.build.judge.identity import ChangedWeight, Identity, identify
 from whisperport.build.judge.judge import AppRun, Judgement, _in_halves, _is_far, stored_arrays
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
@@ -1263,6 +1263,26 @@ def test_states_that_are_assigned_to_each_other_are_named(
     }
     # then each that is assigned to another is named
     assert [setting.reason for setting in _assigned(IrGraph(nodes, {}))] == reasons
+
+
+def test_a_cache_that_holds_the_keys_in_place_of_the_values_is_named_though_weights_are_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given the right keys and values (H, n, D) of a layer, and what rounded weights compute (n, d)
+    random = np.random.default_rng(0)
+    right = {f"0.decoder.{part}": random.standard_normal((2, 3, 4)) for part in ("key", "value")}
+    rounded = {
+        name: (array + 0.1 * random.standard_normal(array.shape)).transpose(1, 0, 2).reshape(3, 8)
+        for name, array in right.items()
+    }
+    comparison = object.__new__(_Comparison)
+    monkeypatch.setattr(_Comparison, "_right_caches", lambda _self: right)
+    # then what the values are is said if they are the keys
+    assert comparison.exchanged(rounded) == ""
+    attention = "of self-attention in decoder layer 0"
+    assert comparison.exchanged({**rounded, "0.decoder.value": rounded["0.decoder.key"]}) == (
+        f"in place of the values {attention}, the first run returns the keys {attention}"
+    )
 
 
 def test_what_only_rounding_differs_in_is_not_explained_by_another_order() -> None:

@@ -33,6 +33,7 @@ from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
 from whisperport.verification.clips import Clip
+from whisperport.verification.diagnosis.matching import error_of
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -43,6 +44,7 @@ SECONDS = 600.0
 MEMORY = 2 << 30  # bytes, beside four times those of the files
 HALF_SAME = 0.5  # of the positions: quantized graphs that are right have that many best tokens
 SAME_CACHE = 1e-2  # of the largest key or value: what rounded weights may change
+OTHER_CACHE = 0.5  # relative error of keys or values that rounding does not explain
 NEARER = 0.6  # of the mean error: a fault that leaves less is named as the nearest
 NOTICED = LIMIT / 10  # of the largest logit: below it, rounding alone differs (5e-6 seen)
 LONGER = 5  # times the longest text of the checkpoint: a loop is known by then
@@ -84,6 +86,8 @@ def check_computed(
         reason = comparison.cause(caches, swapped)
     elif exact and comparison.error() > NOTICED:
         reason, _ = comparison.nearest(swapped)
+    elif not exact:
+        reason = comparison.exchanged(caches)
     reason = reason or comparison.wrong_attention(caches)
     return Check(
         level="arrays",
@@ -271,25 +275,12 @@ class _Comparison:
 
     def misplaced(self, caches: Mapping[str, Floats]) -> str:
         """Return in words which keys or values of the first run are others, or in another order."""
-        from whisperport.model.network.whisper import CachedDecoder
-
-        cross = self.model.cross_kv(self.features)
-        decoder = CachedDecoder(self.model.decoder, cross)
-        decoder(self.tokens[: self.known.n_prompt].tolist())
-        right = {
-            f"{layer}.{side}.{part}": np.ascontiguousarray(
-                array.transpose(1, 2) if part == "key" else array
-            )
-            for side, layers in (("decoder", decoder.caches), ("encoder", cross))
-            for layer, pair in enumerate(layers)
-            for part, array in zip(("key", "value"), pair, strict=True)
-        }
+        right = self._right_caches()
         for name, array in caches.items():
             if name not in right:
                 continue
-            n_heads, _, width = right[name].shape
-            if array.ndim == 2 and array.shape[1] == n_heads * width:
-                array = array.reshape(-1, n_heads, width).transpose(1, 0, 2)
+            n_heads = len(right[name])
+            array = _in_heads(array, right[name])
             if not array.any():
                 return f"the cache is not written: the first run returns no {_cache(name)}"
             if array.shape != right[name].shape:
@@ -306,6 +297,44 @@ class _Comparison:
             if min(order) >= 0:
                 return f"the {_cache(name)} have their heads in another order: {order}"
         return ""
+
+    def exchanged(self, caches: Mapping[str, Floats]) -> str:
+        """Return in words which keys or values of the first run are others, though weights are rounded.
+
+        The best tokens of a short text may be right with them.
+        """
+        right = self._right_caches()
+        wrong = []
+        for name in caches.keys() & right.keys():
+            array = _in_heads(caches[name], right[name])
+            errors = {n: error_of(v, array) for n, v in right.items() if v.shape == array.shape}
+            if errors and errors.get(name, 0) > OTHER_CACHE:
+                nearest = min(errors, key=errors.__getitem__)
+                if errors[nearest] < errors[name] / 2:
+                    wrong.append((name, nearest))
+        if not wrong:
+            return ""
+        name, nearest = min(wrong)
+        further = f", and {len(wrong) - 1} more are others" if len(wrong) > 1 else ""
+        return (
+            f"in place of the {_cache(name)}, the first run returns the {_cache(nearest)}{further}"
+        )
+
+    def _right_caches(self) -> dict[str, Floats]:
+        """Return the keys and values (H, n, D) of the first run, under the names of `Layout.logits`."""
+        from whisperport.model.network.whisper import CachedDecoder
+
+        cross = self.model.cross_kv(self.features)
+        decoder = CachedDecoder(self.model.decoder, cross)
+        decoder(self.tokens[: self.known.n_prompt].tolist())
+        return {
+            f"{layer}.{side}.{part}": np.ascontiguousarray(
+                array.transpose(1, 2) if part == "key" else array
+            )
+            for side, layers in (("decoder", decoder.caches), ("encoder", cross))
+            for layer, pair in enumerate(layers)
+            for part, array in zip(("key", "value"), pair, strict=True)
+        }
 
     def wrong_attention(self, caches: Mapping[str, Floats]) -> str:
         """Return in words which cross-attention of the first run is another layer's; empty: none is.
@@ -419,6 +448,14 @@ def _cache(name: str) -> str:
     layer, side, part = name.split(".")
     kind = "self" if side == "decoder" else "cross"
     return f"{part}s of {kind}-attention in decoder layer {layer}"
+
+
+def _in_heads(array: Floats, right: Floats) -> Floats:
+    """Return a cache (H, n, D), also if it was (n, d)."""
+    n_heads, _, width = right.shape
+    if array.ndim == 2 and array.shape[1] == n_heads * width:
+        array = array.reshape(-1, n_heads, width).transpose(1, 0, 2)
+    return array
 
 
 def _is_same(array: Floats, right: Floats) -> bool:
