@@ -27,7 +27,13 @@ from whisperport.runtime import (
     is_trusted,
     split_segments,
 )
-from whisperport.runtime.decoding.decode import own_language, prefix_room, prompt_room
+from whisperport.runtime.decoding.decode import (
+    own_language,
+    prefix_room,
+    prompt_room,
+    suppressed_ids,
+)
+from whisperport.runtime.decoding.phrases import compiled
 from whisperport.runtime.segments.alignment import align_words
 from whisperport.runtime.segments.hallucinations import (
     KeptSegments,
@@ -387,7 +393,8 @@ class Session:
 
     def _decode_options(self) -> DecodeOptions:
         """Return the decoding options of a window, without the prompt."""
-        options, dims = self.options.decode, self.engine.dims
+        options = with_phrases(self.options, self.engine, self.tokenizer)
+        dims = self.engine.dims
         room = prefix_room(dims, options)
         if self.options.prefix:
             # Without a limit, all tokens are used, and more than the decoder has are an error.
@@ -406,6 +413,19 @@ class Session:
         room = prompt_room(self.engine.dims) - n_initial
         recent = state.tokens[max(n_initial, state.context_start) :]
         return (*self.initial_tokens, *recent[-room:])
+
+
+def with_phrases(options: TranscribeOptions, engine: Engine, tokenizer: Tokenizer) -> DecodeOptions:
+    """Return the decoding options with the phrases of the transcription as tokens.
+
+    Raises:
+        UsageError: a phrase cannot be decoded.
+    """
+    if not options.phrases:
+        return options.decode
+    never = suppressed_ids(engine.generation, engine.dims, options.decode.suppress_tokens)
+    phrases = compiled(tokenizer, options.phrases, frozenset(never))
+    return replace(options.decode, phrases=phrases)
 
 
 def usable_tokens(tokenizer: Tokenizer, name: str, text: str, room: int) -> list[int]:

@@ -9,6 +9,7 @@ from whisperport.program.window import Window
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
 from whisperport.runtime.segments.words import APPENDED, PREPENDED
 from whisperport.speech.audio import VadOptions
+from whisperport.speech.text.phrase_list import Phrase, checked_phrases
 from whisperport.system.option import Option, check_ranges
 from whisperport.targets import RunOptions
 
@@ -24,6 +25,8 @@ class TranscribeOptions:
             previous text.
         run: CPU threads, trust, and the targets' run options.
         thresholds: when a window has failed, and when it is silence.
+        phrases: words and phrases that the decoding prefers, up to 10,000, each a text or a pair of a text
+            and its bonus in nats per token, above 0 and at most 20. The default of the bonus is 2.
         vad: transcribe chunks of speech found by a voice activity detector, each as if it were a separate
             audio file. None: windows, each of which begins where the text of the previous one ended.
 
@@ -38,6 +41,7 @@ class TranscribeOptions:
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     run: RunOptions = field(default_factory=RunOptions)
     thresholds: Thresholds = field(default_factory=Thresholds)
+    phrases: tuple[Phrase, ...] = ()
     vad: VadOptions | None = None
     clip_timestamps: Annotated[
         tuple[float, ...],
@@ -140,6 +144,7 @@ class TranscribeOptions:
                 "`temperatures` is empty", hint="set at least one temperature, such as 0"
             )
         check_ranges(self)
+        object.__setattr__(self, "phrases", checked_phrases(self.phrases))
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise UsageError(
                 "`hallucination_silence_threshold` requires word timestamps",

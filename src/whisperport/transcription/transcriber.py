@@ -5,7 +5,7 @@
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -28,6 +28,7 @@ from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.audio import AudioSource, AudioStream, MelWindows, VadOptions
 from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
+from whisperport.speech.text.phrase_list import Phrase
 from whisperport.system.machine import usable_cores
 from whisperport.system.process import OwnProcess
 from whisperport.system.progress import ProgressCallback
@@ -72,6 +73,7 @@ class TranscribeArguments(TypedDict, total=False):
     initial_prompt: str | None
     carry_initial_prompt: bool
     prefix: str
+    phrases: Iterable[str | Phrase]
     word_timestamps: bool
     hallucination_silence_threshold: float | None
     prepend_punctuations: str

@@ -115,7 +115,8 @@ def transcribe_archive(
 
     Args:
         source: a folder; a manifest (.parquet, .csv, .jsonl) with the column `path`, and optionally `id`,
-            `language`, `prompt` and `duration` (seconds); a .txt file with one path per line; or paths.
+            `language`, `prompt`, `phrases` (with commas between them) and `duration` (seconds); a .txt file
+            with one path per line; or paths.
         out: folder for the rows (`parts/*.parquet`), `summary.json` and `report.html`.
         bundle: a bundle or the name of a model: see `Transcriber`.
         options: how the archive is worked through; None: defaults.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from whisperport.apps.archive.job import Job
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.folder import read_manifest_bytes
+from whisperport.speech.text.phrase_list import with_commas
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.transcriber import with_arguments
 from whisperport.verification.machine import versions
@@ -45,8 +46,9 @@ def options_sha256(options: TranscribeOptions) -> str:
 
 
 def options_for(job: Job, options: TranscribeOptions) -> TranscribeOptions:
-    """Return the options of a file: those of the archive, with its language and prompt."""
-    values = {"language": job.language, "initial_prompt": job.prompt}
+    """Return the options of a file: those of the archive, with its language, prompt and phrases."""
+    phrases = None if job.phrases is None else with_commas(job.phrases)
+    values = {"language": job.language, "initial_prompt": job.prompt, "phrases": phrases}
     return with_arguments(
         options, {name: value for name, value in values.items() if value is not None}
     )

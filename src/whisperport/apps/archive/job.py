@@ -21,6 +21,7 @@ class Job:
         path: of the file; absolute once `with_state` has returned it.
         language: code or name; None: that of the options.
         prompt: initial prompt; None: that of the options.
+        phrases: to prefer, with commas between them; None: those of the options.
         duration_s: as the manifest states it, for the order of the work; None: not stated.
         size: bytes of the file; -1: there is no such regular file.
         modified_ns: time of its last change in nanoseconds, or the nearest that 64 bits hold; 0: there is
@@ -31,6 +32,7 @@ class Job:
     path: str
     language: str | None = None
     prompt: str | None = None
+    phrases: str | None = None
     duration_s: float | None = None
     size: int = -1
     modified_ns: int = 0

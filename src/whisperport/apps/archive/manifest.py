@@ -91,6 +91,7 @@ def _of_rows(rows: Iterable[Mapping[str, Any]], manifest: Path) -> Iterator[Job]
             str(manifest.parent / path),
             _text(row, "language", number, manifest) or None,
             _text(row, "prompt", number, manifest) or None,
+            _text(row, "phrases", number, manifest) or None,
             _seconds(row.get("duration"), number, manifest),
         )
 

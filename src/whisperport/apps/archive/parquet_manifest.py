@@ -18,7 +18,7 @@ LIMITS = Limits(memory_bytes=2 * 2**30, seconds=600)
 MAX_ROWS = 10_000_000
 MAX_BYTES = 4 * 2**30  # of all values, as JSON
 BATCH_ROWS = 4096  # in memory at a time
-COLUMNS = ("id", "path", "language", "prompt", "duration")
+COLUMNS = ("id", "path", "language", "prompt", "phrases", "duration")
 
 
 def read_parquet(path: Path, max_text: int) -> Iterator[Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions, Thresholds
 from whisperport.speech.audio import VadOptions
 from whisperport.speech.text import SubtitleOptions
+from whisperport.speech.text.phrase_list import read_phrases
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.feature_files import FeatureOptions
@@ -32,6 +33,15 @@ punctuation_options = field_options(
 word_options = together(
     field_options(TranscribeOptions, "word_timestamps", group=WORDS), punctuation_options
 )
+phrases_option = option(
+    "--phrases",
+    "phrases_file",
+    group=PROMPT,
+    type=InputPath(dir_okay=False),
+    metavar="FILE",
+    help="Prefer the words and phrases in FILE, such as names: one per line, and behind a tab its bonus in "
+    "nats per token, 2 if it has none",
+)
 live_decoding_options = together(  # the others need the complete audio, or fixed windows
     field_options(DecodeOptions, group=DECODING),
     field_options(TranscribeOptions, "temperatures", group=DECODING),
@@ -40,6 +50,7 @@ live_decoding_options = together(  # the others need the complete audio, or fixe
         *("initial_prompt", "carry_initial_prompt", "condition_on_previous_text"),
         group=PROMPT,
     ),
+    phrases_option,
     field_options(Thresholds, group=FALLBACK),
 )
 decoding_options = together(
@@ -82,6 +93,7 @@ def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOpt
         decode=DecodeOptions(**field_values(DecodeOptions, chosen)),
         run=run,
         thresholds=Thresholds(**field_values(Thresholds, chosen)),
+        phrases=read_phrases(path) if (path := chosen["phrases_file"]) else (),
         **field_values(TranscribeOptions, chosen),
     )
 

@@ -10,6 +10,7 @@ from whisperport.runtime import TEMPERATURES, DecodeOptions
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.audio import VadOptions
 from whisperport.speech.text import language_code
+from whisperport.speech.text.phrase_list import Phrase, checked_phrases, with_commas
 from whisperport.transcription import TranscribeOptions
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
@@ -55,7 +56,8 @@ def read_request(fields: Fields, generation: Generation, task: Task) -> Transcri
         # As OpenAI documents 0: "the model will use log probability to automatically increase the
         # temperature".
         temperatures=(temperature,) if temperature else TEMPERATURES,
-        initial_prompt=_prompt(fields),
+        initial_prompt=fields.one("prompt") or "",  # the last tokens are used, if it is long
+        phrases=_phrases(fields),
         word_timestamps="word" in granularities,
         vad=_vad(fields),
     )
@@ -111,10 +113,19 @@ def _language(fields: Fields, generation: Generation, task: Task) -> str | None:
     return code
 
 
-def _prompt(fields: Fields) -> str:
-    """Return the initial prompt: keywords and text. The last tokens are used, if it is long."""
-    prompt, keywords = fields.one("prompt") or "", ", ".join(fields.many("keywords"))
-    return f"{keywords}. {prompt}".strip() if keywords else prompt
+def _phrases(fields: Fields) -> tuple[Phrase, ...]:
+    """Return the phrases to prefer: OpenAI's `keywords`, and `hotwords`, a list or a text with commas."""
+    phrases: dict[str, float] = {}
+    for name in ("keywords", "hotwords"):
+        texts = fields.many(name)
+        if name == "hotwords":
+            texts = [phrase for text in texts for phrase in with_commas(text)]
+        try:
+            phrases.update(checked_phrases(texts))
+        except UsageError as error:
+            hint = f"; {error.why}" if error.why else ""
+            raise wrong(name, f"{error.what}{hint}") from error
+    return tuple(phrases.items())
 
 
 def _vad(fields: Fields) -> VadOptions | None:

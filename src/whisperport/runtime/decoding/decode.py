@@ -13,6 +13,7 @@ from whisperport.errors import UsageError
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.generation import Generation
 from whisperport.runtime.decoding.decode_options import DecodeOptions, check_combination
+from whisperport.runtime.decoding.phrases import Phrases
 from whisperport.runtime.decoding.rules import SHORT_WINDOW_PENALTY, Rules
 from whisperport.runtime.decoding.search import (
     Beams,
@@ -92,9 +93,8 @@ def decoding(
         sampler = numpy_sampler(np.random.default_rng(seed))
     search = _search(generation, options, sampler)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
-    candidates = yield from _run(
-        decoder, search, _rules(engine, options), logits, len(prompt), limit
-    )
+    filters = _Filters(_rules(engine, options), options.phrases)
+    candidates = yield from _run(decoder, search, filters, logits, len(prompt), limit)
     best = best_candidate(search.finish(candidates), options.length_penalty)
     return Decoded(
         tuple(best.tokens),
@@ -225,7 +225,7 @@ def prefix_room(dims: Dims, options: DecodeOptions) -> int:
 
 
 def _run(
-    decoder: Decoder, search: Search, rules: Rules, logits: Floats, prompt: int, limit: int
+    decoder: Decoder, search: Search, filters: "_Filters", logits: Floats, prompt: int, limit: int
 ) -> Steps[list[Candidate]]:
     """Extend all candidates of a search token by token, to the end of text or to the limit.
 
@@ -241,7 +241,7 @@ def _run(
     with decoder.caches(search.width) as caches:
         while True:
             allowed = [
-                _allowed(each, rules, candidate.tokens)
+                filters.apply(each, candidate.tokens)
                 for candidate, each in zip(candidates, scores, strict=True)
             ]
             candidates, sources, is_finished = search.advance(candidates, allowed)
@@ -261,15 +261,25 @@ def _run(
             ]
 
 
-def _allowed(scored: Scored, rules: Rules, tokens: Sequence[int]) -> Scores:
-    """Return scores after the rules; coarse logits, if float32 would choose the same token."""
-    if isinstance(scored, CoarseLogits):
-        scores = Scores(scored.logits)
-        if scored.decides(rules.apply(scores, tokens)):
-            return scores
-        scored = Scores(scored.complete())
-    rules.apply(scored, tokens)
-    return scored
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """What decides about the next token beside the model."""
+
+    rules: Rules
+    phrases: Phrases | None
+
+    def apply(self, scored: Scored, tokens: Sequence[int]) -> Scores:
+        """Return scores after the rules, with bonuses; coarse, if float32 would choose the same token."""
+        bonus = None if self.phrases is None else self.phrases.after(tokens)
+        if isinstance(scored, CoarseLogits):
+            scores = Scores(scored.logits)
+            if scored.decides(self.rules.apply(scores, tokens), bonus):
+                scores.bonus = bonus
+                return scores
+            scored = Scores(scored.complete())
+        self.rules.apply(scored, tokens)
+        scored.bonus = bonus
+        return scored
 
 
 def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:

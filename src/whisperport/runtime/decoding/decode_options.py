@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
+from whisperport.runtime.decoding.phrases import Phrases
 from whisperport.system.option import Option, check_range, check_ranges
 
 
@@ -18,6 +19,7 @@ class DecodeOptions:
         temperature: 0 to 10. 0 chooses the most probable token; above 0, tokens are sampled.
         prompt: token ids of the text before this window. The last 223 are used.
         prefix: token ids with which this window's text begins.
+        phrases: whose tokens are preferred; None: none. `TranscribeOptions` has them as text.
 
     The help text of every other option is beside its field. `repetition_penalty` and
     `no_repeat_ngram_size` are not in openai-whisper, whose name of `max_tokens` is `sample_len`.
@@ -29,6 +31,7 @@ class DecodeOptions:
     temperature: float = 0.0
     prompt: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
+    phrases: Phrases | None = None
     language: Annotated[
         str | None,
         Option(

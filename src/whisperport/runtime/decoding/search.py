@@ -30,6 +30,12 @@ class Candidate:
     logprob: float = 0.0  # natural logarithm
     ended: bool = False  # whether the end of text followed
     logprobs: list[float] = field(default_factory=list)  # of each token
+    bonus: float = 0.0  # of phrases, in nats; not a part of `logprob`
+
+    @property
+    def score(self) -> float:
+        """By which candidates are compared."""
+        return self.logprob + self.bonus
 
 
 class Search(Protocol):
@@ -83,10 +89,10 @@ class Sampling:
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
         if self.greedy:
-            tokens = [int(each.logits.argmax()) for each in scores]
+            tokens = [each.best() for each in scores]
         else:
             assert self._sampler is not None
-            rows = np.stack([each.logits for each in scores])
+            rows = np.stack([each.raised() for each in scores])
             rows /= np.float32(self._temperature)
             tokens = list(self._sampler(rows))
         additions = zip(candidates, scores, tokens, self._sums, strict=True)
@@ -96,6 +102,7 @@ class Sampling:
             logit = each.logits.item(token)
             sums.append(each.log_sum(logit if self.greedy else None))
             candidate.logprob += logit  # `finish` subtracts the sums
+            candidate.bonus += each.bonus_of(token)
             candidate.logprobs.append(logit)
             candidate.tokens.append(token)
         return (
@@ -112,7 +119,7 @@ class Sampling:
                 logit - total for logit, total in zip(candidate.logprobs, totals, strict=True)
             ]
             logprob = candidate.logprob - sum(totals)
-            known = Candidate(candidate.tokens, logprob, logprobs=logprobs)
+            known = Candidate(candidate.tokens, logprob, logprobs=logprobs, bonus=candidate.bonus)
             finished.append(_without_end(known, self._end))
         return finished
 
@@ -132,25 +139,25 @@ class Beams:
     def advance(
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
-        sums: dict[tuple[int, ...], float] = {}
-        last: dict[tuple[int, ...], float] = {}  # log-probability of the last token
+        extended: dict[tuple[int, ...], Candidate] = {}
         sources: dict[tuple[int, ...], int] = {}
         for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
-            row, total = each.logits, np.float32(each.log_sum().value)
-            for token in top(row, self.width + 1):
-                extended = (*candidate.tokens, int(token))
+            total = np.float32(each.log_sum().value)
+            for token in map(int, top(each.raised(), self.width + 1)):
+                tokens = (*candidate.tokens, token)
                 # float32 as in openai-whisper, so that the same sums tie.
-                logprob = row[token] - total
-                sums[extended] = float(np.float32(candidate.logprob) + logprob)
-                last[extended], sources[extended] = float(logprob), source
-
-        def extended_by(tokens: tuple[int, ...]) -> Candidate:
-            logprobs = [*candidates[sources[tokens]].logprobs, last[tokens]]
-            return Candidate(list(tokens), sums[tokens], logprobs=logprobs)
+                logprob = each.logits[token] - total
+                extended[tokens] = Candidate(
+                    list(tokens),
+                    float(np.float32(candidate.logprob) + logprob),
+                    logprobs=[*candidate.logprobs, float(logprob)],
+                    bonus=candidate.bonus + each.bonus_of(token),
+                )
+                sources[tokens] = source
 
         unfinished: list[tuple[int, ...]] = []
         ended: list[tuple[int, ...]] = []
-        for tokens in sorted(sums, key=sums.__getitem__, reverse=True):
+        for tokens in sorted(extended, key=lambda tokens: extended[tokens].score, reverse=True):
             if tokens[-1] == self._end:
                 ended.append(tokens)
                 continue
@@ -160,15 +167,15 @@ class Beams:
         for tokens in ended:  # in the order of their log-probabilities
             if len(self._finished) >= self._wanted:
                 break
-            self._finished[tokens] = extended_by(tokens)
-        beams = [extended_by(tokens) for tokens in unfinished]
+            self._finished[tokens] = extended[tokens]
+        beams = [extended[tokens] for tokens in unfinished]
         is_finished = len(self._finished) >= self._wanted
         return beams, [sources[tokens] for tokens in unfinished], is_finished
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
         finished = list(self._finished.values())
         missing = max(0, self.width - len(finished))  # filled with the best unfinished ones
-        by_score = sorted(candidates, key=lambda candidate: candidate.logprob, reverse=True)
+        by_score = sorted(candidates, key=lambda candidate: candidate.score, reverse=True)
         return [_without_end(each, self._end) for each in (*finished, *by_score[:missing])]
 
 
@@ -183,8 +190,8 @@ def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None
     def score(candidate: Candidate) -> float:
         length = len(candidate.tokens)
         if length_penalty is not None:
-            return candidate.logprob / float(((5 + length) / 6) ** length_penalty)
-        return candidate.logprob / length if length else -np.inf
+            return candidate.score / float(((5 + length) / 6) ** length_penalty)
+        return candidate.score / length if length else -np.inf
 
     return max(candidates, key=score)
 
@@ -204,7 +211,8 @@ def _without_end(candidate: Candidate, end: int) -> Candidate:
     tokens = candidate.tokens
     ended = end in tokens
     count = tokens.index(end) if ended else len(tokens)
-    return Candidate(tokens[:count], candidate.logprob, ended, candidate.logprobs[:count])
+    logprobs = candidate.logprobs[:count]
+    return Candidate(tokens[:count], candidate.logprob, ended, logprobs, candidate.bonus)
 
 
 def numpy_sampler(generator: np.random.Generator) -> TokenSampler:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.program.runner import Array, Runner
 from whisperport.runtime.engine.finite import check_outputs
-from whisperport.runtime.engine.scores import Floats
+from whisperport.runtime.engine.scores import Bonus, Floats
 
 BLOCKS, WINNERS = 512, 64  # blocks of tokens, and how many blocks have a token in float32
 MOST = 4096  # tokens in float32; if more may win, all are computed
@@ -40,18 +40,23 @@ class CoarseLogits:
     sum_error: "SumError"
     complete: Callable[[], Floats]
 
-    def decides(self, margin: float) -> bool:
-        """Return whether the largest of the remaining logits is the one that float32 would choose.
+    def decides(self, margin: float, bonus: Bonus | None = None) -> bool:
+        """Return whether the best of the remaining tokens is the one that float32 would choose.
 
         Logarithms of probabilities are then right within `TOLERANCE`.
 
         Args:
             margin: of the closest comparison of probabilities that the rules made, in nats.
+            bonus: what the choice of a token adds to its logit. A token that is not exact stays below the
+                floor and the largest value.
         """
-        top = float(self.logits[self.logits.argmax()])  # twice as fast as `max`
-        return (
-            margin > 2 * TOLERANCE and top >= self.floor and self.sum_error.fits(self.logits, top)
-        )
+        token = int(self.logits.argmax())  # twice as fast as `max`
+        top = best = float(self.logits[token])
+        floor = self.floor
+        if bonus is not None and bonus.values.size:
+            best = max(top, float((self.logits[bonus.tokens] + bonus.values).max()))
+            floor += bonus.largest
+        return margin > 2 * TOLERANCE and best >= floor and self.sum_error.fits(self.logits, top)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

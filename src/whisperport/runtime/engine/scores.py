@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,47 @@ MOST_FORBIDDEN = 4096  # if more tokens are forbidden, the exponentials of the o
 # Of the sum of all exponentials. If a smaller part remains, its exponentials are added up: a subtraction
 # multiplies the relative error of the sum by up to 20 here, and by more then.
 LEAST_PART = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bonus:
+    """What the choice of a token adds to its log-probability, beside what the model says; see `Phrases`.
+
+    Attributes:
+        tokens: (n,) ids that have a bonus, each once, in rising order.
+        values: (n,) float32, nats that each of them gets more than all other tokens.
+        held: nats that all tokens lose: the bonus of a phrase that is given back if it does not go on.
+    """
+
+    tokens: NDArray[np.int64]
+    values: Floats
+    held: float
+
+    @property
+    def largest(self) -> float:
+        """The largest of the values, or 0."""
+        return float(self.values.max()) if self.values.size else 0.0
+
+    def best(self, logits: Floats, token: int) -> int:
+        """Return the best token, if `token` is the one with the largest of the logits (V,)."""
+        if self.values.size:
+            raised = logits[self.tokens] + self.values
+            index = int(raised.argmax())
+            if raised[index] > logits[token]:
+                return int(self.tokens[index])
+        return token
+
+    def raised(self, logits: Floats) -> Floats:
+        """Return the logits (V,) with the bonuses, in a new array."""
+        raised = logits - np.float32(self.held)
+        raised[self.tokens] += self.values
+        return raised
+
+    def of(self, token: int) -> float:
+        """Return what a token gets, in nats."""
+        at = int(np.searchsorted(self.tokens, token))
+        has_one = at < self.tokens.size and self.tokens[at] == token
+        return (self.values.item(at) if has_one else 0.0) - self.held
 
 
 class LogSum:
@@ -66,9 +108,10 @@ class Scores:
     Attributes:
         logits: (V,), which the caller may change after `forget_sum`.
         total: natural logarithm of the sum of the exponentials that the program returned; None: unknown.
+        bonus: what the choice of a token adds to its logit. Probabilities do not contain it.
     """
 
-    __slots__ = ("_forbidden", "_n_forbidden", "logits", "total")
+    __slots__ = ("_forbidden", "_n_forbidden", "bonus", "logits", "total")
 
     def __init__(self, logits: Floats, total: float | None = None) -> None:
         """
@@ -78,14 +121,29 @@ class Scores:
         """
         self.logits = logits
         self.total = total
+        self.bonus: Bonus | None = None
         self._forbidden: list[Floats] = []  # logits of tokens that were forbidden
         self._n_forbidden = 0
 
     def copy(self) -> "Scores":
         """Return the same scores with logits of their own."""
         copy = Scores(self.logits.copy(), self.total)
+        copy.bonus = self.bonus
         copy._forbidden, copy._n_forbidden = self._forbidden.copy(), self._n_forbidden
         return copy
+
+    def best(self) -> int:
+        """Return the token with the largest logit, bonuses included."""
+        token = int(self.logits.argmax())
+        return token if self.bonus is None else self.bonus.best(self.logits, token)
+
+    def raised(self) -> Floats:
+        """Return the logits (V,), bonuses included, which the caller must not change."""
+        return self.logits if self.bonus is None else self.bonus.raised(self.logits)
+
+    def bonus_of(self, token: int) -> float:
+        """Return what the choice of a token adds to its log-probability, in nats."""
+        return 0.0 if self.bonus is None else self.bonus.of(token)
 
     def forbid(self, tokens: slice | NDArray[np.int64]) -> None:
         """Set the logits of tokens that must not follow to -inf.

@@ -31,7 +31,7 @@ from whisperport.transcription.live.recognition import (
     Hypothesis,
     recognize,
 )
-from whisperport.transcription.session import usable_tokens
+from whisperport.transcription.session import usable_tokens, with_phrases
 
 T = TypeVar("T")
 
@@ -170,7 +170,8 @@ class LiveTranscriber:
     def _recognize(self, temperatures: tuple[float, ...]) -> Hypothesis | None:
         """Decode the buffer."""
         options = self._live.transcribe
-        decode = replace(options.decode, language=self._language)
+        engine, tokenizer = self._transcriber.engine, self._transcriber.tokenizer
+        decode = replace(with_phrases(options, engine, tokenizer), language=self._language)
         certain = self._agreement.committed
         return recognize(
             self._run,

@@ -34,8 +34,9 @@ export class Captions {
   }
 
   /** Begin. Rejects with a sentence if the microphone or the server cannot be used. */
-  async start({ language, prompt }) {
-    const transcription = { model: "whisper-1", ...(language && { language }), ...(prompt && { prompt }) };
+  async start({ language, prompt, phrases: keywords }) {
+    const asked = { ...(language && { language }), ...(prompt && { prompt }), ...(keywords.length && { keywords }) };
+    const transcription = { model: "whisper-1", ...asked };
     const format = { type: "audio/pcm", rate: RATE };
     const input = { format, transcription, turn_detection: { type: "server_vad" } };
     try {

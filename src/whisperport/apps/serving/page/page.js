@@ -13,6 +13,7 @@ const queue = new Queue(byId("queue"), byId("item"), { selected: show, added, ch
 
 const asked = () => ({
   task: byId("task").value, language: byId("language").value, prompt: byId("prompt").value.trim(),
+  phrases: byId("phrases").value.split(/[,\n]/).map((phrase) => phrase.trim()).filter(Boolean),
 });
 let captions = null;  // the session that runs, or ends
 const announce = (text) => { byId("status").textContent = text; };

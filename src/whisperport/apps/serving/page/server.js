@@ -44,7 +44,7 @@ export function realtime(resume) {
  * Transcribe a file. An XMLHttpRequest, because `fetch` does not report the progress of an upload.
  *
  * @param {File} file
- * @param {{task: string, language: string, prompt: string}} asked
+ * @param {{task: string, language: string, prompt: string, phrases: string[]}} asked
  * @param {{uploaded: (part: number) => void, delta: (event: object) => void}} report
  * @returns {{result: Promise<object>, cancel: () => void}} the verbose_json document
  */
@@ -75,10 +75,11 @@ export function transcribe(file, asked, report) {
   return { result, cancel: () => request.abort() };
 }
 
-function form(file, { language, prompt }) {
+function form(file, { language, prompt, phrases }) {
   const data = new FormData();
   const fields = { model: "whisper-1", response_format: "verbose_json", stream: "true", language, prompt };
   for (const [name, value] of Object.entries(fields)) if (value) data.append(name, value);
+  for (const phrase of phrases) data.append("keywords[]", phrase);
   for (const one of ["word", "segment"]) data.append("timestamp_granularities[]", one);
   data.append("file", file, "audio");  // its name is nobody's business
   return data;

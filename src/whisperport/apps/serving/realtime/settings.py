@@ -11,6 +11,7 @@ from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.text import language_code
+from whisperport.speech.text.phrase_list import checked_phrases
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.live.live_options import LiveOptions
 
@@ -66,10 +67,10 @@ class Settings:
 
     def live_options(self) -> LiveOptions:
         """Return the options of the transcription of an item."""
-        words = ", ".join(self.keywords)
-        prompt = f"{words}. {self.prompt}".strip() if words else self.prompt
         options = TranscribeOptions(
-            decode=DecodeOptions(language=self.language), initial_prompt=prompt
+            decode=DecodeOptions(language=self.language),
+            initial_prompt=self.prompt,
+            phrases=checked_phrases(self.keywords),
         )
         unhurried_s = STEPS_S["low"] if self.tentative else UNHURRIED_S
         return LiveOptions(transcribe=options, step_s=STEPS_S.get(self.delay or "", unhurried_s))
@@ -235,9 +236,19 @@ def _transcribed(
         model=model,
         language=language,
         prompt=source.text("prompt", settings.prompt, null=""),
-        keywords=source.texts("keywords", settings.keywords),
+        keywords=_keywords(source, settings.keywords),
         delay=source.one_of("delay", settings.delay, (*STEPS_S, None)),
     )
+
+
+def _keywords(source: _Members, before: tuple[str, ...]) -> tuple[str, ...]:
+    keywords = source.texts("keywords", before)
+    try:
+        checked_phrases(keywords)
+    except UsageError as error:
+        hint = f"; {error.why}" if error.why else ""
+        raise invalid(f"{source.path}.keywords", f"{error.what}{hint}") from error
+    return keywords
 
 
 def _language(source: _Members, generation: Generation) -> str | None:
