@@ -294,10 +294,12 @@ def test_an_interrupt_saves_finished_rows_and_ends_the_workers(tmp_path: Path) -
     assert set(children()) <= others
 
 
-def test_the_language_and_prompt_of_a_row_are_those_of_the_manifest(tmp_path: Path) -> None:
+def test_the_language_prompt_and_phrases_of_a_row_are_those_of_the_manifest(tmp_path: Path) -> None:
     manifest = tmp_path / "list.jsonl"
     listed = [
         {"id": "prompt", "path": str(CLIPS[0]), "prompt": "Kitchen, lights."},
+        {"id": "phrases", "path": str(CLIPS[0]), "phrases": "five, Anna"},
+        {"id": "damaged", "path": str(CLIPS[0]), "phrases": "AC/DC"},
         {"id": "wrong", "path": str(CLIPS[0]), "language": "Klingon"},
     ]
     manifest.write_text("\n".join(map(json.dumps, listed)))
@@ -309,6 +311,8 @@ def test_the_language_and_prompt_of_a_row_are_those_of_the_manifest(tmp_path: Pa
     expected = whisperport.transcribe(CLIPS[0], default_bundle(), prompted)
     assert found["prompt"]["text"] == expected.text
     assert found["prompt"]["segments"][0]["avg_logprob"] == expected.segments[0].avg_logprob
+    assert found["phrases"]["options_sha256"] != found["wrong"]["options_sha256"]
+    assert "AC/DC" in found["damaged"]["error"]["what"]
     assert "Klingon" in found["wrong"]["error"]["what"]
     assert found["prompt"]["options_sha256"] != found["wrong"]["options_sha256"]
 

@@ -234,8 +234,10 @@ def test_the_longest_file_is_first(tmp_path: Path) -> None:
 
 
 ROWS = [
-    {"id": "1", "path": "a.wav", "language": "de", "prompt": "Names: Ada.", "duration": 2.5},
-    {"id": "2", "path": "/b.wav", "language": None, "prompt": None, "duration": None},
+    {"id": "1", "path": "a.wav", "language": "de", "prompt": "Names: Ada.", "phrases": "Ada, Bo"}
+    | {"duration": 2.5},
+    {"id": "2", "path": "/b.wav", "language": None, "prompt": None, "phrases": None}
+    | {"duration": None},
 ]
 
 
@@ -245,7 +247,10 @@ def as_parquet(path: Path) -> None:
 
 
 def as_csv(path: Path) -> None:
-    path.write_text("id,path,language,prompt,duration\n1,a.wav,de,Names: Ada.,2.5\n2,/b.wav,,,\n")
+    path.write_text(
+        "id,path,language,prompt,phrases,duration\n"
+        '1,a.wav,de,Names: Ada.,"Ada, Bo",2.5\n2,/b.wav,,,,\n'
+    )
 
 
 def as_json_lines(path: Path) -> None:
@@ -263,8 +268,9 @@ def test_every_form_of_a_manifest_gives_the_same_jobs(write: Any, tmp_path: Path
     two, one = sorted(read_source(manifest), key=lambda job: -int(job.id))
 
     assert (one.path, one.language, one.prompt) == (str(folder / "a.wav"), "de", "Names: Ada.")
-    assert one.duration_s == 2.5
-    assert (two.path, two.language, two.prompt, two.duration_s) == ("/b.wav", None, None, None)
+    assert (one.phrases, one.duration_s) == ("Ada, Bo", 2.5)
+    assert (two.path, two.language, two.prompt, two.phrases) == ("/b.wav", None, None, None)
+    assert two.duration_s is None
 
 
 def test_paths_and_a_list_of_paths_are_sources(tmp_path: Path) -> None:

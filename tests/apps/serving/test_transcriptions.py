@@ -170,17 +170,23 @@ def test_speech_can_be_found_by_the_voice_activity_detector(
 
 
 def test_fields_that_are_not_known_are_named(client: Any) -> None:
-    answer = post(client, {"seed": "1", "hotwords": "x", "bad, name": "1", "x" * 65: "1"})
+    answer = post(client, {"seed": "1", "patience": "1", "bad, name": "1", "x" * 65: "1"})
 
     assert answer.status_code == 200
-    assert answer.headers["x-whisperport-ignored-fields"] == "seed, hotwords"
+    assert answer.headers["x-whisperport-ignored-fields"] == "seed, patience"
 
 
-def test_keywords_and_a_prompt_are_the_prompt(client: Any, transcriber: Transcriber) -> None:
-    answer = post(client, {"keywords[]": ["Nine", "Six"], "prompt": "A code."})
+@pytest.mark.parametrize("fields", [{"keywords[]": ["five", "Anna"]}, {"hotwords": "five, Anna"}])
+def test_keywords_and_hotwords_are_phrases_and_a_prompt_is_the_prompt(
+    fields: Any, client: Any, transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whisperport.speech.text.phrase_list.DEFAULT_BONUS", 12.0)
+    answer = post(client, {**fields, "prompt": "A code."})
 
-    expected = transcriber.transcribe(CLIP, initial_prompt="Nine, Six. A code.")
+    expected = transcriber.transcribe(CLIP, phrases=["five", "Anna"], initial_prompt="A code.")
     assert answer.json()["text"] == expected.text
+    assert "five" in expected.text
+    assert "five" not in transcriber.transcribe(CLIP).text
 
 
 @pytest.mark.parametrize(
@@ -215,6 +221,9 @@ def test_keywords_and_a_prompt_are_the_prompt(client: Any, transcriber: Transcri
         ({"chunking_strategy": server_vad("[0.5]")}, "chunking_strategy", "invalid_value"),
         ({"keywords": '["\\ud800"]'}, "keywords", "invalid_value"),
         ({"keywords": "[" + '"a",' * 15_000 + '"a"]'}, "keywords", "invalid_value"),
+        ({"keywords": "x" * 201}, "keywords", "invalid_value"),
+        ({"hotwords": "Anna, ..."}, "hotwords", "invalid_value"),
+        ({"keywords": "AC/DC"}, None, "unsupported_value"),
         ({"languages": '["\\udfff"]'}, "languages", "invalid_value"),
         ({"language": "\x00" * 60_000}, "language", "unsupported_value"),
     ],

@@ -21,6 +21,7 @@ from whisperport.speech.text.phrase_list import Phrase, spellings
 
 ANYWHERE, AFTER_NO_LETTER = 0, 1  # the roots: where a spelling may begin
 NOWHERE = -1  # no node
+MAX_KNOWN = 500  # bonuses in memory: each has up to 80 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class Phrases:
         after_letter = bool(tokens) and self._ends_in_letter(tokens[-1])
         key = tuple(self._open(tokens)), after_letter
         if (bonus := self._known.get(key)) is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
             bonus = self._known[key] = self._bonus(*key)
         return bonus
 

@@ -76,7 +76,7 @@ class LiveTranscriber:
         TruncatedPromptWarning: the initial prompt has more tokens than the decoder can use.
 
     Raises:
-        UsageError: there is no such language.
+        UsageError: there is no such language, or a phrase cannot be decoded.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class LiveTranscriber:
         self._waiting = 0  # samples since the last pass
         self._agreement = Agreement()
         self._initial = self._initial_prompt()
+        self._decode = with_phrases(self._live.transcribe, engine, transcriber.tokenizer)
         language = self._live.transcribe.decode.language
         self._language = language and language_code(language, engine.generation.languages)
         self._previous: list[int] = []  # of the words that were removed from the buffer
@@ -170,8 +171,7 @@ class LiveTranscriber:
     def _recognize(self, temperatures: tuple[float, ...]) -> Hypothesis | None:
         """Decode the buffer."""
         options = self._live.transcribe
-        engine, tokenizer = self._transcriber.engine, self._transcriber.tokenizer
-        decode = replace(with_phrases(options, engine, tokenizer), language=self._language)
+        decode = replace(self._decode, language=self._language)
         certain = self._agreement.committed
         return recognize(
             self._run,

@@ -16,6 +16,7 @@ from whisperport.apps.serving.realtime.item import AppendOnlyText
 from whisperport.program.generation import Generation
 from whisperport.speech.audio import load_audio
 from whisperport.speech.text import Segment, Word
+from whisperport.speech.text.phrase_list import DEFAULT_BONUS
 from whisperport.transcription.live.transcriber import LiveUpdate
 from whisperport.verification.clips import shipped_audio
 
@@ -93,7 +94,8 @@ def test_an_update_changes_what_it_has_and_keeps_the_rest() -> None:
     assert two == replace(one, language=None, prompt="Names", delay="low", include=(TENTATIVE,))
     assert two.is_live
     assert two.live_options().step_s == 0.3
-    assert two.live_options().transcribe.initial_prompt == "Anna. Names"
+    assert two.live_options().transcribe.initial_prompt == "Names"
+    assert two.live_options().transcribe.phrases == (("Anna", DEFAULT_BONUS),)
     assert three == replace(two, vad=None, kind="audio/pcmu", rate=8_000)
 
 
