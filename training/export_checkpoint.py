@@ -1,9 +1,10 @@
 """Export a training checkpoint as a folder in transformers' format.
 
-    python export_checkpoint.py --run work/run --out work/model
+    python export_checkpoint.py --run work/run --out work/model [--package ../src/whisperport/speech/data/model]
 
 The factored embedding is expanded, and the weights become float16. The tokenizer is Whisper's
-multilingual one, built from the ranks in openai-whisper.
+multilingual one, built from the ranks in openai-whisper. `--package` also stores the folder as the package
+has it: large files compressed, the tokenizer without OpenAI's tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import lzma
+import shutil
 from pathlib import Path
 
 import torch
@@ -220,6 +223,7 @@ def main() -> None:
     )
     parser.add_argument("--run", type=Path, required=True, help="folder of the training run")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--package", type=Path, help="folder of the model in the package")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     model, vocabulary = load_trained(args.run)
@@ -229,6 +233,38 @@ def main() -> None:
     generation_config(model.dims).save_pretrained(args.out)
     WhisperFeatureExtractor().save_pretrained(args.out)
     write_tokenizer(args.out)
+    if args.package is not None:
+        store(args.out, args.package)
+
+
+# Half of the bytes are the low bytes of a float16: lp and pb tell the compressor so, which saves 4 %.
+FILTERS = [
+    {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}
+    | {"dict_size": 2**25, "lc": 2, "lp": 1, "pb": 1}
+]
+
+
+def store(model: Path, out: Path) -> None:
+    """Copy the small files of a model, and compress the large ones."""
+    for file in sorted(model.iterdir()):
+        if file.name == "tokenizer.json":
+            compress(without_tokens(file.read_bytes()), out / f"{file.name}.xz")
+        elif file.suffix == ".safetensors":
+            compress(file.read_bytes(), out / f"{file.name}.xz")
+        else:
+            shutil.copyfile(file, out / file.name)
+
+
+def without_tokens(tokenizer: bytes) -> bytes:
+    """Remove the tokens and merges. `data/embedded_model.py` adds them from the package's ranks."""
+    document = json.loads(tokenizer)
+    document["model"] |= {"vocab": {}, "merges": []}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def compress(data: bytes, file: Path) -> None:
+    """Compress with a SHA-256, by which a damaged file is recognized."""
+    file.write_bytes(lzma.compress(data, lzma.FORMAT_XZ, lzma.CHECK_SHA256, filters=FILTERS))
 
 
 if __name__ == "__main__":
