@@ -1,6 +1,6 @@
 """Export a training checkpoint as a folder in transformers' format.
 
-    python export_checkpoint.py --run work/run --out work/model [--package ../src/whisperport/speech/data/model]
+    python export_checkpoint.py --run work/run --out work/model [--package FOLDER]
 
 The factored embedding is expanded, and the weights become float16. The tokenizer is Whisper's
 multilingual one, built from the ranks in openai-whisper. `--package` also stores the folder as the package
