@@ -30,6 +30,7 @@ from whisperport.program.runner import Binding, Runner
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
+from whisperport.runtime.decoding.phrases import Phrases, Spelling
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.target_options import describe, parse_options, with_target
 from whisperport.verification import GATES, compare
@@ -456,6 +457,22 @@ def test_what_was_heard_before_leaves_no_trace(bundle: Bundle) -> None:
     alone = decode_window(Decoder(fresh), fresh.encode(second), options)
 
     assert after == alone
+
+
+@pytest.mark.parametrize("beams", [None, 2])
+def test_a_phrase_is_preferred_on_every_target(bundle: Bundle, beams: int | None) -> None:
+    phrase = (1000, 2000, 3000)
+    phrases = Phrases([Spelling(phrase, 20.0, True)], lambda _: False)
+    options = DecodeOptions(language="en", max_tokens=6, beam_size=beams, without_timestamps=True)
+    shape = bundle.manifest.dims.n_mels, bundle.manifest.dims.n_frames
+    engine = load_engine(bundle, ONE_THREAD)
+    features = engine.encode(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+
+    plain = decode_window(Decoder(engine), features, options)
+    listed = decode_window(Decoder(engine), features, replace(options, phrases=phrases))
+
+    assert listed.tokens == phrase * 2
+    assert listed.avg_logprob < plain.avg_logprob
 
 
 def test_two_threads_say_what_one_says(here: Target, bundle: Bundle) -> None:
