@@ -4,7 +4,7 @@ Source: openai/whisper@v20250625, whisper/decoding.py:519-789.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from whisperport.runtime.decoding.rules import SHORT_WINDOW_PENALTY, Rules
 from whisperport.runtime.decoding.search import (
     Beams,
     Candidate,
+    Forks,
     Sampling,
     Search,
     TokenSampler,
@@ -238,26 +239,27 @@ def _run(
     candidates = [Candidate() for _ in range(search.width)]
     scores: Sequence[Scored] = [Scores(logits.copy()) for _ in range(search.width)]
     exact = not search.greedy
-    with decoder.caches(search.width) as caches:
+    with decoder.copies() as copy:
+        caches = [decoder.cache, *(copy() for _ in range(search.width - 1))]
         while True:
             allowed = [
                 filters.apply(each, candidate.tokens)
                 for candidate, each in zip(candidates, scores, strict=True)
             ]
             candidates, sources, is_finished = search.advance(candidates, allowed)
-            longest = max(len(candidate.tokens) for candidate in candidates)
+            longest = max((len(candidate.tokens) for candidate in candidates), default=0)
             if is_finished or longest >= limit or prompt + longest > engine.dims.n_text_ctx:
                 return candidates
-            caches = _rearranged(caches, sources)
+            caches = _rearranged(caches, sources, copy)
             last = [candidate.tokens[-1] for candidate in candidates]
             unfinished = [
                 i for i, token in enumerate(last) if token != engine.generation.end_of_text
             ]
             after = yield [Step(last[i], caches[i], exact) for i in unfinished]
             scored = dict(zip(unfinished, after, strict=True))
-            scores = [
-                scored[i] if i in scored else Scores(each.logits)  # of a candidate that has ended
-                for i, each in enumerate(allowed)
+            scores = [  # of a candidate that has ended, those before its end
+                scored[i] if i in scored else Scores(allowed[source].logits)
+                for i, source in enumerate(sources)
             ]
 
 
@@ -282,13 +284,15 @@ class _Filters:
         return scored
 
 
-def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:
-    """Return a cache for each candidate, with the tokens of the candidate that it continues.
+def _rearranged(caches: list[Cache], sources: list[int], copy: Callable[[], Cache]) -> list[Cache]:
+    """Return a cache for each candidate, with the tokens of the one that it continues, and then others.
 
     The first candidate that continues a source takes its cache; the others get copies.
 
     Args:
+        caches: at least one for each candidate before.
         sources: index of the continued candidate, for each candidate.
+        copy: returns one more cache.
     """
     if sources == list(range(len(caches))):
         return caches
@@ -297,19 +301,21 @@ def _rearranged(caches: list[Cache], sources: list[int]) -> list[Cache]:
     arranged = []
     for source in sources:
         if source in moved:
-            cache = spare.pop()
+            cache = spare.pop() if spare else copy()
             cache.copy_of(caches[source])
         else:
             cache = caches[source]
             moved.add(source)
         arranged.append(cache)
-    return arranged
+    return arranged + spare
 
 
 def _search(generation: Generation, options: DecodeOptions, sampler: TokenSampler | None) -> Search:
     end = generation.end_of_text
     if options.beam_size is not None:
         return Beams(end, options.beam_size, options.patience or 1.0)
+    if options.phrases is not None and options.temperature == 0:
+        return Forks(end)
     return Sampling(end, options.temperature, options.best_of or 1, sampler)
 
 

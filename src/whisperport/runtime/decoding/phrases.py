@@ -112,16 +112,22 @@ class Phrases:
         granted = self._total[longest]
         kept = max((self._complete(node, self._depth[node]) for node in nodes), default=0.0)
         roots = (ANYWHERE,) if after_letter else (ANYWHERE, AFTER_NO_LETTER)
-        gains: dict[int, float] = {}
+        gains: dict[int, tuple[float, bool]] = {}
         for node in (*nodes, *roots):
             before = kept
             if node not in roots:  # the phrase that goes on may begin before the kept one ends
                 before = self._complete(longest, self._depth[longest] - self._depth[node])
             for token, child in self._children[node].items():
-                gains.setdefault(token, before + self._total[child] - kept)
-        raised = sorted(token for token, gain in gains.items() if gain)
-        values = [gains[token] for token in raised]
-        return Bonus(np.array(raised, np.int64), np.array(values, np.float32), granted - kept)
+                gain = before + self._total[child] - kept
+                gains.setdefault(token, (gain, bool(self._children[child])))
+        tokens = sorted(gains)
+        values, opens = zip(*(gains[token] for token in tokens), strict=True)
+        return Bonus(
+            np.array(tokens, np.int64),
+            np.array(values, np.float32),
+            np.array(opens, np.bool_),
+            granted - kept,
+        )
 
     def _complete(self, node: int, n_tokens: int) -> float:
         """Return the bonuses of the longest phrase within the first tokens on the way to a node."""

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.runtime.engine.scores import Floats, LogSum, Scores
+from whisperport.runtime.engine.scores import FORK_MARGIN, Floats, LogSum, Scores
 
+N_FORKS = 4  # candidates of greedy decoding with phrases: the best, and three inside a phrase
 BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
 
 TokenSampler = Callable[[Floats], Sequence[int]]
@@ -41,7 +42,7 @@ class Candidate:
 class Search(Protocol):
     """Chooses the next tokens of all candidates."""
 
-    width: int  # G, the number of candidates extended in parallel
+    width: int  # the number of candidates at the start
     greedy: bool  # whether only the most probable token of a row is needed, and its probability
 
     def advance(
@@ -54,8 +55,8 @@ class Search(Protocol):
             scores: of each candidate, after the rules.
 
         Returns:
-            The G candidates to continue, the index of the candidate that each continues, and whether
-            the search is done.
+            The candidates to continue, the index of the candidate that each continues, and whether the
+            search is done.
         """
         ...
 
@@ -89,7 +90,7 @@ class Sampling:
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
         if self.greedy:
-            tokens = [each.best() for each in scores]
+            tokens = [int(each.logits.argmax()) for each in scores]
         else:
             assert self._sampler is not None
             rows = np.stack([each.raised() for each in scores])
@@ -125,6 +126,62 @@ class Sampling:
 
     def _ended(self, candidate: Candidate) -> bool:
         return bool(candidate.tokens) and candidate.tokens[-1] == self._end
+
+
+class Forks:
+    """Greedy decoding that tries phrases: the best text, and beside it those that are inside a phrase.
+
+    The bonus of a phrase's first token alone would decide too early. So a text in which a phrase has begun
+    is decoded beside the best one until the phrase is complete or too improbable; their scores then tell.
+    """
+
+    width, greedy = 1, True
+
+    def __init__(self, end_of_text: int) -> None:
+        self._end = end_of_text
+        self._ended: Candidate | None = None
+
+    def advance(
+        self, candidates: list[Candidate], scores: list[Scores]
+    ) -> tuple[list[Candidate], list[int], bool]:
+        whole: list[
+            tuple[Candidate, int]
+        ] = []  # with the index of the candidate that each continues
+        inside: list[tuple[Candidate, int]] = []
+        for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
+            total = each.log_sum().value
+            for token, opens in each.choices(N_FORKS):
+                logprob = each.logits.item(token) - total
+                extended = Candidate(
+                    [*candidate.tokens, token],
+                    candidate.logprob + logprob,
+                    logprobs=[*candidate.logprobs, logprob],
+                    bonus=candidate.bonus + each.bonus_of(token),
+                )
+                (inside if opens else whole).append((extended, source))
+        best = max(whole, key=_score_of, default=None)
+        if best and best[0].tokens[-1] == self._end:
+            self._ended = max((each for each in (self._ended, best[0]) if each), key=_score)
+            best = None
+        floor = max(
+            (each.score for each in (self._ended, best and best[0]) if each), default=-np.inf
+        )
+        open_ones = sorted(inside, key=_score_of, reverse=True)[: N_FORKS - 1]
+        kept = [] if best is None or best[0].score < floor else [best]
+        kept += [each for each in open_ones if _score_of(each) > floor - FORK_MARGIN]
+        return [each for each, _ in kept], [source for _, source in kept], not kept
+
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        best = max((each for each in (self._ended, *candidates) if each), key=_score)
+        return [_without_end(best, self._end)]
+
+
+def _score(candidate: Candidate) -> float:
+    return candidate.score
+
+
+def _score_of(extended: tuple[Candidate, int]) -> float:
+    return extended[0].score
 
 
 class Beams:

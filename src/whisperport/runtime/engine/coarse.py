@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whisperport.program.program_kind import COARSE_PROJECTION
 from whisperport.program.runner import Array, Runner
 from whisperport.runtime.engine.finite import check_outputs
-from whisperport.runtime.engine.scores import Bonus, Floats
+from whisperport.runtime.engine.scores import FORK_MARGIN, Bonus, Floats
 
 BLOCKS, WINNERS = 512, 64  # blocks of tokens, and how many blocks have a token in float32
 MOST = 4096  # tokens in float32; if more may win, all are computed
@@ -47,16 +47,16 @@ class CoarseLogits:
 
         Args:
             margin: of the closest comparison of probabilities that the rules made, in nats.
-            bonus: what the choice of a token adds to its logit. A token that is not exact stays below the
-                floor and the largest value.
+            bonus: what the choice of a token adds to its logit. All that are tried must be exact.
+                One that is not stays below the floor and the largest value.
         """
         token = int(self.logits.argmax())  # twice as fast as `max`
-        top = best = float(self.logits[token])
-        floor = self.floor
+        top = float(self.logits[token])
+        is_exact = top >= self.floor
         if bonus is not None and bonus.values.size:
             best = max(top, float((self.logits[bonus.tokens] + bonus.values).max()))
-            floor += bonus.largest
-        return margin > 2 * TOLERANCE and best >= floor and self.sum_error.fits(self.logits, top)
+            is_exact &= best - FORK_MARGIN >= self.floor + float(bonus.values.max())
+        return margin > 2 * TOLERANCE and is_exact and self.sum_error.fits(self.logits, top)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,9 @@ MOST_FORBIDDEN = 4096  # if more tokens are forbidden, the exponentials of the o
 # Of the sum of all exponentials. If a smaller part remains, its exponentials are added up: a subtraction
 # multiplies the relative error of the sum by up to 20 here, and by more then.
 LEAST_PART = 0.05
+FORK_MARGIN = (
+    4.0  # nats that a text inside a phrase may be below the best one, and is still decoded
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,26 +34,14 @@ class Bonus:
     Attributes:
         tokens: (n,) ids that have a bonus, each once, in rising order.
         values: (n,) float32, nats that each of them gets more than all other tokens.
+        opens: (n,) whether a phrase has begun and is not complete after each of them.
         held: nats that all tokens lose: the bonus of a phrase that is given back if it does not go on.
     """
 
     tokens: NDArray[np.int64]
     values: Floats
+    opens: NDArray[np.bool_]
     held: float
-
-    @property
-    def largest(self) -> float:
-        """The largest of the values, or 0."""
-        return float(self.values.max()) if self.values.size else 0.0
-
-    def best(self, logits: Floats, token: int) -> int:
-        """Return the best token, if `token` is the one with the largest of the logits (V,)."""
-        if self.values.size:
-            raised = logits[self.tokens] + self.values
-            index = int(raised.argmax())
-            if raised[index] > logits[token]:
-                return int(self.tokens[index])
-        return token
 
     def raised(self, logits: Floats) -> Floats:
         """Return the logits (V,) with the bonuses, in a new array."""
@@ -132,10 +123,18 @@ class Scores:
         copy._forbidden, copy._n_forbidden = self._forbidden.copy(), self._n_forbidden
         return copy
 
-    def best(self) -> int:
-        """Return the token with the largest logit, bonuses included."""
-        token = int(self.logits.argmax())
-        return token if self.bonus is None else self.bonus.best(self.logits, token)
+    def choices(self, count: int) -> list[tuple[int, bool]]:
+        """Return the most probable token, and the best ones that have a bonus: (token, is in a phrase)."""
+        token = int(self.logits.argmax())  # twice as fast as `max`
+        bonus = self.bonus
+        if bonus is None or not bonus.values.size:
+            return [(token, False)]
+        raised = self.logits[bonus.tokens] + bonus.values
+        order = np.argsort(-raised, kind="stable")[:count]
+        chosen = {int(bonus.tokens[i]): bool(bonus.opens[i]) for i in order if raised[i] > -np.inf}
+        at = int(np.searchsorted(bonus.tokens, token))
+        is_listed = at < bonus.tokens.size and bonus.tokens[at] == token
+        return list(({token: bool(is_listed and bonus.opens[at])} | chosen).items())
 
     def raised(self) -> Floats:
         """Return the logits (V,), bonuses included, which the caller must not change."""

@@ -1,6 +1,6 @@
 """Decode a token of each of several texts in one run of `step_B`, which reads the weights once for all."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
 
@@ -244,18 +244,20 @@ class BatchDecoder(Decoder):
         return scores
 
     @contextmanager
-    def caches(self, count: int) -> Iterator[list[Cache]]:
+    def copies(self) -> Iterator[Callable[[], Cache]]:
         rows: list[Row] = []
+
+        def copy() -> Cache:
+            row = self.batch.take()
+            if row is None:
+                return self._row.copy()
+            rows.append(row)
+            row.start_window(self._row.audio)
+            row.copy_of(self._row)
+            return row
+
         try:
-            with super().caches(1) as caches:
-                for _ in range(count - 1):
-                    row = self.batch.take()
-                    if row is not None:
-                        rows.append(row)
-                        row.start_window(self._row.audio)
-                        row.copy_of(self._row)
-                    caches.append(self._row.copy() if row is None else row)
-                yield caches
+            yield copy
         finally:
             for row in rows:
                 self.batch.release(row)

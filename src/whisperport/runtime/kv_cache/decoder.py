@@ -1,6 +1,6 @@
 """The state of one call: the cross-attention K/V of the window's audio, and the tokens decoded so far."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import ref
 
@@ -169,9 +169,9 @@ class Decoder:
         return 0
 
     @contextmanager
-    def caches(self, count: int) -> Iterator[list[Cache]]:
-        """Lend caches with the tokens of the decoder's cache: that one, and `count` - 1 copies of it."""
-        yield [self.cache, *(self.cache.copy() for _ in range(count - 1))]
+    def copies(self) -> Iterator[Callable[[], Cache]]:
+        """Lend copies of the decoder's cache: one for each call, until the block ends."""
+        yield self.cache.copy
 
     def align(self, tokens: Sequence[int]) -> tuple[Floats, Floats]:
         """Run the `align` program over all tokens of a window, from the first on.
