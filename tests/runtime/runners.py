@@ -52,8 +52,8 @@ class Scripted:
     def step_all(self, steps: Any) -> Any:
         return [Scores(self.step(step.token, step.cache)) for step in steps]
 
-    def caches(self, count: int) -> Any:
-        return nullcontext([self.cache, *(self.cache.copy() for _ in range(count - 1))])
+    def copies(self) -> Any:
+        return nullcontext(self.cache.copy)
 
     def _row(self) -> Any:
         row = np.zeros(DIMS.n_vocab, np.float32)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import whisperport
 from whisperport.errors import UsageError
 from whisperport.runtime.decoding.phrases import Phrases, Spelling, compiled
-from whisperport.runtime.decoding.search import Beams, Candidate, Sampling
+from whisperport.runtime.decoding.search import Beams, Candidate, Forks, Sampling
 from whisperport.runtime.engine.coarse import CoarseLogits, SumError
-from whisperport.runtime.engine.scores import Scores
+from whisperport.runtime.engine.scores import FORK_MARGIN, Scores
 from whisperport.speech.text.phrase_list import (
     MAX_PHRASES,
     checked_phrases,
@@ -40,6 +40,31 @@ phrase_sets = st.dictionaries(
 
 def tree(phrases: dict[tuple[int, ...], float], ends_in_letter: Any = lambda _: False) -> Phrases:
     return Phrases([Spelling(*item, True) for item in phrases.items()], ends_in_letter)
+
+
+def logits(**values: float) -> np.ndarray:
+    """A row (V,) in which all tokens but these are improbable: logits(t3=2, end=1)."""
+    row = np.full(V, -30, np.float32)
+    for name, value in values.items():
+        row[END if name == "end" else int(name[1:])] = value
+    return row
+
+
+def decoded(model: dict[tuple[int, ...], np.ndarray], phrases: Phrases) -> tuple[list[int], int]:
+    """The text of greedy decoding with phrases, and how many rows of logits it needed."""
+    search, n_rows = Forks(END), 0
+    candidates = [Candidate()]
+    for _ in range(10):
+        scores = []
+        for candidate in candidates:
+            scores.append(Scores(model.get(tuple(candidate.tokens), logits(end=0)).copy()))
+            scores[-1].bonus = phrases.after(candidate.tokens)
+        n_rows += len(scores)
+        candidates, _, is_finished = search.advance(candidates, scores)
+        if is_finished:
+            break
+    (best,) = search.finish(candidates)
+    return best.tokens, n_rows
 
 
 def granted(phrases: Phrases, tokens: Sequence[int]) -> float:
@@ -99,6 +124,7 @@ def test_what_is_written_without_a_space_does_not_begin_inside_a_word() -> None:
 
     assert phrases.after([]).of(1) == phrases.after([5]).of(1) == 2
     assert phrases.after([0]).of(1) == 0
+    assert not phrases.after([0]).tokens.size
     assert phrases.after([0, 1]).of(2) == 0  # the phrase has not begun
     assert phrases.after([5, 1]).of(2) == 2
 
@@ -109,10 +135,10 @@ def test_the_choice_has_the_bonus_and_the_probability_has_not(search: str) -> No
     row[[3, 4]] = 2, 1
     own = float(row[4] - np.log(np.exp(row.astype(np.float64)).sum()))
     scores = Scores(row)
-    scores.bonus = tree({(4, 5): 1.5}).after([])
+    scores.bonus = tree({(4,): 1.5}).after([])
     before = row.copy()
     kinds = {
-        "greedy": lambda: Sampling(END, 0, 1, None),
+        "greedy": lambda: Forks(END),
         "beams": lambda: Beams(END, 1, 1.0),
         "samples": lambda: Sampling(END, 0.5, 1, lambda rows: rows.argmax(axis=1).tolist()),
     }
@@ -133,20 +159,60 @@ def test_a_forbidden_token_stays_forbidden() -> None:
     scores.bonus = tree({(4,): 20.0}).after([])
     scores.forbid(np.array([4]))
 
-    assert scores.best() != 4
+    assert all(token != 4 for token, _ in scores.choices(3))
     assert scores.raised()[4] == -np.inf
+
+
+HEARD = {  # 1 2 is heard; 3 4 sounds alike, 3 5 does not
+    (): logits(t1=0, t3=-3),
+    (1,): logits(t2=0),
+    (3,): logits(t4=0, t5=-9),
+    (1, 2): logits(t6=0),
+    (3, 4): logits(t6=0),
+    (3, 5): logits(t6=0),
+}
+
+
+@pytest.mark.parametrize(
+    ("phrase", "expected"),
+    [
+        ((3, 4), [3, 4, 6]),  # 4 nats of bonus, 3 less probable
+        ((3, 5), [1, 2, 6]),  # 4 nats of bonus, 12 less probable: the text that was best goes on
+        ((3, 4, 7), [1, 2, 6]),  # it does not complete
+        ((7, 8), [1, 2, 6]),
+        ((1, 2), [1, 2, 6]),
+    ],
+)
+def test_greedy_decoding_follows_a_phrase_to_its_end_before_it_decides(
+    phrase: tuple[int, ...], expected: list[int]
+) -> None:
+    tokens, _ = decoded(HEARD, tree({phrase: 2.0}))
+
+    assert tokens == expected
+
+
+def test_phrases_that_are_improbable_cost_no_step() -> None:
+    tokens, n_rows = decoded(HEARD, tree({(7, 8): 2.0, (8, 9): 2.0}))
+
+    assert (tokens, n_rows) == ([1, 2, 6], 4)
+
+
+def test_a_text_that_has_ended_waits_for_a_phrase_that_is_open() -> None:
+    heard = {(): logits(end=0, t3=-3), (3,): logits(t4=0), (3, 4): logits(end=0)}
+
+    assert decoded(heard, tree({(3, 4): 2.0}))[0] == [3, 4]
+    assert decoded(heard, tree({(3, 4): 1.0}))[0] == []
 
 
 def test_coarse_logits_decide_only_if_no_bonus_can_raise_an_inexact_token_above_the_best() -> None:
     row = np.linspace(0, 1, V, dtype=np.float32)
-    row[3] = 5
+    row[3] = 5 + FORK_MARGIN
     exact = SumError(0.0, np.array([3]), np.empty(0, np.float32), 1)
     coarse = CoarseLogits(row, 2.0, exact, row.copy)
 
     assert coarse.decides(np.inf)
     assert coarse.decides(np.inf, tree({(4,): 2.9}).after([]))
     assert not coarse.decides(np.inf, tree({(4,): 3.1}).after([]))
-    assert coarse.decides(np.inf, tree({(3,): 3.1}).after([]))  # the best one has it itself
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +245,10 @@ def test_a_transcription_prefers_its_phrases_and_others_change_nothing(
     unrelated = transcriber.transcribe(clip.path, phrases=["Hallberg", "tachycardia"], **options)
     forced = transcriber.transcribe(clip.path, phrases=[("five", 20.0)], **options)
 
-    assert unrelated == plain
+    assert unrelated.text == plain.text
+    (segment,), (other,) = plain.segments, unrelated.segments
+    assert other.tokens == segment.tokens
+    assert other.logprobs == pytest.approx(segment.logprobs, abs=1e-6)
     assert "five" in forced.text
     assert "five" not in plain.text
     assert forced.segments[0].avg_logprob < plain.segments[0].avg_logprob

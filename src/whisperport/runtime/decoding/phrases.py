@@ -121,11 +121,10 @@ class Phrases:
                 gain = before + self._total[child] - kept
                 gains.setdefault(token, (gain, bool(self._children[child])))
         tokens = sorted(gains)
-        values, opens = zip(*(gains[token] for token in tokens), strict=True)
         return Bonus(
             np.array(tokens, np.int64),
-            np.array(values, np.float32),
-            np.array(opens, np.bool_),
+            np.array([gains[token][0] for token in tokens], np.float32),
+            np.array([gains[token][1] for token in tokens], np.bool_),
             granted - kept,
         )
 
