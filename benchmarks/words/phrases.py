@@ -2,11 +2,11 @@
 
     python -m benchmarks.words.phrases --checkpoint FOLDER --speech FOLDER [--target onnxruntime ...]
 
-`--speech` has `names.json` (sentences with one rare name each), `others.json` (sentences without any), both
-lists of `file`, `text` and `name`, with the WAV files in folders of these names, `names.txt` and
-`unspoken.txt`, names that no sentence contains; training/names.py makes them, and checkpoints that can
-write such names. Each bonus is used with greedy decoding and with beams. A name counts as right if the text
-contains it. Writes `results/words.json`.
+`--speech` has `names.json` (sentences with one listed name each), `others.json` (sentences without any;
+those with `name` have one that is similar to listed ones), both lists of `file`, `text` and `name`, with
+the WAV files in folders of these names; and `names.txt` and `unspoken.txt`, names that no sentence has.
+training/names.py makes them, and checkpoints that can write such names. Each bonus is used with greedy
+decoding and with beams. A name counts as right if the text has it. Writes `results/words.json`.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", nargs="+", required=True)
     parser.add_argument("--speech", type=Path, required=True)
     parser.add_argument("--target", nargs="+", default=["onnxruntime"])
-    parser.add_argument("--bonus", type=float, nargs="+", default=[2.0])
+    parser.add_argument("--bonus", type=float, nargs="+", default=[1.0, 1.5, 2.0])
     parser.add_argument("--beams", type=int, nargs="+", default=[0, 5], help="0: greedy")
     parser.add_argument("--clips", type=int, help="use the first only")
     options = parser.parse_args()
@@ -68,7 +68,8 @@ def main() -> None:
     result = {
         "what": "wrong names and other words with a list of phrases",
         "names": len(names),
-        "other_words": sum(len(normalize(each.text).split()) for each in others),
+        "other_words": words_of([each for each in others if not each.name]),
+        "similar_words": words_of([each for each in others if each.name]),
         "rows": rows,
         "versions": versions(("whisperport", "torch", "onnxruntime", "numpy")),
     }
@@ -101,27 +102,35 @@ def measured(
             for each in sentences
         ]
 
-    plain = texts(names, ()), texts(others, ())
-    right = [has_name(text, each) for text, each in zip(plain[0], names, strict=True)]
-    before = errors(plain[1], others), errors(plain[0], names, without_names=True)
-    rows = [{"bonus": 0.0, "wrong_names": right.count(False), "errors": before[0]}]
-    rows[0]["errors_beside_names"] = before[1]
+    groups = {
+        "other_errors": [each for each in others if not each.name],
+        "similar_errors": [each for each in others if each.name],
+    }
+    before = texts(names, ())
+    right = [has_name(text, each) for text, each in zip(before, names, strict=True)]
+    rows: list[dict[str, Any]] = [{"bonus": 0.0, "wrong_names": right.count(False)}]
+    rows[0]["errors_beside_names"] = errors(before, names, without_names=True)
+    rows[0] |= {kind: errors(texts(group, ()), group) for kind, group in groups.items()}
     for bonus in bonuses:
         listed, unspoken = ([(name, bonus) for name in lists[kind] if name] for kind in lists)
         with_list = texts(names, listed)
         after = [has_name(text, each) for text, each in zip(with_list, names, strict=True)]
-        rows.append(
-            {
-                "bonus": bonus,
-                "wrong_names": after.count(False),
-                "became_right": sum(now and not was for was, now in zip(right, after, strict=True)),
-                "became_wrong": sum(was and not now for was, now in zip(right, after, strict=True)),
-                "errors_beside_names": errors(with_list, names, without_names=True),
-                "errors": errors(texts(others, listed), others),
-                "errors_unspoken": errors(texts(others, unspoken), others),
-            }
-        )
+        row = {
+            "bonus": bonus,
+            "wrong_names": after.count(False),
+            "became_wrong": sum(was and not now for was, now in zip(right, after, strict=True)),
+            "errors_beside_names": errors(with_list, names, without_names=True),
+        }
+        for kind, group in groups.items():
+            row[kind] = errors(texts(group, listed), group)
+            row[f"{kind}_unspoken"] = errors(texts(group, unspoken), group)
+        rows.append(row)
     return rows
+
+
+def words_of(sentences: Sequence[Spoken]) -> int:
+    """Return the number of words of sentences."""
+    return sum(len(normalize(each.text).split()) for each in sentences)
 
 
 def has_name(text: str, sentence: Spoken) -> bool:

@@ -227,7 +227,7 @@ def test_every_spelling_is_listed(transcriber: Transcriber) -> None:
 
     for text in (" tachycardia", " Tachycardia", "tachycardia", "Tachycardia", '"tachycardia'):
         tokens = tokenizer.encode(text)
-        assert granted(phrases, tokens) == 2 * (len(tokens) - text.startswith('"')), text
+        assert granted(phrases, tokens) == len(tokens) - text.startswith('"'), text
     inside = [*tokenizer.encode(" x"), *tokenizer.encode("tachycardia")]
     assert granted(phrases, inside) == 0
     chinese = compiled(tokenizer, checked_phrases(["北京"]), frozenset())
@@ -258,7 +258,7 @@ def test_a_list_is_read_from_a_file_and_its_lines_are_named(tmp_path: Path) -> N
     file = tmp_path / "names.txt"
     file.write_text("\ufeffHallberg\t3.5\n\n  New   York \ntachycardia\r\nHallberg\n", "utf-8")
 
-    assert read_phrases(file) == (("Hallberg", 3.5), ("New York", 2.0), ("tachycardia", 2.0))
+    assert read_phrases(file) == (("Hallberg", 3.5), ("New York", 1.0), ("tachycardia", 1.0))
     assert with_commas("a b, c,, ") == ["a b", "c"]
 
 

@@ -40,7 +40,7 @@ phrases_option = option(
     type=InputPath(dir_okay=False),
     metavar="FILE",
     help="Prefer the words and phrases in FILE, such as names: one per line, and behind a tab its bonus in "
-    "nats per token, 2 if it has none",
+    "nats per token, 1 if it has none",
 )
 live_decoding_options = together(  # the others need the complete audio, or fixed windows
     field_options(DecodeOptions, group=DECODING),
