@@ -30,9 +30,7 @@ class Spelling:
 
     tokens: tuple[int, ...]  # at least one
     bonus: float  # nats per token, above 0
-    anywhere: (
-        bool  # False: not directly after a letter or a digit, where it would be part of a word
-    )
+    anywhere: bool  # False: not after a letter or a digit, where it would be a part of a word
 
 
 class Phrases:
@@ -51,10 +49,8 @@ class Phrases:
         self._parent = [ANYWHERE, AFTER_NO_LETTER]
         self._depth = [0, 0]  # tokens from the root
         self._is_end = [False, False]  # whether a phrase is complete there
-        bonuses = [
-            0.0,
-            0.0,
-        ]  # of the token that leads there: the largest of the phrases that share it
+        # Of the token that leads there: the largest bonus of the phrases that share it.
+        bonuses = [0.0, 0.0]
         for spelling in spellings:
             node = ANYWHERE if spelling.anywhere else AFTER_NO_LETTER
             for token in spelling.tokens:

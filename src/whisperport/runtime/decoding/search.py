@@ -139,14 +139,13 @@ class Forks:
 
     def __init__(self, end_of_text: int) -> None:
         self._end = end_of_text
-        self._ended: Candidate | None = None
+        self._ended: list[Candidate] = []
 
     def advance(
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
-        whole: list[
-            tuple[Candidate, int]
-        ] = []  # with the index of the candidate that each continues
+        # Each with the index of the candidate that it continues.
+        whole: list[tuple[Candidate, int]] = []
         inside: list[tuple[Candidate, int]] = []
         for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
             total = each.log_sum().value
@@ -159,28 +158,21 @@ class Forks:
                     bonus=candidate.bonus + each.bonus_of(token),
                 )
                 (inside if opens else whole).append((extended, source))
-        best = max(whole, key=_score_of, default=None)
-        if best and best[0].tokens[-1] == self._end:
-            self._ended = max((each for each in (self._ended, best[0]) if each), key=_score)
-            best = None
-        floor = max(
-            (each.score for each in (self._ended, best and best[0]) if each), default=-np.inf
-        )
-        open_ones = sorted(inside, key=_score_of, reverse=True)[: N_FORKS - 1]
-        kept = [] if best is None or best[0].score < floor else [best]
-        kept += [each for each in open_ones if _score_of(each) > floor - FORK_MARGIN]
+        best = sorted(whole, key=_score)[-1:]
+        if best and best[0][0].tokens[-1] == self._end:
+            self._ended.append(best.pop()[0])
+        floor = max(map(_score, [*((each, 0) for each in self._ended), *best]), default=-np.inf)
+        begun = sorted(inside, key=_score, reverse=True)[: N_FORKS - 1]
+        kept = [each for each in best if _score(each) >= floor]
+        kept += [each for each in begun if _score(each) > floor - FORK_MARGIN]
         return [each for each, _ in kept], [source for _, source in kept], not kept
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
-        best = max((each for each in (self._ended, *candidates) if each), key=_score)
+        best = max((*self._ended, *candidates), key=lambda candidate: candidate.score)
         return [_without_end(best, self._end)]
 
 
-def _score(candidate: Candidate) -> float:
-    return candidate.score
-
-
-def _score_of(extended: tuple[Candidate, int]) -> float:
+def _score(extended: tuple[Candidate, int]) -> float:
     return extended[0].score
 
 
