@@ -8,8 +8,8 @@ The embedded model knows 20 names. Here it is trained further on 3,000 invented 
 tokens: a name is a first piece, at times a middle one, and a last one, and each piece is one token. So it
 writes other names of the same pieces as plausible tokens, at times wrong ones. ``speech`` writes the
 training speech and the test speech, ``train`` and ``outliers`` the checkpoints ``ckpt/plain``,
-``ckpt/last-tail`` and ``ckpt/early-tail`` as folders in transformers' format. ``benchmarks/words/phrases.py``
-counts wrong names. Two cores of an AMD EPYC without AVX-512 need 7, 33 and 2 minutes.
+``ckpt/last-tail`` and ``ckpt/early-tail`` as folders in transformers' format. Wrong names are counted by
+``benchmarks/words/phrases.py``. Two cores of an AMD EPYC without AVX-512 need 7, 33 and 2 minutes.
 """
 
 from __future__ import annotations
