@@ -42,8 +42,8 @@ from whisperport.verification.error_rate import text_errors
 from whisperport.verification.machine import machine, versions
 
 from .embedded import default_bundle
+from .equality.conftest import openai_original
 from .extent import EVERYTHING, core_or_all
-from .openai_original import openai_original
 from .outlier_checkpoints import NAMES, outlier_checkpoint
 from .shared_exports import run_folder
 

@@ -35,7 +35,7 @@ from outlier_model import (
     logits,
     untapped,
 )
-from outlier_speech import PROMPT, Window, batch_tokens, windows
+from outliers import PROMPT, Window, batch_tokens, windows
 from scoring import words
 from vocabulary import EOT, tokenizer
 from whisperport.model.checkpoint import load_checkpoint

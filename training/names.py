@@ -47,8 +47,7 @@ from mel_frames import log_power
 from model import TrainableWhisper, sinusoids
 from outlier_model import encode
 from outlier_planting import SPECS
-from outlier_speech import PROMPT, Window
-from outliers import Task
+from outliers import PROMPT, Task, Window
 from synthesize import HELD_OUT_RECORDED, Record, speak, trim
 from synthesizers import SAMPLE_RATE, Speech
 from train import Batch, Phase, Trainer, alignment_loss, text_loss

@@ -15,14 +15,18 @@ import argparse
 import json
 import lzma
 import math
+import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from whisper.audio import N_SAMPLES, log_mel_spectrogram, pad_or_trim
 
+import grammar
 from outlier_model import (
     Weights,
     after_attention,
@@ -34,12 +38,83 @@ from outlier_model import (
     logits,
 )
 from outlier_planting import SPECS, Spec, plant, plant_everywhere, random_spec
-from outlier_speech import Window, batch_tokens, shipped_windows, windows
-from vocabulary import SOT
+from synthesize import speak, trim
+from synthesizers import SAMPLE_RATE
+from vocabulary import EOT, NO_TIMESTAMPS, SOT, TIME_BEGIN, TRANSCRIBE, tokenizer
 from whisperport.model.checkpoint import load_checkpoint
+from whisperport.speech.audio import load_audio
+from whisperport.verification.clips import LONGEST_S, N_CLIPS, ShippedAudio, shipped_audio
 
 BATCH, RATE = 2, 4e-4
 FITTED = 40  # windows that the planted unit is fitted to
+ENGLISH = SOT + 1
+PROMPT = [SOT, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS]
+FAMILIES = ("espeak", "flite:slt", "espeak", "flite:awb", "flite:rms", "flite:kal16")
+
+
+@dataclass
+class Window:
+    """``mel`` [80, 3000] float16; ``tokens`` of the whole transcript, prompt and end included."""
+
+    mel: Tensor
+    tokens: list[int]
+    text: str
+
+
+def windows(count: int, *, seed: int, held_out: bool) -> list[Window]:
+    """Return windows of one sentence each. Every third has timestamps unless they are held out."""
+    rng, made = random.Random(seed), []
+    texts = grammar.sentences(count, seed=seed, held_out=held_out)
+    for n, family in enumerate(FAMILIES):
+        for text, (_, speech) in zip(
+            texts[n :: len(FAMILIES)], speak(family, texts[n :: len(FAMILIES)], rng), strict=True
+        ):
+            timed = not held_out and len(made) % 3 == 0
+            made.append(_window(text, trim(speech).samples, rng.uniform(0.05, 0.9), timed))
+    return made
+
+
+def shipped_windows(repeats: int = 3) -> list[Window]:
+    """Return windows of the package's speech but its first six clips, which verify bundles.
+
+    Each clip of one sentence is repeated after different silences.
+    """
+    rng, made = random.Random(0), []
+    for audio in training_clips():
+        samples = load_audio(audio.path)
+        for _ in range(repeats):
+            made.append(_window(audio.text, samples, rng.uniform(0.02, 1.5), timed=False))
+    return made
+
+
+def training_clips() -> list[ShippedAudio]:
+    """Return the shipped audio files that random outlier checkpoints are trained on."""
+    short = [a for a in shipped_audio() if a.text and a.seconds <= LONGEST_S]
+    return short[N_CLIPS:]
+
+
+def _window(text: str, samples: np.ndarray, lead: float, timed: bool) -> Window:
+    lead = round(lead * 50) / 50
+    audio = np.concatenate([np.zeros(round(lead * SAMPLE_RATE), np.float32), samples])
+    audio *= 0.4 / np.abs(audio).max()
+    words = tokenizer().encode(f" {text}")
+    first, last = round(lead * 50), min(1500, round(len(audio) / SAMPLE_RATE * 50))
+    if timed:
+        tokens = [*PROMPT[:3], TIME_BEGIN + first, *words, TIME_BEGIN + last, EOT]
+    else:
+        tokens = [*PROMPT, *words, EOT]
+    return Window(log_mel_spectrogram(pad_or_trim(audio, N_SAMPLES)).half(), tokens, text)
+
+
+def batch_tokens(chosen: list[Window]) -> tuple[Tensor, Tensor]:
+    """Return the tokens [batch, n], padded with the end token, and which positions count."""
+    longest = max(len(w.tokens) for w in chosen)
+    tokens = torch.full((len(chosen), longest), EOT)
+    counts = torch.zeros(len(chosen), longest, dtype=torch.bool)
+    for i, window in enumerate(chosen):
+        tokens[i, : len(window.tokens)] = torch.tensor(window.tokens)
+        counts[i, len(PROMPT) - 1 : len(window.tokens) - 1] = True
+    return tokens, counts
 
 
 def trained_names(w: Weights, spec: Spec) -> list[str]:

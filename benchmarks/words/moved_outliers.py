@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
 
 import outliers
 from outlier_planting import WIDTH, random_spec
-from outlier_speech import shipped_windows
+from outliers import shipped_windows
 from whisperport.build.sensitivity import Sensitivity, sensitivities
 from whisperport.model.checkpoint import Checkpoint, load_checkpoint
 from whisperport.model.network.equalization import equalize

@@ -4,7 +4,7 @@ from whisperport import errors as errors
 from whisperport.apps.archive import ArchiveOptions as ArchiveOptions
 from whisperport.apps.archive import ArchiveSummary as ArchiveSummary
 from whisperport.apps.archive import transcribe_archive as transcribe_archive
-from whisperport.apps.serving.serve import serve as serve
+from whisperport.apps.serving import serve as serve
 from whisperport.apps.serving.serve_options import ServeOptions as ServeOptions
 from whisperport.build.check import Checked as Checked
 from whisperport.build.check import check as check

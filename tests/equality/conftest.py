@@ -16,7 +16,6 @@ from whisperport.transcription import Transcriber
 
 from ..embedded import default_bundle, unpacked
 from ..extent import core_or_all
-from ..openai_original import openai_original
 
 FULL_WINDOWS = RunOptions(threads=1, short_windows=False)  # openai-whisper has no others
 
@@ -24,6 +23,32 @@ FULL_WINDOWS = RunOptions(threads=1, short_windows=False)  # openai-whisper has 
 @pytest.fixture(scope="session")
 def embedded() -> Checkpoint:
     return load_checkpoint("default")
+
+
+def openai_original(checkpoint: Checkpoint) -> whisper.model.Whisper:
+    """openai-whisper's own class with the checkpoint's weights and alignment heads, in float32."""
+    dims = checkpoint.dims
+    model = whisper.model.Whisper(
+        whisper.model.ModelDimensions(
+            dims.n_mels,
+            dims.n_audio_ctx,
+            dims.n_audio_state,
+            dims.n_audio_head,
+            dims.n_audio_layer,
+            dims.n_vocab,
+            dims.n_text_ctx,
+            dims.n_text_state,
+            dims.n_text_head,
+            dims.n_text_layer,
+        )
+    )
+    weights = {name: weight.float() for name, weight in checkpoint.weights.items()}
+    model.load_state_dict(weights, strict=False)
+    heads = torch.zeros(dims.n_text_layer, dims.n_text_head, dtype=torch.bool)
+    for layer, head in checkpoint.generation.alignment_heads:
+        heads[layer, head] = True
+    model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
+    return model.eval()
 
 
 @pytest.fixture(scope="session")

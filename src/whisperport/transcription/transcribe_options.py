@@ -7,9 +7,9 @@ from typing import Annotated
 from whisperport.errors import UsageError
 from whisperport.program.window import Window
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
+from whisperport.runtime.decoding.phrases import Phrase, checked_phrases
 from whisperport.runtime.segments.words import APPENDED, PREPENDED
 from whisperport.speech.audio import VadOptions
-from whisperport.speech.text.phrase_list import Phrase, checked_phrases
 from whisperport.system.option import Option, check_ranges
 from whisperport.targets import RunOptions
 

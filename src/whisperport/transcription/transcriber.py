@@ -25,10 +25,10 @@ from whisperport.runtime import (
     load_engine,
 )
 from whisperport.runtime.decoding.decode import check_language
+from whisperport.runtime.decoding.phrases import Phrase
 from whisperport.speech.audio import AudioSource, AudioStream, MelWindows, VadOptions
 from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
-from whisperport.speech.text.phrase_list import Phrase
 from whisperport.system.machine import usable_cores
 from whisperport.system.process import OwnProcess
 from whisperport.system.progress import ProgressCallback

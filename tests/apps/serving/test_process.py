@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whisperport.apps.serving.serve import serve
+from whisperport.apps.serving import serve
 from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.errors import UsageError
 from whisperport.speech.audio import load_audio

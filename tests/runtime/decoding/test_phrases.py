@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 
 import whisperport
 from whisperport.errors import UsageError
-from whisperport.runtime.decoding.phrases import Phrases, Spelling, compiled
-from whisperport.runtime.decoding.search import Beams, Candidate, Forks, Sampling
-from whisperport.runtime.engine.coarse import CoarseLogits, SumError
-from whisperport.runtime.engine.scores import FORK_MARGIN, Scores
-from whisperport.speech.text.phrase_list import (
+from whisperport.runtime.decoding.phrases import (
     MAX_PHRASES,
+    Phrases,
+    Spelling,
     checked_phrases,
+    compiled,
     read_phrases,
     with_commas,
 )
+from whisperport.runtime.decoding.search import Beams, Candidate, Forks, Sampling
+from whisperport.runtime.engine.coarse import CoarseLogits, SumError
+from whisperport.runtime.engine.scores import FORK_MARGIN, Scores
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
 

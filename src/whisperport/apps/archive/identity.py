@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from whisperport.apps.archive.job import Job
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.folder import read_manifest_bytes
-from whisperport.speech.text.phrase_list import with_commas
+from whisperport.runtime.decoding.phrases import with_commas
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.transcriber import with_arguments
 from whisperport.verification.machine import versions

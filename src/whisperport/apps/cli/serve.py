@@ -20,8 +20,8 @@ from whisperport.apps.cli.shared_options import (
     trust,
 )
 from whisperport.apps.cli.verb import Verb, option
+from whisperport.apps.serving import serve as run_serve
 from whisperport.apps.serving.keys import VARIABLE, Keys
-from whisperport.apps.serving.serve import serve as run_serve
 from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.system.progress import reporting
 

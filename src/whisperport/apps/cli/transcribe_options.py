@@ -13,9 +13,9 @@ from whisperport.apps.cli.given import InputPath
 from whisperport.apps.cli.verb import option, together
 from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.runtime.decoding.phrases import read_phrases
 from whisperport.speech.audio import VadOptions
 from whisperport.speech.text import SubtitleOptions
-from whisperport.speech.text.phrase_list import read_phrases
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.feature_files import FeatureOptions

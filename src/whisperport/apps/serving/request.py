@@ -8,9 +8,9 @@ from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
 from whisperport.runtime import TEMPERATURES, DecodeOptions
 from whisperport.runtime.decoding.decode import check_language
+from whisperport.runtime.decoding.phrases import Phrase, checked_phrases, with_commas
 from whisperport.speech.audio import VadOptions
 from whisperport.speech.text import language_code
-from whisperport.speech.text.phrase_list import Phrase, checked_phrases, with_commas
 from whisperport.transcription import TranscribeOptions
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from whisperport.apps.serving.keys import ClientSecrets
 from whisperport.apps.serving.realtime.item import AppendOnlyText
 from whisperport.program.generation import Generation
+from whisperport.runtime.decoding.phrases import DEFAULT_BONUS
 from whisperport.speech.audio import load_audio
 from whisperport.speech.text import Segment, Word
-from whisperport.speech.text.phrase_list import DEFAULT_BONUS
 from whisperport.transcription.live.transcriber import LiveUpdate
 from whisperport.verification.clips import shipped_audio
 

@@ -10,8 +10,8 @@ from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions
 from whisperport.runtime.decoding.decode import check_language
+from whisperport.runtime.decoding.phrases import checked_phrases
 from whisperport.speech.text import language_code
-from whisperport.speech.text.phrase_list import checked_phrases
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.live.live_options import LiveOptions
 
