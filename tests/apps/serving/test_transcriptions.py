@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -180,7 +181,8 @@ def test_fields_that_are_not_known_are_named(client: Any) -> None:
 def test_keywords_and_hotwords_are_phrases_and_a_prompt_is_the_prompt(
     fields: Any, client: Any, transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whisperport.runtime.decoding.phrases.DEFAULT_BONUS", 12.0)
+    phrases = import_module("whisperport.runtime.decoding.phrases")
+    monkeypatch.setattr(phrases, "DEFAULT_BONUS", 12.0)
     answer = post(client, {**fields, "prompt": "A code."})
 
     expected = transcriber.transcribe(CLIP, phrases=["five", "Anna"], initial_prompt="A code.")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,19 +44,7 @@ def checked_phrases(phrases: Iterable[str | tuple[str, float]]) -> tuple[Phrase,
     """
     if isinstance(phrases, str):
         raise UsageError("`phrases` is a text", hint=f"use a list of texts: [{phrases[:40]!r}]")
-    checked: dict[str, float] = {}
-    for number, entry in enumerate(phrases, start=1):
-        text, bonus = (entry, DEFAULT_BONUS) if isinstance(entry, str) else _pair(entry, number)
-        text = " ".join(text.split())
-        _check(f"phrase {number}", text, bonus)
-        checked[text] = max(bonus, checked.get(text, 0.0))
-        if len(checked) > MAX_PHRASES:
-            raise UsageError(
-                f"there are more than {MAX_PHRASES:,} phrases",
-                why="each adds tokens that are preferred everywhere",
-                hint="list the phrases that this audio may contain",
-            )
-    return tuple(checked.items())
+    return _checked((f"phrase {i}", entry) for i, entry in enumerate(phrases, start=1))
 
 
 def read_phrases(path: Path) -> tuple[Phrase, ...]:
@@ -72,13 +61,14 @@ def read_phrases(path: Path) -> tuple[Phrase, ...]:
             why=getattr(error, "strerror", None) or str(error),
             hint="use a text file in UTF-8 with one phrase per line",
         ) from error
-    entries = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not entries:
+    phrases = _checked(
+        (f"line {number} of `{path}`", tuple(line.rsplit("\t", 1)) if "\t" in line else line)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    )
+    if not phrases:
         raise UsageError(f"`{path}` has no phrases", hint="write one phrase per line")
-    try:
-        return checked_phrases(_of_line(line, number) for number, line in entries)
-    except UsageError as error:
-        raise UsageError(f"{error.what} in `{path}`", why=error.why, hint=error.hint) from error
+    return phrases
 
 
 def with_commas(text: str) -> list[str]:
@@ -86,29 +76,33 @@ def with_commas(text: str) -> list[str]:
     return [phrase.strip() for phrase in text.split(",") if phrase.strip()]
 
 
-def _of_line(line: str, number: int) -> Phrase:
-    text, tab, bonus = line.strip("\r\n").rpartition("\t")
-    if not tab:
-        return line, DEFAULT_BONUS
-    return _pair((text, bonus), number)
+def _checked(entries: Iterable[tuple[str, object]]) -> tuple[Phrase, ...]:
+    """Return checked phrases, each given with a name for errors. The larger bonus of equal ones counts."""
+    phrases: dict[str, float] = {}
+    for name, entry in entries:
+        text, bonus = _checked_phrase(name, entry)
+        phrases[text] = max(bonus, phrases.get(text, 0.0))
+        if len(phrases) > MAX_PHRASES:
+            raise UsageError(
+                f"{name} is one of more than {MAX_PHRASES:,} phrases",
+                hint="list the phrases that this audio may contain",
+            )
+    return tuple(phrases.items())
 
 
-def _pair(entry: object, number: int) -> Phrase:
-    """Return a pair of a text and a number."""
+def _checked_phrase(name: str, entry: object) -> Phrase:
+    """Return a phrase, without superfluous spaces, and its bonus."""
+    pair: Any = (entry, DEFAULT_BONUS) if isinstance(entry, str) else entry
     try:
-        if isinstance(entry, tuple | list) and len(entry) == 2 and isinstance(entry[0], str):
-            return entry[0], float(entry[1])
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise UsageError(
-        f"phrase {number} is {str(entry)[:50]!r}",
-        why="expected a text, or a text and its bonus as a number",
-        hint="in a file, write the bonus behind a tab",
-    )
-
-
-def _check(name: str, text: str, bonus: float) -> None:
-    if not text or not any(map(str.isalnum, text)):
+        written, number = pair
+        text, bonus = " ".join(written.split()), float(number)
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        raise UsageError(
+            f"{name} is {str(entry)[:50]}",
+            why="expected a text, or a text and its bonus as a number",
+            hint="in a file, write the bonus behind a tab",
+        ) from None
+    if not any(map(str.isalnum, text)):
         raise UsageError(
             f"{name} is {text[:50]!r}",
             why="it has no letter and no digit",
@@ -126,6 +120,7 @@ def _check(name: str, text: str, bonus: float) -> None:
             why=f"expected more than 0, and at most {MAX_BONUS:g} nats per token",
             hint=f"the default is {DEFAULT_BONUS:g}",
         )
+    return text, bonus
 
 
 def spellings(tokenizer: Tokenizer, text: str) -> Iterator[tuple[tuple[int, ...], bool]]:
