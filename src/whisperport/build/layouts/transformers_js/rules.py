@@ -404,7 +404,9 @@ def _signatures(files: Files) -> Iterator[tuple[str, OnnxHeader, list[Value], li
         yield name, files.read(name, read_header), *encoder_values(Dims(**ONES))
     for name, header in _merged(files):
         stated = {match[1] for match in map(PAST.fullmatch, header.inputs) if match}
-        count = min(layers, 1000) if isinstance(layers, int) and layers > 0 else len(stated)
+        count = max(1, len(stated))
+        if isinstance(layers, int) and layers is not True and layers > 0:
+            count = min(layers, 1000)
         inputs, outputs = decoder_values(Dims(**{**ONES, "n_text_layer": count}))
         yield (
             name,
