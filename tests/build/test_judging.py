@@ -313,6 +313,7 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
         edit_json("preprocessor_config.json", lambda c: c.update(feature_size=128)),
     ),
     ("transformers.js", "WP705", edit_json(GENERATION, lambda c: c.pop("alignment_heads"))),
+    ("transformers.js", "WP706", edit_json("config.json", lambda c: c.update(decoder_layers=True))),
     (
         "transformers.js",
         "WP706",
@@ -322,7 +323,6 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
     ("transformers.js", "WP710", remove("preprocessor_config.json")),
     ("transformers.js", "WP711", remove(ONNX_DECODER)),
     ("transformers.js", "WP712", edit_json("config.json", lambda c: c.update(decoder_layers=4))),
-    ("transformers.js", "WP706", edit_json("config.json", lambda c: c.update(decoder_layers=True))),
     ("optimum", "WP713", edit_onnx(ONNX_DECODER, swap_inputs)),
     ("transformers.js", "WP714", edit_onnx(ONNX_DECODER, numbered_past)),
     ("transformers.js", "WP715", edit_onnx(ONNX_DECODER, without_attention)),
