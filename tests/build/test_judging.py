@@ -313,7 +313,6 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
         edit_json("preprocessor_config.json", lambda c: c.update(feature_size=128)),
     ),
     ("transformers.js", "WP705", edit_json(GENERATION, lambda c: c.pop("alignment_heads"))),
-    ("transformers.js", "WP706", edit_json("config.json", lambda c: c.update(decoder_layers=True))),
     (
         "transformers.js",
         "WP706",
@@ -534,6 +533,15 @@ def test_planted_faults_are_repaired(
     assert set(names) <= OF_ANOTHER_REPAIR | fixed.changes.keys()
     assert hashes(path) == before
     assert bool(judge(out))
+
+
+def test_a_number_of_layers_that_is_true_is_no_number(
+    right_files: dict[str, Path], tmp_path: Path
+) -> None:
+    plant = edit_json("config.json", lambda c: c.update(decoder_layers=True))
+    path = planted("transformers.js", plant, right_files, tmp_path)
+
+    assert {problem.code for problem in judge(path).problems} == {"WP706"}
 
 
 @pytest.mark.parametrize("code", ["WP711", "WP753"])
