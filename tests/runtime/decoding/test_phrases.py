@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def test_a_forbidden_token_stays_forbidden() -> None:
     assert scores.raised()[4] == -np.inf
 
 
-HEARD = {  # 1 2 is heard; 3 4 sounds alike, 3 5 does not
+MODEL = {  # 1 2 is the most probable; 3 4 is 3 nats less, 3 5 is 12 less
     (): logits(t1=0, t3=-3),
     (1,): logits(t2=0),
     (3,): logits(t4=0, t5=-9),
@@ -188,22 +189,22 @@ HEARD = {  # 1 2 is heard; 3 4 sounds alike, 3 5 does not
 def test_greedy_decoding_follows_a_phrase_to_its_end_before_it_decides(
     phrase: tuple[int, ...], expected: list[int]
 ) -> None:
-    tokens, _ = decoded(HEARD, tree({phrase: 2.0}))
+    tokens, _ = decoded(MODEL, tree({phrase: 2.0}))
 
     assert tokens == expected
 
 
 def test_phrases_that_are_improbable_cost_no_step() -> None:
-    tokens, n_rows = decoded(HEARD, tree({(7, 8): 2.0, (8, 9): 2.0}))
+    tokens, n_rows = decoded(MODEL, tree({(7, 8): 2.0, (8, 9): 2.0}))
 
     assert (tokens, n_rows) == ([1, 2, 6], 4)
 
 
 def test_a_text_that_has_ended_waits_for_a_phrase_that_is_open() -> None:
-    heard = {(): logits(end=0, t3=-3), (3,): logits(t4=0), (3, 4): logits(end=0)}
+    model = {(): logits(end=0, t3=-3), (3,): logits(t4=0), (3, 4): logits(end=0)}
 
-    assert decoded(heard, tree({(3, 4): 2.0}))[0] == [3, 4]
-    assert decoded(heard, tree({(3, 4): 1.0}))[0] == []
+    assert decoded(model, tree({(3, 4): 2.0}))[0] == [3, 4]
+    assert decoded(model, tree({(3, 4): 1.0}))[0] == []
 
 
 def test_coarse_logits_decide_only_if_no_bonus_can_raise_an_inexact_token_above_the_best() -> None:
@@ -291,6 +292,13 @@ def test_a_bad_list_is_named(data: bytes, part: str, tmp_path: Path) -> None:
 
     assert part in f"{raised.value.what} {raised.value.why} {raised.value.hint}"
     assert str(file) in raised.value.what
+
+
+def test_options_that_are_copied_keep_the_checked_list() -> None:
+    options = whisperport.TranscribeOptions(phrases=["Anna", ("New  York", 2)])  # type: ignore[arg-type]
+
+    assert options.phrases == (("Anna", 1.0), ("New York", 2.0))
+    assert replace(options, word_timestamps=True).phrases is options.phrases
 
 
 @pytest.mark.parametrize("phrases", ["Anna", [1], [("Anna",)], [("Anna", "x")], [""], [None]])

@@ -36,18 +36,26 @@ Phrase = tuple[str, float]
 """A phrase, and its bonus in nats per token."""
 
 
-def checked_phrases(phrases: Iterable[str | tuple[str, float]]) -> tuple[Phrase, ...]:
+class PhraseList(tuple[Phrase, ...]):
+    """Checked phrases. Options that are copied do not check thousands of them again."""
+
+    __slots__ = ()
+
+
+def checked_phrases(phrases: Iterable[str | tuple[str, float]]) -> PhraseList:
     """Return phrases with their bonuses; a phrase without one gets `DEFAULT_BONUS`.
 
     Raises:
         UsageError: a phrase is empty or too long, a bonus is out of its range, or there are too many.
     """
+    if isinstance(phrases, PhraseList):
+        return phrases
     if isinstance(phrases, str):
         raise UsageError("`phrases` is a text", hint=f"use a list of texts: [{phrases[:40]!r}]")
     return _checked((f"phrase {i}", entry) for i, entry in enumerate(phrases, start=1))
 
 
-def read_phrases(path: Path) -> tuple[Phrase, ...]:
+def read_phrases(path: Path) -> PhraseList:
     """Read a list of phrases: one per line, and after a tab its bonus, if it has one of its own.
 
     Raises:
@@ -76,7 +84,7 @@ def with_commas(text: str) -> list[str]:
     return [phrase.strip() for phrase in text.split(",") if phrase.strip()]
 
 
-def _checked(entries: Iterable[tuple[str, object]]) -> tuple[Phrase, ...]:
+def _checked(entries: Iterable[tuple[str, object]]) -> PhraseList:
     """Return checked phrases, each given with a name for errors. The larger bonus of equal ones counts."""
     phrases: dict[str, float] = {}
     for name, entry in entries:
@@ -87,7 +95,7 @@ def _checked(entries: Iterable[tuple[str, object]]) -> tuple[Phrase, ...]:
                 f"{name} is one of more than {MAX_PHRASES:,} phrases",
                 hint="list the phrases that this audio may contain",
             )
-    return tuple(phrases.items())
+    return PhraseList(phrases.items())
 
 
 def _checked_phrase(name: str, entry: object) -> Phrase:
