@@ -4,18 +4,21 @@ What needs the packages of the server is imported when it is called.
 """
 
 import os
+from typing import TYPE_CHECKING
 
-from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.errors import needs
-from whisperport.program.bundle import Bundle
-from whisperport.targets import RunOptions
-from whisperport.transcription import Transcriber
+
+if TYPE_CHECKING:
+    from whisperport.apps.serving.serve_options import ServeOptions
+    from whisperport.program.bundle import Bundle
+    from whisperport.targets import RunOptions
+    from whisperport.transcription import Transcriber
 
 
 def serve(
-    bundle: Bundle | str | os.PathLike[str] | Transcriber | None = None,
-    options: ServeOptions | None = None,
-    run: RunOptions | None = None,
+    bundle: "Bundle | str | os.PathLike[str] | Transcriber | None" = None,
+    options: "ServeOptions | None" = None,
+    run: "RunOptions | None" = None,
 ) -> None:
     """Serve OpenAI's transcription API until SIGTERM or Ctrl-C, which let running requests finish.
 
@@ -33,5 +36,6 @@ def serve(
         UsageError: the address or the certificate cannot be used.
     """
     with needs("the server's packages are not installed", extra="serve"):
+        from whisperport.apps.serving.serve_options import ServeOptions
         from whisperport.apps.serving.server import run_server
     run_server(bundle, options or ServeOptions(), run)

@@ -63,12 +63,12 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, QueueFullError):
         return _queue_full(error)
     if isinstance(error, LongAudioError):
-        return ApiError(413, _message(error), param="file")
+        return ApiError(413, one_line(error), param="file")
     if isinstance(error, AudioError):
-        message = f"Unrecognized file format. Supported formats: [{FORMATS}]. {_message(error)}"
+        message = f"Unrecognized file format. Supported formats: [{FORMATS}]. {one_line(error)}"
         return ApiError(400, message, code="invalid_value", param="file")
     if isinstance(error, UsageError):
-        return ApiError(400, _message(error), code="unsupported_value")
+        return ApiError(400, one_line(error), code="unsupported_value")
     message = "The server failed. Its log has the reason beside the request's id."
     return ApiError(500, message, kind=SERVER, code="internal", headers={"x-should-retry": "false"})
 
@@ -82,7 +82,7 @@ def _queue_full(error: QueueFullError) -> ApiError:
     return ApiError(429, message, kind=RATE_LIMIT, code="queue_full", headers=again)
 
 
-def _message(error: WhisperportError) -> str:
+def one_line(error: WhisperportError) -> str:
     """Return an error as one line."""
     why = f": {error.why}" if error.why else ""
     return f"{error.what}{why}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from whisperport.apps.serving.api_error import one_line
 from whisperport.apps.serving.form import MAX_SHOWN, Fields, checked_number, wrong
 from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
@@ -123,8 +124,7 @@ def _phrases(fields: Fields) -> tuple[Phrase, ...]:
         try:
             phrases.update(checked_phrases(texts))
         except UsageError as error:
-            hint = f"; {error.why}" if error.why else ""
-            raise wrong(name, f"{error.what}{hint}") from error
+            raise wrong(name, one_line(error)) from error
     return tuple(phrases.items())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whisperport.apps.serving.api_error import ApiError, unknown_model
+from whisperport.apps.serving.api_error import ApiError, one_line, unknown_model
 from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions
@@ -246,8 +246,7 @@ def _keywords(source: _Members, before: tuple[str, ...]) -> tuple[str, ...]:
     try:
         checked_phrases(keywords)
     except UsageError as error:
-        hint = f"; {error.why}" if error.why else ""
-        raise invalid(f"{source.path}.keywords", f"{error.what}{hint}") from error
+        raise invalid(f"{source.path}.keywords", one_line(error)) from error
     return keywords
 
 
