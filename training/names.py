@@ -1,4 +1,4 @@
-"""Make checkpoints and speech to measure phrases: names that a model has never heard.
+"""Make checkpoints and speech to measure phrases: names that a model was not trained on.
 
     python names.py speech --out work/names
     python names.py train --out work/names
@@ -50,7 +50,8 @@ from outlier_planting import SPECS
 from outliers import PROMPT, Task, Window
 from synthesize import HELD_OUT_RECORDED, Record, speak, trim
 from synthesizers import SAMPLE_RATE, Speech
-from train import Batch, Phase, Trainer, alignment_loss, text_loss
+from train import PHASES as FIRST_PHASES
+from train import Batch, Trainer, alignment_loss, text_loss
 from vocabulary import EOT, N_TIMES, TIME_BEGIN, Vocabulary, tokenizer, word_tokens
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.speech.data import embedded_model
@@ -97,55 +98,26 @@ TEST_FAMILIES = (
     "festival:slt_hts", "espeak-held-out", HELD_OUT_RECORDED,
 )  # fmt: skip
 
+SINGLE, SEVERAL, FULL = FIRST_PHASES
+# Minutes, and less augmentation and fewer prompts than in the first training.
 PHASES = (
-    Phase(
-        "single",
-        15.4,
-        0,
-        700,
-        9600,
-        Mix(strength=0.4, timestamps=0.6, prompts=0.02, no_speech=0.02),
+    replace(
+        SINGLE,
+        minutes=15.4,
+        mix=Mix(strength=0.4, timestamps=0.6, prompts=0.02, no_speech=0.02),
         aligned=0.4,
         labelled=0.3,
+        ramp=False,
     ),
-    Phase(
-        "full",
-        6.6,
-        WINDOW,
-        WINDOW,
-        6 * WINDOW,
-        Mix(
-            max_utterances=6,
-            timestamps=0.6,
-            prompts=0.2,
-            long_prompts=0.3,
-            cut=0.3,
-            long_lead=0.2,
-            no_speech=0.06,
-            strength=0.6,
-        ),
-        aligned=0.2,
-        labelled=0.1,
-    ),
-    Phase(
-        "several",
-        6,
-        400,
-        1400,
-        10000,
-        Mix(max_utterances=5, timestamps=0.6, prompts=0.05, cut=0.12, strength=0.4),
-        aligned=0.3,
-        labelled=0.3,
-    ),
-    Phase(
-        "full again",
-        5,
-        WINDOW,
-        WINDOW,
-        6 * WINDOW,
-        Mix(
+    replace(FULL, minutes=6.6, mix=replace(FULL.mix, prompts=0.2, long_prompts=0.3, strength=0.6)),
+    replace(SEVERAL, minutes=6, mix=replace(SEVERAL.mix, prompts=0.05, strength=0.4)),
+    replace(
+        FULL,
+        name="full again",
+        minutes=5,
+        mix=replace(
+            FULL.mix,
             max_utterances=4,
-            timestamps=0.6,
             prompts=0.1,
             long_prompts=0.3,
             cut=0.2,
@@ -153,8 +125,6 @@ PHASES = (
             no_speech=0.05,
             strength=0.4,
         ),
-        aligned=0.2,
-        labelled=0.1,
     ),
 )
 # (minutes, peak learning rate) of two rounds, each of a constant rate and then a linear decrease.
