@@ -22,9 +22,7 @@ MOST_FORBIDDEN = 4096  # if more tokens are forbidden, the exponentials of the o
 # Of the sum of all exponentials. If a smaller part remains, its exponentials are added up: a subtraction
 # multiplies the relative error of the sum by up to 20 here, and by more then.
 LEAST_PART = 0.05
-FORK_MARGIN = (
-    4.0  # nats by which a text inside a phrase may be below the best, and is still decoded
-)
+FORK_MARGIN = 4.0  # nats by which a text inside a phrase may be below the best one
 
 
 @dataclass(frozen=True, slots=True, eq=False)

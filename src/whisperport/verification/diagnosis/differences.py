@@ -201,9 +201,7 @@ def _moved(values: Array, weight: Array, allowed: Array, *, is_quantized: bool) 
     offset = 0.0 if is_quantized else float(np.median(values - weight))
     if offset and same(values - offset, weight, allowed + abs(offset) * HALF_BITS):
         return f"each value is {abs(offset):.3g} too {'large' if offset > 0 else 'small'}"
-    is_right = same(
-        values, weight, allowed
-    )  # nearly all values, so that no order explains the others
+    is_right = same(values, weight, allowed)  # nearly all: no order explains the others
     for axis in range(values.ndim):
         if not is_right and same(np.flip(values, axis), weight, np.flip(allowed, axis)):
             return f"axis {axis} is reversed"

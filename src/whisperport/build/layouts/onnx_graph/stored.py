@@ -16,9 +16,7 @@ from whisperport.errors import ProgramError, needs
 
 LARGEST_SCALE = 1 << 22  # elements; one of each 32 of the largest embedding are 2 million
 OF_NAME = -1  # axis of a scale that no node states: the name of the matrix does
-NO_ZERO = (
-    "-"  # in place of the name of a zero point: a node states none, so that it computes with 0
-)
+NO_ZERO = "-"  # in place of the name of a zero point: the node has none, and computes with 0
 ZERO = 128  # of 8 bits without a sign, where the file does not say it
 # Ends of the name of a matrix of 8 bits; its scale and its zero point have other ends.
 INTEGERS = ("_quantized", ".T.int8", ".T.uint8", ".int8", ".uint8")
