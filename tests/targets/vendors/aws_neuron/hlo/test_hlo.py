@@ -7,7 +7,6 @@ of PyTorch/XLA, which torch-neuronx is built on.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from .traced_hlo import (
     read,
     weight_inputs,
 )
+from .xla_modules import xla_module
 
 MICRO = replace(micro_modules.DIMS, n_text_layer=1)
 CROSS = ("cross_k", "cross_v")
@@ -155,13 +155,12 @@ def test_the_hlo_computes_what_the_module_computes(program: str) -> None:
 
 # The reader: modules as XLA wrote them.
 
-FOLDER = Path(__file__).parent / "modules"
 F32, S64, TUPLE = 11, 5, 13
 
 
-def stored(name: str) -> Any:
-    """A module of this folder, as a message that can be changed."""
-    return MODULE.FromString((FOLDER / f"{name}.hlo.pb").read_bytes())
+def message_of_xla(name: str) -> Any:
+    """A module as a message that can be changed."""
+    return MODULE.FromString(xla_module(name))
 
 
 class Written:
@@ -224,12 +223,12 @@ def calls(depth: int, per_level: int) -> Any:
     return written.module
 
 
-def stored_module(name: str) -> Hlo:
-    return read_hlo((FOLDER / f"{name}.hlo.pb").read_bytes())
+def module_of_xla(name: str) -> Hlo:
+    return read_hlo(xla_module(name))
 
 
 def graph_of(name: str) -> Graph:
-    return stored_module(name).graph
+    return module_of_xla(name).graph
 
 
 def nodes(graph: Graph, op: str) -> list[Node]:
@@ -240,7 +239,7 @@ def nodes(graph: Graph, op: str) -> list[Node]:
 
 
 def test_parameters_aliases_and_outputs_are_read() -> None:
-    module = stored_module("cached_step")
+    module = module_of_xla("cached_step")
     graph = module.graph
 
     assert [(v.name, v.shape, v.dtype) for v in graph.inputs] == [
@@ -253,7 +252,7 @@ def test_parameters_aliases_and_outputs_are_read() -> None:
     ]
     assert [v.shape for v in graph.outputs] == [(1, 16), (8, 16)]
     assert module.aliases == {1: "cache.1"}
-    assert stored_module("copied_cache").aliases == {}
+    assert module_of_xla("copied_cache").aliases == {}
 
 
 def test_a_dot_states_its_axes_and_its_cost_is_that_of_the_matmul() -> None:
@@ -334,7 +333,7 @@ def test_tuples_are_taken_apart_and_aliases_name_their_elements() -> None:
 
 
 def test_dynamic_axes_and_int64_are_found() -> None:
-    module = stored("cached_step")
+    module = message_of_xla("cached_step")
     entry = module.computations[-1]
     position = next(one for one in entry.instructions if one.name == "position.1")
     position.shape.element_type = S64
@@ -356,19 +355,19 @@ def test_dynamic_axes_and_int64_are_found() -> None:
 
 
 def test_inputs_of_an_hlo_module_that_are_weights_are_told_from_others() -> None:
-    assert weight_inputs(stored_module("cached_step")) == {"key.1", "query.1", "bias.1"}
-    assert weight_inputs(stored_module("projected_step")) == {"key.1", "value.1", "query.1"}
-    assert weight_inputs(stored_module("operators")) == {"kernel.1"}
+    assert weight_inputs(module_of_xla("cached_step")) == {"key.1", "query.1", "bias.1"}
+    assert weight_inputs(module_of_xla("projected_step")) == {"key.1", "value.1", "query.1"}
+    assert weight_inputs(module_of_xla("operators")) == {"kernel.1"}
 
 
 def test_a_projection_of_audio_per_token_is_found_with_its_cost() -> None:
-    reasons = projected_again(stored_module("projected_step"))
+    reasons = projected_again(module_of_xla("projected_step"))
 
     assert reasons == 2 * [
         "matmul (1500, 16) by (16, 16) reads only `xa.1`, which is the same for every token of a window: "
         "0.00077 GFLOP and 0.193 MB per token; all 2 of `xa.1`: 0.00154 GFLOP and 0.386 MB"
     ]
-    assert not projected_again(stored_module("cached_step"))
+    assert not projected_again(module_of_xla("cached_step"))
 
 
 def test_an_unused_parameter_is_found() -> None:
@@ -379,8 +378,8 @@ def test_an_unused_parameter_is_found() -> None:
 
 
 def test_a_cache_without_an_alias_is_found() -> None:
-    assert copied_caches(stored_module("copied_cache")) == ["cache.1"]
-    assert not copied_caches(stored_module("cached_step"))
+    assert copied_caches(module_of_xla("copied_cache")) == ["cache.1"]
+    assert not copied_caches(module_of_xla("cached_step"))
 
 
 def test_a_cache_whose_memory_another_output_takes_is_found() -> None:
