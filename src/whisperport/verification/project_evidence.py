@@ -20,15 +20,9 @@ PLUGINS = "whisperport.targets"
 
 
 def evidence_file(target: Target) -> Path:
-    """Return the path of a target's evidence, in the folder of the target or next to its module."""
-    group, plugin = type(target).__module__.removeprefix(f"{PLUGINS}.").split(".")[:2]
-    folder = Path(str(files(PLUGINS))) / group
-    own = folder / plugin
-    return (
-        own / "evidence.json"
-        if (own / "__init__.py").is_file()
-        else folder / f"{plugin}.evidence.json"
-    )
+    """Return the path of a target's evidence: `evidence.json` in the folder of its module."""
+    folder = type(target).__module__.removeprefix(f"{PLUGINS}.").split(".")[:-1]
+    return Path(str(files(PLUGINS))).joinpath(*folder, "evidence.json")
 
 
 def project_evidence(target: str) -> tuple[Evidence, ...]:
