@@ -229,9 +229,9 @@ def main() -> None:
             **measure(w, side, repairs(planted.name), data, calibration),
             "cpu_seconds": round(time.process_time() - begun),
         }
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        args.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         print(file.stem, json.dumps(results[file.stem], indent=1), flush=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    args.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Compile outlier checkpoints and the embedded model in float16 for two chips, and simulate them.
 
-    python simulate_outliers.py --out results/simulated.json --work work/simulated ../tests/outliers/*.xz
+    python simulate_outliers.py --out results/outliers.json --work work/simulated ../tests/outliers/*.xz
 
 For every checkpoint and chip, the functions of `whisperport export` and `whisperport compile` are called
 with their default limits. Written are the verdict, the limits, and the SQNR of every output in the vendor's
-simulator. A bundle in the work folder that was simulated before is not made again. The interpreter of a
-compiler that is not installed here is named in WHISPERPORT_TOOLCHAIN_ROCKCHIP.
+simulator, as `simulated` beside what `measure_outliers.py` wrote. A bundle in the work folder that was
+simulated before is not made again. The interpreter of a compiler that is not installed here is named in
+WHISPERPORT_TOOLCHAIN_ROCKCHIP.
 """
 
 from __future__ import annotations
@@ -117,12 +118,14 @@ def main() -> None:
         if not folder.exists():
             write_checkpoint(file, folder)
     sources["default"] = "default"  # the control
+    measured = json.loads(args.out.read_text()) if args.out.exists() else {}
     results: dict[str, Any] = {"machine": machine(), "versions": versions(PACKAGES)}
+    measured["simulated"] = results
     for name, source in sources.items():
         results[name] = {"sha256": digest(load_checkpoint(source).weights)}
         for chip in CHIPS:
             results[name][chip] = row(source, chip, args.work / f"{name}-{chip}")
-            args.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+            args.out.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n")
             print(name, chip, results[name][chip]["verdict"], flush=True)
 
 
