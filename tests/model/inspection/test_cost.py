@@ -22,8 +22,8 @@ from whisperport.model.inspection.read_pt2 import read_pt2
 from whisperport.model.inspection.rejections import check_graph
 from whisperport.targets import get_target
 
-from ...drawn_writes import Calls, Step, drawn_writes, function_of
 from ...extent import core_or_all
+from ..rewrites.conftest import Calls, Step, drawn_writes, function_of
 
 # Costs are compared with counts by hand, and the cost of an encoder with its formula.
 

@@ -17,8 +17,8 @@ from whisperport.model.rewrites.rewrite import rewrite
 from whisperport.model.trace.program import Program, trace
 from whisperport.model.trace.trial import eager_outputs
 
-from ...drawn_writes import Calls, Step, drawn_writes, function_of
 from ...extent import core_or_all
+from .conftest import Calls, Step, drawn_writes, function_of
 
 # `exact` means the same function in real arithmetic, so only float32's rounding may differ: 6e-8 a
 # sum, relative to the largest value, through a handful of layers.
