@@ -1,8 +1,9 @@
-"""ONNX Runtime's CPU runs programs on audio and caches of any length, from files that state one length."""
+"""ONNX Runtime's CPU runs programs on audio, caches and tokens of any number, from files that state one."""
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,42 @@ import onnx
 import pytest
 from onnx import helper
 
+from whisperport.errors import BundleError
 from whisperport.model.network.whisper import Whisper
+from whisperport.model.trace.variants import whisper_programs
+from whisperport.model.trace.whisper import Parts
 from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
-from whisperport.program.runner import Runner
+from whisperport.program.program_kind import PREFILL, STEP
+from whisperport.program.runner import Array, Runner
 from whisperport.targets import RunOptions, get_target
+from whisperport.targets.cpu import onnxruntime
+from whisperport.targets.cpu.onnxruntime import OPSETS, LowerOptions
 from whisperport.targets.onnx import runner as onnx_runner
+from whisperport.targets.onnx.any_tokens import same_but_for_tokens
 from whisperport.targets.onnx.audio_length import free_audio
 from whisperport.targets.onnx.graph import free_caches
+from whisperport.targets.onnx.runner import OnnxRunner
 
 from ...embedded import default_bundle
 from ...micro import DIMS
-from .test_any_tokens import Lowered, lowered_w8
 
 T, D = DIMS.n_audio_ctx, DIMS.n_audio_state
+Lowered = tuple[Path, list[ProgramEntry]]
+
+
+def lowered_w8(
+    micro: Whisper, folder: Path, names: Sequence[str], opset: int = OPSETS[-1]
+) -> Lowered:
+    """Lower programs of the micro model in the precision `w8` of the target `onnxruntime`."""
+    target = get_target("onnxruntime").configured(LowerOptions(opset=opset))
+    target = target.with_precisions(dict.fromkeys(names, "w8"))
+    programs = list(whisper_programs(Parts(micro, [(0, 0)]), names))
+    return folder, target.lower(programs, folder)
+
+
+def runners_of(lowered: Lowered) -> dict[str, Runner]:
+    return get_target("onnxruntime").load(*lowered, RunOptions(threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +57,6 @@ def w8(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
 
 @pytest.fixture(scope="module")
 def fp32(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    from whisperport.model.trace.variants import whisper_programs
-    from whisperport.model.trace.whisper import Parts
-
     folder = tmp_path_factory.mktemp("fp32")
     programs = list(whisper_programs(Parts(micro, [(0, 0)]), ["encoder", "cross_kv"]))
     return folder, get_target("onnxruntime").lower(programs, folder)
@@ -309,3 +329,137 @@ def test_a_file_without_denotations_reads_caches_of_the_stated_length(
     expected = ORT.load(folder, [step], RunOptions(threads=1))["step"].run(feed(runner, N))
     for output, array in runner.run(feed(runner, N)).items():
         np.testing.assert_array_equal(array, expected[output])
+
+
+# Tokens: `step` and the prefills of 8 bits run in one session, which computes what their own sessions do.
+
+W8_NAMES = ["step", "prefill_4", "prefill_64", "align", "step_2"]
+JOINED = ["step", "prefill_4", "prefill_64"]
+# Of the largest value: 16 times the precision of float32. Graphs of known sizes are optimized otherwise, so
+# that sums differ. A value that crosses the border between two levels of 8 bits would differ by more.
+ROUNDING = 2e-6
+
+
+@pytest.fixture(scope="module")
+def original(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+    return lowered_w8(micro, tmp_path_factory.mktemp("lowered"), W8_NAMES)
+
+
+def sessions(runners: dict[str, Runner], names: Sequence[str]) -> set[int]:
+    found = [runners[name] for name in names]
+    return {id(runner._session) for runner in found if isinstance(runner, OnnxRunner)}
+
+
+def inputs_with_room(runner: Runner, cached: int | None = None) -> dict[str, Array]:
+    """Return inputs with room for `cached` tokens in the caches; None: for all."""
+    random = np.random.default_rng(0)
+    room = next(
+        tensor.shape[2] for tensor in runner.spec.inputs if tensor.name.startswith("self_k_")
+    )
+    missing = room - (room if cached is None else cached)
+    found = {}
+    for tensor in runner.spec.inputs:
+        shape = list(tensor.shape)
+        if tensor.name in runner.free_axes:
+            shape[runner.free_axes[tensor.name]] -= missing
+        found[tensor.name] = random.standard_normal(shape).astype(tensor.dtype)
+    return found
+
+
+@pytest.mark.parametrize("cached", [1, None])
+@pytest.mark.parametrize("bound", [False, True])
+def test_one_session_computes_what_three_do(
+    original: Lowered, monkeypatch: pytest.MonkeyPatch, cached: int | None, bound: bool
+) -> None:
+    joined = runners_of(original)
+    monkeypatch.setattr(onnxruntime, "same_but_for_tokens", lambda _: ())
+    alone = runners_of(original)
+    assert len(sessions(joined, JOINED)) == 1
+    assert len(sessions(alone, JOINED)) == 3
+
+    for name in JOINED:
+        inputs = inputs_with_room(joined[name], cached)
+        found, expected = joined[name].run(inputs), alone[name].run(inputs)
+        if bound:
+            found = bound_run(joined[name], inputs)
+        assert found.keys() == expected.keys()
+        for output in found:
+            np.testing.assert_allclose(
+                found[output],
+                expected[output],
+                rtol=0,
+                atol=ROUNDING * float(abs(expected[output]).max()),
+                err_msg=output,
+            )
+
+
+def bound_run(runner: Runner, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Run twice with bound caches: the second run wraps their memory."""
+    binding = runner.binding()
+    caches = {name for name in runner.free_axes if name != "mask"}
+    for name in caches:
+        binding.bind(name, inputs[name])
+    rest = {name: inputs[name] for name in inputs if name not in caches}
+    binding.run(rest)
+    return dict(binding.run(rest))
+
+
+def test_programs_of_one_size_are_not_joined(original: Lowered) -> None:
+    folder, entries = original
+    runners = runners_of(
+        (folder, [entry for entry in entries if entry.spec.name in ("step", "align")])
+    )
+    assert len(sessions(runners, ["step", "align"])) == 2
+
+
+def test_programs_of_an_opset_that_measures_no_axis_are_not_joined(
+    micro: Whisper, tmp_path: Path
+) -> None:
+    runners = runners_of(lowered_w8(micro, tmp_path, ["step", "prefill_4"], opset=14))
+    assert len(sessions(runners, ["step", "prefill_4"])) == 2
+
+
+def change_program(folder: Path, name: str, change: str) -> None:
+    """Change a copied program so that it computes something else, or states another signature."""
+    path = folder / "onnxruntime" / f"{name}.onnx"
+    model = onnx.load(path, load_external_data=False)
+    graph = model.graph
+    if change == "constant":
+        scale = next(constant for constant in graph.initializer if constant.name == "val_4")
+        scale.raw_data = np.array(0.5, np.float32).tobytes()
+    elif change == "order":
+        node = next(node for node in graph.node if node.op_type == "Add" and node.input[0] != "x")
+        node.input[:] = reversed(node.input)
+    elif change == "operator":
+        next(node for node in graph.node if node.op_type == "Gelu").op_type = "Erf"
+    elif change == "output":
+        swapped = {"new_k_0": "new_k_1", "new_k_1": "new_k_0"}
+        for node in graph.node:
+            node.output[:] = [swapped.get(output, output) for output in node.output]
+    else:
+        graph.input[0].type.tensor_type.shape.dim[2].dim_value += 1
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("change", ["constant", "order", "operator", "output", "shape"])
+def test_a_program_that_computes_something_else_is_not_joined(
+    original: Lowered, tmp_path: Path, name: str, change: str
+) -> None:
+    folder, entries = original
+    for source in (folder / "onnxruntime").iterdir():
+        (tmp_path / "onnxruntime").mkdir(exist_ok=True)
+        (tmp_path / "onnxruntime" / source.name).write_bytes(source.read_bytes())
+    change_program(tmp_path, name, change)
+
+    programs = [(entry.spec, OnnxGraph.of(tmp_path, entry)) for entry in entries]
+    assert same_but_for_tokens(programs) == ()
+
+
+def test_a_signature_that_states_another_output_is_an_error(original: Lowered) -> None:
+    folder, entries = original
+    step = next(entry for entry in entries if entry.spec.kind.name == STEP)
+    other = replace(step.spec, outputs=(replace(step.spec.outputs[0], name="scores"),))
+    rest = [entry for entry in entries if entry.spec.kind.name == PREFILL]
+    with pytest.raises(BundleError, match="signature"):
+        runners_of((folder, [replace(step, spec=other), *rest]))

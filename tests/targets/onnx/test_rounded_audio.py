@@ -23,7 +23,7 @@ from whisperport.targets.onnx.rounded_audio import (
 )
 from whisperport.targets.onnx.runner import OnnxRunner, cpu_session
 
-from .test_any_tokens import Lowered, loaded, lowered_w8
+from .test_free_axes import Lowered, lowered_w8, runners_of
 
 NAMES = ["step", "prefill_4", "step_2", "align"]
 ROUNDED = NAMES[:3]
@@ -44,7 +44,7 @@ def lowered(micro: Whisper, tmp_path_factory: pytest.TempPathFactory) -> Lowered
 
 def in_float(lowered: Lowered, monkeypatch: pytest.MonkeyPatch) -> dict[str, Runner]:
     monkeypatch.setattr(onnxruntime, "multiplies_exactly", lambda _: False)
-    return loaded(lowered)
+    return runners_of(lowered)
 
 
 def feed(runner: Runner) -> dict[str, Array]:
@@ -63,7 +63,7 @@ def rounded_inputs(runner: Runner) -> set[str]:
 def test_a_program_computes_nearly_what_it_does_with_audio_in_float32(
     lowered: Lowered, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    runner = loaded(lowered)[name]
+    runner = runners_of(lowered)[name]
     exact = in_float(lowered, monkeypatch)[name]
     inputs = feed(runner)
 
@@ -77,7 +77,7 @@ def test_a_program_computes_nearly_what_it_does_with_audio_in_float32(
 
 
 def test_align_reads_audio_in_float32(lowered: Lowered) -> None:
-    assert not rounded_inputs(loaded(lowered)["align"])
+    assert not rounded_inputs(runners_of(lowered)["align"])
 
 
 def test_without_exact_products_all_audio_is_float32(
@@ -89,7 +89,7 @@ def test_without_exact_products_all_audio_is_float32(
 
 @pytest.mark.parametrize("name", ["step", "step_2"])
 def test_a_binding_computes_what_a_run_does_in_every_run(lowered: Lowered, name: str) -> None:
-    runner = loaded(lowered)[name]
+    runner = runners_of(lowered)[name]
     inputs = feed(runner)
     expected = runner.run(inputs)
     binding = runner.binding()
@@ -104,7 +104,7 @@ def test_a_binding_computes_what_a_run_does_in_every_run(lowered: Lowered, name:
 
 
 def test_a_row_of_a_batch_has_the_logits_of_a_step(lowered: Lowered) -> None:
-    runners = loaded(lowered)
+    runners = runners_of(lowered)
     single, batch = runners["step"], runners["step_2"]
     rows = [feed(single), {k: a * 0.7 for k, a in feed(single).items()}]
     joined = {k: np.concatenate([row[k] for row in rows]) for k in rows[0]}
@@ -118,7 +118,7 @@ def test_a_row_of_a_batch_has_the_logits_of_a_step(lowered: Lowered) -> None:
 
 
 def test_a_bound_batch_reads_the_part_that_was_reported_as_changed(lowered: Lowered) -> None:
-    runner = loaded(lowered)["step_2"]
+    runner = runners_of(lowered)["step_2"]
     inputs = feed(runner)
     binding = runner.binding()
     bound = {one for one, role in runner.roles.items() if role == "state"}
@@ -229,7 +229,7 @@ def test_only_the_changed_heads_of_a_batch_are_rounded_again(
 
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e30])
 def test_any_audio_gives_finite_logits(lowered: Lowered, value: float) -> None:
-    runner = loaded(lowered)["step"]
+    runner = runners_of(lowered)["step"]
     inputs = feed(runner)
     inputs |= {one: np.full_like(a, value) for one, a in inputs.items() if "cross_v" in one}
     inputs |= {one: np.zeros_like(a) for one, a in inputs.items() if "cross_k" in one}
@@ -238,7 +238,7 @@ def test_any_audio_gives_finite_logits(lowered: Lowered, value: float) -> None:
 
 
 def test_a_nan_is_not_hidden(lowered: Lowered) -> None:
-    runner = loaded(lowered)["step"]
+    runner = runners_of(lowered)["step"]
     inputs = feed(runner)
     inputs["x"][0, 0, 3] = np.nan
 
