@@ -23,7 +23,7 @@ from whisperport.targets import PROFILERS
 from whisperport.targets.cpu.xnnpack.lowering import Delegation, read_delegation
 
 from ...extent import core_or_all
-from .graphs import graph, node, value, weight
+from .conftest import graph, node, value, weight
 
 # The predicted subgraphs of a program, and the bytes that cross their borders.
 

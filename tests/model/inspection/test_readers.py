@@ -32,7 +32,7 @@ from whisperport.model.inspection.read_onnx import MODEL
 from whisperport.model.inspection.rejections import check_graph
 from whisperport.targets import get_target
 
-from .graphs import NPU
+from .conftest import NPU
 from .tflite_file import INT32, Op, T, linear_file, outside_file, tflite_file
 
 

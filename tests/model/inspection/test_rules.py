@@ -22,7 +22,7 @@ from whisperport.targets import TARGETS
 
 from ...embedded import default_bundle
 from ...extent import EVERYTHING, core_or_all
-from .graphs import NPU, graph, node, quantized, value, weight
+from .conftest import NPU, graph, node, quantized, value, weight
 
 X = value("x", 1, 8, 16)
 Y = value("y", 1, 8, 16)
