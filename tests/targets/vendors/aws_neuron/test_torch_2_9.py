@@ -68,7 +68,7 @@ def _outputs(
     interpreter: str, folder: Path, name: str, *further: str
 ) -> tuple[str, dict[str, np.ndarray]]:
     output = folder / f"{name}.npz"
-    command = [interpreter, HERE / "run_modules.py", neuron_modules.__file__]
+    command = [interpreter, HERE / "older_torch.py", "run", neuron_modules.__file__]
     files = [folder / micro_modules.DESCRIPTION, folder / micro_modules.WEIGHTS, output]
     done = subprocess.run([*command, *files, *further], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -219,7 +219,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = [folder / micro_modules.DESCRIPTION, folder / micro_modules.WEIGHTS, folder]
     command = [
         interpreter,
-        HERE / "hlo" / "trace_with_torch_xla.py",
+        HERE / "older_torch.py",
+        "trace",
         neuron_modules.__file__,
         *files,
     ]
