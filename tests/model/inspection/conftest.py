@@ -1,4 +1,4 @@
-"""What tests of inspection share: graphs of a few nodes, a target of few operators, and compiled programs."""
+"""What tests of inspection share: graphs of a few nodes, a target of few operators, compiled programs."""
 
 from dataclasses import replace
 from pathlib import Path
