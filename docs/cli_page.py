@@ -9,6 +9,7 @@ the output of this script.
 import inspect
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -34,6 +35,8 @@ the result is one JSON document. If `NO_COLOR` is set, the output has no colors.
 | 141 | the program that read standard output has ended |
 """
 
+LONG = 20  # shared options
+
 Record = tuple[str, str]  # an option with its value, and its description
 Groups = dict[str, list[Record]]  # heading in the help -> its options
 
@@ -45,17 +48,31 @@ def cli_page() -> str:
     shared = sorted((one for one, count in counts.items() if count > 1), key=_name)
     links = ", ".join(f"[{name}](#{name})" for name in cli.commands)
     parts = [HEAD, f"Commands: {links}.\n", "## Shared options\n", _list({"": shared})]
+    others: dict[str, set[str]] = {}  # verb -> its shared options
     for name, verb in cli.commands.items():
         own = {
             heading: [one for one in group if one not in shared]
             for heading, group in groups[name].items()
         }
-        others = [_name(one) for group in groups[name].values() for one in group if one in shared]
+        others[name] = {
+            _name(one) for group in groups[name].values() for one in group if one in shared
+        }
         parts += [f"## {name}\n", f"`{_usage(verb, name)}`\n", _description(verb), _list(own)]
-        if others:
-            listed = ", ".join(f"`{one}`" for one in sorted(others))
-            parts.append(f"[Shared options](#shared-options): {listed}.\n")
+        if others[name]:
+            parts.append(f"[Shared options](#shared-options): {_shared(name, others)}.\n")
     return "\n".join(filter(None, parts))
+
+
+def _shared(name: str, others: dict[str, set[str]]) -> str:
+    """Return the shared options of a verb; of many, those of an earlier verb that this one has not."""
+    for earlier, more in others.items():
+        if len(others[name]) > LONG and others[name] < more:
+            return f"those of [{earlier}](#{earlier}) without {_code(more - others[name])}"
+    return _code(others[name])
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _context(verb: click.Command, name: str) -> click.Context:
