@@ -189,8 +189,8 @@ def _limits(specs: Sequence[TargetSpec]) -> str:
     lines = _grouped(((spec.name, (line,)) for spec in specs for line in _limit_lines(spec)), names)
     listed = [f"- {line}{'' if had == ALL else f' ({had})'}\n" for (line,), had in lines.items()]
     listed.sort(key=lambda line: line.startswith("- ["))  # the rules last
-    some = " In parentheses: some targets only." if len(names) > 1 else ""
-    return f"Each rule has the source.{some}\n\n" + "".join(listed)
+    some = "In parentheses: some targets only.\n\n" if len(names) > 1 else ""
+    return some + "".join(listed)
 
 
 def _limit_lines(spec: TargetSpec) -> list[str]:

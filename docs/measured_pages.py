@@ -31,6 +31,15 @@ used. Chips with equal results share a row.
   decoded on the CPU.
 
 """
+NOTES_HEAD = """
+## Notes of the compilers
+
+In quotes is what a compiler printed before it continued; its effect on a chip is not known.
+
+"""
+PRINTED = re.compile(
+    r"the compiler printed ('.*') and continued(?: \(\d+ times\))?; its effect on a chip is not known"
+)
 COLUMNS = (
     "Chips",
     "Precision",
@@ -117,7 +126,7 @@ def _notes(rows: list[dict[str, Any]]) -> str:
     """Return what the compilers noted of single programs, such as their own estimates."""
     notes = _joined(
         (
-            (f"`{row['target']}` in {row['precision']}", re.sub(r" \(\d+ times\)", "", note)),
+            (f"`{row['target']}` in {row['precision']}", PRINTED.sub(r"\1", note)),
             f"`{program['name']}`",
         )
         for row in rows
@@ -126,7 +135,7 @@ def _notes(rows: list[dict[str, Any]]) -> str:
     )
     merged = _joined(((programs, note), where) for (where, note), programs in notes.items())
     lines = [f"- {where}, {programs}: {note}\n" for (programs, note), where in merged.items()]
-    return "\n## Notes of the compilers\n\n" + "".join(lines) if lines else ""
+    return NOTES_HEAD + "".join(lines) if lines else ""
 
 
 def _where(rows: list[dict[str, Any]]) -> str:
