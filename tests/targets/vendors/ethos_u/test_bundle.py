@@ -23,7 +23,7 @@ from whisperport.targets.vendors.ethos_u import stages
 from whisperport.targets.vendors.ethos_u.compiler import read_estimate, summary
 
 from ....embedded import default_bundle
-from ...compiled_files import pte
+from ...test_compiled_files import pte
 
 # Exported bundles, without the compiler: what they hold, and what runs here.
 
