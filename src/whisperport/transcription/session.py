@@ -33,7 +33,9 @@ from whisperport.runtime.decoding.decode import (
     prompt_room,
     suppressed_ids,
 )
+from whisperport.runtime.decoding.grammar import compiled_grammar
 from whisperport.runtime.decoding.phrases import compiled
+from whisperport.runtime.decoding.search import Verdict
 from whisperport.runtime.segments.alignment import align_words
 from whisperport.runtime.segments.hallucinations import (
     KeptSegments,
@@ -43,7 +45,7 @@ from whisperport.runtime.segments.hallucinations import (
 from whisperport.runtime.segments.segments import drop_unreliable_end
 from whisperport.runtime.segments.words import add_words
 from whisperport.speech.audio import FRAMES_PER_SECOND
-from whisperport.speech.text import Segment, Tokenizer, language_code
+from whisperport.speech.text import Match, Segment, Tokenizer, language_code
 from whisperport.system.progress import ProgressCallback
 from whisperport.transcription.transcribe_options import TranscribeOptions
 from whisperport.transcription.transcript import Transcript, incomplete_as_error
@@ -224,7 +226,7 @@ class Session:
 
         A language that a short window had is detected again in the full one.
         """
-        temperatures = self.options.temperatures
+        temperatures = self.options.tried_temperatures
         features = self._features(window, positions)
         if positions < self.engine.dims.n_audio_ctx:
             temperatures = temperatures[:1]
@@ -379,6 +381,7 @@ class Session:
                     seek=window.seek,
                     window_s=window_s,
                     logprobs=decoded.logprobs[n_tokens:end],
+                    match=_match_of(decoded.verdicts, end),
                 )
             )
             n_tokens = end
@@ -393,7 +396,7 @@ class Session:
 
     def _decode_options(self) -> DecodeOptions:
         """Return the decoding options of a window, without the prompt."""
-        options = with_phrases(self.options, self.engine, self.tokenizer)
+        options = with_words(self.options, self.engine, self.tokenizer)
         dims = self.engine.dims
         room = prefix_room(dims, options)
         if self.options.prefix:
@@ -415,17 +418,21 @@ class Session:
         return (*self.initial_tokens, *recent[-room:])
 
 
-def with_phrases(options: TranscribeOptions, engine: Engine, tokenizer: Tokenizer) -> DecodeOptions:
-    """Return the decoding options with the phrases of the transcription as tokens.
+def with_words(options: TranscribeOptions, engine: Engine, tokenizer: Tokenizer) -> DecodeOptions:
+    """Return the decoding options with the phrases and the grammar of the transcription as tokens.
 
     Raises:
-        UsageError: a phrase cannot be decoded.
+        UsageError: a phrase or a text of the grammar cannot be decoded.
     """
-    if not options.phrases:
+    if not options.phrases and not options.grammar:
         return options.decode
     never = suppressed_ids(engine.generation, engine.dims, options.decode.suppress_tokens)
-    phrases = compiled(tokenizer, options.phrases, frozenset(never))
-    return replace(options.decode, phrases=phrases)
+    return replace(
+        options.decode,
+        phrases=compiled(tokenizer, options.phrases, frozenset(never)),
+        grammar=compiled_grammar(tokenizer, options.grammar, frozenset(never)),
+        grammar_threshold=options.grammar_threshold,
+    )
 
 
 def usable_tokens(tokenizer: Tokenizer, name: str, text: str, room: int) -> list[int]:
@@ -508,10 +515,20 @@ def known_language(engine: Engine, language: str | None) -> str | None:
 
 
 def _cleared(segment: Segment) -> Segment:
-    """Return the segment, without text and words if its duration is 0 or its text is blank."""
-    if segment.start != segment.end and segment.text.strip():
+    """Return the segment, without text and words if it is blank, of no duration, or in no grammar."""
+    is_refused = segment.match is not None and not segment.match.matched
+    if segment.start != segment.end and segment.text.strip() and not is_refused:
         return segment
-    return replace(segment, text="", tokens=(), words=(), logprobs=())
+    match = segment.match if is_refused else None
+    return replace(segment, text="", tokens=(), words=(), logprobs=(), match=match)
+
+
+def _match_of(verdicts: Sequence[Verdict], end: int) -> Match | None:
+    """Return the verdict about the segment that ends behind so many tokens of its window, if any."""
+    for verdict in verdicts:
+        if verdict.end == end:
+            return Match(verdict.matched, verdict.score)
+    return None
 
 
 def _spoken_until(segments: Sequence[Segment]) -> float | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 from whisperport.errors import UsageError
 from whisperport.program.window import Window
 from whisperport.runtime import TEMPERATURES, DecodeOptions, Thresholds
+from whisperport.runtime.decoding.gbnf import checked_rules
 from whisperport.runtime.decoding.phrases import Phrase, checked_phrases
 from whisperport.runtime.segments.words import APPENDED, PREPENDED
 from whisperport.speech.audio import VadOptions
@@ -27,6 +28,7 @@ class TranscribeOptions:
         thresholds: when a window has failed, and when it is silence.
         phrases: words and phrases that the decoding prefers, up to 10,000, each a text or a pair of a text
             and its bonus in nats per token, above 0 and at most 20. The default of the bonus is 1.
+        grammar: text of a grammar in GBNF; only its sentences are decoded. Empty: any text.
         vad: transcribe chunks of speech found by a voice activity detector, each as if it were a separate
             audio file. None: windows, each of which begins where the text of the previous one ended.
 
@@ -42,6 +44,7 @@ class TranscribeOptions:
     run: RunOptions = field(default_factory=RunOptions)
     thresholds: Thresholds = field(default_factory=Thresholds)
     phrases: tuple[Phrase, ...] = ()
+    grammar: str = ""
     vad: VadOptions | None = None
     clip_timestamps: Annotated[
         tuple[float, ...],
@@ -132,6 +135,23 @@ class TranscribeOptions:
         ),
     ] = True
 
+    grammar_threshold: Annotated[
+        float | None,
+        Option(
+            "Accept a sentence of the grammar up to this score: nats by which the model would rather have "
+            "written other words. Above it, the text is `no match`; `none` accepts all",
+            0,
+            100,
+            metavar="NATS",
+            or_none=True,
+        ),
+    ] = 3.0  # benchmarks/words/grammars.py
+
+    @property
+    def tried_temperatures(self) -> tuple[float, ...]:
+        """The temperatures that are tried: one if there is a grammar, whose verdict none changes."""
+        return self.temperatures[:1] if self.grammar else self.temperatures
+
     def uses_previous_text(self, window: Window | None) -> bool:
         """Return whether previous text is the prompt of the next window, in a bundle with this window."""
         if self.condition_on_previous_text is not None:
@@ -145,6 +165,14 @@ class TranscribeOptions:
             )
         check_ranges(self)
         object.__setattr__(self, "phrases", checked_phrases(self.phrases))
+        if self.grammar != "":
+            checked_rules(self.grammar)
+            if self.temperatures != TEMPERATURES and any(self.temperatures):
+                raise UsageError(
+                    "a temperature above 0 cannot be used with a grammar",
+                    why="the most probable sentence is written; other speech is no match",
+                    hint="do not set a temperature",
+                )
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise UsageError(
                 "`hallucination_silence_threshold` requires word timestamps",

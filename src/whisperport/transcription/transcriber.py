@@ -74,6 +74,8 @@ class TranscribeArguments(TypedDict, total=False):
     carry_initial_prompt: bool
     prefix: str
     phrases: Iterable[str | Phrase]
+    grammar: str
+    grammar_threshold: float | None
     word_timestamps: bool
     hallucination_silence_threshold: float | None
     prepend_punctuations: str

@@ -13,11 +13,12 @@ from whisperport.apps.archive.dispatch import Done, Ended, Event, Ready, dispatc
 from whisperport.apps.archive.identity import Identity
 from whisperport.apps.archive.job import Job
 from whisperport.apps.archive.report import audio_link, report
-from whisperport.apps.archive.rows import row_of
+from whisperport.apps.archive.rows import marks, row_of
 from whisperport.apps.archive.subtitle_files import subtitle_name
 from whisperport.apps.archive.summary import ArchiveSummary, summarize
 from whisperport.errors import AudioError, WhisperportError
-from whisperport.speech.text import Segment
+from whisperport.runtime import Thresholds
+from whisperport.speech.text import Match, Segment
 from whisperport.transcription import Transcript
 
 # Which worker gets which file, and what the end of a worker costs.
@@ -154,6 +155,13 @@ def shown(page: str) -> list[list[str]]:
     (document,) = re.findall(r'id="rows">(.*?)</script>', page)
     found: list[list[str]] = json.loads(document)
     return found
+
+
+def test_speech_outside_of_a_grammar_is_marked() -> None:
+    refused = Segment(0.0, 1.0, "", match=Match(False, 12.0))
+    transcript = Transcript("", (refused,), "en", 1.0, ())
+
+    assert marks(transcript, (), Thresholds()) == ["no match"]
 
 
 def test_the_summary_counts_files_codes_languages_and_marks() -> None:

@@ -8,7 +8,7 @@ import pytest
 from whisperport.apps.cli import transcribe as verb
 from whisperport.errors import AudioError, IncompleteError, Interrupted
 from whisperport.runtime import DecodeOptions, Thresholds
-from whisperport.speech.text import Segment
+from whisperport.speech.text import Match, Segment
 from whisperport.transcription import TranscribeOptions, Transcript
 
 pytestmark = pytest.mark.usefixtures("any_bundle", "talk")
@@ -133,6 +133,19 @@ def test_no_clip_ends_at_infinity(run, clips):
     ran = run("transcribe", "talk.wav", "--clip-timestamps", clips)
 
     assert (ran.code, ran.lines[0][:28]) == (1, "error: `clip_timestamps` are")
+
+
+def test_speech_outside_of_the_grammar_has_a_note_with_its_time_and_score(run, monkeypatch):
+    refused = replace(SEGMENT, text="", tokens=(), words=(), match=Match(False, 12.34))
+    monkeypatch.setattr(
+        verb, "run_transcribe", lambda *_, **__: replace(HELLO, text="", segments=(refused,))
+    )
+
+    ran = run("transcribe", "talk.wav")
+
+    assert (ran.code, ran.out) == (0, "\n")
+    assert f"{SEGMENT.start:.1f} s to {SEGMENT.end:.1f} s: no match (score 12.3)" in ran.lines
+    assert "no speech was found in the audio" not in ran.lines
 
 
 def test_segments_without_a_word_are_no_speech(run, monkeypatch):

@@ -191,6 +191,17 @@ def test_keywords_and_hotwords_are_phrases_and_a_prompt_is_the_prompt(
     assert "five" not in transcriber.transcribe(CLIP).text
 
 
+def test_only_sentences_of_the_field_grammar_are_written(client: Any) -> None:
+    fields = {"response_format": "verbose_json", "grammar": 'root ::= "The code is " [a-z, ]+ "."'}
+    inside = post(client, fields).json()
+    outside = post(client, {**fields, "grammar": 'root ::= "Yes."'}).json()
+
+    assert inside["text"].startswith("The code is")
+    assert inside["segments"][0]["match"] == {"matched": True, "score": 0.0}
+    assert outside["text"] == outside["segments"][0]["text"] == ""
+    assert outside["segments"][0]["match"]["matched"] is False
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -226,6 +237,9 @@ def test_keywords_and_hotwords_are_phrases_and_a_prompt_is_the_prompt(
         ({"keywords": "x" * 201}, "keywords", "invalid_value"),
         ({"hotwords": "Anna, ..."}, "hotwords", "invalid_value"),
         ({"keywords": "AC/DC"}, None, "unsupported_value"),
+        ({"grammar": 'root ::= "a" root'}, "grammar", "invalid_value"),
+        ({"grammar": 'root ::= "a_b"'}, None, "unsupported_value"),
+        ({"grammar": 'root ::= "a"', "temperature": "0.5"}, "temperature", "invalid_value"),
         ({"languages": '["\\udfff"]'}, "languages", "invalid_value"),
         ({"language": "\x00" * 60_000}, "language", "unsupported_value"),
     ],

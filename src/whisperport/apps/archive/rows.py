@@ -71,19 +71,21 @@ def row_of(
 def _segment(segment: Segment) -> dict[str, Any]:
     """Return the members of a segment that a row has."""
     members = asdict(segment)
-    del members["window_s"]
+    del members["window_s"], members["match"]
     return members
 
 
 def marks(transcript: Transcript, warnings: Sequence[str], thresholds: Thresholds) -> list[str]:
     """Return what is doubtful about a transcript: some of the names in `MARKS`."""
     ratio, logprob = thresholds.compression_ratio_threshold, thresholds.logprob_threshold
+    is_refused = any(each.match and not each.match.matched for each in transcript.segments)
     is_marked = {
-        "no speech": not transcript.text,
+        "no speech": not transcript.text and not is_refused,
         "low log-probability": logprob is not None
         and any(segment.avg_logprob < logprob for segment in transcript.segments),
         "repeated text": ratio is not None
         and any(segment.compression_ratio > ratio for segment in transcript.segments),
+        "no match": is_refused,
         "truncated": bool(transcript.truncated),
         "damaged audio": bool(warnings),
     }
@@ -94,6 +96,7 @@ MARKS = {
     "no speech": "The transcript is empty: silence, or no speech that the model understands",
     "low log-probability": "A segment's average log-probability is below the threshold",
     "repeated text": "A segment's compression ratio is above the threshold: text may repeat",
+    "no match": "Speech is no sentence of the grammar, and has no text",
     "truncated": "A window reached the limit of tokens: text is missing",
     "damaged audio": "FFmpeg skipped or clipped part of the audio; the column `warnings` says what",
 }

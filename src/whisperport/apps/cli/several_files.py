@@ -20,7 +20,7 @@ from whisperport.apps.cli.console import (
     stderr,
     write,
 )
-from whisperport.apps.cli.transcript_output import TranscriptFiles
+from whisperport.apps.cli.transcript_output import TranscriptFiles, print_mismatches
 from whisperport.errors import WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.speech.text import SubtitleOptions, write_as
@@ -76,6 +76,7 @@ def transcribe_several(
                 if isinstance(outcome, WhisperportError):
                     raise outcome
                 _warn_if_truncated(name, outcome)
+                print_mismatches(outcome, name)
                 if as_json:
                     transcripts.append({"audio": name, **asdict(outcome)})
                 elif files is not None:

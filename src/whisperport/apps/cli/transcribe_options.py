@@ -13,6 +13,7 @@ from whisperport.apps.cli.given import InputPath
 from whisperport.apps.cli.verb import option, together
 from whisperport.errors import UsageError
 from whisperport.runtime import DecodeOptions, Thresholds
+from whisperport.runtime.decoding.gbnf import read_grammar
 from whisperport.runtime.decoding.phrases import read_phrases
 from whisperport.speech.audio import VadOptions
 from whisperport.speech.text import SubtitleOptions
@@ -23,6 +24,7 @@ from whisperport.verification.diagnosis.stored_features import FeatureStorage
 
 DECODING = "Decoding"
 PROMPT = "Prompt"
+GRAMMAR = "Grammar"
 FALLBACK = "Fallback (when a window is decoded again, or skipped as silence)"
 
 audio_options = field_options(TranscribeOptions, "clip_timestamps", group="Audio")
@@ -53,8 +55,21 @@ live_decoding_options = together(  # the others need the complete audio, or fixe
     phrases_option,
     field_options(Thresholds, group=FALLBACK),
 )
+grammar_options = together(
+    option(
+        "--grammar",
+        "grammar_file",
+        group=GRAMMAR,
+        type=InputPath(dir_okay=False),
+        metavar="FILE",
+        help="Write only sentences of the grammar in FILE, in GBNF, the format of llama.cpp. "
+        "Other speech has no text, but a note `no match` with its score; in JSON, the member `match`",
+    ),
+    field_options(TranscribeOptions, "grammar_threshold", group=GRAMMAR),
+)
 decoding_options = together(
     live_decoding_options,
+    grammar_options,
     field_options(TranscribeOptions, "prefix", group=PROMPT),
     field_options(TranscribeOptions, "hallucination_silence_threshold", group=FALLBACK),
 )
@@ -94,6 +109,7 @@ def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOpt
         run=run,
         thresholds=Thresholds(**field_values(Thresholds, chosen)),
         phrases=read_phrases(path) if (path := chosen["phrases_file"]) else (),
+        grammar=read_grammar(path) if (path := chosen.get("grammar_file")) else "",
         **field_values(TranscribeOptions, chosen),
     )
 

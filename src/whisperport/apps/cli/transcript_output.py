@@ -217,6 +217,7 @@ def print_transcript_of(
         print_warning(
             f"the window at {start:.0f} s reached the limit of --max-tokens: the end of its text is missing"
         )
+    print_mismatches(transcript)
     if as_json:
         print_json(asdict(transcript))
     else:
@@ -251,8 +252,22 @@ def _print(
     elif output_format != "txt":
         language = transcript.language
         write(write_as(output_format, transcript.segments, language=language, options=subtitles))
-    if not transcript.text:
+    if not transcript.text and not any(segment.match for segment in transcript.segments):
         print_note("no speech was found in the audio")
+
+
+def print_mismatches(transcript: Transcript, name: str = "") -> None:
+    """Print a note about each part of the audio whose speech is no sentence of the grammar.
+
+    Args:
+        transcript: of the audio.
+        name: of the audio file, if there are several.
+    """
+    for segment in transcript.segments:
+        if segment.match is not None and not segment.match.matched:
+            where = f"{segment.start:.1f} s to {segment.end:.1f} s"
+            text = f"{name and f'{name}, '}{where}: no match (score {segment.match.score:.1f})"
+            print_note(text, important=True)
 
 
 def _print_incomplete(transcript: Transcript, failure: IncompleteError | Interrupted) -> None:

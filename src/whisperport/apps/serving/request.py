@@ -9,6 +9,7 @@ from whisperport.errors import UsageError
 from whisperport.program.generation import Generation
 from whisperport.runtime import TEMPERATURES, DecodeOptions
 from whisperport.runtime.decoding.decode import check_language
+from whisperport.runtime.decoding.gbnf import checked_rules
 from whisperport.runtime.decoding.phrases import Phrase, checked_phrases, with_commas
 from whisperport.speech.audio import VadOptions
 from whisperport.speech.text import language_code
@@ -51,7 +52,9 @@ def read_request(fields: Fields, generation: Generation, task: Task) -> Transcri
     for name in ("known_speaker_names", "known_speaker_references"):
         if fields.many(name):
             raise wrong(name, "This model does not distinguish speakers", code="unsupported_value")
-    temperature = fields.number("temperature", 0, 1)
+    temperature, grammar = fields.number("temperature", 0, 1), _grammar(fields)
+    if temperature and grammar:
+        raise wrong("temperature", "`temperature` cannot be above 0 with a `grammar`")
     options = TranscribeOptions(
         decode=DecodeOptions(task=task, language=_language(fields, generation, task)),
         # As OpenAI documents 0: "the model will use log probability to automatically increase the
@@ -59,6 +62,7 @@ def read_request(fields: Fields, generation: Generation, task: Task) -> Transcri
         temperatures=(temperature,) if temperature else TEMPERATURES,
         initial_prompt=fields.one("prompt") or "",  # the last tokens are used, if it is long
         phrases=_phrases(fields),
+        grammar=grammar,
         word_timestamps="word" in granularities,
         vad=_vad(fields),
     )
@@ -126,6 +130,17 @@ def _phrases(fields: Fields) -> tuple[Phrase, ...]:
         except UsageError as error:
             raise wrong(name, one_line(error)) from error
     return tuple(phrases.items())
+
+
+def _grammar(fields: Fields) -> str:
+    """Return the grammar whose sentences alone are possible; empty: any text is."""
+    grammar = fields.one("grammar") or ""
+    try:
+        if grammar:
+            checked_rules(grammar)
+    except UsageError as error:
+        raise wrong("grammar", one_line(error)) from error
+    return grammar
 
 
 def _vad(fields: Fields) -> VadOptions | None:

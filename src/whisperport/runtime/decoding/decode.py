@@ -13,15 +13,19 @@ from whisperport.errors import UsageError
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.generation import Generation
 from whisperport.runtime.decoding.decode_options import DecodeOptions, check_combination
+from whisperport.runtime.decoding.grammar import Grammar
 from whisperport.runtime.decoding.phrases import Phrases
 from whisperport.runtime.decoding.rules import SHORT_WINDOW_PENALTY, Rules
 from whisperport.runtime.decoding.search import (
+    IMPOSSIBLE,
     Beams,
     Candidate,
     Forks,
     Sampling,
     Search,
+    Sentences,
     TokenSampler,
+    Verdict,
     best_candidate,
     numpy_sampler,
 )
@@ -46,6 +50,7 @@ class Decoded:
     ended: bool  # whether the model emitted the end of text; False: the token limit was reached
     # Natural log-probability of each token. `avg_logprob` stands for them in comparisons.
     logprobs: tuple[float, ...] = field(default=(), repr=False, compare=False)
+    verdicts: tuple[Verdict, ...] = ()  # about its sentences, if there was a grammar
 
 
 def decode_window(
@@ -94,7 +99,7 @@ def decoding(
         sampler = numpy_sampler(np.random.default_rng(seed))
     search = _search(generation, options, sampler)
     limit = options.max_tokens or engine.dims.n_text_ctx // 2
-    filters = _Filters(_rules(engine, options), options.phrases)
+    filters = _Filters(_rules(engine, options), options.phrases, options.grammar)
     candidates = yield from _run(decoder, search, filters, logits, len(prompt), limit)
     best = best_candidate(search.finish(candidates), options.length_penalty)
     return Decoded(
@@ -105,6 +110,7 @@ def decoding(
         options.temperature,
         best.ended,
         tuple(best.logprobs),
+        best.verdicts,
     )
 
 
@@ -243,7 +249,7 @@ def _run(
         caches = [decoder.cache, *(copy() for _ in range(search.width - 1))]
         while True:
             allowed = [
-                filters.apply(each, candidate.tokens)
+                filters.apply(each, candidate)
                 for candidate, each in zip(candidates, scores, strict=True)
             ]
             candidates, sources, is_finished = search.advance(candidates, allowed)
@@ -253,7 +259,9 @@ def _run(
             caches = _rearranged(caches, sources, copy)
             last = [candidate.tokens[-1] for candidate in candidates]
             unfinished = [
-                i for i, token in enumerate(last) if token != engine.generation.end_of_text
+                i
+                for i, token in enumerate(last)
+                if token != engine.generation.end_of_text and not candidates[i].waits
             ]
             after = yield [Step(last[i], caches[i], exact) for i in unfinished]
             scored = dict(zip(unfinished, after, strict=True))
@@ -269,9 +277,13 @@ class _Filters:
 
     rules: Rules
     phrases: Phrases | None
+    grammar: Grammar | None
 
-    def apply(self, scored: Scored, tokens: Sequence[int]) -> Scores:
+    def apply(self, scored: Scored, candidate: Candidate) -> Scores:
         """Return scores after the rules, with bonuses; coarse, if float32 would choose the same token."""
+        tokens = candidate.tokens
+        if candidate.waits and isinstance(scored, Scores):  # after the rules already
+            return scored
         bonus = None if self.phrases is None else self.phrases.after(tokens)
         if isinstance(scored, CoarseLogits):
             scores = Scores(scored.logits)
@@ -279,7 +291,7 @@ class _Filters:
                 scores.bonus = bonus
                 return scores
             scored = Scores(scored.complete())
-        self.rules.apply(scored, tokens)
+        self.rules.apply(scored, tokens, None if candidate.is_free else self.grammar)
         scored.bonus = bonus
         return scored
 
@@ -312,6 +324,10 @@ def _rearranged(caches: list[Cache], sources: list[int], copy: Callable[[], Cach
 
 def _search(generation: Generation, options: DecodeOptions, sampler: TokenSampler | None) -> Search:
     end = generation.end_of_text
+    if options.grammar is not None:
+        highest = IMPOSSIBLE / 2 if options.grammar_threshold is None else options.grammar_threshold
+        timestamps = not options.without_timestamps
+        return Sentences(generation, options.beam_size or 1, highest, timestamps=timestamps)
     if options.beam_size is not None:
         return Beams(end, options.beam_size, options.patience or 1.0)
     if options.phrases is not None and options.temperature == 0:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from whisperport.errors import UsageError
+from whisperport.runtime.decoding.grammar import Grammar
 from whisperport.runtime.decoding.phrases import Phrases
 from whisperport.system.option import Option, check_range, check_ranges
 
@@ -20,6 +21,8 @@ class DecodeOptions:
         prompt: token ids of the text before this window. The last 223 are used.
         prefix: token ids with which this window's text begins.
         phrases: whose tokens are preferred; None: none. `TranscribeOptions` has them as text.
+        grammar: of the only sentences that are possible; None: all. `TranscribeOptions` has it as text.
+        grammar_threshold: highest score of such a sentence, in nats; None: no limit.
 
     The help text of every other option is beside its field. `repetition_penalty` and
     `no_repeat_ngram_size` are not in openai-whisper, whose name of `max_tokens` is `sample_len`.
@@ -32,6 +35,8 @@ class DecodeOptions:
     prompt: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
     phrases: Phrases | None = None
+    grammar: Grammar | None = None
+    grammar_threshold: float | None = None
     language: Annotated[
         str | None,
         Option(

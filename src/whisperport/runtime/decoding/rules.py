@@ -16,7 +16,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from whisperport.program.generation import Generation
-from whisperport.runtime.engine.scores import Floats, Scores
+from whisperport.runtime.decoding.grammar import Following, Grammar
+from whisperport.runtime.decoding.search import IMPOSSIBLE
+from whisperport.runtime.engine.scores import Floats, FreeChoice, Scores, log_sum_exp
 
 
 class Rules:
@@ -57,12 +59,13 @@ class Rules:
         self._penalty = repetition_penalty
         self._ngram_size = no_repeat_ngram_size
 
-    def apply(self, scores: Scores, tokens: Sequence[int]) -> float:
+    def apply(self, scores: Scores, tokens: Sequence[int], grammar: Grammar | None = None) -> float:
         """Set the logits of tokens that must not follow to -inf.
 
         Args:
             scores: after the last of the tokens; changed in place.
             tokens: the ids decoded so far, without the prompt.
+            grammar: of the sentences; None: any text is possible.
 
         Returns:
             By how much the rules' comparison of probabilities was decided, in nats; infinity if they
@@ -76,8 +79,61 @@ class Rules:
             if self._beyond is not None:
                 scores.forbid(slice(self._beyond, None))
             self._pair_timestamps(scores, tokens)
+        if grammar is not None:  # no other special tokens
+            scores.forbid(slice(self._end_of_text + 1, self._begin))
+        if grammar is not None and (sentence := self._sentence(tokens)) is not None:
+            self._follow(scores, grammar.after(sentence), is_empty=not sentence)
+        elif self._timestamps:
             return self._prefer_timestamp(scores)
         return math.inf
+
+    def _follow(self, scores: Scores, following: Following, *, is_empty: bool) -> None:
+        """Allow only what may follow in a sentence. Probabilities are those without the grammar.
+
+        As without one, only timestamps are allowed if all of them together are more probable than any
+        other token. Where no token spells what follows, the text ends with an impossible probability.
+
+        Args:
+            scores: after the other rules; changed in place.
+            following: what may follow.
+            is_empty: whether no sentence has begun, so that there may be none.
+        """
+        logits, begin, end = scores.logits, self._begin, self._end_of_text
+        first = int(logits[:begin].argmax())
+        peak, times = float(logits[first]), -math.inf
+        if self._timestamps and logits[begin:].max() > -np.inf:
+            times = log_sum_exp(logits[begin:])
+        total = scores.log_sum().value  # raises if there is a NaN
+        if times > peak:
+            first = begin + int(logits[begin:].argmax())
+        logprob = logits.item(first) - (times if times > peak else total)
+        scores.free = FreeChoice(first, logprob, max(peak, times), times, begin)
+        allowed = logits[following.tokens]
+        logits[:end] = -np.inf
+        logits[following.tokens] = allowed
+        if not (following.may_end or is_empty):
+            logits[end:] = -np.inf
+        elif times > logits[:begin].max():
+            logits[:begin] = -np.inf
+            total = times if times > peak else total
+        if logits.max() == -np.inf:
+            logits[end] = total - IMPOSSIBLE
+        scores.forget_sum()
+        scores.total = total
+
+    def _sentence(self, tokens: Sequence[int]) -> Sequence[int] | None:
+        """Return the text of the sentence that is being decoded; None: none has begun, or it has ended."""
+        end, start = self._end_of_text, len(tokens)
+        while start and tokens[start - 1] < end:
+            start -= 1
+        if start < len(tokens):
+            return tokens[start:]
+        if tokens and tokens[-1] == end:
+            return None
+        if not self._timestamps:
+            return ()
+        is_open = bool(tokens) and (len(tokens) < 2 or tokens[-2] >= self._begin)
+        return () if is_open else None
 
     def _guard(self, scores: Scores, tokens: Sequence[int]) -> None:
         """Apply the guards against loops. They come before the other rules, as in transformers."""

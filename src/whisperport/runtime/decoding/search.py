@@ -5,19 +5,29 @@ Source: openai/whisper@v20250625, whisper/decoding.py:270-417.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whisperport.program.generation import Generation
 from whisperport.runtime.engine.scores import FORK_MARGIN, Floats, LogSum, Scores
 
 N_FORKS = 4  # candidates of greedy decoding with phrases: the best, and three inside a phrase
+IMPOSSIBLE = 1000.0  # nats: the score of a sentence that was cut off, or that no token spells
 BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
 
 TokenSampler = Callable[[Floats], Sequence[int]]
 """Sample one token from each row of logits (G, V), which are already divided by the temperature."""
+
+
+class Verdict(NamedTuple):
+    """Whether speech is a sentence of the grammar."""
+
+    end: int  # number of tokens up to the end of the sentence
+    matched: bool
+    score: float  # nats by which the model would rather have written something else
 
 
 @dataclass(slots=True)
@@ -32,6 +42,12 @@ class Candidate:
     ended: bool = False  # whether the end of text followed
     logprobs: list[float] = field(default_factory=list)  # of each token
     bonus: float = 0.0  # of phrases, in nats; not a part of `logprob`
+    # With a grammar:
+    is_own: bool = True  # whether its sentence is what the model would write without the grammar
+    is_free: bool = False  # whether its sentence has left the grammar
+    waits: bool = False  # whether its sentence has ended before others, so that it needs no step
+    gap: float = 0.0  # nats by which the model would rather have written another sentence
+    verdicts: tuple["Verdict", ...] = ()  # about its sentences
 
     @property
     def score(self) -> float:
@@ -120,7 +136,7 @@ class Sampling:
                 logit - total for logit, total in zip(candidate.logprobs, totals, strict=True)
             ]
             logprob = candidate.logprob - sum(totals)
-            known = Candidate(candidate.tokens, logprob, logprobs=logprobs, bonus=candidate.bonus)
+            known = replace(candidate, logprob=logprob, logprobs=logprobs)
             finished.append(_without_end(known, self._end))
         return finished
 
@@ -228,6 +244,118 @@ class Beams:
         return [_without_end(each, self._end) for each in (*finished, *by_score[:missing])]
 
 
+class Sentences:
+    """Sentences of a grammar: the most probable ones, and beside them what the model would write freely.
+
+    Where the model's own text leaves the grammar, it is decoded beside the sentences. As soon as the most
+    probable sentence is complete, it is kept if the model would not rather have written something else;
+    else the model's own text is, so that its timestamps tell where the speech ends. The next sentence
+    follows the kept text. Probabilities only decrease, so that no other sentence can become better.
+    """
+
+    greedy = False  # logits of improbable tokens are needed, too
+
+    def __init__(
+        self, generation: Generation, width: int, highest: float, *, timestamps: bool
+    ) -> None:
+        """
+        Args:
+            generation: special token ids of the checkpoint.
+            width: number of sentences that are decoded together.
+            highest: score of a sentence that is kept.
+            timestamps: whether the model emits timestamps; without them, its own text is not needed.
+        """
+        self.width = 1
+        self._width, self._highest, self._timestamps = width, highest, timestamps
+        self._end, self._begin = generation.end_of_text, generation.timestamp_begin
+
+    def advance(
+        self, candidates: list[Candidate], scores: list[Scores]
+    ) -> tuple[list[Candidate], list[int], bool]:
+        # Each with the index of the candidate that it continues.
+        sentences: list[tuple[Candidate, int]] = []
+        own: tuple[Candidate, int] | None = None  # the model's own text, outside of the grammar
+        for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
+            if candidate.waits:
+                extended = [candidate]
+            elif each.free is None:
+                extended = [self._extended(candidate, each, int(each.logits.argmax()))]
+            else:
+                tokens = [
+                    int(i) for i in top(each.raised(), self._width) if each.logits[i] > -np.inf
+                ]
+                extended = [self._extended(candidate, each, token) for token in tokens]
+                if candidate.is_own and self._timestamps:
+                    own = self._extended(candidate, each, each.free.token, leaves=True), source
+            if candidate.is_free:
+                own = extended[0], source
+            else:
+                sentences += [(each, source) for each in extended]
+        sentences = sorted(sentences, key=_score, reverse=True)[: self._width]
+        if any(sentence.is_own for sentence, _ in sentences):
+            own = None
+        kept = self._decided(sentences, own)
+        return [each for each, _ in kept], [source for _, source in kept], self._is_finished(kept)
+
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        best = max(candidates, key=lambda candidate: (candidate.is_free, candidate.score))
+        if best.tokens and best.tokens[-1] < self._end:  # the limit of tokens cut the sentence off
+            best = replace(
+                best, verdicts=(*best.verdicts, Verdict(len(best.tokens), False, IMPOSSIBLE))
+            )
+        return [_without_end(best, self._end)]
+
+    def _decided(
+        self, sentences: list[tuple[Candidate, int]], own: tuple[Candidate, int] | None
+    ) -> list[tuple[Candidate, int]]:
+        """Return what is decoded further, after a verdict if the best sentence is complete."""
+        if sentences and not sentences[0][0].waits:
+            return [*sentences, own] if own else sentences
+        if not sentences:  # the model's own text is what remains
+            assert own is not None
+            candidate, source = own
+            return [(self._closed(candidate, False) if candidate.waits else candidate, source)]
+        best, source = sentences[0]
+        matched = best.gap <= self._highest
+        if matched or own is None:
+            return [(self._closed(best, matched), source)]
+        candidate, source = replace(own[0], gap=best.gap), own[1]
+        return [(self._closed(candidate, False) if candidate.waits else candidate, source)]
+
+    def _closed(self, candidate: Candidate, matched: bool) -> Candidate:
+        """Return a candidate after the verdict about its sentence."""
+        tokens = candidate.tokens
+        is_empty = len(tokens) < 2 or tokens[-2] >= self._begin
+        verdicts = candidate.verdicts
+        if not (matched and is_empty):  # else there was no speech
+            verdicts += (Verdict(len(tokens) - (tokens[-1] == self._end), matched, candidate.gap),)
+        return replace(
+            candidate, is_free=False, is_own=True, waits=False, gap=0.0, verdicts=verdicts
+        )
+
+    def _extended(
+        self, candidate: Candidate, scores: Scores, token: int, *, leaves: bool = False
+    ) -> Candidate:
+        """Return a candidate with one more token, which may leave the grammar."""
+        free, logit = scores.free, scores.logits.item(token)
+        logprob = free.logprob if free and leaves else logit - scores.log_sum().value
+        in_sentence = free is not None or candidate.is_free
+        return Candidate(
+            [*candidate.tokens, token],
+            candidate.logprob + logprob,
+            logprobs=[*candidate.logprobs, logprob],
+            bonus=candidate.bonus + (0.0 if leaves else scores.bonus_of(token)),
+            is_free=candidate.is_free or leaves,
+            is_own=candidate.is_own and (free is None or token == free.token),
+            waits=token == self._end or (in_sentence and token >= self._begin),
+            gap=candidate.gap + (free.gap(token, logit) if free and not leaves else 0.0),
+            verdicts=candidate.verdicts,
+        )
+
+    def _is_finished(self, kept: list[tuple[Candidate, int]]) -> bool:
+        return len(kept) == 1 and kept[0][0].tokens[-1] == self._end
+
+
 def best_candidate(candidates: Sequence[Candidate], length_penalty: float | None) -> Candidate:
     """Return the candidate with the highest log-probability for its length.
 
@@ -260,8 +388,9 @@ def _without_end(candidate: Candidate, end: int) -> Candidate:
     tokens = candidate.tokens
     ended = end in tokens
     count = tokens.index(end) if ended else len(tokens)
-    logprobs = candidate.logprobs[:count]
-    return Candidate(tokens[:count], candidate.logprob, ended, logprobs, candidate.bonus)
+    return replace(
+        candidate, tokens=tokens[:count], ended=ended, logprobs=candidate.logprobs[:count]
+    )
 
 
 def numpy_sampler(generator: np.random.Generator) -> TokenSampler:

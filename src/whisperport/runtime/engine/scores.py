@@ -54,6 +54,29 @@ class Bonus:
         return (self.values.item(at) if has_one else 0.0) - self.held
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FreeChoice:
+    """What the model would choose without a grammar.
+
+    Attributes:
+        token: id of the most probable token.
+        logprob: its natural log-probability.
+        best: its logit, or if it is a timestamp, that of all timestamps together.
+        times: logit of all timestamps together.
+        begin: id of the first timestamp.
+    """
+
+    token: int
+    logprob: float
+    best: float
+    times: float
+    begin: int
+
+    def gap(self, token: int, logit: float) -> float:
+        """Return by how much the model would rather choose something else than a token, in nats."""
+        return self.best - (self.times if token >= self.begin else logit)
+
+
 class LogSum:
     """The natural logarithm of a sum of exponentials, computed when it is needed.
 
@@ -98,9 +121,10 @@ class Scores:
         logits: (V,), which the caller may change after `forget_sum`.
         total: natural logarithm of the sum of the exponentials that the program returned; None: unknown.
         bonus: what the choice of a token adds to its logit. Probabilities do not contain it.
+        free: the model's own choice, where a grammar decides; None: it does not.
     """
 
-    __slots__ = ("_forbidden", "_n_forbidden", "bonus", "logits", "total")
+    __slots__ = ("_forbidden", "_n_forbidden", "bonus", "free", "logits", "total")
 
     def __init__(self, logits: Floats, total: float | None = None) -> None:
         """
@@ -111,13 +135,14 @@ class Scores:
         self.logits = logits
         self.total = total
         self.bonus: Bonus | None = None
+        self.free: FreeChoice | None = None
         self._forbidden: list[Floats] = []  # logits of tokens that were forbidden
         self._n_forbidden = 0
 
     def copy(self) -> "Scores":
         """Return the same scores with logits of their own."""
         copy = Scores(self.logits.copy(), self.total)
-        copy.bonus = self.bonus
+        copy.bonus, copy.free = self.bonus, self.free
         copy._forbidden, copy._n_forbidden = self._forbidden.copy(), self._n_forbidden
         return copy
 

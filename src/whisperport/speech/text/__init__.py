@@ -2,7 +2,7 @@
 
 from whisperport.speech.text.languages import LANGUAGES, WITHOUT_SPACES, language_code
 from whisperport.speech.text.normalize import normalize
-from whisperport.speech.text.segment import Segment, Word
+from whisperport.speech.text.segment import Match, Segment, Word
 from whisperport.speech.text.subtitles import SubtitleOptions
 from whisperport.speech.text.tokenizer import SECONDS_PER_TIMESTAMP, Tokenizer
 from whisperport.speech.text.vocabulary import openai_generation, openai_tokenizer
@@ -22,6 +22,7 @@ __all__ = [
     "SECONDS_PER_TIMESTAMP",
     "WITHOUT_SPACES",
     "WRITERS",
+    "Match",
     "Segment",
     "SubtitleOptions",
     "Tokenizer",

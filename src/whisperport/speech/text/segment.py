@@ -15,6 +15,16 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
+class Match:
+    """Whether speech is a sentence of a grammar."""
+
+    matched: bool  # False: the segment has no text
+    score: (
+        float  # nats by which the model would rather have written something else than the sentence
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One segment of a transcript. Field names are those of openai-whisper.
 
@@ -35,6 +45,7 @@ class Segment:
     # Natural log-probability of each of `tokens`; of a beam: none. `avg_logprob` is what is compared.
     logprobs: tuple[float, ...] = field(default=(), repr=False, compare=False)
     window_s: float | None = None  # length of the window in seconds; None: that of the checkpoint
+    match: Match | None = None  # None: there was no grammar
 
     def __post_init__(self) -> None:
         for name, seconds in (("start", self.start), ("end", self.end)):

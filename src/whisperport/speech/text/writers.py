@@ -68,7 +68,8 @@ def write_json(segments: Sequence[Segment], *, language: str | None = None) -> s
 
 
 def segment_fields(number: int, segment: Segment) -> dict[str, Any]:
-    """Return the members of one segment in openai-whisper's JSON, without words."""
+    """Return the members of one segment in openai-whisper's JSON, without words, and `match`."""
+    match = {} if segment.match is None else {"match": asdict(segment.match)}
     return {
         "id": number,
         "seek": segment.seek,
@@ -80,6 +81,7 @@ def segment_fields(number: int, segment: Segment) -> dict[str, Any]:
         "avg_logprob": segment.avg_logprob,
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
+        **match,
     }
 
 

@@ -31,7 +31,7 @@ from whisperport.transcription.live.recognition import (
     Hypothesis,
     recognize,
 )
-from whisperport.transcription.session import usable_tokens, with_phrases
+from whisperport.transcription.session import usable_tokens, with_words
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class LiveTranscriber:
         self._waiting = 0  # samples since the last pass
         self._agreement = Agreement()
         self._initial = self._initial_prompt()
-        self._decode = with_phrases(self._live.transcribe, engine, transcriber.tokenizer)
+        self._decode = with_words(self._live.transcribe, engine, transcriber.tokenizer)
         language = self._live.transcribe.decode.language
         self._language = language and language_code(language, engine.generation.languages)
         self._previous: list[int] = []  # of the words that were removed from the buffer
