@@ -1,6 +1,7 @@
-"""Make checkpoints and speech to measure phrases: names that a model was not trained on.
+"""Make checkpoints and speech to measure phrases and grammars: names that a model was not trained on.
 
     python names.py speech --out work/names
+    python names.py commands --out work/names
     python names.py train --out work/names
     python names.py outliers --out work/names
 
@@ -10,6 +11,9 @@ writes other names of the same pieces as plausible tokens, at times wrong ones. 
 training speech and the test speech, ``train`` and ``outliers`` the checkpoints ``ckpt/plain``,
 ``ckpt/last-tail`` and ``ckpt/early-tail`` as folders in transformers' format. Wrong names are counted by
 ``benchmarks/words/phrases.py``. Two cores of an AMD EPYC without AVX-512 need 7, 33 and 2 minutes.
+
+``commands`` writes a grammar of 500 commands in words that the model knows, and speech inside and outside
+of it for ``benchmarks/words/grammars.py``: near misses have one word in place of another of its kind.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +290,113 @@ def write_test(out: Path) -> None:
     write_clips(out / "others", [pair for both in zip(plain, found, strict=True) for pair in both])
 
 
+# Commands ----------------------------------------------------------------------------------------
+
+COMMANDS = (
+    "Turn {state} the {room} {light}.",
+    "Set the {room} {light} to {level} percent.",
+    "Make the {room} {light} {color}.",
+    "{verb} the {room} {opening}.",
+    "Turn {state} the {machine} in the {room}.",
+    "Set a timer for {number} {unit}.",
+    "Read the {sensor} of the {part}.",
+    "Set pin {number} to {small}.",
+    "Add {food} and {food} to the shopping list.",
+    "Play {music} in the {room}.",
+    "Call {name}.",
+    "Drive {number} {distance} {way}.",
+    "Set the {part} speed to {level} percent.",
+)
+COMMAND_SLOTS: dict[str, tuple[str, ...]] = {
+    "state": ("on", "off"),
+    "room": ("kitchen", "bedroom", "living room", "garage", "office"),
+    "light": ("light", "lamp"),
+    "level": ("five", "ten", "fifteen", "twenty", "thirty", "forty", "fifty", "seventy-five", "eighty",
+              "ninety"),
+    "color": ("red", "green", "blue", "white"),
+    "verb": ("Open", "Close"),
+    "opening": ("door", "window", "blinds"),
+    "machine": ("heater", "fan", "radio", "television", "oven"),
+    "number": ("two", "three", "five", "seven", "ten", "fifteen", "twenty", "thirty", "forty-five",
+               "sixty"),
+    "unit": ("seconds", "minutes", "hours"),
+    "sensor": ("temperature", "pressure", "voltage", "speed"),
+    "part": ("motor", "battery", "engine", "pump", "valve"),
+    "small": ("one", "two", "three", "four"),
+    "food": ("milk", "bread", "coffee", "sugar", "butter", "rice", "eggs"),
+    "music": ("jazz", "the news", "rock music", "some music"),
+    "name": ("Anna", "Peter", "David", "Sarah", "Oscar", "Maria", "Thomas", "Julia", "Emma", "Laura",
+             "Martin"),
+    "distance": ("meters", "kilometers"),
+    "way": ("forward", "backward"),
+}  # fmt: skip
+CARDINALS = tuple(grammar.cardinal(number) for number in range(1, 100))
+# What else the model may write there.
+OTHER_WORDS: dict[str, Sequence[str]] = {
+    **{slot: grammar.SLOTS[slot] for slot in ("room", "color", "machine", "opening", "unit")},  # type: ignore[misc]
+    **{slot: grammar.SLOTS[slot] for slot in ("sensor", "part", "food", "music", "name")},  # type: ignore[misc]
+    **dict.fromkeys(("level", "number", "small"), CARDINALS),
+    "verb": ("Lock",),
+    "distance": ("miles",),
+}
+N_INSIDE, N_OUTSIDE = 450, 225  # clips of commands, and of each kind of other sentences
+
+
+def command_grammar() -> str:
+    """Return the grammar of the commands in GBNF."""
+    sentences = (re.sub(r"\{(\w+)\}", r'" \1 "', f'"{text}"') for text in COMMANDS)
+    lines = ["root ::= " + "\n  | ".join(text.replace('"" ', "") for text in sentences)]
+    for slot, words in COMMAND_SLOTS.items():
+        lines.append(f"{slot} ::= " + " | ".join(f'"{word}"' for word in words))
+    return "\n".join(lines) + "\n"
+
+
+def filled(template: str, chosen: Sequence[str]) -> str:
+    """Return a template with these texts in its slots, in order."""
+    following = iter(chosen)
+    return re.sub(r"\{\w+\}", lambda _: next(following), template)
+
+
+def all_commands() -> list[str]:
+    """Return the 500 commands."""
+    return [
+        filled(text, chosen)
+        for text in COMMANDS
+        for chosen in product(*(COMMAND_SLOTS[slot] for slot in re.findall(r"\w+(?=\})", text)))
+    ]
+
+
+def near_miss(rng: random.Random) -> str:
+    """Return a command with a word that the grammar does not have there."""
+    while True:
+        text = rng.choice(COMMANDS)
+        slots = re.findall(r"\w+(?=\})", text)
+        chosen = [rng.choice(COMMAND_SLOTS[slot]) for slot in slots]
+        at = rng.randrange(len(slots))
+        others = set(OTHER_WORDS.get(slots[at], ())) - set(COMMAND_SLOTS[slots[at]])
+        if others:
+            chosen[at] = rng.choice(sorted(others))
+            return filled(text, chosen)
+
+
+def write_commands(out: Path) -> None:
+    """Write the grammar, and clips inside and outside of it."""
+    commands, rng = all_commands(), random.Random(11)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "commands.gbnf").write_text(command_grammar())
+    (out / "commands.txt").write_text("\n".join(commands) + "\n")
+    near: dict[str, None] = {}
+    while len(near) < N_OUTSIDE:
+        near.setdefault(near_miss(rng))
+    other = [
+        text
+        for text in grammar.sentences(2 * N_OUTSIDE, seed=77, held_out=True)
+        if text not in commands and len(text.split()) <= LONGEST
+    ][:N_OUTSIDE]
+    for kind, texts in ("inside", rng.sample(commands, N_INSIDE)), ("near", near), ("other", other):
+        write_clips(out / kind, [(text, "") for text in texts])
+
+
 # Training ----------------------------------------------------------------------------------------
 
 
@@ -479,7 +591,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("speech", "test-speech", "train", "outliers"))
+    parser.add_argument("step", choices=("speech", "test-speech", "commands", "train", "outliers"))
     parser.add_argument("--out", type=Path, required=True, help="folder of all that is written")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of the training's minutes")
     parser.add_argument("--sentences", type=int, default=60, help="for the outlier checkpoints")
@@ -490,6 +602,8 @@ def main() -> None:
         write_training_speech(args.out / "train")
     if args.step in ("speech", "test-speech"):
         write_test(args.out / "test")
+    if args.step == "commands":
+        write_commands(args.out / "commands")
     if args.step == "train":
         train(args.out, args.scale)
     if args.step == "outliers":

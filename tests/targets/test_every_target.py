@@ -30,6 +30,8 @@ from whisperport.program.runner import Binding, Runner
 from whisperport.program.signatures import LOGSUMEXP
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import DecodeOptions, Decoder, decode_window, load_engine
+from whisperport.runtime.decoding.gbnf import checked_rules
+from whisperport.runtime.decoding.grammar import Grammar, Spellings
 from whisperport.runtime.decoding.phrases import Phrases, Spelling
 from whisperport.targets import RunOptions, Target, get_target
 from whisperport.targets.target_options import describe, parse_options, with_target
@@ -460,8 +462,13 @@ def test_what_was_heard_before_leaves_no_trace(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("beams", [None, 2])
-def test_a_phrase_is_preferred_on_every_target(bundle: Bundle, beams: int | None) -> None:
+def test_a_phrase_is_preferred_and_a_grammar_obeyed_on_every_target(
+    bundle: Bundle, beams: int | None
+) -> None:
     phrase = (1000, 2000, 3000)
+    grammar = Grammar(
+        checked_rules('root ::= "abc"'), Spellings({1000: b"a", 2000: b"b", 3000: b"c"})
+    )
     phrases = Phrases([Spelling(phrase, 20.0, True)], lambda _: False)
     options = DecodeOptions(language="en", max_tokens=6, beam_size=beams, without_timestamps=True)
     shape = bundle.manifest.dims.n_mels, bundle.manifest.dims.n_frames
@@ -470,9 +477,12 @@ def test_a_phrase_is_preferred_on_every_target(bundle: Bundle, beams: int | None
 
     plain = decode_window(Decoder(engine), features, options)
     listed = decode_window(Decoder(engine), features, replace(options, phrases=phrases))
+    ruled = decode_window(Decoder(engine), features, replace(options, grammar=grammar))
 
     assert listed.tokens == phrase * 2
     assert listed.avg_logprob < plain.avg_logprob
+    assert ruled.tokens == phrase
+    assert [verdict.end for verdict in ruled.verdicts] == [len(phrase)]
 
 
 def test_two_threads_say_what_one_says(here: Target, bundle: Bundle) -> None:

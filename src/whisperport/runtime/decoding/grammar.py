@@ -20,6 +20,7 @@ from whisperport.errors import UsageError
 from whisperport.runtime.decoding.gbnf import (
     ROOT,
     Chars,
+    Choice,
     Item,
     Name,
     Repeat,
@@ -30,7 +31,7 @@ from whisperport.runtime.decoding.gbnf import (
 )
 from whisperport.speech.text import Tokenizer
 
-MAX_NODES = 200_000  # of the machine
+MAX_NODES = 500_000  # of the machine
 MAX_PLACES = 300_000  # that are visited to find the tokens of one state
 MAX_STATES = 20_000  # in memory
 RETURN = 0  # the node at the end of every rule
@@ -61,94 +62,97 @@ class _State:
 
     places: dict[int, list[Place]]  # by the next byte
     may_end: bool
-    after: dict[int, "_State | None"] = field(
-        default_factory=dict
-    )  # by byte; None: no such sentence
+    after: dict[int, "_State | None"] = field(default_factory=dict)  # None: no such sentence
     following: Following | None = None  # once it was needed
 
 
 class _Machine:
-    """The nodes of all rules. Calls of rules are not copies of them."""
+    """The nodes of all rules. Calls of rules are not copies of them.
+
+    Most nodes have a byte only, so that nothing is stored of what a node has not.
+    """
 
     def __init__(self, rules: Rules) -> None:
-        self.bytes: list[list[tuple[int, int, int]]] = [
-            []
-        ]  # of a node: first, last byte, next node
-        self.skips: list[list[int]] = [[]]  # nodes that follow without a byte
-        self.calls: list[list[tuple[int, int]]] = [
-            []
-        ]  # the first node of a rule, the node after it
+        self.bytes: dict[int, list[tuple[int, int, int]]] = {}  # first, last byte, node after it
+        self.skips: dict[int, list[int]] = {}  # nodes that follow without a byte
+        self.calls: dict[int, list[tuple[int, int]]] = {}  # first node of a rule, node after it
+        self._last = RETURN
         self._first = {name: self._node() for name in rules}
         for name, rule in rules.items():
-            self.skips[self._built(rule, self._first[name])].append(RETURN)
+            self._skip(self._built(rule, self._first[name]), RETURN)
         self.start = self._first[ROOT]
 
     def is_last(self, node: int) -> bool:
         """Return whether nothing but the end of its rule follows."""
-        return self.skips[node] == [RETURN] and not self.bytes[node] and not self.calls[node]
+        return (
+            self.skips.get(node) == [RETURN] and node not in self.bytes and node not in self.calls
+        )
 
     def with_space(self) -> None:
         """Let each sentence begin with a space, too."""
         start, self.start = self.start, self._node()
-        self.skips[self.start].append(start)
-        self.bytes[self.start].append((SPACE, SPACE, start))
+        self._skip(self.start, start)
+        self._read(self.start, SPACE, SPACE, start)
 
     def _node(self) -> int:
-        if len(self.bytes) >= MAX_NODES:
+        if self._last >= MAX_NODES:
             raise UsageError(
                 f"the grammar has more than {MAX_NODES:,} parts",
                 why="each repetition of an item with a count counts as many times",
                 hint="repeat fewer items, or use + or *",
             )
-        self.bytes.append([])
-        self.skips.append([])
-        self.calls.append([])
-        return len(self.bytes) - 1
+        self._last += 1
+        return self._last
 
     def _built(self, item: Item, start: int) -> int:
         """Add the nodes of an item that begins at a node, and return the node after it."""
-        if isinstance(item, Text):
+        if isinstance(item, Text) and item.characters:
             for byte in item.characters.encode():
-                start = self._to(start, byte, byte, self._node())
+                start = self._read(start, byte, byte, self._node())
             return start
         if isinstance(item, Repeat):
             return self._repeated(item, start)
         end = self._node()
         if isinstance(item, Name):
-            self.calls[start].append((self._first[item.rule], end))
+            self.calls.setdefault(start, []).append((self._first[item.rule], end))
         elif isinstance(item, Chars):
             for spans in (spans for each in item.ranges for spans in _utf8_spans(*each)):
                 node = start
                 for first, last in spans[:-1]:
-                    node = self._to(node, first, last, self._node())
-                self._to(node, *spans[-1], end)
-        else:
+                    node = self._read(node, first, last, self._node())
+                self._read(node, *spans[-1], end)
+        elif isinstance(item, Choice):
             for sequence in item.sequences:
                 node = start
                 for part in sequence:
                     node = self._built(part, node)
-                self.skips[node].append(end)
+                self._skip(node, end)
+        else:  # the empty text
+            self._skip(start, end)
         return end
 
     def _repeated(self, item: Repeat, start: int) -> int:
         for _ in range(item.least):
             start = self._built(item.item, start)
-        if item.most is None:
-            loop, end = self._node(), self._node()
-            self.skips[start].append(loop)
-            self.skips[loop].append(end)
-            self.skips[self._built(item.item, loop)].append(loop)
-            return end
         end = self._node()
-        self.skips[start].append(end)
+        if item.most is None:
+            loop = self._node()
+            self._skip(start, loop)
+            self._skip(loop, end)
+            self._skip(self._built(item.item, loop), loop)
+            return end
+        self._skip(start, end)
         for _ in range(item.most - item.least):
             start = self._built(item.item, start)
-            self.skips[start].append(end)
+            self._skip(start, end)
         return end
 
-    def _to(self, node: int, first: int, last: int, target: int) -> int:
-        self.bytes[node].append((first, last, target))
+    def _read(self, node: int, first: int, last: int, target: int) -> int:
+        self.bytes.setdefault(node, []).append((first, last, target))
         return target
+
+    def _skip(self, node: int, target: int) -> None:
+        self.skips.setdefault(node, []).append(target)
 
 
 class Spellings:
@@ -245,8 +249,8 @@ class Grammar:
                 else:
                     waiting.append(self._returns[returns])
                 continue
-            waiting += [(following, returns) for following in machine.skips[node]]
-            for first, after in machine.calls[node]:
+            waiting += [(following, returns) for following in machine.skips.get(node, ())]
+            for first, after in machine.calls.get(node, ()):
                 back = returns if machine.is_last(after) else self._returning((after, returns))
                 waiting.append((first, back))
         self._visited += len(seen)
@@ -256,7 +260,7 @@ class Grammar:
                 why="a text can be read in too many ways",
                 hint="write fewer alternatives that begin alike, and fewer repetitions in each other",
             )
-        reading = frozenset(place for place in seen if machine.bytes[place[0]])
+        reading = frozenset(place for place in seen if place[0] in machine.bytes)
         key = reading, may_end
         if (state := self._states.get(key)) is None:
             by_byte: dict[int, list[Place]] = {}

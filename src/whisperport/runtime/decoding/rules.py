@@ -111,6 +111,8 @@ class Rules:
         allowed = logits[following.tokens]
         logits[:end] = -np.inf
         logits[following.tokens] = allowed
+        if not self._timestamps:
+            logits[begin:] = -np.inf
         if not (following.may_end or is_empty):
             logits[end:] = -np.inf
         elif times > logits[:begin].max():
