@@ -381,7 +381,7 @@ class Session:
                     seek=window.seek,
                     window_s=window_s,
                     logprobs=decoded.logprobs[n_tokens:end],
-                    match=_match_of(decoded.verdicts, end),
+                    match=match_of(decoded.verdicts, end),
                 )
             )
             n_tokens = end
@@ -523,7 +523,7 @@ def _cleared(segment: Segment) -> Segment:
     return replace(segment, text="", tokens=(), words=(), logprobs=(), match=match)
 
 
-def _match_of(verdicts: Sequence[Verdict], end: int) -> Match | None:
+def match_of(verdicts: Sequence[Verdict], end: int) -> Match | None:
     """Return the verdict about the segment that ends behind so many tokens of its window, if any."""
     for verdict in verdicts:
         if verdict.end == end:

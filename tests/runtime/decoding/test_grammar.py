@@ -20,7 +20,6 @@ from whisperport.runtime.decoding.grammar import Grammar, Spellings, compiled_gr
 from whisperport.runtime.decoding.search import IMPOSSIBLE
 from whisperport.speech.text import Match
 from whisperport.transcription import Transcriber
-from whisperport.transcription.live.live_options import LiveOptions
 from whisperport.verification.clips import shipped_audio
 
 from ...embedded import default_bundle
@@ -279,10 +278,6 @@ def test_a_text_that_no_token_spells_is_named(transcriber: Transcriber) -> None:
 
 
 def test_options_that_a_grammar_excludes_are_named() -> None:
-    options = whisperport.TranscribeOptions(grammar=COMMANDS)
-
-    with pytest.raises(UsageError, match="live"):
-        LiveOptions(transcribe=options)
     with pytest.raises(UsageError, match="temperature"):
         whisperport.TranscribeOptions(grammar=COMMANDS, temperatures=(0.0, 0.5))
     for grammar in (5, "on the light", None):

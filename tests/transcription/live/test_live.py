@@ -103,6 +103,26 @@ def pieces(spoken: Spoken, error: BaseException | None = None) -> Iterator[np.nd
         raise error
 
 
+def test_live_a_sentence_of_a_grammar_is_certain_when_it_is_complete_and_others_are_refused(
+    embedded: Transcriber, spoken: dict[str, Spoken]
+) -> None:
+    grammar = 'root ::= "Turn on the " ("heater" | "fan") (" in the office")? "."'
+    audio = in_a_row(spoken["05"], spoken["09"], gap_s=2)
+    options = LiveOptions(transcribe=TranscribeOptions(grammar=grammar), step_s=1)
+
+    heard = listen(embedded, audio.samples[: -2 * SAMPLE_RATE], 0.5, options)
+
+    inside, outside = heard.live.transcript().segments
+    assert (
+        inside.text.strip() == heard.live.transcript().text == "Turn on the heater in the office."
+    )
+    assert outside.text == ""
+    assert [s.match and s.match.matched for s in (inside, outside)] == [True, False]
+    (committed,) = [u.committed for u in heard.updates if u.committed]
+    assert "".join(word.word for word in committed) == inside.text
+    assert any(update.tentative for update in heard.updates)
+
+
 def test_pieces_of_audio_become_updates_and_one_transcript(
     embedded: Transcriber, spoken: dict[str, Spoken]
 ) -> None:

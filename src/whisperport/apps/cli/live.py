@@ -43,7 +43,12 @@ from whisperport.apps.cli.transcribe_options import (
     punctuation_options,
     transcribe_options,
 )
-from whisperport.apps.cli.transcript_output import FORMATS, print_transcript_of, transcript_json
+from whisperport.apps.cli.transcript_output import (
+    FORMATS,
+    print_mismatches,
+    print_transcript_of,
+    transcript_json,
+)
 from whisperport.apps.cli.verb import IntRange, Verb, option
 from whisperport.errors import Interrupted
 from whisperport.program.bundle import Bundle
@@ -99,7 +104,9 @@ class Screen:
 
     def _print_lines(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
-            self._print(f"{one_line(segment.text.strip())}\n")
+            if segment.text or segment.match is None:
+                self._print(f"{one_line(segment.text.strip())}\n")
+            print_mismatches([segment])
             self._lines, self._shown = self._lines + 1, 0
 
     def _print(self, text: str) -> None:

@@ -76,7 +76,7 @@ def transcribe_several(
                 if isinstance(outcome, WhisperportError):
                     raise outcome
                 _warn_if_truncated(name, outcome)
-                print_mismatches(outcome, name)
+                print_mismatches(outcome.segments, name)
                 if as_json:
                     transcripts.append({"audio": name, **asdict(outcome)})
                 elif files is not None:

@@ -44,17 +44,6 @@ phrases_option = option(
     help="Prefer the words and phrases in FILE, such as names: one per line, and behind a tab its bonus in "
     "nats per token, 1 if it has none",
 )
-live_decoding_options = together(  # the others need the complete audio, or fixed windows
-    field_options(DecodeOptions, group=DECODING),
-    field_options(TranscribeOptions, "temperatures", group=DECODING),
-    field_options(
-        TranscribeOptions,
-        *("initial_prompt", "carry_initial_prompt", "condition_on_previous_text"),
-        group=PROMPT,
-    ),
-    phrases_option,
-    field_options(Thresholds, group=FALLBACK),
-)
 grammar_options = together(
     option(
         "--grammar",
@@ -67,9 +56,20 @@ grammar_options = together(
     ),
     field_options(TranscribeOptions, "grammar_threshold", group=GRAMMAR),
 )
+live_decoding_options = together(  # the others need the complete audio, or fixed windows
+    field_options(DecodeOptions, group=DECODING),
+    field_options(TranscribeOptions, "temperatures", group=DECODING),
+    field_options(
+        TranscribeOptions,
+        *("initial_prompt", "carry_initial_prompt", "condition_on_previous_text"),
+        group=PROMPT,
+    ),
+    phrases_option,
+    grammar_options,
+    field_options(Thresholds, group=FALLBACK),
+)
 decoding_options = together(
     live_decoding_options,
-    grammar_options,
     field_options(TranscribeOptions, "prefix", group=PROMPT),
     field_options(TranscribeOptions, "hallucination_silence_threshold", group=FALLBACK),
 )
@@ -109,7 +109,7 @@ def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOpt
         run=run,
         thresholds=Thresholds(**field_values(Thresholds, chosen)),
         phrases=read_phrases(path) if (path := chosen["phrases_file"]) else (),
-        grammar=read_grammar(path) if (path := chosen.get("grammar_file")) else "",
+        grammar=read_grammar(path) if (path := chosen["grammar_file"]) else "",
         **field_values(TranscribeOptions, chosen),
     )
 

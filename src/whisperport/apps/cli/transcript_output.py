@@ -12,7 +12,7 @@ from whisperport.apps.cli.console import print_error, print_json, print_note, pr
 from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.verb import option, together
 from whisperport.errors import IncompleteError, Interrupted, WhisperportError
-from whisperport.speech.text import SubtitleOptions, write_as
+from whisperport.speech.text import Segment, SubtitleOptions, write_as
 from whisperport.system import interrupts
 from whisperport.system.atomic import write_atomic
 from whisperport.system.outputs import Output, is_same, reason_against
@@ -217,7 +217,8 @@ def print_transcript_of(
         print_warning(
             f"the window at {start:.0f} s reached the limit of --max-tokens: the end of its text is missing"
         )
-    print_mismatches(transcript)
+    if not printed:
+        print_mismatches(transcript.segments)
     if as_json:
         print_json(asdict(transcript))
     else:
@@ -256,14 +257,14 @@ def _print(
         print_note("no speech was found in the audio")
 
 
-def print_mismatches(transcript: Transcript, name: str = "") -> None:
-    """Print a note about each part of the audio whose speech is no sentence of the grammar.
+def print_mismatches(segments: Sequence[Segment], name: str = "") -> None:
+    """Print a note about each segment whose speech is no sentence of the grammar.
 
     Args:
-        transcript: of the audio.
+        segments: of the audio.
         name: of the audio file, if there are several.
     """
-    for segment in transcript.segments:
+    for segment in segments:
         if segment.match is not None and not segment.match.matched:
             where = f"{segment.start:.1f} s to {segment.end:.1f} s"
             text = f"{name and f'{name}, '}{where}: no match (score {segment.match.score:.1f})"

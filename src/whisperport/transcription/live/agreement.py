@@ -12,16 +12,17 @@ hypothesis by edit distance. Machacek et al. compare timestamps and the last fiv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from whisperport.speech.text import Word
+from whisperport.speech.text import Match, Word
 from whisperport.speech.text.normalize import normalize
 
 
 @dataclass(frozen=True, slots=True)
 class HypothesisWord:
-    """A word of a hypothesis, and whether it is the first of a segment."""
+    """A word of a hypothesis, whether it is the first of a segment, and the verdict about that."""
 
     word: Word
     starts_segment: bool = False
+    match: Match | None = None  # None: there is no grammar
 
     @property
     def key(self) -> str:

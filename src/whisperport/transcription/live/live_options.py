@@ -13,8 +13,8 @@ class LiveOptions:
     """How audio is transcribed while it arrives.
 
     Attributes:
-        transcribe: transcription options, without `clip_timestamps`, `vad`, `prefix`, `grammar`
-            and `hallucination_silence_threshold`.
+        transcribe: transcription options, without `clip_timestamps`, `vad`, `prefix` and
+            `hallucination_silence_threshold`.
         pause_s: silence that ends a segment, 0.1 to 10 seconds.
 
     Raises:
@@ -45,12 +45,6 @@ class LiveOptions:
                 "`clip_timestamps`, `vad` and `hallucination_silence_threshold` cannot be used live",
                 why="they need the complete audio",
                 hint="do not set them, or transcribe the audio file when it is complete",
-            )
-        if self.transcribe.grammar:
-            raise UsageError(
-                "`grammar` cannot be used live",
-                why="the beginning of a sentence is decoded before its end arrives",
-                hint="transcribe each utterance when it is complete",
             )
         if self.transcribe.prefix or self.transcribe.decode.prefix:
             raise UsageError(

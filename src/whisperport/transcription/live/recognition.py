@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from whisperport.speech.audio.mel import N_FFT, mel_log_power, to_whisper_scale
 from whisperport.speech.text import Segment, Tokenizer
 from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.transcription.live.agreement import HypothesisWord
+from whisperport.transcription.session import match_of
 
 Floats = NDArray[np.float32]
 MIN_FRAMES = 10  # mel frames of 10 ms; shorter audio has no word
@@ -115,6 +117,16 @@ class Hypothesis:
     decoded: Decoded
     ratio: float  # compression ratio of the text
 
+    @property
+    def sentences(self) -> list[list[HypothesisWord]]:
+        """The words of each segment."""
+        sentences: list[list[HypothesisWord]] = []
+        for word in self.words:
+            if word.starts_segment:
+                sentences.append([])
+            sentences[-1].append(word)
+        return sentences
+
 
 def recognize(
     run: DecodingRunner,
@@ -170,6 +182,8 @@ def _recognition(
     segments, n_complete = _segments_of(
         decoded, transcriber.engine.generation.timestamp_begin, buffer
     )
+    ends = accumulate(len(segment.tokens) for segment in segments)
+    matches = [match_of(decoded.verdicts, end) for end in ends]
     segment_words = [
         # Segments with a duration of 0 are dropped, as in the transcription of a file.
         segment.words or () if segment.end > segment.start else ()
@@ -178,8 +192,8 @@ def _recognition(
         )
     ]
     words = tuple(
-        HypothesisWord(word, starts_segment=i == 0)
-        for words in segment_words
+        HypothesisWord(word, i == 0, match)
+        for words, match in zip(segment_words, matches, strict=True)
         for i, word in enumerate(words)
     )
     n_words = sum(len(words) for words in segment_words[:n_complete])

@@ -102,6 +102,7 @@ class LiveTranscriber:
         self._open: list[Word] = []  # certain words of the segment that has not ended
         self._last: Hypothesis | None = None  # the last one that made a word certain
         self._truncated: list[float] = []
+        self._keys: list[str] = []  # words of the last pass, if there is a grammar
 
     def feed(self, samples: NDArray[Any]) -> LiveUpdate:
         """Add audio, and decode if `step_s` of new audio has arrived or the buffer is full.
@@ -127,10 +128,12 @@ class LiveTranscriber:
     def finish(self) -> LiveUpdate:
         """Decode the rest after the end of the audio, and commit all words."""
         n_closed = len(self._segments)
-        hypothesis = self._recognize(self._live.transcribe.temperatures)
-        committed = (
-            [] if hypothesis is None else self._commit(hypothesis, hypothesis.words, final=True)
-        )
+        hypothesis = self._recognize(self._live.transcribe.tried_temperatures)
+        committed: list[Word] = []
+        if hypothesis is not None and self._decode.grammar is not None:
+            committed = self._judge(hypothesis)
+        elif hypothesis is not None:
+            committed = self._commit(hypothesis, hypothesis.words, final=True)
         self._close()
         self._cut(self._buffer.end_s)
         return self._update(committed, n_closed)
@@ -149,12 +152,14 @@ class LiveTranscriber:
     def _pass(self, *, full: bool) -> list[Word]:
         """Decode the buffer, commit certain words, and remove audio that need not be decoded again."""
         self._waiting = 0
-        temperatures = self._live.transcribe.temperatures
+        temperatures = self._live.transcribe.tried_temperatures
         hypothesis = self._recognize(temperatures if full else temperatures[:1])
         if hypothesis is None:
             if full or not self._agreement.committed:
                 self._cut(self._buffer.end_s - LEAD_S)
             return []
+        if self._decode.grammar is not None:
+            return self._judge_ended(hypothesis)
         if not full and self._repeats(hypothesis):
             return []
         committed = self._commit(hypothesis, hypothesis.words)
@@ -222,6 +227,38 @@ class LiveTranscriber:
                 self._close()
             self._open.append(new.word)
         return [new.word for new in committed]
+
+    def _judge_ended(self, hypothesis: Hypothesis) -> list[Word]:
+        """Judge the sentences if a pause follows in two passes that agree, and remove their audio.
+
+        A sentence is certain when it is complete, not word by word: its beginning may be that of another.
+        """
+        words, end_s = hypothesis.words, self._buffer.end_s
+        keys, before = [word.key for word in words], self._keys
+        self._keys = keys
+        is_silent = end_s - words[-1].word.end >= self._live.pause_s
+        if (is_silent and keys == before) or self._buffer.room == 0:
+            committed = self._judge(hypothesis)
+            self._cut(end_s - self._live.pause_s / 2)
+            return committed
+        known = [word for word in words if word.match is not None and word.match.matched]
+        self._agreement.tentative = tuple(known)
+        return []
+
+    def _judge(self, hypothesis: Hypothesis) -> list[Word]:
+        """Commit the sentences of the grammar, and keep the verdict about others without their words."""
+        self._language, self._last = hypothesis.decoded.language, hypothesis
+        self._agreement.tentative = ()
+        committed = list[Word]()
+        for words in hypothesis.sentences:
+            self._open, match = [each.word for each in words], words[0].match
+            segment = self._segment()
+            self._open = []
+            if match is not None and not match.matched:
+                segment = replace(segment, text="", tokens=(), words=())
+            self._segments.append(replace(segment, match=match))
+            committed += segment.words or ()
+        return committed
 
     def _make_room(self, hypothesis: Hypothesis) -> list[Word]:
         """Remove audio up to the last certain word of a full buffer.
