@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from whisperport.errors import CheckpointError
 from whisperport.model.checkpoint import load_checkpoint
-from whisperport.model.checkpoint.adapter import merged, read_adapter
+from whisperport.model.checkpoint.adapter import merged
+from whisperport.program.adapter_settings import read_adapter
 
 QUERY = "encoder.layers.0.self_attn.q_proj"
 WEIGHT = "encoder.blocks.0.attn.query.weight"

@@ -361,7 +361,7 @@ def layout_of_files(files: Files, app: str | None) -> Layout:
 
 
 def _reject_placeholder(path: Path) -> None:
-    from whisperport.model.checkpoint.untrusted import PLACEHOLDER_BYTES, reject_placeholder
+    from whisperport.program.untrusted import PLACEHOLDER_BYTES, reject_placeholder
 
     with path.open("rb") as file:
         reject_placeholder(file.read(PLACEHOLDER_BYTES), f"cannot read {path}")

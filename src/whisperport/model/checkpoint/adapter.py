@@ -9,13 +9,9 @@ file state the modules. `fan_in_fan_out` has no effect on Whisper's modules, in 
 Source: huggingface/peft@5d602fd, docs/source/developer_guides/checkpoint.md and src/peft/tuners/lora.
 """
 
-import math
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,120 +25,19 @@ from whisperport.model.checkpoint.names import (
     to_huggingface,
 )
 from whisperport.model.checkpoint.tensor_check import listing
-from whisperport.model.checkpoint.untrusted import quoted, read_json_object
 from whisperport.model.checkpoint.weight_files import read_tensors
+from whisperport.program.adapter_settings import (
+    B_BIAS,
+    CONFIG,
+    MAGNITUDE,
+    MERGE,
+    A,
+    Adapter,
+    B,
+    module_and_part,
+    weight_file,
+)
 from whisperport.program.bundle.folder import file_sha256
-
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in order of preference
-
-_MERGE = (
-    "merge it with PEFT: `PeftModel.merge_and_unload()`, then `save_pretrained` to a new folder, and give "
-    "that folder"
-)
-# Settings with which a sum of two matrices is not all that the adapter changes.
-_OTHER_METHODS = (
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "layer_replication",
-    "monteclora_config",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_qalora",
-)
-# Values of `init_lora_weights` that do not change the weights of the base when the training begins.
-_PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
-_WRAPPERS = re.compile(r"\.(default|modules_to_save|base_layer)(?=\.|$)")  # added inside of names
-_LORA = re.compile(r"(.+)\.(lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector)(?:\.weight)?")
-_A, _B, _B_BIAS, _MAGNITUDE = (
-    "lora_A.weight",
-    "lora_B.weight",
-    "lora_B.bias",
-    "lora_magnitude_vector",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """The settings of an adapter that matter for merging it.
-
-    Attributes:
-        folder: the adapter's folder.
-        base: path, hub id or name of the base.
-        base_revision: commit, branch or tag of the base on the hub; None: the default branch.
-        ranks, alphas: name of a module, or its end -> r or `lora_alpha`; the name "" stands for all others.
-        is_rank_stabilized: `use_rslora`.
-        is_dora: `use_dora`.
-        ties_weights: the output projection follows the token embedding (`ensure_weight_tying`).
-    """
-
-    folder: Path
-    base: str
-    base_revision: str | None
-    ranks: Mapping[str, float]
-    alphas: Mapping[str, float]
-    is_rank_stabilized: bool
-    is_dora: bool
-    ties_weights: bool
-
-    def scale(self, module: str) -> float:
-        """Return the factor of B A for a module, by its name in transformers."""
-        rank = self.rank(module)
-        return _value(self.alphas, module) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
-
-    def rank(self, module: str) -> int:
-        """Return r of a module, by its name in transformers."""
-        return int(_value(self.ranks, module))
-
-
-def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds an adapter of PEFT."""
-    return (folder / CONFIG).is_file()
-
-
-def read_adapter(folder: Path) -> Adapter:
-    """Read adapter_config.json.
-
-    Raises:
-        CheckpointError: it is damaged, or describes another method than LoRA and DoRA.
-    """
-    config = read_json_object(folder / CONFIG)
-    method = config.get("peft_type")
-    if method != "LORA":
-        raise CheckpointError(
-            f"`{folder}` holds an adapter of a method that is not supported",
-            why=f"its {CONFIG} is of type {quoted(method)}; expected 'LORA'",
-            hint=f"{_MERGE}; PEFT cannot merge methods that learn a prompt or a prefix",
-        )
-    variants = [key for key in _OTHER_METHODS if config.get(key)]
-    if config.get("init_lora_weights") not in _PLAIN_INITS:
-        variants.append("init_lora_weights")
-    if variants:
-        stated = ", ".join(f"`{key}` {quoted(config[key])}" for key in variants)
-        raise CheckpointError(
-            f"`{folder}` holds a variant of LoRA that is not supported",
-            why=f"its {CONFIG} has {stated}",
-            hint=_MERGE,
-        )
-    base, revision = config.get("base_model_name_or_path"), config.get("revision")
-    if not isinstance(base, str) or not base or not base.isprintable():
-        raise _unusable(
-            folder, f"`base_model_name_or_path` is {quoted(base)}", "a path or a hub id"
-        )
-    if not isinstance(revision, str | None):
-        raise _unusable(folder, f"`revision` is {quoted(revision)}", "a name or null")
-    return Adapter(
-        folder=folder,
-        base=base,
-        base_revision=revision or None,
-        ranks=_numbers(folder, config, "rank_pattern", "r", int),
-        alphas=_numbers(folder, config, "alpha_pattern", "lora_alpha", int | float),
-        is_rank_stabilized=config.get("use_rslora") is True,
-        is_dora=config.get("use_dora") is True,
-        ties_weights=config.get("ensure_weight_tying") is True,
-    )
 
 
 def merged(adapter: Adapter, base: Checkpoint, *, name: str, revision: str = "") -> Checkpoint:
@@ -160,13 +55,7 @@ def merged(adapter: Adapter, base: Checkpoint, *, name: str, revision: str = "")
     Raises:
         CheckpointError: the adapter's tensors cannot be read, or do not fit the base. None is ignored.
     """
-    path = next((adapter.folder / n for n in WEIGHTS if (adapter.folder / n).is_file()), None)
-    if path is None:
-        raise CheckpointError(
-            f"no weights in the adapter `{adapter.folder}`",
-            why=f"it has none of {', '.join(WEIGHTS)}",
-            hint="save the adapter with PEFT's `save_pretrained`",
-        )
+    path = weight_file(adapter.folder)
     complete, changes, unknown = _sorted_by_kind(read_tensors(path))
     misfits = [*_faults(adapter, base.weights, complete, changes)]
     faults = [listing("unexpected", unknown), listing("missing or of another shape", misfits)]
@@ -174,7 +63,7 @@ def merged(adapter: Adapter, base: Checkpoint, *, name: str, revision: str = "")
         raise CheckpointError(
             f"the adapter in `{adapter.folder}` does not fit its base, `{adapter.base}`",
             why="; ".join(filter(None, faults)) or f"{path.name} has no tensors",
-            hint=f"check that it was trained on this base, or {_MERGE}",
+            hint=f"check that it was trained on this base, or {MERGE}",
         )
     weights = dict(base.weights)
     weights.update({n: t.to(weights[n].dtype) for n, t in complete.items() if n != PROJECTION})
@@ -203,20 +92,18 @@ def _sorted_by_kind(
     changes: dict[str, dict[str, Tensor]] = {}
     unknown = []
     for name, tensor in tensors.items():
-        bare = _WRAPPERS.sub("", name.removeprefix("base_model.model."))
-        match = _LORA.fullmatch(bare)
-        module, part = match.groups() if match else (bare, bare)
-        weight = from_huggingface(f"{module}.weight" if match else module)
-        if match is None and module == PROJECTION:
+        module, part = module_and_part(name)
+        weight = from_huggingface(f"{module}.weight" if part else module)
+        if not part and module == PROJECTION:
             weight = PROJECTION
-        if weight is None or (match and weight == EMBEDDING):
+        if weight is None or (part and weight == EMBEDDING):
             unknown.append(name)
             continue
-        place = changes.setdefault(weight, {}) if match else complete
-        key = part if match else weight
+        place = changes.setdefault(weight, {}) if part else complete
+        key = part or weight
         if key in place:
             unknown.append(name)
-        place[key] = tensor.flatten() if key == _MAGNITUDE else tensor
+        place[key] = tensor.flatten() if key == MAGNITUDE else tensor
     return complete, changes, unknown
 
 
@@ -238,11 +125,11 @@ def _faults(
             yield f"the base has no {module}"
             continue
         (rows, *rest), rank = weights[weight].shape, adapter.rank(module)
-        shapes = {_A: (rank, *rest), _B: (rows, rank, *(1 for _ in rest[1:]))}
+        shapes = {A: (rank, *rest), B: (rows, rank, *(1 for _ in rest[1:]))}
         if adapter.is_dora:
-            shapes[_MAGNITUDE] = (rows,)
-        if _B_BIAS in parts and _bias_of(weight) in weights:
-            shapes[_B_BIAS] = (rows,)
+            shapes[MAGNITUDE] = (rows,)
+        if B_BIAS in parts and _bias_of(weight) in weights:
+            shapes[B_BIAS] = (rows,)
         for part in sorted(shapes.keys() | parts.keys()):
             expected = shapes.get(part, "none")
             shape = tuple(parts[part].shape) if part in parts else "none"
@@ -255,15 +142,15 @@ def _changed(
 ) -> dict[str, Tensor]:
     """Return the merged weight, and its bias if that changes, by openai-whisper's names."""
     base, scale = weights[weight], adapter.scale(_module_of(weight))
-    product = parts[_B].float().flatten(1) @ parts[_A].float().flatten(1)
+    product = parts[B].float().flatten(1) @ parts[A].float().flatten(1)
     rows = base.float().flatten(1) + product * scale
     if adapter.is_dora:
         norms = torch.linalg.norm(rows, dim=1)
-        rows = (parts[_MAGNITUDE].float() / norms)[:, None] * rows
+        rows = (parts[MAGNITUDE].float() / norms)[:, None] * rows
     tensors = {weight: rows.reshape(base.shape).to(base.dtype)}
-    if _B_BIAS in parts:
+    if B_BIAS in parts:
         bias = weights[_bias_of(weight)]
-        tensors[_bias_of(weight)] = (bias.float() + parts[_B_BIAS].float() * scale).to(bias.dtype)
+        tensors[_bias_of(weight)] = (bias.float() + parts[B_BIAS].float() * scale).to(bias.dtype)
     return tensors
 
 
@@ -304,42 +191,3 @@ def _check_finite(adapter: Adapter, weights: Mapping[str, Tensor], names: set[st
             why=listing("with NaN or infinity", not_finite),
             hint="use an earlier checkpoint of the training",
         )
-
-
-def _numbers(
-    folder: Path, config: Mapping[str, Any], pattern_key: str, key: str, kind: Any
-) -> dict[str, float]:
-    """Return the numbers of a pattern by the end of a module's name, and the number of all others by ""."""
-    pattern = config.get(pattern_key) or {}
-    if not isinstance(pattern, dict):
-        raise _unusable(folder, f"`{pattern_key}` is {quoted(pattern)}", "names and numbers")
-    numbers = {}
-    for name, number in {**pattern, "": config.get(key, 8)}.items():  # 8 is PEFT's default of both
-        if isinstance(number, bool) or not isinstance(number, kind) or not 0 < number < 2**31:
-            raise _unusable(folder, f"`{key}` is {quoted(number)}", "a positive number")
-        # PEFT matches regular expressions. A hostile one runs for hours, so only names are read.
-        literal = name.removeprefix("^").removesuffix("$").replace("\\.", ".")
-        if re.search(r"[^\w.]", literal):
-            raise CheckpointError(
-                f"`{folder}` has a pattern that is not supported",
-                why=f"`{pattern_key}` has {quoted(name)}; expected names of modules",
-                hint=_MERGE,
-            )
-        numbers[f"^{literal}" if name.startswith("^") else literal] = number
-    return numbers
-
-
-def _value(numbers: Mapping[str, float], module: str) -> float:
-    """Return the number of the first name that is the module's, or its end from a dot on."""
-    for name in numbers:
-        if name and (f"^{module}" == name or f".{module}".endswith(f".{name}")):
-            return numbers[name]
-    return numbers[""]
-
-
-def _unusable(folder: Path, stated: str, expected: str) -> CheckpointError:
-    return CheckpointError(
-        f"cannot use {CONFIG} in `{folder}`",
-        why=f"{stated}; expected {expected}",
-        hint="save the adapter again with PEFT's `save_pretrained`, or correct the value",
-    )

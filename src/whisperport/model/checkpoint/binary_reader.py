@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
-from whisperport.model.checkpoint.untrusted import shorten
+from whisperport.program.untrusted import shorten
 
 HINT = "download the file again, or convert the original checkpoint again"
 

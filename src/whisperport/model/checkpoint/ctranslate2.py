@@ -28,10 +28,10 @@ from whisperport.model.checkpoint.generation_settings import generation_from
 from whisperport.model.checkpoint.names import KEY_BIAS
 from whisperport.model.checkpoint.tensor_check import check_tensors, dims_of_tensors
 from whisperport.model.checkpoint.tokenizer_files import StoredTokenizer, read_tokenizer
-from whisperport.model.checkpoint.untrusted import quoted, read_json_object, shorten
 from whisperport.model.checkpoint.weight_files import find_weights
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.dims import LARGEST, Dims
+from whisperport.program.untrusted import quoted, read_json_object, shorten
 
 MODEL_BIN = "model.bin"
 

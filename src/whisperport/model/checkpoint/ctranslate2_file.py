@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whisperport.model.checkpoint.binary_reader import BinaryReader
-from whisperport.model.checkpoint.untrusted import PLACEHOLDER_BYTES, reject_placeholder, shorten
+from whisperport.program.untrusted import PLACEHOLDER_BYTES, reject_placeholder, shorten
 
 _VERSION = 6
 _REVISION = 3

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from whisperport.errors import CheckpointError, needs
 from whisperport.model.checkpoint.hub import INSTALL
-from whisperport.model.checkpoint.untrusted import shorten
 from whisperport.program.bundle.folder import file_sha256
+from whisperport.program.untrusted import shorten
 from whisperport.system.atomic import flush_folder
 from whisperport.system.locking import lock_path, waiting_for_lock
 from whisperport.system.progress import Counted, begin_stage

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import CheckpointError, UsageError
-from whisperport.model.checkpoint.untrusted import quoted, read_json_object
 from whisperport.program.dims import KNOWN_VOCABULARIES, Dims
 from whisperport.program.generation import Generation
+from whisperport.program.untrusted import quoted, read_json_object
 from whisperport.speech.text.languages import language_code
 from whisperport.speech.text.vocabulary import N_TIMESTAMPS, openai_generation
 

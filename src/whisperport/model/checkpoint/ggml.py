@@ -32,9 +32,9 @@ from whisperport.model.checkpoint.checkpoint import Checkpoint, Source, quantiza
 from whisperport.model.checkpoint.openai_releases import alignment_heads_of_size
 from whisperport.model.checkpoint.tensor_check import Shape, check_tensors, expected_shapes
 from whisperport.model.checkpoint.tokenizer_files import default_tokenizer
-from whisperport.model.checkpoint.untrusted import checked_dims, quoted, shorten
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.dims import Dims
+from whisperport.program.untrusted import checked_dims, quoted, shorten
 from whisperport.speech.audio.mel import mel_filters
 from whisperport.speech.text.vocabulary import openai_generation, openai_text_tokens
 

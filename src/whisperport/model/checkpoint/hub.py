@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, needs
-from whisperport.model.checkpoint.adapter import WEIGHTS, is_adapter
-from whisperport.model.checkpoint.untrusted import shorten
 from whisperport.model.checkpoint.weight_files import find_weights
+from whisperport.program.adapter_settings import WEIGHTS, is_adapter
+from whisperport.program.untrusted import shorten
 
 INSTALL = "pip install 'whisperport[export]', or give a folder or a .pt file"
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
-from whisperport.model.checkpoint.adapter import is_adapter, read_adapter
 from whisperport.model.checkpoint.checkpoint import Checkpoint, Source, checkpoint_of_folder
 from whisperport.model.checkpoint.generation_settings import read_generation
 from whisperport.model.checkpoint.names import (
@@ -31,9 +30,10 @@ from whisperport.model.checkpoint.tensor_check import (
     reject_incomplete_model,
 )
 from whisperport.model.checkpoint.tokenizer_files import read_tokenizer
-from whisperport.model.checkpoint.untrusted import checked_dims, quoted, read_json_object, shorten
 from whisperport.model.checkpoint.weight_files import read_weights
+from whisperport.program.adapter_settings import is_adapter, read_adapter
 from whisperport.program.dims import Dims
+from whisperport.program.untrusted import checked_dims, quoted, read_json_object, shorten
 
 _POSITIONS = "encoder.positional_embedding"
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, MissingPackageError, UsageError
-from whisperport.model.checkpoint.adapter import CONFIG, Adapter, is_adapter, merged, read_adapter
+from whisperport.model.checkpoint.adapter import merged
 from whisperport.model.checkpoint.by_name import locate
 from whisperport.model.checkpoint.checkpoint import Checkpoint
 from whisperport.model.checkpoint.ctranslate2 import is_ctranslate2, load_ctranslate2
@@ -15,7 +15,8 @@ from whisperport.model.checkpoint.huggingface import check_config_files, load_fo
 from whisperport.model.checkpoint.names import HUB_IDS
 from whisperport.model.checkpoint.openai import load_pt
 from whisperport.model.checkpoint.other_forms import reject_other_file
-from whisperport.model.checkpoint.untrusted import shorten
+from whisperport.program.adapter_settings import CONFIG, Adapter, is_adapter, read_adapter
+from whisperport.program.untrusted import shorten
 from whisperport.speech.data import embedded_model
 from whisperport.system.locking import temporary_folder
 

@@ -19,9 +19,9 @@ from whisperport.model.checkpoint.tensor_check import (
     reject_incomplete_model,
 )
 from whisperport.model.checkpoint.tokenizer_files import default_tokenizer
-from whisperport.model.checkpoint.untrusted import checked_dims, quoted
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.dims import Dims
+from whisperport.program.untrusted import checked_dims, quoted
 from whisperport.speech.text.vocabulary import openai_generation
 
 _DIMS_FIELDS = (

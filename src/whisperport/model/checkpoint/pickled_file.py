@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
-from whisperport.model.checkpoint.untrusted import PLACEHOLDER_BYTES, reject_placeholder, shorten
+from whisperport.program.untrusted import PLACEHOLDER_BYTES, reject_placeholder, shorten
 from whisperport.system.array_files import UnpacksToMoreError, check_unpacked_size
 
 # torch's message when its restricted unpickler finds anything except tensors and plain data.

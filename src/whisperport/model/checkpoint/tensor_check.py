@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from whisperport.errors import CheckpointError
-from whisperport.model.checkpoint.untrusted import checked_dims, shorten
 from whisperport.program.dims import Dims
+from whisperport.program.untrusted import checked_dims, shorten
 
 Shape = tuple[int, ...]
 

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from whisperport.errors import CheckpointError, TokenizerError
-from whisperport.model.checkpoint.untrusted import quoted, read_json_object, shorten
 from whisperport.program.dims import KNOWN_VOCABULARIES, LARGEST
+from whisperport.program.untrusted import quoted, read_json_object, shorten
 from whisperport.speech.text.byte_level import first_unknown_merge
 from whisperport.speech.text.vocabulary import openai_tokenizer
 

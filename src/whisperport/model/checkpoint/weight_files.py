@@ -18,14 +18,14 @@ from torch import Tensor
 
 from whisperport.errors import CheckpointError
 from whisperport.model.checkpoint.pickled_file import plain_tensors, read_pickled
-from whisperport.model.checkpoint.untrusted import (
+from whisperport.program.bundle.folder import file_sha256
+from whisperport.program.untrusted import (
     PLACEHOLDER_BYTES,
     quoted,
     read_json_object,
     reject_placeholder,
     shorten,
 )
-from whisperport.program.bundle.folder import file_sha256
 
 # In order of preference: one file before shards, original precision before half, safetensors before pickle.
 _FILES = (

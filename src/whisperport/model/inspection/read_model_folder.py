@@ -21,11 +21,11 @@ from torch.export import ExportedProgram
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from whisperport.errors import CheckpointError, LoweringError, ProgramError, WhisperportError, needs
-from whisperport.model.checkpoint.untrusted import quoted, read_json_object, shorten
 from whisperport.model.inspection.graph import Graph
 from whisperport.model.inspection.quiet import quiet
 from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.trace.program import exported_module
+from whisperport.program.untrusted import quoted, read_json_object, shorten
 from whisperport.system.child import memory_within
 
 CONFIG = "config.json"

@@ -1,4 +1,4 @@
-"""What readers of untrusted checkpoints share: JSON objects, sizes, texts short enough for a message.
+"""What readers of untrusted files share: JSON objects, sizes, texts short enough for a message.
 
 Small text files that a wrong download wrote in place of weights are recognized here too.
 """
