@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whisperport.errors import CheckpointError
+from whisperport.program.dims import PUBLISHED
 from whisperport.program.untrusted import quoted, read_json_object
 
 CONFIG = "adapter_config.json"
@@ -67,6 +68,23 @@ class Adapter:
     is_rank_stabilized: bool
     is_dora: bool
     ties_weights: bool
+
+    def check_base(self, name: str) -> None:
+        """Check that the adapter was not trained on another published model.
+
+        Args:
+            name: of the checkpoint that it is used with: a path, a hub id or a short name.
+
+        Raises:
+            CheckpointError: both are known names, and differ.
+        """
+        own, other = _published(self.base), _published(name)
+        if own and other and own != other:
+            raise CheckpointError(
+                f"the adapter in `{self.folder}` is for another base",
+                why=f"it was trained on {own}; this is {other}",
+                hint=f"use it with {own}",
+            )
 
     def scale(self, module: str) -> float:
         """Return the factor of B A for a module, by its name in transformers."""
@@ -150,6 +168,12 @@ def weight_file(folder: Path) -> Path:
             hint="save the adapter with PEFT's `save_pretrained`",
         )
     return path
+
+
+def _published(name: str) -> str:
+    """Return the short name of a model of OpenAI, or an empty string."""
+    short = name.removeprefix("openai/whisper-")
+    return short if short in PUBLISHED else ""
 
 
 def _numbers(

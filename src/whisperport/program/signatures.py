@@ -12,6 +12,13 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from whisperport.program.dims import Dims
+from whisperport.program.low_rank import (
+    LORA_A,
+    LORA_B,
+    LowRank,
+    adapter_inputs,
+    without_adapter,
+)
 from whisperport.program.program_kind import (
     ALIGN,
     COARSE_PROJECTION,
@@ -49,14 +56,17 @@ _ROLES: Mapping[str, Role] = {  # input name without its layer number -> role; o
     "cross_v": "constant",
     "self_k": "state",
     "self_v": "state",
+    LORA_A: "constant",
+    LORA_B: "constant",
 }
 _RUN_ONCE = {
     "encoder",
     "cross_kv",
 }  # run once per window, so binding their inputs would save nothing
-_BATCH_ROLES: Mapping[str, Role] = dict.fromkeys(
-    ("self_k", "self_v", "cross_k", "cross_v"), "state"
-)
+_BATCH_ROLES: Mapping[str, Role] = {
+    **dict.fromkeys(("self_k", "self_v", "cross_k", "cross_v"), "state"),
+    **dict.fromkeys((LORA_A, LORA_B), "constant"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,7 @@ def roles(program: ProgramSpec) -> dict[str, Role]:
     """Return the role of every input of a program: input name -> role.
 
     input     a new array for every run
-    constant  one array per window: the cross-attention K/V or the encoder's features
+    constant  one array per window: the cross-attention K/V, the encoder's features, or an adapter
     state     the self-attention cache (KV cache), to which the host appends rows between runs; in a batch
               also the cross-attention K/V, because the rows of a batch begin their windows independently
     """
@@ -144,7 +154,11 @@ def form_of(spec: ProgramSpec, dims: Dims, window: Window | None) -> dict[str, A
 
 
 def expected_signature(
-    spec: ProgramSpec, dims: Dims, window: Window | None, heads: int
+    spec: ProgramSpec,
+    dims: Dims,
+    window: Window | None,
+    heads: int,
+    low_rank: LowRank | None = None,
 ) -> ProgramSpec:
     """Return the signature that a program must have.
 
@@ -156,12 +170,17 @@ def expected_signature(
         dims: sizes of the model.
         window: the bundle's window; None for the checkpoint's own window.
         heads: number of alignment heads.
+        low_rank: the adapters that the programs take; None: none.
 
     Raises:
         ValueError: no program has this name, or the number of tokens, rows or pieces is out of range.
     """
-    expected = _expected_standard(standard_form(spec), dims, window, heads)
-    return _in_rank4(expected) if _has_rank4_form(spec) else expected
+    own = without_adapter(spec)
+    expected = _expected_standard(standard_form(own), dims, window, heads)
+    if _has_rank4_form(own):
+        expected = _in_rank4(expected)
+    inputs = (*expected.inputs, *adapter_inputs(spec.name, dims, low_rank))
+    return replace(expected, inputs=inputs)
 
 
 def _expected_standard(

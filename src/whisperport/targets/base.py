@@ -65,6 +65,8 @@ class RunOptions:
     # Whether a window is as short as the rest of the audio allows. True: also where this is not verified.
     # False: never, as in openai-whisper. None: if the bundle has the evidence.
     short_windows: bool | None = None
+    # Folder of an adapter of PEFT, for a bundle whose programs take adapters; None: none.
+    adapter: Path | None = None
 
     def __post_init__(self) -> None:
         check_range("threads", self.threads, 1, MAX_THREADS)

@@ -93,6 +93,7 @@ from whisperport.verification.reference import Reference
     "exports no such program",
 )
 @field_options(ExportOptions, "uncached_decoder", group="Target")
+@field_options(ExportOptions, "adapter", "adapters_as_inputs", group="Adapters")
 @target_option
 @field_options(ExportOptions, "calibration", group="Target")
 @field_options(WindowOptions, group="Audio")

@@ -28,6 +28,7 @@ from whisperport.program.bundle import (
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.generation import Generation
 from whisperport.program.json_records import to_json
+from whisperport.program.low_rank import LowRank, parse_low_rank
 from whisperport.program.program_kind import (
     COARSE_PROJECTION,
     ENCODER,
@@ -66,6 +67,7 @@ class Source:
     checkpoint: "Checkpoint"
     window: Window | None
     uncached: UncachedForm | None
+    low_rank: LowRank | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ def _read(
     folder: Path,
 ) -> Source:
     """Read the checkpoint, and check before the work that it and the export fit."""
-    checkpoint = loaded(checkpoint)
+    checkpoint = loaded(checkpoint, options.adapter)
     if options.preflight:
         _preflight(checkpoint.dims, list(placed.targets.values()), folder)
     for warning in checkpoint.warnings:
@@ -143,7 +145,8 @@ def _read(
     uncached = _uncached_form(placed, checkpoint.dims) if options.uncached_decoder else None
     window = known.of(checkpoint.dims)
     _check_lengths(placed, window, checkpoint.dims)
-    return Source(checkpoint=checkpoint, window=window, uncached=uncached)
+    low_rank = _low_rank(placed, options)
+    return Source(checkpoint=checkpoint, window=window, uncached=uncached, low_rank=low_rank)
 
 
 def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
@@ -192,7 +195,7 @@ def run_further_clips(original: Original) -> Reference:
 def _lowered(source: Source, original: Original, placed: Placed, folder: Path) -> Manifest:
     """Trace, rewrite and lower every program to the folder; write the tables and the reference."""
     checkpoint, model, reference = source.checkpoint, original.model, original.reference
-    programs = traced_programs(model, original.generation, placed, source.uncached)
+    programs = traced_programs(model, original.generation, placed, source.uncached, source.low_rank)
     entries, rewrites = lower_groups(grouped(programs, placed), placed, folder)
     masks = choose_masks([entry.spec for entry in entries], placed, model, reference)
     begin_stage("writing the embedding, the tokenizer and the reference")
@@ -216,6 +219,7 @@ def _lowered(source: Source, original: Original, placed: Placed, folder: Path) -
         rewrites=rewrites,
         versions=versions(build_packages(placed.targets)),
         machine=machine(),
+        adapters=source.low_rank,
     )
 
 
@@ -241,7 +245,11 @@ def lower_programs(
 
 
 def traced_programs(
-    model: "Whisper", generation: Generation, placed: Placed, uncached: UncachedForm | None
+    model: "Whisper",
+    generation: Generation,
+    placed: Placed,
+    uncached: UncachedForm | None,
+    low_rank: LowRank | None = None,
 ) -> Iterator["Program"]:
     """Yield every program, in the variant that its target uses."""
     from whisperport.model.network.equalization import equalize
@@ -263,7 +271,9 @@ def traced_programs(
     encoder = placed.placements[ENCODER]
     if encoder.precision in STATIC or placed.target_of(ENCODER).compiler is not None:
         equalize(model.encoder)
-    parts = Parts(model, generation.alignment_heads, uncached, projected, batch_projected, summed)
+    parts = Parts(
+        model, generation.alignment_heads, uncached, projected, batch_projected, summed, low_rank
+    )
     yield from whisper_programs(parts, tuple(placed.placements), variants)
 
 
@@ -300,15 +310,22 @@ def lower_groups(
     return entries, rewrites
 
 
-def loaded(checkpoint: "Checkpoint | str | os.PathLike[str]") -> "Checkpoint":
-    """Return a checkpoint; it is read if it is given by a name or path, see `load_checkpoint`."""
+def loaded(
+    checkpoint: "Checkpoint | str | os.PathLike[str]", adapter: Path | None = None
+) -> "Checkpoint":
+    """Return a checkpoint; it is read if it is given by a name or path, see `load_checkpoint`.
+
+    Args:
+        checkpoint: a loaded one, a name or a path.
+        adapter: merged with a checkpoint that is read; None: none.
+    """
     if not isinstance(checkpoint, str | os.PathLike):
         return checkpoint
     from whisperport.model.checkpoint import load_checkpoint
 
     begin_stage(f"reading {checkpoint}")
     source = checkpoint if isinstance(checkpoint, str) else Path(checkpoint)
-    return load_checkpoint(source)
+    return load_checkpoint(source, adapter=adapter)
 
 
 def build_packages(names: Iterable[str]) -> list[str]:
@@ -382,6 +399,30 @@ def _check_lengths(placed: Placed, window: Window | None, dims: Dims) -> None:
             why=f"the checkpoint's own has {dims.window_s:g} s",
             hint="give shorter lengths",
         )
+
+
+def _low_rank(placed: Placed, options: ExportOptions) -> LowRank | None:
+    """Return which adapters the programs take.
+
+    Raises:
+        UsageError: a program cannot take one.
+    """
+    if not options.adapters_as_inputs:
+        return None
+    low_rank = parse_low_rank(options.adapters_as_inputs)
+    if options.uncached_decoder:
+        raise UsageError(
+            "`uncached_decoder` takes no adapter as inputs",
+            hint="omit `--uncached-decoder`, or `--adapters-as-inputs`",
+        )
+    for name, placement in placed.placements.items():
+        if placement.precision in STATIC:
+            raise UsageError(
+                f"`{name}` in {placement.precision} takes no adapter as inputs",
+                why="the scales of its activations are fixed at the export, before an adapter is known",
+                hint="choose another precision, or merge the adapter: `--adapter`",
+            )
+    return low_rank
 
 
 def _uncached_form(placed: Placed, dims: Dims) -> UncachedForm:

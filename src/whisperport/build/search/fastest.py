@@ -88,7 +88,7 @@ def export_fastest(
     """Measure every candidate, and write the fastest verified mix; see `export_best`."""
     shortlist = candidates(options)
     check_writable(out)
-    checkpoint = loaded(checkpoint)
+    checkpoint = loaded(checkpoint, options.adapter)
     about = _about(checkpoint, shortlist, options)
     rejected: dict[str, str] = {}
     if (timed := known_times(about)) is None:

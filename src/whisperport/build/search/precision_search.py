@@ -53,7 +53,7 @@ def export_in_fewest_bits(
     if options.clips is None and options.verify_with is None:  # the words are known before the work
         words = sum(text_errors(clip.text, clip.text).length for clip in shipped_clips())
         _check_count(words, max_increase)
-    checkpoint = loaded(checkpoint)
+    checkpoint = loaded(checkpoint, options.adapter)
     with writing_bundle(out) as writer:
         kept = KeptAttempts(out, dependencies(to_json(checkpoint.source), target, options))
 

@@ -99,13 +99,15 @@ def _kept(
         or not isinstance(checkpoint, str | os.PathLike)
         or options.allow_unverified
         or options.window != WindowOptions()
+        or options.adapter
+        or options.adapters_as_inputs
     ):
         raise UsageError(
             "there is no folder to write the bundle to",
             why="without one, the bundle is kept in the cache, for whatever is given the model's name. It "
-            "must be the verified choice of the target `auto`, with the model's own window",
+            "must be the verified choice of the target `auto`, with the model's own window and no adapter",
             hint="give a folder with `--out`; or `--target auto`, without options for windows and without "
-            "`--allow-unverified`",
+            "`--allow-unverified` and for adapters",
         )
     options = replace(options, batch=options.batch or BATCH)
     return keep_fastest(

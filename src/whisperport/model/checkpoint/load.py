@@ -25,7 +25,9 @@ _PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Checkpoint:
+def load_checkpoint(
+    source: str | Path, *, revision: str | None = None, adapter: Path | None = None
+) -> Checkpoint:
     """Load a Whisper checkpoint.
 
     Args:
@@ -35,6 +37,8 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
             or a hub id such as `openai/whisper-tiny`. A name is OpenAI's file, which is looked for in
             openai-whisper's cache, in the hub's cache, at OpenAI and on the hub; see `fetch`.
         revision: branch, tag or commit of a checkpoint on the hub; None: the default branch.
+        adapter: folder of a LoRA adapter of PEFT, which is merged with the checkpoint, whatever its own
+            settings name as its base; None: none.
 
     Raises:
         CheckpointError: the checkpoint does not exist, is damaged or incomplete, or has an architecture
@@ -43,6 +47,10 @@ def load_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
         MissingPackageError: it is on the hub, and huggingface_hub is not installed.
         UsageError: `revision` is given for a checkpoint that is not on the hub.
     """
+    if adapter is not None:
+        settings, base = read_adapter(adapter), load_checkpoint(source, revision=revision)
+        settings.check_base(base.source.name)
+        return merged(settings, base, name=f"{base.source.name} with {adapter.name}")
     name = str(source)
     if name == embedded_model.NAME and not _exists(Path(name)):
         _reject_revision(revision, name)

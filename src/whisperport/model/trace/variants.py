@@ -8,6 +8,7 @@ from whisperport.model.network.whisper import shortened
 from whisperport.model.trace.program import Program, Untraced
 from whisperport.model.trace.whisper import (
     Parts,
+    adaptable,
     align,
     batch_step,
     coarse_projection,
@@ -92,6 +93,6 @@ def untraced_programs(
         if positions := kind_of(name).positions:
             short = replace(parts, model=shortened(parts.model, positions))
             longest = kind_of(name).name
-            yield replace(VARIANTS[longest, chosen[longest]](short), name=name)
+            yield adaptable(short, replace(VARIANTS[longest, chosen[longest]](short), name=name))
         else:
-            yield VARIANTS[name, chosen[name]](parts)
+            yield adaptable(parts, VARIANTS[name, chosen[name]](parts))

@@ -1,7 +1,7 @@
 """The programs of a Whisper model before they are traced; `variants.py` has the table of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,11 +15,14 @@ from whisperport.model.network.decoder import (
     VocabProjection,
 )
 from whisperport.model.network.encoder import NchwEncoder
+from whisperport.model.network.low_rank import Adaptable, layers_of
 from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill, UncachedDecoder
 from whisperport.model.network.short_window import PaddedCrossKV
 from whisperport.model.network.whisper import Whisper
 from whisperport.model.trace.program import Untraced
 from whisperport.program.dims import Dims
+from whisperport.program.low_rank import LowRank, adapted_layers
+from whisperport.program.program_kind import kind_of
 from whisperport.program.signatures import LOGSUMEXP, PICKED_ROWS
 from whisperport.program.spec import UncachedForm
 
@@ -36,6 +39,7 @@ class Parts:
     projected: bool = True  # False: `step` and `prefill` return what `vocab_projection` reads
     batch_projected: bool = True  # False: `step_B` returns that too
     summed: frozenset[str] = frozenset()  # names of the programs that also return `logsumexp`
+    low_rank: LowRank | None = None  # the adapters that the programs take as inputs
 
     @property
     def result(self) -> str:
@@ -47,6 +51,20 @@ class Parts:
         if not projected:
             return ["hidden"]
         return ["logits", LOGSUMEXP] if name in self.summed else ["logits"]
+
+
+def adaptable(parts: Parts, untraced: Untraced) -> Untraced:
+    """Return a program with the matrices of an adapter as its last inputs, if it has layers for them."""
+    if parts.low_rank is None:
+        return untraced
+    layers = adapted_layers(kind_of(untraced.name), parts.model.dims, parts.low_rank)
+    if not layers:
+        return untraced
+    rank = parts.low_rank.rank
+    a = [torch.zeros(layer.n_inputs, rank) for layer in layers]
+    b = [torch.zeros(rank, layer.n_outputs) for layer in layers]
+    module = Adaptable(untraced.module, layers_of(parts.model, layers))
+    return replace(untraced, module=module, inputs=(*untraced.inputs, a, b))
 
 
 def encoder(parts: Parts) -> Untraced:

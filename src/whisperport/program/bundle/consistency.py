@@ -100,7 +100,9 @@ def _check_alignment_heads(manifest: Manifest) -> None:
 def _check_signature(path: str, entry: ProgramEntry, manifest: Manifest) -> None:
     heads = len(manifest.generation.alignment_heads)
     try:
-        expected = expected_signature(entry.spec, manifest.dims, manifest.window, heads)
+        expected = expected_signature(
+            entry.spec, manifest.dims, manifest.window, heads, manifest.adapters
+        )
     except ValueError as error:
         raise BundleError(
             f"{MANIFEST} is not valid: field `{path}.spec` does not describe a known program",
@@ -122,7 +124,7 @@ def _compare(path: str, tensors: tuple[TensorSpec, ...], expected: tuple[TensorS
                 _reject(
                     f"{path}[{i}].{part}",
                     f"is {str(value)[:80]!r}; expected {str(right)!r} for these `dims`, `window`, "
-                    "`generation.alignment_heads`, and the caches of layer 0 of this program",
+                    "`generation.alignment_heads`, `adapters`, and the caches of layer 0 of this program",
                 )
 
 

@@ -14,6 +14,7 @@ from whisperport.program.dims import Dims
 from whisperport.program.evidence import RAN, Evidence, Status, status_of
 from whisperport.program.generation import Generation
 from whisperport.program.json_records import Member, from_json, members, to_json
+from whisperport.program.low_rank import LowRank
 from whisperport.program.strict_json import Field, safe_path
 from whisperport.program.window import ShortWindows, Window
 
@@ -69,6 +70,8 @@ class Manifest:
     short_windows: Annotated[
         ShortWindows | None, Member(is_omitted=True), partial(from_json, ShortWindows)
     ] = None
+    # None: the programs take no adapter.
+    adapters: Annotated[LowRank | None, Member(is_omitted=True), partial(from_json, LowRank)] = None
 
     def program(self, name: str) -> ProgramEntry:
         """Return the entry of the program with this name.

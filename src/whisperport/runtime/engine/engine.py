@@ -7,6 +7,7 @@ of a cache and no output is copied.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import final
@@ -30,6 +31,12 @@ from whisperport.program.program_kind import (
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.signatures import CacheForm, form_of, standard_form
 from whisperport.program.window import UNVERIFIED, ShortWindows, Window
+from whisperport.runtime.engine.adapters import (
+    AdaptedRunner,
+    AdapterMatrices,
+    no_adapter,
+    read_matrices,
+)
 from whisperport.runtime.engine.coarse import CoarseProjection
 from whisperport.runtime.engine.finite import check_outputs
 from whisperport.runtime.engine.loading import load_runners
@@ -88,21 +95,12 @@ class Engine:
         """
         self.dims = dims
         self.window = window
+        self._runners = runners
         self.audio_frames = 2 * window.audio_positions if window else dims.n_frames
         self.latest_timestamp = window.audio_positions if window else None
         self.generation = generation
-        self.encoder = _of_each_length(runners, ENCODER)
-        runners = {name: in_standard_form(runner) for name, runner in runners.items()}
-        self.cross_kv = _of_each_length(runners, CROSS_KV)
-        self.step = _required(runners, "step")
-        self.align = _required(runners, "align")
+        self._use(runners)
         self.cache_form = CacheForm(**form_of(self.step.spec, dims, window))
-        self._prefills = _prefills(runners)
-        results = {
-            out.name for r in (self.step, *self._prefills.values()) for out in r.spec.outputs
-        }
-        self._projection = _required(runners, VOCAB_PROJECTION) if "hidden" in results else None
-        self.batch_step = _batch_step(runners)
         decoding = [self.step, self.align, *self._prefills.values()]
         if self.batch_step is not None:
             decoding.append(self.batch_step)
@@ -116,6 +114,38 @@ class Engine:
         self._positions = positions
         coarse = runners.get(COARSE_PROJECTION)
         self.coarse = CoarseProjection(coarse, embedding, self.project) if coarse else None
+
+    def adapted(self, adapter: AdapterMatrices) -> "Engine":
+        """Return an engine with an adapter: the same programs and tables, in the same memory.
+
+        Its windows have the checkpoint's length, because shorter ones were verified without the adapter.
+
+        Args:
+            adapter: for the bundle that this engine runs.
+        """
+        engine = copy(self)
+        engine._use(
+            {
+                name: runner.adapted(adapter) if isinstance(runner, AdaptedRunner) else runner
+                for name, runner in self._runners.items()
+            }
+        )
+        engine.short_windows = None
+        return engine
+
+    def _use(self, runners: Mapping[str, Runner]) -> None:
+        """Run these programs, by name."""
+        self.encoder = _of_each_length(runners, ENCODER)
+        runners = {name: in_standard_form(runner) for name, runner in runners.items()}
+        self.cross_kv = _of_each_length(runners, CROSS_KV)
+        self.step = _required(runners, "step")
+        self.align = _required(runners, "align")
+        self._prefills = _prefills(runners)
+        results = {
+            out.name for r in (self.step, *self._prefills.values()) for out in r.spec.outputs
+        }
+        self._projection = _required(runners, VOCAB_PROJECTION) if "hidden" in results else None
+        self.batch_step = _batch_step(runners)
 
     def uncached_decoder(self) -> UncachedDecoder | None:
         """Return the decoder without KV cache; None if the bundle has none.
@@ -264,11 +294,13 @@ def load_engine(
         from whisperport.runtime.engine.trial import ensure_tried  # starts processes; seldom needed
 
         ensure_tried(bundle, options)
-    short = _short_windows(manifest, options)
+    short = None if options.adapter else _short_windows(manifest, options)
     options = replace(options, short_windows=short is not None)
     with bundle.unchanged():
         loaded = load_runners(bundle, options, encoder=encoder)
         used = {name: wrap_runner(runner) for name, runner in loaded.items()}
+        if manifest.adapters or options.adapter:
+            used = _with_adapter(used, manifest, options)
         # As plain arrays: indexing an `np.memmap` takes several times as long.
         embedding, positions = np.asarray(bundle.embedding()), np.asarray(bundle.positions())
         silence = bundle.silence() if short else None
@@ -283,6 +315,22 @@ def load_engine(
         short_windows=short,
         silence=silence,
     )
+
+
+def _with_adapter(
+    runners: Mapping[str, Runner], manifest: Manifest, options: RunOptions
+) -> dict[str, Runner]:
+    """Return the programs with the adapter of the options, or with none."""
+    folder, dims, low_rank = options.adapter, manifest.dims, manifest.adapters
+    read = read_matrices(folder, manifest) if folder else None
+    assert low_rank
+    adapter = read or no_adapter(dims, low_rank)
+    return {
+        name: AdaptedRunner(runner, dims, low_rank, adapter)
+        if adapter.inputs(name, dims, low_rank)
+        else runner
+        for name, runner in runners.items()
+    }
 
 
 def _short_windows(manifest: Manifest, options: RunOptions) -> ShortWindows | None:

@@ -99,7 +99,9 @@ class ProgramInputs:
         if kind.positions:
             mel = mel[:, : 2 * kind.positions]
         if kind.name == ENCODER:
-            return [[mel.reshape(self._spec.inputs[0].shape)]]
+            first, *adapter = self._spec.inputs
+            zeros = [np.zeros(tensor.shape, tensor.dtype) for tensor in adapter]
+            return [[mel.reshape(first.shape), *zeros]]
         if self._decoding is None:
             recorder = self._session.recorder(self._spec.name)
             self._decoding = DecoderInputs(self._session.engine, recorder)
