@@ -11,11 +11,13 @@ from whisperport.errors import NumericalError, UsageError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.writing import check_rewritable
 from whisperport.program.checks import Check, Level
+from whisperport.program.low_rank import LowRank
 from whisperport.program.window import ShortWindows
 from whisperport.runtime import Decoded, DecodeOptions, Decoder, decode_window, load_engine
 from whisperport.speech.text import Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.targets import RUNTIMES, RunOptions
+from whisperport.verification.adapter_check import adapter_checks
 from whisperport.verification.array_checks import clip_checks
 from whisperport.verification.batch_check import batch_checks
 from whisperport.verification.error_rate import unit_of
@@ -180,6 +182,8 @@ def _session_checks(
     precision = precisions(bundle, run)
     checks = list(_array_checks(session, reference, precision))
     checks += _batch_checks(session, reference, precision)
+    if bundle.manifest.adapters:
+        checks += _adapter_checks(session, bundle.manifest.adapters, reference, precision)
     try:
         decoded = _transcribed(session, reference)
     except NumericalError as error:
@@ -312,6 +316,17 @@ def _batch_checks(
             yield from batch_checks(engine, reference, precision)
         except NumericalError as error:
             yield _not_finite("arrays", "texts decoded together", error)
+
+
+def _adapter_checks(
+    session: _Session, low_rank: LowRank, reference: Reference, precision: Mapping[str, str]
+) -> Iterator[Check]:
+    """Compare arrays that are computed with an adapter."""
+    begin_stage("comparing arrays with an adapter")
+    try:
+        yield from adapter_checks(session.decoder.engine, low_rank, reference, precision)
+    except NumericalError as error:
+        yield _not_finite("arrays", "adapter", error)
 
 
 def _transcribed(session: _Session, reference: Reference) -> list[Decoded]:

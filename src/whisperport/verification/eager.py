@@ -6,6 +6,7 @@ The engine's programs are not traced: a checkpoint decodes without any lowered f
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.program.generation import Generation
+from whisperport.program.low_rank import LowRank
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec, TensorSpec, UncachedForm
 from whisperport.runtime import Engine, start_tokens
+from whisperport.runtime.engine.adapters import all_layers
 from whisperport.speech.audio import HOP_LENGTH, SAMPLE_RATE, log_mel
 from whisperport.speech.audio.pcm import to_int16
 from whisperport.speech.text import language_code
 from whisperport.system.progress import Counted, begin_stage
+from whisperport.verification.adapter_check import drawn_matrices
 from whisperport.verification.clips import Clip
 from whisperport.verification.loss import TORCH_PRECISIONS, loss_of
 from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
@@ -47,6 +51,7 @@ def run_eager(
     uncached: UncachedForm | None = None,
     precisions: Iterable[str] = (),
     lengths: Sequence[int] = (),
+    low_rank: LowRank | None = None,
 ) -> Reference:
     """Greedy decoding of every clip; every token is the choice of the model without a cache.
 
@@ -57,6 +62,7 @@ def run_eager(
         precisions: precisions that programs can have. What torch loses in them is measured on the clips
             whose features are stored, for their limits.
         lengths: encoder positions of shorter windows, whose features are stored too.
+        low_rank: the adapters that the programs take; the first clip is run with a drawn one, too.
 
     Raises:
         UsageError: the checkpoint does not know a clip's language.
@@ -74,7 +80,30 @@ def run_eager(
     for precision in sorted({TORCH_PRECISIONS[p] for p in precisions if p in TORCH_PRECISIONS}):
         begin_stage(f"running the model in torch in {precision}")
         reference_clips = [_with_loss(model, clip, precision) for clip in reference_clips]
-    return Reference(tuple(reference_clips), max_tokens)
+    adapted = None
+    if low_rank:
+        begin_stage(f"running the model in torch on {clips[0].name} with an adapter")
+        with _with_drawn_adapter(model, low_rank):
+            clip = replace(clips[0], name=f"{clips[0].name} with an adapter")
+            adapted = _run_clip(
+                model, generation, clip, prompts[0], max_tokens, keep=True, uncached=None
+            )
+    return Reference(tuple(reference_clips), max_tokens, adapted)
+
+
+def _with_drawn_adapter(model: "Whisper", low_rank: LowRank) -> AbstractContextManager[None]:
+    """Let the model compute with the adapter that its programs are checked with."""
+    import torch
+
+    from whisperport.model.network.low_rank import with_adapter
+
+    drawn = drawn_matrices(model.dims, low_rank).layers
+    matrices = {
+        layer: (torch.from_numpy(a), torch.from_numpy(b))
+        for layer in all_layers(model.dims, low_rank)
+        for a, b in [drawn[layer.name]]
+    }
+    return with_adapter(model, matrices)
 
 
 def _with_lengths(model: "Whisper", clip: ReferenceClip, lengths: Sequence[int]) -> ReferenceClip:

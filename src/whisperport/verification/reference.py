@@ -75,6 +75,8 @@ class Reference:
 
     clips: tuple[ReferenceClip, ...]
     max_tokens: int  # largest number of tokens decoded per clip
+    # The first clip with the adapter of `adapter_check.py`; None: the programs take no adapter.
+    adapted: ReferenceClip | None = None
 
     def loss(self, precision: str, output: str) -> Loss | None:
         """Return the largest loss of torch in a precision, over the clips; None: it is not stored.
@@ -94,12 +96,15 @@ class Reference:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of `reference.npz` by name."""
+        clips = (*self.clips, *([self.adapted] if self.adapted else []))
         arrays: dict[str, NDArray[Any]] = {
-            "names": np.array([clip.name for clip in self.clips], np.str_),
-            "texts": np.array([clip.text for clip in self.clips], np.str_),
+            "names": np.array([clip.name for clip in clips], np.str_),
+            "texts": np.array([clip.text for clip in clips], np.str_),
             "max_tokens": np.array(self.max_tokens),
         }
-        for i, clip in enumerate(self.clips):
+        if self.adapted:  # the last clip
+            arrays["adapted"] = np.array(len(self.clips))
+        for i, clip in enumerate(clips):
             arrays[f"samples_{i}"] = clip.samples
             arrays[f"prompt_{i}"] = np.array(clip.prompt, np.int64)
             arrays[f"tokens_{i}"] = np.array(clip.tokens, np.int64)
@@ -125,11 +130,10 @@ class Reference:
             BundleError: an array is missing, or has another shape or dtype.
         """
         try:
-            return cls(
-                tuple(_clip(arrays, i) for i in range(len(arrays["names"]))),
-                int(arrays["max_tokens"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            clips = [_clip(arrays, i) for i in range(len(arrays["names"]))]
+            adapted = clips.pop() if "adapted" in arrays else None
+            return cls(tuple(clips), int(arrays["max_tokens"]), adapted)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise BundleError(
                 "the bundle's reference cannot be read",
                 why=f"{type(error).__name__}: {error}",

@@ -175,6 +175,7 @@ def _run(source: Source, placed: Placed, options: ExportOptions) -> Original:
         uncached=source.uncached,
         precisions=precisions,
         lengths=placed.lengths,
+        low_rank=source.low_rank,
     )
     silence = None
     reads_any = not of_one_length(placed.target_of)

@@ -35,8 +35,8 @@ class ExportOptions:
     adapter: Annotated[
         Path | None,
         Option(
-            "Folder of a LoRA adapter of PEFT, which is merged with the checkpoint. Without this option, the "
-            "checkpoint may be such a folder, and its base is the one that it names",
+            "Folder of a LoRA adapter of PEFT, which is merged with the checkpoint. Without this option, "
+            "the checkpoint may be such a folder, and its base is the one that it names",
             metavar="DIR",
             exists=True,
             default="none",
@@ -45,9 +45,9 @@ class ExportOptions:
     adapters_as_inputs: Annotated[
         str,
         Option(
-            "Make the low-rank matrices of an adapter inputs of the programs, for adapters up to this rank: "
-            "`transcribe --adapter` and `serve --adapter` then use any adapter without another export. With "
-            "names of layers, such as 16:q_proj,v_proj, only adapters of these, and a step is faster",
+            "Make the low-rank matrices of an adapter inputs of the programs, for adapters up to this "
+            "rank: transcribe --adapter and serve --adapter then use any of them without another export. "
+            "With names of layers, such as 16:q_proj,v_proj, only adapters of these, and a step is faster",
             metavar="RANK[:LAYER,LAYER]",
             default="none",
             flag="--adapters-as-inputs",

@@ -159,7 +159,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         )
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}
+            return {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             what,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array, Runner
