@@ -1,8 +1,8 @@
 """Matrices of an adapter as inputs of programs, so that a bundle runs with any adapter.
 
 An adapter (LoRA) adds x·A·B to what a linear layer computes from x. A bundle whose manifest has `adapters`
-has both matrices of each layer as the last inputs of its programs: `lora_a_i` (in, R) and `lora_b_i`
-(R, out), in the order of `adapted_layers`. R is the same for all layers; an adapter of a lower rank is
+has both matrices of each layer as the last inputs of its programs: `lora_a_i` (1, in, R) and `lora_b_i`
+(1, R, out), in the order of `adapted_layers`. R is the same for all layers; an adapter of a lower rank is
 padded with zeros. Matrices of zeros leave the base as it is.
 """
 
@@ -122,8 +122,8 @@ def adapter_inputs(program: str, dims: Dims, low_rank: LowRank | None) -> tuple[
         return ()
     layers, rank = adapted_layers(kind_of(program), dims, low_rank), low_rank.rank
     return (
-        *(TensorSpec(f"{LORA_A}_{i}", (each.n_inputs, rank)) for i, each in enumerate(layers)),
-        *(TensorSpec(f"{LORA_B}_{i}", (rank, each.n_outputs)) for i, each in enumerate(layers)),
+        *(TensorSpec(f"{LORA_A}_{i}", (1, each.n_inputs, rank)) for i, each in enumerate(layers)),
+        *(TensorSpec(f"{LORA_B}_{i}", (1, rank, each.n_outputs)) for i, each in enumerate(layers)),
     )
 
 

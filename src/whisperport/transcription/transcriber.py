@@ -7,8 +7,10 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from threading import Condition, Lock
 from typing import Any, TypedDict, Unpack
 
@@ -26,6 +28,7 @@ from whisperport.runtime import (
 )
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.runtime.decoding.phrases import Phrase
+from whisperport.runtime.engine.adapters import read_matrices
 from whisperport.speech.audio import AudioSource, AudioStream, MelWindows, VadOptions
 from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
@@ -148,6 +151,22 @@ class Transcriber:
         self.tokenizer = Tokenizer.from_json(
             opened.tokenizer_json(), self.engine.generation, check_merges=False
         )
+
+    def adapted(self, adapter: str | os.PathLike[str]) -> "Transcriber":
+        """Return a transcriber with an adapter: of the same programs, in the same memory and turns.
+
+        Args:
+            adapter: folder of a LoRA adapter of PEFT, trained on the bundle's checkpoint.
+
+        Raises:
+            UsageError: the bundle's programs take none; see `export`'s `adapters_as_inputs`.
+            CheckpointError: the adapter is damaged, or does not fit the bundle.
+        """
+        matrices = read_matrices(Path(adapter), self.bundle.manifest)
+        adapted = copy(self)
+        adapted.engine = self.engine.adapted(matrices)
+        adapted.idle = IdleDecoders(adapted.engine)
+        return adapted
 
     def transcribe(
         self,

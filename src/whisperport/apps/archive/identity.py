@@ -5,8 +5,9 @@ import json
 from dataclasses import asdict, dataclass
 
 from whisperport.apps.archive.job import Job
+from whisperport.program.adapter_settings import CONFIG, weight_file
 from whisperport.program.bundle import Bundle
-from whisperport.program.bundle.folder import read_manifest_bytes
+from whisperport.program.bundle.folder import file_sha256, read_manifest_bytes
 from whisperport.runtime.decoding.phrases import with_commas
 from whisperport.transcription import TranscribeOptions
 from whisperport.transcription.transcriber import with_arguments
@@ -42,6 +43,9 @@ def options_sha256(options: TranscribeOptions) -> str:
     """Return the SHA-256 of the options, but for those that change only speed and memory."""
     values = asdict(options)
     del values["workers"], values["run"]["threads"], values["run"]["trust"]
+    if adapter := values["run"].pop("adapter"):
+        files = (adapter / CONFIG, weight_file(adapter))
+        values["adapter"] = [file_sha256(file) for file in files]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -25,6 +25,7 @@ from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.model_option import chosen_bundle, model_options
 from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
+    adapter_option,
     as_json,
     output_option,
     run_option,
@@ -83,6 +84,7 @@ NOTE_S = 60.0  # between two lines of progress, if standard error is no terminal
 @threads
 @run_option
 @short_windows
+@adapter_option
 @trust
 def archive(
     source: str,
@@ -93,6 +95,7 @@ def archive(
     threads: int | None,
     run_options: tuple[str, ...],
     short_windows: bool | None,
+    adapter: Path | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -110,7 +113,9 @@ def archive(
       $ whisperport archive list.csv --bundle build/small --out build/archive --subtitles srt --ray
     """
     options = ArchiveOptions(ray=ray, **field_values(ArchiveOptions, chosen))
-    run = run_options_of(threads, run_options, trust=trust, short_windows=short_windows)
+    run = run_options_of(
+        threads, run_options, trust=trust, short_windows=short_windows, adapter=adapter
+    )
     values = {name: value for name, value in chosen.items() if name != "workers"}
     transcribe = with_speech_chunks(transcribe_options(values, run), chosen)
     opened = chosen_bundle(bundle, model)

@@ -42,6 +42,7 @@ from whisperport.apps.cli.given import Given, InputPath
 from whisperport.apps.cli.model_option import bundle_of_model, chosen_bundle, model_option
 from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
+    adapter_option,
     as_json,
     html_option,
     run_option,
@@ -87,6 +88,7 @@ LABEL_WIDTH = len(f"word error rate{NORMALIZED}")
 @threads
 @run_option
 @short_windows
+@adapter_option
 @trust
 def bench(
     paths: tuple[Path, ...],
@@ -96,6 +98,7 @@ def bench(
     threads: int | None,
     run_options: tuple[str, ...],
     short_windows: bool | None,
+    adapter: Path | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -122,7 +125,9 @@ def bench(
     folders, audio = _bundles_and_audio(paths)
     options = BenchOptions(
         transcript=None if transcript is None else _text(transcript),
-        run=run_options_of(threads, run_options, trust=trust, short_windows=short_windows),
+        run=run_options_of(
+            threads, run_options, trust=trust, short_windows=short_windows, adapter=adapter
+        ),
         **field_values(BenchOptions, chosen),
     )
     check_audio(str(audio))

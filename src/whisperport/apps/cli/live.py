@@ -30,6 +30,7 @@ from whisperport.apps.cli.given import Given
 from whisperport.apps.cli.model_option import chosen_bundle, model_arguments, model_options
 from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
+    adapter_option,
     run_option,
     run_option_arguments,
     run_options_of,
@@ -172,6 +173,7 @@ SOURCE = "Audio"
 @threads
 @run_option
 @short_windows
+@adapter_option
 @trust
 def live(
     audio: str | None,
@@ -183,6 +185,8 @@ def live(
     as_json: bool,
     threads: int | None,
     run_options: tuple[str, ...],
+    short_windows: bool | None,
+    adapter: Path | None,
     trust: bool,
     **chosen: Any,
 ) -> None:
@@ -203,7 +207,13 @@ def live(
         )
     if audio is not None and device is not None:
         raise click.UsageError("--microphone and AUDIO exclude each other; give one of them")
-    run = run_options_of(threads, run_options, trust=trust, short_windows=chosen["short_windows"])
+    run = run_options_of(
+        threads,
+        run_options,
+        trust=trust,
+        short_windows=short_windows,
+        adapter=adapter,
+    )
     options = LiveOptions(
         transcribe=transcribe_options(chosen, run), **field_values(LiveOptions, chosen)
     )

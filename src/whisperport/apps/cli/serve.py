@@ -25,7 +25,7 @@ from whisperport.apps.serving.keys import VARIABLE, Keys
 from whisperport.apps.serving.serve_options import ServeOptions
 from whisperport.system.progress import reporting
 
-LISTEN = ("host", "port", "model_id", "aliases", "certfile", "keyfile")
+LISTEN = ("host", "port", "model_id", "aliases", "adapters", "certfile", "keyfile")
 ACCESS = ("allow_open", "allowed_hosts", "allowed_origins")
 WYOMING = ("wyoming", "wyoming_name", "wyoming_language", "wyoming_vad")
 LIMITS = ("max_queue_seconds", "max_requests", "max_body_mib", "max_audio_seconds", "idle_seconds")

@@ -1,10 +1,12 @@
 """Options that several verbs share."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
 from whisperport import targets
+from whisperport.apps.cli.given import InputPath
 from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.verb import Decorator, FloatRange, IntRange, TargetOptions, option
 from whisperport.apps.cli.watchdog import MAX_STALL_S, STALL_S
@@ -143,6 +145,14 @@ short_windows = option(
         *(UNVERIFIED.positions[end] * SECONDS_PER_POSITION for end in (0, -1))
     ),
 )
+adapter_option = option(
+    "--adapter",
+    group="Runtime",
+    type=InputPath(file_okay=False),
+    metavar="DIR",
+    show_default="none",
+    help="Folder of a LoRA adapter of PEFT, for a bundle of export --adapters-as-inputs",
+)
 sizes_option = option(
     "--size",
     "sizes",
@@ -221,13 +231,15 @@ def run_options_of(
     *,
     trust: bool = False,
     short_windows: bool | None = None,
+    adapter: Path | None = None,
 ) -> RunOptions:
-    """The values of `--threads`, `--run-option`, `--trust` and `--short-windows` as one object."""
+    """The values of `--threads` and of all other options of the group Runtime as one object."""
     return RunOptions(
         threads=threads,
         options=pairs("--run-option", values),
         trust=trust,
         short_windows=short_windows,
+        adapter=adapter,
     )
 
 

@@ -15,6 +15,7 @@ from whisperport.apps.cli.paths import input_paths
 from whisperport.apps.cli.several_files import check_several, transcribe_several
 from whisperport.apps.cli.shared_options import (
     RUN_OPTIONS,
+    adapter_option,
     run_option,
     run_option_arguments,
     run_options_of,
@@ -78,6 +79,7 @@ from whisperport.transcription.feature_files import FeatureOptions, transcribe_f
 @threads
 @run_option
 @short_windows
+@adapter_option
 @trust
 def transcribe(
     files: tuple[str, ...],
@@ -88,6 +90,8 @@ def transcribe(
     output: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
+    short_windows: bool | None,
+    adapter: Path | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -117,7 +121,13 @@ def transcribe(
         threads = max(1, usable_cores() // chosen["workers"])
     options = transcribe_options(
         chosen,
-        run_options_of(threads, run_options, trust=trust, short_windows=chosen["short_windows"]),
+        run_options_of(
+            threads,
+            run_options,
+            trust=trust,
+            short_windows=short_windows,
+            adapter=adapter,
+        ),
     )
     options = with_speech_chunks(options, chosen)
     if not several:

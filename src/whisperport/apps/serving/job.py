@@ -11,7 +11,7 @@ from whisperport.apps.serving.lanes import Lanes, Urgency, settle
 from whisperport.runtime import Decoder, Steps
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.speech.audio import FRAMES_PER_SECOND, AudioSource, AudioStream, MelWindows
-from whisperport.transcription import TranscribeOptions, Transcript
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.transcription.session import Session, SessionWindow, clip_frames
 from whisperport.transcription.speech_pipeline import ChunkedTranscription
 
@@ -50,6 +50,7 @@ class Job:
         lanes: Lanes,
         source: AudioSource,
         options: TranscribeOptions,
+        transcriber: Transcriber,
         urgency: Urgency | None,
         on_window: OnWindow | None,
         admitted: object,
@@ -60,19 +61,20 @@ class Job:
             lanes: runs its parts.
             source: the audio.
             options: transcription options.
+            transcriber: the one with the adapter that the client asks for.
             urgency: None: found from the duration.
             on_window: called after each window with the transcript so far.
             admitted: the request that it is a part of; None: it is one of its own.
             on_end: called when the job uses its audio no more, before its future is done.
         """
         self.lanes, self.source, self.options = lanes, source, options
+        self.engine, self.tokenizer = transcriber.engine, transcriber.tokenizer
         self.request = self if admitted is None else admitted
         self.urgency = urgency or Urgency.FILE
         self._is_given, self._on_window, self._on_end = urgency is not None, on_window, on_end
-        engine = lanes.transcriber.engine
         options.check_for_one()
-        check_language(engine.generation, options.decode)
-        self.window_s = engine.audio_frames / FRAMES_PER_SECOND
+        check_language(self.engine.generation, options.decode)
+        self.window_s = self.engine.audio_frames / FRAMES_PER_SECOND
         self.future = Transcription()
 
     def start(self) -> None:
@@ -94,7 +96,7 @@ class Job:
         Raises:
             AudioError: see `MelWindows`.
         """
-        dims = self.lanes.transcriber.engine.dims
+        dims = self.engine.dims
         mel = MelWindows(
             self.source,
             dims.n_mels,
@@ -142,9 +144,10 @@ class WindowJob(Job):
     def _begin(self) -> None:
         """Read the file for the first time, and begin with the language or the first window."""
         self._mel = mel = self.open_mel()
-        engine, tokenizer = self.lanes.transcriber.engine, self.lanes.transcriber.tokenizer
         parts = clip_frames(self.options.clip_timestamps)
-        self._session = session = Session(engine, tokenizer, self.options, mel, None, parts)
+        self._session = session = Session(
+            self.engine, self.tokenizer, self.options, mel, None, parts
+        )
         if session.state.language.code:
             self._go_on(session)
         else:
@@ -161,7 +164,7 @@ class WindowJob(Job):
     def _submit(self, session: Session, window: SessionWindow | None) -> None:
         """Submit a window; None: the detection of the language, which comes before the first window."""
         start = partial(self._decode, session, window, time.monotonic())
-        self._decoding = decoding = self.lanes.submit(start, self.urgency)
+        self._decoding = decoding = self.lanes.submit(start, self.urgency, self.engine)
         if self.is_stopped:  # before `_decoding` was set
             decoding.cancel()
         task = partial(self._guarded, partial(self._decoded, session, decoding))
@@ -219,10 +222,9 @@ class SpeechJob(Job):
             self.end(transcript)
 
     def _transcribed(self) -> Transcript:
-        transcriber = self.lanes.transcriber
         assert self.options.vad is not None
         decoders = _SharedDecoders(self)
-        parts = transcriber.engine, transcriber.tokenizer, self.options, self.options.vad, None
+        parts = self.engine, self.tokenizer, self.options, self.options.vad, None
         chunked = ChunkedTranscription(*parts, decoders)
         self.future.add_done_callback(lambda _: chunked.stop())
         self.future.add_done_callback(lambda _: decoders.cancel())
@@ -248,7 +250,8 @@ class _SharedDecoders:
     def submit(self, start: Callable[[Decoder], Steps[T]]) -> Future[T]:
         # Not all chunks that are ahead before those of other files.
         ahead_s = len(self._submitted) * CHUNK_S
-        future = self._job.lanes.submit(start, self._job.urgency, yields_s=ahead_s)
+        job = self._job
+        future = job.lanes.submit(start, job.urgency, job.engine, yields_s=ahead_s)
         self._submitted.add(future)
         future.add_done_callback(self._submitted.discard)
         if self._job.is_stopped:

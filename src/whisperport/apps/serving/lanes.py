@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from whisperport.apps.serving.admission import Admission
-from whisperport.runtime import BatchExecutor, Decoder, Steps
+from whisperport.runtime import BatchExecutor, Decoder, Engine, Steps
 from whisperport.transcription import Transcriber
 
 T = TypeVar("T")
@@ -66,6 +66,13 @@ def cancellable(
         decoding.close()
 
 
+def _with_engine(
+    start: Callable[[Decoder], Steps[T]], engine: Engine, decoder: Decoder
+) -> Steps[T]:
+    decoder.use(engine)
+    return start(decoder)
+
+
 def settle(future: Future[T], result: T | None, error: BaseException | None) -> None:
     """Set the outcome of a future that counts as waiting until now; nothing, if it was cancelled."""
     if not future.set_running_or_notify_cancel():
@@ -102,7 +109,12 @@ class Lanes:
         self._openers = ThreadPoolExecutor(OPENERS, "opener")
 
     def submit(
-        self, start: Callable[[Decoder], Steps[T]], urgency: Urgency, *, yields_s: float = 0.0
+        self,
+        start: Callable[[Decoder], Steps[T]],
+        urgency: Urgency,
+        engine: Engine,
+        *,
+        yields_s: float = 0.0,
     ) -> Future[T]:
         """Schedule one decoding, such as that of a window.
 
@@ -110,6 +122,7 @@ class Lanes:
             start: called on a decoder's thread with the decoder to use; returns the decoding. It should not
                 read audio or wait.
             urgency: a live decoding may begin while all rows of the batch are in use.
+            engine: the decoder's, with the adapter that the client asks for.
             yields_s: decodings that are submitted within so many seconds after it may begin before it.
 
         Returns:
@@ -117,7 +130,7 @@ class Lanes:
         """
         result: Future[T] = Future()
         inner = self._decoders.submit(
-            partial(cancellable, start, result.cancelled),
+            partial(cancellable, partial(_with_engine, start, engine), result.cancelled),
             due=urgency.due() + yields_s,
             urgent=urgency is Urgency.LIVE,
         )

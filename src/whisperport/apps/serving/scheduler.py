@@ -57,6 +57,7 @@ class Scheduler:
         source: AudioSource,
         options: TranscribeOptions | None = None,
         *,
+        transcriber: Transcriber | None = None,
         urgency: Urgency | None = None,
         on_window: OnWindow | None = None,
         admitted: object = None,
@@ -66,6 +67,7 @@ class Scheduler:
         Args:
             source: a path, an array at 16 kHz, or a file that can be reopened: it is read twice.
             options: transcription options; None: defaults.
+            transcriber: the one with the adapter that the client asks for; None: without one.
             urgency: None: `SHORT` if the audio fits into one window, otherwise `FILE`.
             on_window: called after each window with the transcript so far, on a reader's thread.
             admitted: a request that `admission` has accepted before, and whose audio this is; None: the
@@ -81,7 +83,10 @@ class Scheduler:
         """
         options = options or TranscribeOptions()
         kind = WindowJob if options.vad is None else SpeechJob
-        job = kind(self.lanes, source, options, urgency, on_window, admitted, self._ended)
+        transcriber = transcriber or self.lanes.transcriber
+        job = kind(
+            self.lanes, source, options, transcriber, urgency, on_window, admitted, self._ended
+        )
         if admitted is None:
             self.admission.enter(job, waits=urgency is not Urgency.LIVE)
         else:

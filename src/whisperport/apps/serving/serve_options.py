@@ -1,5 +1,6 @@
 """Options of a server."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -52,6 +53,16 @@ class ServeOptions:
             default="whisper-1",
         ),
     ] = ()
+    adapters: Annotated[
+        Mapping[str, str],
+        Option(
+            "Serve an adapter of PEFT beside its base, as the model BASE:NAME, from the folder DIR; may be "
+            "repeated. The bundle must be one of `export --adapters-as-inputs`",
+            flag="--adapter",
+            metavar="NAME=DIR",
+            default="none",
+        ),
+    ] = field(default_factory=dict)
     allow_open: Annotated[
         bool,
         Option("Listen on a public address without an API key: everyone there may use the server"),

@@ -83,6 +83,7 @@ class Service:
         metrics: what is counted.
         readiness: whether a clip can be decoded.
         model_ids: names by which clients may ask for the model; the first is shown.
+        transcribers: by these names: the bundle without an adapter, and behind a colon with one.
         about: name, hash and back end of the bundle.
         client_secrets: keys of pages, each with the settings of its realtime sessions.
         turns: in which what clients send is parsed.
@@ -110,6 +111,11 @@ class Service:
             "sha256": hashlib.sha256(read_manifest_bytes(bundle.folder)).hexdigest(),
             "backend": ", ".join(sorted(targets)),
         }
+        self.transcribers = dict.fromkeys(self.model_ids, transcriber)
+        for own, folder in options.adapters.items():
+            adapted = transcriber.adapted(folder)
+            self.transcribers |= {f"{model}:{own}": adapted for model in self.model_ids}
+        self.model_ids = tuple(self.transcribers)
         self.created = int(bundle.folder.stat().st_mtime)
         self.metrics = Metrics()
         self.turns = Turns()

@@ -51,6 +51,7 @@ class Endpoint:
             async with await Form.read(Request(scope, receive), service.turns) as form:
                 if model := form.fields.one("model"):  # without, it is the one that is served
                     check_model(service, model)
+                    transcriber = service.transcribers[model]
                 request = read_request(form.fields, transcriber.engine.generation, self._task)
                 if form.upload is None:
                     raise wrong("file", "`file` is required, as a file of the form")
@@ -60,6 +61,7 @@ class Endpoint:
                 future = service.scheduler.transcribe(
                     form.upload,
                     request.options,
+                    transcriber=transcriber,
                     on_window=windows.put if request.stream else None,
                     admitted=admitted,
                 )

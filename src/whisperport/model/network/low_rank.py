@@ -6,6 +6,7 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from whisperport.model.checkpoint.names import from_huggingface
@@ -15,8 +16,8 @@ from whisperport.program.low_rank import LORA_A, LORA_B, AdaptedLayer
 class Adaptable(nn.Module):
     """A program that adds x·A·B to the output of some of its linear layers.
 
-    `forward` has the arguments of the program's, then the list of all A (in, R) and the list of all B
-    (R, out), one for each layer.
+    `forward` has the arguments of the program's, then the list of all A (1, in, R) and the list of all
+    B (1, R, out), one for each layer.
 
     Args:
         program: the program.
@@ -58,7 +59,7 @@ def with_adapter(
 
     Args:
         model: in torch.
-        matrices: A (in, R) and B (R, out) of each layer.
+        matrices: A (1, in, R) and B (1, R, out) of each layer.
     """
     with ExitStack() as hooks:
         for layer, pair in zip(layers_of(model, matrices), matrices.values(), strict=True):
@@ -77,4 +78,6 @@ def _with_product(
 ) -> Tensor:
     """Return the output of a layer plus the product of its input and both matrices."""
     a, b = matrices
-    return output + (inputs[0] @ a) @ b
+    rows = inputs[0] if inputs[0].dim() == 3 else inputs[0][None]
+    # XNNPACK does not delegate a `matmul` whose second matrix is no constant, and it does a `bmm`.
+    return output + torch.bmm(torch.bmm(rows, a), b).reshape(output.shape)

@@ -61,8 +61,8 @@ def adaptable(parts: Parts, untraced: Untraced) -> Untraced:
     if not layers:
         return untraced
     rank = parts.low_rank.rank
-    a = [torch.zeros(layer.n_inputs, rank) for layer in layers]
-    b = [torch.zeros(rank, layer.n_outputs) for layer in layers]
+    a = [torch.zeros(1, layer.n_inputs, rank) for layer in layers]
+    b = [torch.zeros(1, rank, layer.n_outputs) for layer in layers]
     module = Adaptable(untraced.module, layers_of(parts.model, layers))
     return replace(untraced, module=module, inputs=(*untraced.inputs, a, b))
 

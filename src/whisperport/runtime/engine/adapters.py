@@ -42,7 +42,7 @@ class AdapterMatrices:
 
     Attributes:
         name: for messages.
-        layers: layer -> A (in, R) and B (R, out), both C-contiguous; B has the adapter's scale. Layers
+        layers: layer -> A (1, in, R) and B (1, R, out), both C-contiguous; B has the adapter's scale. Layers
             that the adapter does not change have zeros.
     """
 
@@ -86,11 +86,11 @@ def padded_matrices(
     """
     layers = {}
     for layer in all_layers(dims, low_rank):
-        a = np.zeros((layer.n_inputs, low_rank.rank), np.float32)
-        b = np.zeros((low_rank.rank, layer.n_outputs), np.float32)
+        a = np.zeros((1, layer.n_inputs, low_rank.rank), np.float32)
+        b = np.zeros((1, low_rank.rank, layer.n_outputs), np.float32)
         if (pair := known(layer)) is not None:
             rank = len(pair[1])
-            a[:, :rank], b[:rank] = pair
+            a[0, :, :rank], b[0, :rank] = pair
         layers[layer.name] = a, b
     return AdapterMatrices(name, layers)
 

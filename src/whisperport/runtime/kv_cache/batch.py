@@ -91,7 +91,7 @@ class Batch:
 
         Args:
             steps: each with the decoder whose audio it reads. Caches that are no rows of this batch are
-                decoded singly, and so are rows if they are few.
+                decoded singly, and so are rows if they are few, and those with another adapter.
 
         Returns:
             For each step, the logits after it; or the error, if they contain a NaN or an infinity. The
@@ -100,7 +100,11 @@ class Batch:
         Raises:
             ValueError: a cache is full.
         """
-        rows = {i: (s.cache, s) for i, (_, s) in enumerate(steps) if isinstance(s.cache, Row)}
+        rows = {
+            i: (step.cache, step)
+            for i, (decoder, step) in enumerate(steps)
+            if isinstance(step.cache, Row) and decoder.engine is self.engine
+        }
         if len(rows) < self._fewest:
             rows = {}
         scores: dict[int, Scored | NumericalError] = {}
@@ -233,7 +237,8 @@ class BatchDecoder(Decoder):
 
     @property
     def joined_prompt(self) -> int:
-        return LONGEST_JOINED if self.batch.is_crowded else 0
+        joins = self.batch.is_crowded and self.engine is self.batch.engine
+        return LONGEST_JOINED if joins else 0
 
     def step_all(self, steps: Sequence[Step]) -> Sequence[Scored]:
         scores: list[Scored] = []

@@ -49,6 +49,15 @@ class Decoder:
         self._rows_used = engine.dims.n_audio_ctx  # rows of them that may be other than silence
         self._x = np.zeros((1, 1, engine.dims.n_text_state), np.float32)  # input of `step`
 
+    def use(self, engine: Engine) -> None:
+        """Decode the next windows with another adapter, or with none.
+
+        Args:
+            engine: of the same bundle; see `Engine.adapted`.
+        """
+        if engine is not self.engine:
+            self.engine, self._features = engine, None
+
     def start_window(self, features: Floats) -> None:
         """Begin a window: compute its cross-attention K/V, and remove all tokens.
 

@@ -14,7 +14,7 @@ from whisperport.apps.serving.realtime.settings import Settings
 from whisperport.errors import QueueFullError
 from whisperport.runtime import Decoder, Steps
 from whisperport.speech.audio import SAMPLE_RATE
-from whisperport.transcription import TranscribeOptions
+from whisperport.transcription import TranscribeOptions, Transcriber
 from whisperport.transcription.live.transcriber import LiveTranscriber, LiveUpdate
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ class Item:
 
     Args:
         lanes: runs the decodings.
+        transcriber: the one with the adapter that the client asks for.
         settings: of the session when the utterance began.
 
     Attributes:
@@ -38,13 +39,13 @@ class Item:
         unsent: certain text that the client is sent when the audio is committed.
     """
 
-    def __init__(self, lanes: Lanes, settings: Settings) -> None:
+    def __init__(self, lanes: Lanes, transcriber: Transcriber, settings: Settings) -> None:
         self.id = f"item_{secrets.token_hex(12)}"
         self.settings = settings
         self.is_committed = self.is_dropped = False
         self.received_s = 0.0
         self.text, self.tentative, self.unsent, self.shown = AppendOnlyText(), "", "", ""
-        self._lanes = lanes
+        self._lanes, self._transcriber = lanes, transcriber
         self._decoding: Future[Any] | None = None
         self._waiting: list[Samples] = []
         self._live: LiveTranscriber | None = None
@@ -83,7 +84,7 @@ class Item:
                 if not parts:  # nobody spoke
                     return ""
                 options = self.settings.live_options()
-                self._live = LiveTranscriber(self._lanes.transcriber, options, run=self._run)
+                self._live = LiveTranscriber(self._transcriber, options, run=self._run)
             update = self._live.feed(_floats(parts))
             new = self._new_text(update)
             return new + self._new_text(self._live.finish(), final=True) if is_last else new
@@ -97,7 +98,7 @@ class Item:
 
     def _run(self, start: Callable[[Decoder], Steps[T]]) -> T:
         """Run a decoding on the server's lanes, before those of files."""
-        decoding = self._lanes.submit(start, Urgency.LIVE)
+        decoding = self._lanes.submit(start, Urgency.LIVE, self._transcriber.engine)
         self._decoding = decoding
         if self.is_dropped:
             decoding.cancel()

@@ -174,7 +174,7 @@ class Session:
     def _take(self, received: Received) -> None:
         has_vad = self._settings.vad is not None
         if isinstance(received, Began):
-            self._item = Item(self._service.scheduler.lanes, self._settings)
+            self._item = self._new_item()
             if has_vad:
                 self.outbox.put(
                     "input_audio_buffer.speech_started",
@@ -193,9 +193,13 @@ class Session:
             self._item.received_s += received.size / SAMPLE_RATE
             self._item.add(received)
 
+    def _new_item(self) -> Item:
+        service, settings = self._service, self._settings
+        return Item(service.scheduler.lanes, service.transcribers[settings.model], settings)
+
     def _commit(self) -> None:
         """End the current utterance; without speech, it has no text."""
-        item = self._item or Item(self._service.scheduler.lanes, self._settings)
+        item = self._item or self._new_item()
         if item.settings.vad is None or self._item is None:
             item.received_s = self._ear.received_s - self._from_s
         self._item, self._from_s = None, self._ear.received_s
