@@ -1,7 +1,7 @@
 """A program with the matrices of an adapter as inputs; see `program/low_rank.py`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, cast
@@ -13,42 +13,62 @@ from whisperport.model.checkpoint.names import from_huggingface
 from whisperport.program.low_rank import LORA_A, LORA_B, AdaptedLayer
 
 
+class AdaptedLinear(nn.Module):
+    """A linear layer plus x·A·B.
+
+    It is no hook of the layer: ExecuTorch takes all that runs inside of a linear layer for a part of it.
+    """
+
+    def __init__(self, layer: nn.Module, a: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.layer, self._matrices = layer, (a, b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer's output for x (..., in), and add the product."""
+        a, b = self._matrices
+        rows = x if x.dim() == 3 else x[None]
+        product = torch.bmm(torch.bmm(rows, a), b)
+        output = cast(Tensor, self.layer(x))
+        return output + (product if x.dim() == 3 else product[0])
+
+
 class Adaptable(nn.Module):
-    """A program that adds x·A·B to the output of some of its linear layers.
+    """A program with the matrices of an adapter as its last arguments.
 
     `forward` has the arguments of the program's, then the list of all A (1, in, R) and the list of all
     B (1, R, out), one for each layer.
 
     Args:
-        program: the program.
-        layers: those of its linear layers that an adapter may change.
+        program: the program, with layers of `model`.
+        model: a `Whisper` model.
+        layers: those that an adapter may change.
     """
 
-    def __init__(self, program: nn.Module, layers: Sequence[nn.Linear]) -> None:
+    def __init__(
+        self, program: nn.Module, model: nn.Module, layers: Sequence[AdaptedLayer]
+    ) -> None:
         super().__init__()
-        self.program, self._layers = program, tuple(layers)
+        self.program = program
+        self._adapted = (
+            partial(with_adapter, model),
+            tuple(layers),
+        )  # `model` is no part of the program
         # torch.export names the inputs of a graph after the parameters.
         own = signature(program.forward)
         further = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in (LORA_A, LORA_B)]
-        parameters = [*own.parameters.values(), *further]
 
         def forward(*arguments: Any) -> Any:
             return self._run(*arguments)
 
+        parameters = [*own.parameters.values(), *further]
         forward.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         self.forward = forward
 
     def _run(self, *arguments: Any) -> Any:
         *own, a, b = arguments
-        with ExitStack() as hooks:
-            for layer, *pair in zip(self._layers, a, b, strict=True):
-                hooks.callback(layer.register_forward_hook(partial(_with_product, pair)).remove)
+        adapted, layers = self._adapted
+        with adapted(dict(zip(layers, zip(a, b, strict=True), strict=True))):
             return self.program(*own)
-
-
-def layers_of(model: nn.Module, layers: Iterable[AdaptedLayer]) -> list[nn.Linear]:
-    """Return the linear layers of a `Whisper` model by their names in transformers."""
-    return [cast(nn.Linear, model.get_submodule(_own_name(layer.name))) for layer in layers]
 
 
 @contextmanager
@@ -61,23 +81,21 @@ def with_adapter(
         model: in torch.
         matrices: A (1, in, R) and B (1, R, out) of each layer.
     """
-    with ExitStack() as hooks:
-        for layer, pair in zip(layers_of(model, matrices), matrices.values(), strict=True):
-            hooks.callback(layer.register_forward_hook(partial(_with_product, pair)).remove)
+    before: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
+    try:
+        for layer, (a, b) in matrices.items():
+            parent, _, name = _own_name(layer.name).rpartition(".")
+            modules = model.get_submodule(parent)._modules
+            before.append((modules, name, linear := cast(nn.Module, modules[name])))
+            modules[name] = AdaptedLinear(linear, a, b)
         yield
+    finally:
+        for modules, name, linear in before:
+            modules[name] = linear
 
 
 def _own_name(name: str) -> str:
+    """Return openai-whisper's name of a layer by its name in transformers."""
     own = from_huggingface(f"{name}.weight")
     assert own is not None
     return own.removesuffix(".weight")
-
-
-def _with_product(
-    matrices: Sequence[Tensor], _: nn.Module, inputs: tuple[Tensor], output: Tensor
-) -> Tensor:
-    """Return the output of a layer plus the product of its input and both matrices."""
-    a, b = matrices
-    rows = inputs[0] if inputs[0].dim() == 3 else inputs[0][None]
-    # XNNPACK does not delegate a `matmul` whose second matrix is no constant, and it does a `bmm`.
-    return output + torch.bmm(torch.bmm(rows, a), b).reshape(output.shape)

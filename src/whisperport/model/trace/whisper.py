@@ -15,7 +15,7 @@ from whisperport.model.network.decoder import (
     VocabProjection,
 )
 from whisperport.model.network.encoder import NchwEncoder
-from whisperport.model.network.low_rank import Adaptable, layers_of
+from whisperport.model.network.low_rank import Adaptable
 from whisperport.model.network.rank4 import Rank4CrossKV, Rank4Decode, Rank4Prefill, UncachedDecoder
 from whisperport.model.network.short_window import PaddedCrossKV
 from whisperport.model.network.whisper import Whisper
@@ -63,7 +63,7 @@ def adaptable(parts: Parts, untraced: Untraced) -> Untraced:
     rank = parts.low_rank.rank
     a = [torch.zeros(1, layer.n_inputs, rank) for layer in layers]
     b = [torch.zeros(1, rank, layer.n_outputs) for layer in layers]
-    module = Adaptable(untraced.module, layers_of(parts.model, layers))
+    module = Adaptable(untraced.module, parts.model, layers)
     return replace(untraced, module=module, inputs=(*untraced.inputs, a, b))
 
 

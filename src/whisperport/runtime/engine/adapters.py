@@ -42,7 +42,7 @@ class AdapterMatrices:
 
     Attributes:
         name: for messages.
-        layers: layer -> A (1, in, R) and B (1, R, out), both C-contiguous; B has the adapter's scale. Layers
+        layers: layer -> A (1, in, R) and B (1, R, out), C-contiguous; B has the adapter's scale. Layers
             that the adapter does not change have zeros.
     """
 
