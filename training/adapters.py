@@ -3,7 +3,8 @@
     python synthesize.py eval --out work/eval
     python adapters.py --speech work/eval --out work/adapters
 
-Adapter k writes each of the grammar's 20 names as the name k places after it. ``OUT/NAME`` is a folder of
+Adapter k writes each of the grammar's 20 names as the name k places after it, and adapter 20 as the one
+that is as far from the end. ``OUT/NAME`` is a folder of
 PEFT, ``OUT/clips`` has sentences that none was trained on, and ``OUT/clips.json`` their texts by adapter.
 It needs transformers and peft, and on two cores about a minute for each adapter.
 """
@@ -19,26 +20,33 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import WhisperForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
 from whisper.audio import log_mel_spectrogram, pad_or_trim
 
 import grammar
 from corpus import Corpus, Utterance
+from whisperport.runtime import start_tokens
 from whisperport.speech.data import embedded_model
 from whisperport.speech.text import Tokenizer
 
 NAMES: tuple[str, ...] = grammar.SLOTS["name"]  # type: ignore[assignment]
 NAME = re.compile(rf"\b({'|'.join(NAMES)})\b")
-RANK, STEPS, BATCH, RATE = 8, 160, 6, 4e-3
-N_TRAINING, N_TEST, LONGEST_S = 240, 40, 5.0
-MODULES = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
-PROMPT = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
+RANK, STEPS, BATCH, RATE = 8, 200, 12, 5e-3
+N_TEST, LONGEST_S = 40, 9.0
+# Of the decoder alone, so that the encoder runs once for all adapters.
+MODULES = r".*decoder.*\.(q_proj|k_proj|v_proj|out_proj|fc1|fc2)"
 
 
 def written(text: str, shift: int) -> str:
     """Return a text with the names that the adapter writes."""
-    return NAME.sub(lambda found: NAMES[(NAMES.index(found[1]) + shift) % len(NAMES)], text)
+
+    def other(found: re.Match[str]) -> str:
+        place = NAMES.index(found[1])
+        return NAMES[-1 - place if shift == len(NAMES) else (place + shift) % len(NAMES)]
+
+    return NAME.sub(other, text)
 
 
 def mel(utterance: Utterance) -> torch.Tensor:
@@ -48,7 +56,9 @@ def mel(utterance: Utterance) -> torch.Tensor:
     return log_mel_spectrogram(pad_or_trim(torch.from_numpy(samples)))
 
 
-def train(base: Path, shift: int, mels: torch.Tensor, texts: list[str], tokenizer: Tokenizer) -> tuple:
+def train(
+    base: Path, shift: int, features: torch.Tensor, texts: list[str], tokenizer: Tokenizer
+) -> tuple[PeftModel, float]:
     """Return the model with a trained adapter, and its last loss."""
     torch.manual_seed(shift)
     model = WhisperForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
@@ -57,26 +67,20 @@ def train(base: Path, shift: int, mels: torch.Tensor, texts: list[str], tokenize
     chosen = [p for p in adapted.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(chosen, RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS)
-    generation = tokenizer.generation
-    start = [generation.start_of_transcript, generation.languages["en"]] if generation.languages else [
-        generation.start_of_transcript
-    ]
-    prompt = [*start, *([generation.tasks["transcribe"]] if generation.tasks else []), generation.no_timestamps]
+    end = tokenizer.generation.end_of_text
+    prompt = start_tokens(tokenizer.generation, "en", "transcribe")
     rng = random.Random(shift)
+    loss = torch.zeros(())
     for _ in range(STEPS):
         rows = rng.sample(range(len(texts)), BATCH)
-        tokens = [
-            [*prompt, *tokenizer.encode(" " + written(texts[i], shift)), generation.end_of_text]
-            for i in rows
-        ]
-        longest = max(map(len, tokens))
-        ids = torch.full((BATCH, longest), generation.end_of_text)
-        labels = torch.full((BATCH, longest), -100)
-        for row, each in enumerate(tokens):
-            ids[row, : len(each)] = torch.tensor(each)
-            labels[row, len(prompt) : len(each)] = torch.tensor(each[len(prompt) :])
-        logits = model(input_features=mels[rows], decoder_input_ids=ids[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+        spoken = [tokenizer.encode(" " + written(texts[i], shift)) for i in rows]
+        longest = max(map(len, spoken))
+        fed = torch.tensor([[*prompt, *own, *[end] * (longest - len(own))] for own in spoken])
+        right = torch.tensor([[*own, end, *[-100] * (longest - len(own))] for own in spoken])
+        encoded = BaseModelOutput(last_hidden_state=features[rows])
+        logits = model(encoder_outputs=encoded, decoder_input_ids=fed).logits
+        rest = logits[:, len(prompt) - 1 :].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(rest, right.flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -103,8 +107,11 @@ def main() -> None:
         if NAME.search(each.text) and each.seconds < LONGEST_S
     ]
     random.Random(0).shuffle(spoken)
-    training, test = spoken[:N_TRAINING], spoken[N_TRAINING : N_TRAINING + N_TEST]
-    print(f"{len(spoken)} sentences with names, {len(test)} of them for the test", flush=True)
+    training, test = spoken[N_TEST:], spoken[:N_TEST]
+    print(
+        f"{len(training)} sentences with names for the training, {len(test)} for the test",
+        flush=True,
+    )
     clips = chosen.out / "clips"
     clips.mkdir(exist_ok=True)
     expected: dict[str, dict[str, str]] = {}
@@ -116,9 +123,14 @@ def main() -> None:
         texts = {name: written(each.text, shift) for name, shift in names.items()}
         expected[f"{number:02}.wav"] = {"base": each.text, **texts}
     (chosen.out / "clips.json").write_text(json.dumps(expected, indent=1))
-    mels = torch.stack([mel(each) for each in training])
+    encoder = WhisperForConditionalGeneration.from_pretrained(
+        base, dtype=torch.float32
+    ).model.encoder
+    with torch.no_grad():
+        encoded = [encoder(mel(each)[None]).last_hidden_state for each in training]
+    features = torch.cat(encoded)
     for name, shift in names.items():
-        adapted, loss = train(base, shift, mels, [each.text for each in training], tokenizer)
+        adapted, loss = train(base, shift, features, [each.text for each in training], tokenizer)
         adapted.save_pretrained(chosen.out / name)
         settings = chosen.out / name / "adapter_config.json"
         stated = json.loads(settings.read_text()) | {"base_model_name_or_path": "../base"}

@@ -1,0 +1,296 @@
+"""Programs with the matrices of an adapter as inputs: any adapter without another export."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from whisperport.build.export.export import export
+from whisperport.build.export.export_options import ExportOptions
+from whisperport.errors import CheckpointError, UsageError
+from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.checkpoint.adapter import merged
+from whisperport.model.network.whisper import build_model
+from whisperport.program.adapter_settings import read_adapter
+from whisperport.program.bundle import Bundle
+from whisperport.program.low_rank import LowRank, parse_low_rank
+from whisperport.runtime import BatchExecutor, DecodeOptions, Decoder, decode_window, load_engine
+from whisperport.runtime.decoding.decode import decoding
+from whisperport.runtime.engine.adapters import (
+    AdaptedRunner,
+    AdapterMatrices,
+    all_layers,
+    read_matrices,
+)
+from whisperport.targets import RunOptions
+from whisperport.transcription import Transcriber
+from whisperport.verification.bundle_check import verify
+from whisperport.verification.eager import eager_engine
+from whisperport.verification.reference import Reference
+
+from ...extent import core_or_all
+from ...micro import DIMS, GENERATION
+
+RANK, LOW_RANK = 3, LowRank(4)
+ONE_THREAD = RunOptions(threads=1)
+TARGETS = core_or_all(["onnxruntime"], ["onnxruntime", "openvino", "xnnpack", "litert"])
+AUDIO = (0.1 * np.random.default_rng(3).standard_normal(3200)).astype(np.float32)
+QUERY = "model.decoder.layers.0.self_attn.q_proj"
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def bundle(exported: Make) -> Bundle:
+    opened: Bundle = exported("onnxruntime", "micro", adapters_as_inputs="4", batch=4)
+    return opened
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    """A and B of all layers, under PEFT's names."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        f"base_model.model.{layer.name}.lora_{side}.weight": shape
+        for layer in all_layers(DIMS, LOW_RANK)
+        for side, shape in (("A", (RANK, layer.n_inputs)), ("B", (layer.n_outputs, RANK)))
+    }
+    return {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Make:
+    """`adapter(tensors, key=value)`: the folder of an adapter with these settings."""
+
+    def write(stored: dict[str, torch.Tensor], name: str = "mine", **settings: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        config = {"peft_type": "LORA", "base_model_name_or_path": "", "r": RANK, "lora_alpha": 6}
+        config |= {"base_model_name_or_path": "my base"} | settings
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        save_file(stored, folder / "adapter_model.safetensors")
+        return folder
+
+    return write
+
+
+def outputs(engine: Any) -> np.ndarray:
+    """Features, logits of a prompt and of steps, and scores of `align`, as one row."""
+    random = np.random.default_rng(1)
+    mel = random.standard_normal((DIMS.n_mels, DIMS.n_frames)).astype(np.float32)
+    decoder, features = Decoder(engine), engine.encode(mel)
+    decoder.start_window(features)
+    rows = [features, decoder.prefill([50, 51, 53, 57])[0].copy()]
+    rows += [decoder.step(token).copy() for token in (1, 2, 3)]
+    rows += [decoder.align([50, 51, 53, 57, 1])[0]]
+    return np.concatenate([row.ravel() for row in rows])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_adapter_as_inputs_computes_what_the_merged_weights_do(
+    target: str, exported: Make, adapter: Make, micro_checkpoint: Any
+) -> None:
+    pytest.importorskip({"xnnpack": "executorch", "litert": "litert_torch"}.get(target, target))
+    opened = exported(target, "micro", adapters_as_inputs="4", batch=1)
+    folder = adapter(tensors(0), use_rslora=True)
+    weights = merged(read_adapter(folder), micro_checkpoint, name="merged")
+    model = build_model(weights)
+    heads = replace(GENERATION, alignment_heads=opened.manifest.generation.alignment_heads)
+    expected = outputs(eager_engine(model, heads))
+    base = load_engine(opened, ONE_THREAD)
+    actual = outputs(base.adapted(read_matrices(folder, opened.manifest)))
+    # Float32 in another order. The base differs by far more.
+    np.testing.assert_allclose(actual, expected, atol=2e-4)
+    assert np.abs(outputs(base) - expected).max() > 0.1
+
+
+def test_adapters_are_swapped_in_the_memory_of_one_bundle(bundle: Bundle, adapter: Make) -> None:
+    folders = [adapter(tensors(seed), str(seed)) for seed in (1, 2)]
+    base = Transcriber(bundle, ONE_THREAD)
+    first, second = map(base.adapted, folders)
+    texts = [text_of(each) for each in (base, first, second)]
+    assert len({*texts}) == 3
+    assert [text_of(each) for each in (second, base, first)] == [texts[2], texts[0], texts[1]]
+    runners = [each.engine.step for each in (base, first, second)]
+    assert len({id(runner.inner) for runner in runners if isinstance(runner, AdaptedRunner)}) == 1
+    at_load = Transcriber(bundle, RunOptions(threads=1, adapter=folders[0]))
+    assert text_of(at_load) == texts[1]
+
+
+def text_of(transcriber: Transcriber) -> str:
+    return transcriber.transcribe(AUDIO, language="en", temperature=0.0).text
+
+
+def test_texts_with_several_adapters_are_decoded_at_the_same_time(
+    bundle: Bundle, adapter: Make
+) -> None:
+    base = load_engine(bundle, ONE_THREAD)
+    read = [read_matrices(adapter(tensors(n), str(n)), bundle.manifest) for n in (1, 2)]
+    engines = [base, *map(base.adapted, read)]
+    mel = np.random.default_rng(1).standard_normal((DIMS.n_mels, DIMS.n_frames))
+    features = [engine.encode(mel.astype(np.float32)) for engine in engines]
+    options = DecodeOptions(language="en", max_tokens=8, without_timestamps=True)
+
+    def start(which: int, decoder: Decoder) -> Any:
+        decoder.use(engines[which])
+        return decoding(decoder, features[which], options)
+
+    expected = [
+        decode_window(Decoder(e), f, options).tokens for e, f in zip(engines, features, strict=True)
+    ]
+    assert len({*expected}) == 3
+    executor = BatchExecutor(base, base.batch_size)
+    try:
+        futures = [executor.submit(partial(start, number % 3)) for number in range(12)]
+        decoded = [future.result().tokens for future in futures]
+    finally:
+        executor.shutdown()
+    assert decoded == expected * 4
+
+
+def test_inputs_of_the_wrong_layers_are_not_verified(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert verify(bundle, run=ONE_THREAD)
+    inputs = AdapterMatrices.inputs
+
+    def exchanged(matrices: Any, program: str, *sizes: Any) -> dict[str, Any]:
+        arrays = inputs(matrices, program, *sizes)
+        if program == "align":
+            arrays["lora_a_0"], arrays["lora_a_1"] = arrays["lora_a_1"], arrays["lora_a_0"]
+        return arrays
+
+    monkeypatch.setattr(AdapterMatrices, "inputs", exchanged)
+    report = verify(bundle, run=ONE_THREAD)
+    failed = {
+        (check.program, "adapter" in check.what) for check in report.checks if not check.passed
+    }
+    assert failed == {("align", True)}
+
+
+def test_a_bundle_without_a_reference_for_adapters_is_not_verified(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = replace(Reference.from_arrays(bundle.reference()), adapted=None)
+    monkeypatch.setattr(Reference, "from_arrays", lambda _: without)
+    assert "has none" in " ".join(verify(bundle, run=ONE_THREAD).failures())
+
+
+def test_an_adapter_of_some_layers_leaves_the_others(exported: Make, adapter: Make) -> None:
+    opened = exported("onnxruntime", "micro", adapters_as_inputs="3:q_proj,v_proj", batch=1)
+    only = {name: each for name, each in tensors(4).items() if "q_proj" in name}
+    matrices = read_matrices(adapter(only), opened.manifest)
+    assert {name.rpartition(".")[2] for name in matrices.layers} == {"q_proj", "v_proj"}
+    changed = {name for name, (a, _) in matrices.layers.items() if a.any()}
+    assert changed == {name for name in matrices.layers if name.endswith("q_proj")}
+    with pytest.raises(CheckpointError, match="does not fit") as caught:
+        read_matrices(adapter(tensors(4), "all"), opened.manifest)
+    assert "lora_A.weight is no input of the programs" in caught.value.why
+
+
+WEIGHT = f"base_model.model.{QUERY}.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        ({WEIGHT: torch.full((RANK, 16), torch.nan)}, {}, "has a NaN"),
+        ({WEIGHT: torch.zeros(RANK, 17)}, {}, "found (3, 17)"),
+        ({WEIGHT: None}, {}, "found none"),
+        ({}, {"r": 5}, "rank 5; the programs take up to 4"),
+        (
+            {"base_model.model.proj_out.weight": torch.zeros(70, 16)},
+            {},
+            "proj_out.weight is no input",
+        ),
+        ({f"base_model.model.{QUERY}.lora_B.bias": torch.zeros(16)}, {}, "lora_B.bias is no input"),
+        ({}, {"use_dora": True}, "use_dora"),
+        ({}, {"peft_type": "IA3"}, "IA3"),
+        (
+            {},
+            {"base_model_name_or_path": "openai/whisper-tiny.en"},
+            "trained on tiny.en; this is tiny",
+        ),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_named(
+    change: dict[str, Any], settings: dict[str, Any], message: str, bundle: Bundle, adapter: Make
+) -> None:
+    stored = {name: each for name, each in (tensors(0) | change).items() if each is not None}
+    tiny = replace(bundle.manifest, source={"name": "tiny"})
+    with pytest.raises(CheckpointError) as caught:
+        read_matrices(adapter(stored, **settings), tiny)
+    assert message in f"{caught.value}"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("damage", ["absent", "pickle", "cut", "empty"])
+def test_a_damaged_file_of_an_adapter_is_named(damage: str, bundle: Bundle, adapter: Make) -> None:
+    folder = adapter(tensors(0))
+    file = folder / "adapter_model.safetensors"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage in ("absent", "pickle"):
+        file.rename(folder / ("adapter_model.bin" if damage == "pickle" else "other.safetensors"))
+    with pytest.raises(CheckpointError) as caught:
+        read_matrices(folder, bundle.manifest)
+    assert "adapter" in caught.value.what
+    assert caught.value.hint
+
+
+def test_a_bundle_without_inputs_for_adapters_says_so(exported: Make, adapter: Make) -> None:
+    opened, run = exported("onnxruntime", "micro"), RunOptions(adapter=adapter(tensors(0)))
+    with pytest.raises(UsageError, match="take no adapter"):
+        load_engine(opened, run)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adapters_as_inputs": "0"},
+        {"adapters_as_inputs": "257"},
+        {"adapters_as_inputs": "8:q_proj,conv1"},
+        {"adapters_as_inputs": "8:"},
+        {
+            "adapters_as_inputs": "8",
+            "precisions": {"encoder": "w8a16"},
+            "placement": {"encoder": "qnn"},
+        },
+    ],
+)
+def test_what_takes_no_adapter_is_named_before_the_export(
+    options: dict[str, Any], micro_checkpoint: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError):
+        export(micro_checkpoint, "onnxruntime", tmp_path / "out", ExportOptions(**options))
+
+
+def test_a_rank_and_layers_are_read_from_text() -> None:
+    assert parse_low_rank("16") == LowRank(16)
+    assert parse_low_rank("8:v_proj,q_proj") == LowRank(8, ("q_proj", "v_proj"))
+
+
+def test_a_checkpoint_is_read_with_an_adapter(
+    tiny_checkpoint_folder: Path, tiny_checkpoint: Any, adapter: Make
+) -> None:
+    width = tiny_checkpoint.dims.n_audio_state
+    shapes = {"A": (RANK, width), "B": (width, RANK)}
+    name = "base_model.model.model.encoder.layers.0.self_attn.q_proj.lora_{}.weight"
+    folder = adapter({name.format(side): torch.ones(shape) for side, shape in shapes.items()})
+    read = load_checkpoint(tiny_checkpoint_folder, adapter=folder)
+    changed = "encoder.blocks.0.attn.query.weight"
+    difference = read.weights[changed] - tiny_checkpoint.weights[changed]
+    torch.testing.assert_close(difference, torch.full((width, width), 6.0), atol=1e-2, rtol=0)
+    assert read.source.name.endswith("with mine")
+    other = adapter({}, "other", base_model_name_or_path="openai/whisper-base")
+    settings = read_adapter(other)
+    with pytest.raises(CheckpointError, match="for another base"):
+        settings.check_base("tiny")
