@@ -1,6 +1,10 @@
 """Sizes and token ids of a Whisper model of a few kilobytes; every step takes less than a millisecond."""
 
 import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from whisperport.program.dims import Dims
 from whisperport.program.generation import Generation
@@ -31,6 +35,7 @@ GENERATION = Generation(
     suppressed=(*range(10, 20), 50, 53, 54, 55, 56),
     suppressed_at_start=(3, 49),
 )
+ADAPTER_RANK = 3
 SPECIAL = {
     "<|endoftext|>": 49,
     "<|startoftranscript|>": 50,
@@ -56,3 +61,35 @@ def tokenizer_json() -> bytes:
             "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
         }
     ).encode()
+
+
+def adapter_tensors(seed: int) -> dict[str, np.ndarray]:
+    """A and B of all layers that an adapter may change, under PEFT's names."""
+    from whisperport.program.low_rank import LowRank
+    from whisperport.runtime.engine.adapters import all_layers
+
+    random = np.random.default_rng(seed)
+    shapes = {
+        f"base_model.model.{layer.name}.lora_{side}.weight": shape
+        for layer in all_layers(DIMS, LowRank(ADAPTER_RANK))
+        for side, shape in (
+            ("A", (ADAPTER_RANK, layer.n_inputs)),
+            ("B", (layer.n_outputs, ADAPTER_RANK)),
+        )
+    }
+    return {
+        name: (0.3 * random.standard_normal(shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def write_adapter(folder: Path, tensors: dict[str, np.ndarray], **settings: Any) -> Path:
+    """Write an adapter of PEFT with these settings; return its folder."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": "my base", "r": ADAPTER_RANK}
+    config |= {"lora_alpha": 6, **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder

@@ -18,7 +18,10 @@ def transcriber() -> Transcriber:
 
 @pytest.fixture
 def serving(transcriber: Transcriber) -> Iterator[Callable[..., Any]]:
-    """`serving(**options)`: a client of an application; `client.service` is what is served."""
+    """`serving(**options)`: a client of an application; `client.service` is what is served.
+
+    `serving(of=transcriber, ...)`: of another bundle than the embedded model's.
+    """
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("python_multipart")
     from whisperport.apps.serving.app import create_app
@@ -27,8 +30,8 @@ def serving(transcriber: Transcriber) -> Iterator[Callable[..., Any]]:
 
     made: list[Service] = []
 
-    def make(**options: Any) -> Any:
-        service = Service(transcriber, ServeOptions(**options))
+    def make(of: Transcriber = transcriber, **options: Any) -> Any:
+        service = Service(of, ServeOptions(**options))
         made.append(service)
         client = testclient.TestClient(create_app(service), base_url="http://localhost:8000")
         client.service = service

@@ -2,15 +2,22 @@
 
 import json
 import math
+import wave
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from whisperport.runtime import DecodeOptions
 from whisperport.speech.text import write_srt, write_vtt
-from whisperport.transcription import Transcriber, Transcript
+from whisperport.targets import RunOptions
+from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio
+
+from ...micro import adapter_tensors, write_adapter
 
 URL = "/v1/audio/transcriptions"
 CLIP = shipped_audio()[0].path
@@ -307,6 +314,44 @@ def test_an_alias_is_a_name_of_the_model(serving: Callable[..., Any]) -> None:
         ("a/b", "default"),
     ]
     assert post(client, model="gpt-4o-transcribe").status_code == 200
+
+
+def test_each_adapter_is_a_model_beside_its_base(
+    serving: Callable[..., Any], exported: Callable[..., Any], tmp_path: Path
+) -> None:
+    bundle = exported("onnxruntime", "micro", adapters_as_inputs="4", batch=4)
+    base = Transcriber(bundle, RunOptions(threads=1))
+    folders = {
+        name: write_adapter(tmp_path / name, adapter_tensors(i)) for i, name in enumerate("ab")
+    }
+    client = serving(of=base, model_id="micro", adapters={n: str(f) for n, f in folders.items()})
+    own = {"micro": base, **{f"micro:{name}": base.adapted(f) for name, f in folders.items()}}
+    options: dict[str, Any] = {"language": "en", "temperature": 0.0}
+    with wave.open(str(tmp_path / "clip.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        noise = np.random.default_rng(3).normal(0, 3000, 3200)
+        file.writeframes(noise.astype(np.int16).tobytes())
+    clip = (tmp_path / "clip.wav").read_bytes()
+    texts = {
+        name: each.transcribe(tmp_path / "clip.wav", **options).text for name, each in own.items()
+    }
+
+    answers = [post(client, model=name, file=clip, language="en").json() for name in own]
+    asked = [*own] * 4  # at the same time
+    service, greedy = client.service, TranscribeOptions(decode=DecodeOptions(language="en"))
+    futures = [
+        service.scheduler.transcribe(
+            tmp_path / "clip.wav", greedy, transcriber=service.transcribers[name]
+        )
+        for name in asked
+    ]
+
+    assert len({*texts.values()}) == 3
+    assert [answer["text"] for answer in answers] == [text.strip() for text in texts.values()]
+    assert [future.result(60).text for future in futures] == [texts[name] for name in asked]
+    listed = [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert {*own, "whisper-1"} <= {*listed}
+    assert post(client, model="micro:c", file=clip).status_code == 404
 
 
 @pytest.mark.parametrize("language", ["auto", "AUTO "])

@@ -1,6 +1,5 @@
 """Programs with the matrices of an adapter as inputs: any adapter without another export."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
@@ -26,7 +24,6 @@ from whisperport.runtime.decoding.decode import decoding
 from whisperport.runtime.engine.adapters import (
     AdaptedRunner,
     AdapterMatrices,
-    all_layers,
     read_matrices,
 )
 from whisperport.targets import RunOptions
@@ -36,9 +33,9 @@ from whisperport.verification.eager import eager_engine
 from whisperport.verification.reference import Reference
 
 from ...extent import core_or_all
-from ...micro import DIMS, GENERATION
+from ...micro import ADAPTER_RANK as RANK
+from ...micro import DIMS, GENERATION, adapter_tensors, write_adapter
 
-RANK, LOW_RANK = 3, LowRank(4)
 ONE_THREAD = RunOptions(threads=1)
 TARGETS = core_or_all(["onnxruntime"], ["onnxruntime", "openvino", "xnnpack", "litert"])
 AUDIO = (0.1 * np.random.default_rng(3).standard_normal(3200)).astype(np.float32)
@@ -53,29 +50,12 @@ def bundle(exported: Make) -> Bundle:
     return opened
 
 
-def tensors(seed: int) -> dict[str, torch.Tensor]:
-    """A and B of all layers, under PEFT's names."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {
-        f"base_model.model.{layer.name}.lora_{side}.weight": shape
-        for layer in all_layers(DIMS, LOW_RANK)
-        for side, shape in (("A", (RANK, layer.n_inputs)), ("B", (layer.n_outputs, RANK)))
-    }
-    return {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
 @pytest.fixture
 def adapter(tmp_path: Path) -> Make:
     """`adapter(tensors, key=value)`: the folder of an adapter with these settings."""
 
-    def write(stored: dict[str, torch.Tensor], name: str = "mine", **settings: Any) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        config = {"peft_type": "LORA", "base_model_name_or_path": "", "r": RANK, "lora_alpha": 6}
-        config |= {"base_model_name_or_path": "my base"} | settings
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-        save_file(stored, folder / "adapter_model.safetensors")
-        return folder
+    def write(stored: dict[str, np.ndarray], name: str = "mine", **settings: Any) -> Path:
+        return write_adapter(tmp_path / name, stored, **settings)
 
     return write
 
@@ -98,7 +78,7 @@ def test_an_adapter_as_inputs_computes_what_the_merged_weights_do(
 ) -> None:
     pytest.importorskip({"xnnpack": "executorch", "litert": "litert_torch"}.get(target, target))
     opened = exported(target, "micro", adapters_as_inputs="4", batch=1)
-    folder = adapter(tensors(0), use_rslora=True)
+    folder = adapter(adapter_tensors(0), use_rslora=True)
     weights = merged(read_adapter(folder), micro_checkpoint, name="merged")
     model = build_model(weights)
     heads = replace(GENERATION, alignment_heads=opened.manifest.generation.alignment_heads)
@@ -111,7 +91,7 @@ def test_an_adapter_as_inputs_computes_what_the_merged_weights_do(
 
 
 def test_adapters_are_swapped_in_the_memory_of_one_bundle(bundle: Bundle, adapter: Make) -> None:
-    folders = [adapter(tensors(seed), str(seed)) for seed in (1, 2)]
+    folders = [adapter(adapter_tensors(seed), str(seed)) for seed in (1, 2)]
     base = Transcriber(bundle, ONE_THREAD)
     first, second = map(base.adapted, folders)
     texts = [text_of(each) for each in (base, first, second)]
@@ -131,7 +111,7 @@ def test_texts_with_several_adapters_are_decoded_at_the_same_time(
     bundle: Bundle, adapter: Make
 ) -> None:
     base = load_engine(bundle, ONE_THREAD)
-    read = [read_matrices(adapter(tensors(n), str(n)), bundle.manifest) for n in (1, 2)]
+    read = [read_matrices(adapter(adapter_tensors(n), str(n)), bundle.manifest) for n in (1, 2)]
     engines = [base, *map(base.adapted, read)]
     mel = np.random.default_rng(1).standard_normal((DIMS.n_mels, DIMS.n_frames))
     features = [engine.encode(mel.astype(np.float32)) for engine in engines]
@@ -184,32 +164,37 @@ def test_a_bundle_without_a_reference_for_adapters_is_not_verified(
 
 def test_an_adapter_of_some_layers_leaves_the_others(exported: Make, adapter: Make) -> None:
     opened = exported("onnxruntime", "micro", adapters_as_inputs="3:q_proj,v_proj", batch=1)
-    only = {name: each for name, each in tensors(4).items() if "q_proj" in name}
+    only = {name: each for name, each in adapter_tensors(4).items() if "q_proj" in name}
     matrices = read_matrices(adapter(only), opened.manifest)
     assert {name.rpartition(".")[2] for name in matrices.layers} == {"q_proj", "v_proj"}
     changed = {name for name, (a, _) in matrices.layers.items() if a.any()}
     assert changed == {name for name in matrices.layers if name.endswith("q_proj")}
     with pytest.raises(CheckpointError, match="does not fit") as caught:
-        read_matrices(adapter(tensors(4), "all"), opened.manifest)
+        read_matrices(adapter(adapter_tensors(4), "all"), opened.manifest)
     assert "lora_A.weight is no input of the programs" in caught.value.why
 
 
+BIAS = np.zeros(16, np.float32)
 WEIGHT = f"base_model.model.{QUERY}.lora_A.weight"
 
 
 @pytest.mark.parametrize(
     ("change", "settings", "message"),
     [
-        ({WEIGHT: torch.full((RANK, 16), torch.nan)}, {}, "has a NaN"),
-        ({WEIGHT: torch.zeros(RANK, 17)}, {}, "found (3, 17)"),
+        ({WEIGHT: np.full((RANK, 16), np.nan, np.float32)}, {}, "has a NaN"),
+        ({WEIGHT: np.zeros((RANK, 17), np.float32)}, {}, "found (3, 17)"),
         ({WEIGHT: None}, {}, "found none"),
         ({}, {"r": 5}, "rank 5; the programs take up to 4"),
         (
-            {"base_model.model.proj_out.weight": torch.zeros(70, 16)},
+            {"base_model.model.proj_out.weight": np.zeros((70, 16), np.float32)},
             {},
             "proj_out.weight is no input",
         ),
-        ({f"base_model.model.{QUERY}.lora_B.bias": torch.zeros(16)}, {}, "lora_B.bias is no input"),
+        (
+            {f"base_model.model.{QUERY}.lora_B.bias": np.zeros(16, np.float32)},
+            {},
+            "lora_B.bias is no input",
+        ),
         ({}, {"use_dora": True}, "use_dora"),
         ({}, {"peft_type": "IA3"}, "IA3"),
         (
@@ -222,7 +207,9 @@ WEIGHT = f"base_model.model.{QUERY}.lora_A.weight"
 def test_an_adapter_that_does_not_fit_is_named(
     change: dict[str, Any], settings: dict[str, Any], message: str, bundle: Bundle, adapter: Make
 ) -> None:
-    stored = {name: each for name, each in (tensors(0) | change).items() if each is not None}
+    stored = {
+        name: each for name, each in (adapter_tensors(0) | change).items() if each is not None
+    }
     tiny = replace(bundle.manifest, source={"name": "tiny"})
     with pytest.raises(CheckpointError) as caught:
         read_matrices(adapter(stored, **settings), tiny)
@@ -232,7 +219,7 @@ def test_an_adapter_that_does_not_fit_is_named(
 
 @pytest.mark.parametrize("damage", ["absent", "pickle", "cut", "empty"])
 def test_a_damaged_file_of_an_adapter_is_named(damage: str, bundle: Bundle, adapter: Make) -> None:
-    folder = adapter(tensors(0))
+    folder = adapter(adapter_tensors(0))
     file = folder / "adapter_model.safetensors"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-100])
@@ -247,7 +234,7 @@ def test_a_damaged_file_of_an_adapter_is_named(damage: str, bundle: Bundle, adap
 
 
 def test_a_bundle_without_inputs_for_adapters_says_so(exported: Make, adapter: Make) -> None:
-    opened, run = exported("onnxruntime", "micro"), RunOptions(adapter=adapter(tensors(0)))
+    opened, run = exported("onnxruntime", "micro"), RunOptions(adapter=adapter(adapter_tensors(0)))
     with pytest.raises(UsageError, match="take no adapter"):
         load_engine(opened, run)
 
@@ -284,7 +271,9 @@ def test_a_checkpoint_is_read_with_an_adapter(
     width = tiny_checkpoint.dims.n_audio_state
     shapes = {"A": (RANK, width), "B": (width, RANK)}
     name = "base_model.model.model.encoder.layers.0.self_attn.q_proj.lora_{}.weight"
-    folder = adapter({name.format(side): torch.ones(shape) for side, shape in shapes.items()})
+    folder = adapter(
+        {name.format(side): np.ones(shape, np.float32) for side, shape in shapes.items()}
+    )
     read = load_checkpoint(tiny_checkpoint_folder, adapter=folder)
     changed = "encoder.blocks.0.attn.query.weight"
     difference = read.weights[changed] - tiny_checkpoint.weights[changed]

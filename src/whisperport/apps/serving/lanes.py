@@ -112,7 +112,7 @@ class Lanes:
         self,
         start: Callable[[Decoder], Steps[T]],
         urgency: Urgency,
-        engine: Engine,
+        engine: Engine | None = None,
         *,
         yields_s: float = 0.0,
     ) -> Future[T]:
@@ -122,15 +122,16 @@ class Lanes:
             start: called on a decoder's thread with the decoder to use; returns the decoding. It should not
                 read audio or wait.
             urgency: a live decoding may begin while all rows of the batch are in use.
-            engine: the decoder's, with the adapter that the client asks for.
+            engine: with the adapter that the client asks for; None: without one.
             yields_s: decodings that are submitted within so many seconds after it may begin before it.
 
         Returns:
             The future result. `cancel` ends the decoding at its next step, also after it began.
         """
         result: Future[T] = Future()
+        begin = partial(_with_engine, start, engine or self.transcriber.engine)
         inner = self._decoders.submit(
-            partial(cancellable, partial(_with_engine, start, engine), result.cancelled),
+            partial(cancellable, begin, result.cancelled),
             due=urgency.due() + yields_s,
             urgent=urgency is Urgency.LIVE,
         )

@@ -112,9 +112,10 @@ class Service:
             "backend": ", ".join(sorted(targets)),
         }
         self.transcribers = dict.fromkeys(self.model_ids, transcriber)
-        for own, folder in options.adapters.items():
-            adapted = transcriber.adapted(folder)
-            self.transcribers |= {f"{model}:{own}": adapted for model in self.model_ids}
+        self.transcribers |= {
+            f"{self.model_ids[0]}:{own}": transcriber.adapted(folder)
+            for own, folder in options.adapters.items()
+        }
         self.model_ids = tuple(self.transcribers)
         self.created = int(bundle.folder.stat().st_mtime)
         self.metrics = Metrics()

@@ -24,12 +24,12 @@ class AdaptedLinear(nn.Module):
         self.layer, self._matrices = layer, (a, b)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer's output for x (..., in), and add the product."""
+        """Return the layer's output for x (..., in) plus x·A·B."""
         a, b = self._matrices
         rows = x if x.dim() == 3 else x[None]
-        product = torch.bmm(torch.bmm(rows, a), b)
+        added = torch.bmm(torch.bmm(rows, a), b)
         output = cast(Tensor, self.layer(x))
-        return output + (product if x.dim() == 3 else product[0])
+        return output + (added if x.dim() == 3 else added[0])
 
 
 class Adaptable(nn.Module):
