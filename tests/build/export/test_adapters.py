@@ -77,7 +77,7 @@ def test_an_adapter_as_inputs_computes_what_the_merged_weights_do(
     target: str, exported: Make, adapter: Make, micro_checkpoint: Any
 ) -> None:
     pytest.importorskip({"xnnpack": "executorch", "litert": "litert_torch"}.get(target, target))
-    opened = exported(target, "micro", adapters_as_inputs="4", batch=1)
+    opened = exported(target, "micro", adapters_as_inputs="4", batch=4)
     folder = adapter(adapter_tensors(0), use_rslora=True)
     weights = merged(read_adapter(folder), micro_checkpoint, name="merged")
     model = build_model(weights)
@@ -162,8 +162,9 @@ def test_a_bundle_without_a_reference_for_adapters_is_not_verified(
     assert "has none" in " ".join(verify(bundle, run=ONE_THREAD).failures())
 
 
-def test_an_adapter_of_some_layers_leaves_the_others(exported: Make, adapter: Make) -> None:
-    opened = exported("onnxruntime", "micro", adapters_as_inputs="3:q_proj,v_proj", batch=1)
+def test_an_adapter_of_some_layers_leaves_the_others(bundle: Bundle, adapter: Make) -> None:
+    taken = parse_low_rank("3:q_proj,v_proj")
+    opened = replace(bundle, manifest=replace(bundle.manifest, adapters=taken))
     only = {name: each for name, each in adapter_tensors(4).items() if "q_proj" in name}
     matrices = read_matrices(adapter(only), opened.manifest)
     assert {name.rpartition(".")[2] for name in matrices.layers} == {"q_proj", "v_proj"}
