@@ -212,6 +212,7 @@ class AdaptedRunner(Runner):
     """A program with the matrices of an adapter as its last inputs, run as one without them."""
 
     def __init__(self, inner: Runner, dims: Dims, low_rank: LowRank, adapter: AdapterMatrices):
+        inner.check_process()  # `_run` does not
         super().__init__(without_adapter(inner.spec), inner.run_lock)
         self.inner, self._dims, self._low_rank = inner, dims, low_rank
         self.free_axes, self.writes_in_place = inner.free_axes, inner.writes_in_place
