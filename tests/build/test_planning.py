@@ -28,7 +28,7 @@ from whisperport.model.trace.whisper import Parts
 from whisperport.program.dims import published_dims
 from whisperport.targets import TARGETS
 
-from ..published_dims import TURBO
+from ..micro import TURBO
 
 (TARGET,) = [target for target in TARGETS if target.machines]
 MACHINES = {machine.name: machine for machine in TARGET.machines}

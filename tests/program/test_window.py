@@ -26,7 +26,7 @@ from whisperport.program.window import (
     WindowOptions,
 )
 
-from ..published_dims import whisper_dims
+from ..micro import whisper_dims
 
 # Windows that users ask for, checked against the checkpoint's sizes.
 

@@ -39,7 +39,7 @@ from whisperport.verification.eager import EagerRunner
 from whisperport.verification.reference import Reference, ReferenceClip
 
 from ...extent import EVERYTHING
-from ...published_dims import whisper_dims
+from ...micro import whisper_dims
 from ...shared_exports import SharedExports
 
 ONE_THREAD = RunOptions(threads=1)

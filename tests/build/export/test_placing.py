@@ -33,8 +33,7 @@ from whisperport.targets.preflight import (
 from whisperport.verification.reference import Reference, ReferenceClip, reference_mel
 
 from ...embedded import default_bundle
-from ...micro import DIMS, GENERATION
-from ...published_dims import whisper_dims
+from ...micro import DIMS, GENERATION, whisper_dims
 
 # Which target, precision and options each program gets.
 

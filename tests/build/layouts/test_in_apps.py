@@ -20,8 +20,8 @@ from whisperport.build.layouts.environments import command_of
 from whisperport.program.dims import Dims
 
 pytest.importorskip("torch")
+from tests.micro import whisper_dims
 from tests.outlier_checkpoints import NAMES, outlier_checkpoint
-from tests.published_dims import whisper_dims
 
 from whisperport.build.layouts.client import run_client
 from whisperport.build.layouts.verifying import verify_layout

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.extent import EVERYTHING
-from tests.micro import DIMS, GENERATION, SPECIAL
-from tests.published_dims import TURBO
+from tests.micro import DIMS, GENERATION, SPECIAL, TURBO
 
 from whisperport.build.layouts import layout_of
 

@@ -30,7 +30,7 @@ from whisperport.model.checkpoint.tensor_check import expected_shapes
 from whisperport.system.locking import lock_path
 from whisperport.system.progress import reporting
 
-from ...published_dims import whisper_dims
+from ...micro import whisper_dims
 
 
 class Server(ThreadingHTTPServer):

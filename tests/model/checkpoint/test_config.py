@@ -14,7 +14,7 @@ from whisperport.model.checkpoint.huggingface import read_config
 from whisperport.program.dims import Dims
 from whisperport.speech.text.vocabulary import openai_generation, openai_tokenizer
 
-from ...published_dims import whisper_dims
+from ...micro import whisper_dims
 
 # config.json: the values that are read and those that are rejected.
 

@@ -17,7 +17,7 @@ from whisperport.model.network.short_window import PaddedCrossKV
 from whisperport.model.network.whisper import build_model
 from whisperport.program.window import PADDINGS, Window
 
-from ...published_dims import whisper_dims
+from ...micro import whisper_dims
 
 # Short windows in torch: each padding against its definition, written down in numpy.
 

@@ -26,7 +26,7 @@ from whisperport.program.placement import Placement
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.system import atomic
 
-from ...published_dims import whisper_dims
+from ...micro import whisper_dims
 
 DIMS = replace(whisper_dims(8, 2, heads=2), n_mels=4, n_audio_ctx=6, n_text_ctx=5, n_vocab=11)
 

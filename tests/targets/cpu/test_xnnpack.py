@@ -38,7 +38,7 @@ from whisperport.targets.cpu.xnnpack.lowering import (
 from whisperport.targets.cpu.xnnpack.target import FILE
 
 from ...extent import EVERYTHING
-from ...published_dims import whisper_dims
+from ...micro import whisper_dims
 
 XNNPACK = get_target("xnnpack")
 

@@ -16,7 +16,7 @@ from whisperport.model.trace.whisper import Parts
 from whisperport.program.dims import Dims
 from whisperport.targets.vendors.aws_neuron import lowering
 
-from ....published_dims import whisper_dims
+from ....micro import whisper_dims
 
 SIZES = {"n_mels": 4, "n_audio_ctx": 6, "n_text_ctx": 8, "n_vocab": 11, "n_audio_ffn": 32}
 DIMS = replace(whisper_dims(16, 2, heads=2), **SIZES, n_text_ffn=32)

@@ -27,7 +27,7 @@ from whisperport.targets.vendors.aws_neuron import flags, neuron_modules, stages
 from whisperport.targets.vendors.aws_neuron.compiler import NeuronCompiler, check_traced
 
 from ....extent import EVERYTHING, core_or_all
-from ....published_dims import TURBO
+from ....micro import TURBO
 from . import micro_modules
 
 HERE = Path(__file__).parent

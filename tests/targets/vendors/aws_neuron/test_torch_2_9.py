@@ -30,7 +30,7 @@ from whisperport.targets.vendors.aws_neuron import neuron_fused, neuron_modules
 from whisperport.targets.vendors.aws_neuron.flags import CompileOptions
 
 from ....extent import EVERYTHING
-from ....published_dims import whisper_dims
+from ....micro import whisper_dims
 from . import micro_modules
 from .hlo.read_hlo import MODULE
 from .hlo.traced_hlo import CHECKS, failures, read

@@ -22,7 +22,7 @@ from whisperport.targets.vendors.hailo.model_script import (
     samples_needed,
 )
 
-from ....published_dims import whisper_dims
+from ....micro import whisper_dims
 from .fake_sdk import FakeSdk
 from .hef_file import encoder_hef, hef_bytes
 

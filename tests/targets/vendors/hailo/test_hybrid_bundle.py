@@ -28,7 +28,7 @@ from whisperport.verification.reference import Reference
 
 from ....embedded import default_bundle
 from ....extent import core_or_all
-from ....published_dims import whisper_dims
+from ....micro import whisper_dims
 
 CLIPS = core_or_all({"clips": shipped_clips(1)}, {})
 EMULATED = RunOptions(threads=1, options={"hailo8.emulate": "on"})

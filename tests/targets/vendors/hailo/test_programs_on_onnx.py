@@ -36,7 +36,7 @@ from whisperport.verification import LOWERED, compare, compare_output
 from whisperport.verification.equality import eager_arrays
 
 from ....extent import EVERYTHING, core_or_all
-from ....published_dims import whisper_dims
+from ....micro import whisper_dims
 from ....third_party_decoder import POSITIONS, TOKENS, VOCABULARY, WIDTH, third_party_decoder
 
 # The files for Hailo's compiler are valid ONNX, within its limits, and equal to torch. No chip is used.

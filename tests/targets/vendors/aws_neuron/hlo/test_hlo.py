@@ -20,7 +20,7 @@ from whisperport.program.dims import Dims
 from whisperport.targets.vendors.aws_neuron import neuron_modules
 
 from .....extent import EVERYTHING, core_or_all
-from .....published_dims import TURBO
+from .....micro import TURBO
 from .. import micro_modules
 from .hlo_of_torch import Lowered, lower
 from .read_hlo import MODULE, UNBOUNDED, Hlo, read_hlo

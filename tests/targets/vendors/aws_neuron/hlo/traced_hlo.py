@@ -19,7 +19,7 @@ from whisperport.program.dims import Dims
 from whisperport.program.spec import Limit
 from whisperport.targets.vendors.aws_neuron import lowering, neuron_modules
 
-from .....published_dims import TURBO
+from .....micro import TURBO
 from .. import micro_modules
 from .read_hlo import Hlo, read_hlo
 
