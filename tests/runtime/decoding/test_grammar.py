@@ -17,7 +17,9 @@ from whisperport.runtime import DecodeOptions, Decoder
 from whisperport.runtime.decoding.decode import decoding
 from whisperport.runtime.decoding.gbnf import checked_rules, read_grammar
 from whisperport.runtime.decoding.grammar import Grammar, Spellings, compiled_grammar
+from whisperport.runtime.decoding.rules import Rules
 from whisperport.runtime.decoding.search import IMPOSSIBLE
+from whisperport.runtime.engine.scores import Scores
 from whisperport.speech.text import Match
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
@@ -252,6 +254,24 @@ def test_a_sentence_that_the_limit_of_tokens_cuts_off_is_no_match(transcriber: T
     assert transcript.text == ""
     (match,) = {segment.match for segment in transcript.segments}
     assert match == Match(False, IMPOSSIBLE)
+
+
+def test_between_sentences_no_language_begins_a_text_outside_of_the_grammar(
+    transcriber: Transcriber,
+) -> None:
+    engine = transcriber.engine
+    generation = engine.generation
+    begin, (language, *_) = generation.timestamp_begin, generation.languages.values()
+    grammar = compiled_grammar(transcriber.tokenizer, COMMANDS, frozenset())
+    row = np.zeros(engine.dims.n_vocab, np.float32)
+    row[language] = 20
+
+    for grammar_of, expected in ((None, language), (grammar, generation.end_of_text)):
+        scores = Scores(row.copy())
+        Rules(generation, timestamps=True, suppressed=()).apply(
+            scores, [begin, 708, begin + 1500], grammar_of
+        )
+        assert scores.logits.argmax() == expected
 
 
 def test_sentences_are_chosen_by_exact_logits(transcriber: Transcriber) -> None:
