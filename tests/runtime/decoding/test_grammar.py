@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import whisperport
 from whisperport.errors import UsageError
+from whisperport.program.generation import Generation
 from whisperport.runtime import DecodeOptions, Decoder
 from whisperport.runtime.decoding.decode import decoding
 from whisperport.runtime.decoding.gbnf import checked_rules, read_grammar
 from whisperport.runtime.decoding.grammar import Grammar, Spellings, compiled_grammar
 from whisperport.runtime.decoding.rules import Rules
-from whisperport.runtime.decoding.search import IMPOSSIBLE
+from whisperport.runtime.decoding.search import IMPOSSIBLE, Candidate, Sentences
 from whisperport.runtime.engine.scores import Scores
 from whisperport.speech.text import Match
 from whisperport.transcription import Transcriber
@@ -248,12 +249,19 @@ def test_without_a_threshold_all_speech_becomes_a_sentence_of_the_grammar(
     assert all(PATTERN.fullmatch(text) for text in texts)
 
 
-def test_a_sentence_that_the_limit_of_tokens_cuts_off_is_no_match(transcriber: Transcriber) -> None:
-    transcript = transcriber.transcribe(CLIPS["05"].path, grammar=COMMANDS, max_tokens=4)
+@pytest.mark.parametrize("grammar", [COMMANDS, 'root ::= "Turn on the heater" [a-z ]{99} "!"'])
+@pytest.mark.parametrize("beams", [None, 2])
+def test_a_sentence_that_the_limit_of_tokens_cuts_off_is_no_match(
+    transcriber: Transcriber, grammar: str, beams: int | None
+) -> None:
+    n_tokens = 4 if grammar == COMMANDS else 16  # that of the speech is complete
+
+    transcript = transcriber.transcribe(
+        CLIPS["05"].path, grammar=grammar, max_tokens=n_tokens, beam_size=beams
+    )
 
     assert transcript.text == ""
-    (match,) = {segment.match for segment in transcript.segments}
-    assert match == Match(False, IMPOSSIBLE)
+    assert {segment.match for segment in transcript.segments} == {Match(False, IMPOSSIBLE)}
 
 
 def test_between_sentences_no_language_begins_a_text_outside_of_the_grammar(
@@ -286,6 +294,57 @@ def test_sentences_are_chosen_by_exact_logits(transcriber: Transcriber) -> None:
         requested = steps.send(list(scored))
         assert all(step.exact for step in requested if step.scored)
         scored = decoder.step_all(requested)
+
+
+def written(
+    generation: Generation, grammar: Grammar, tokens: np.ndarray, rng: np.random.Generator
+) -> tuple[Candidate, bool]:
+    """What a model of random logits writes with a grammar, and whether it has timestamps."""
+    timestamps, limit, width = rng.random() < 0.7, rng.integers(2, 30), rng.integers(1, 4)
+    search = Sentences(generation, width, rng.choice([0, 3, 500]), timestamps=timestamps)
+    rules = Rules(generation, timestamps=timestamps, suppressed=())
+    candidates, scores = [Candidate()], [Scores(np.empty(0, np.float32))]
+    while True:
+        for i, candidate in enumerate(candidates):
+            if not candidate.waits:
+                row = np.full(generation.timestamp_begin + 1501, -30, np.float32)
+                row[tokens] = rng.normal(0, 4, tokens.size)
+                scores[i] = Scores(row)
+                rules.apply(scores[i], candidate.tokens, None if candidate.is_free else grammar)
+        candidates, sources, is_finished = search.advance(candidates, scores)
+        scores = [scores[i] for i in sources]
+        if is_finished or max(len(candidate.tokens) for candidate in candidates) >= limit:
+            (best,) = search.finish(candidates)
+            return best, timestamps
+
+
+def test_whatever_the_model_writes_each_segment_is_a_sentence_or_refused(
+    transcriber: Transcriber,
+) -> None:
+    tokenizer = transcriber.tokenizer
+    generation = tokenizer.generation
+    begin, end, refused = generation.timestamp_begin, generation.end_of_text, set[bool]()
+    sentences = {"Go.", "Go on.", "Go on and on."}
+    grammar = compiled_grammar(tokenizer, 'root ::= "Go" (" on" (" and on")?)? "."', frozenset())
+    assert grammar is not None
+    words = [token for text in (" Go on and.", "Go no") for token in tokenizer.encode(text)]
+    tokens = np.unique([*words, end, *range(begin, begin + 40, 8), generation.languages["en"]])
+
+    for seed in range(100):
+        best, timestamps = written(generation, grammar, tokens, np.random.default_rng(seed))
+        start = 0
+        verdicts = {verdict.end: verdict for verdict in best.verdicts}
+        for stop in range(1, len(best.tokens) + 1):
+            part = best.tokens[start:stop]
+            text = tokenizer.decode(part)
+            if stop < len(best.tokens) and not (timestamps and part[-1] >= begin and text):
+                continue
+            start = stop
+            assert not text or stop in verdicts, (seed, best)
+            if text and verdicts[stop].matched:
+                assert text.strip() in sentences, (seed, best)
+            refused |= {not verdicts[stop].matched} if text else set()
+    assert refused == {False, True}
 
 
 def test_a_text_that_no_token_spells_is_named(transcriber: Transcriber) -> None:

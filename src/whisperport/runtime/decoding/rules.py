@@ -108,18 +108,19 @@ class Rules:
             first = begin + int(logits[begin:].argmax())
         logprob = logits.item(first) - (times if times > peak else total)
         scores.free = FreeChoice(first, logprob, max(peak, times), times, begin)
-        allowed = logits[following.tokens]
-        logits[:end] = -np.inf
-        logits[following.tokens] = allowed
-        if not self._timestamps:
-            logits[begin:] = -np.inf
-        if not (following.may_end or is_empty):
-            logits[end:] = -np.inf
-        elif times > logits[:begin].max():
-            logits[:begin] = -np.inf
+        may_end = following.may_end or is_empty
+        allowed, stop = logits[following.tokens], logits.item(end) if may_end else -math.inf
+        best = max(float(allowed.max()) if allowed.size else -math.inf, stop)
+        logits[:begin] = -np.inf
+        if may_end and times > best:
             total = times if times > peak else total
-        if logits.max() == -np.inf:
+        elif best == -math.inf:
+            logits[begin:] = -np.inf
             logits[end] = total - IMPOSSIBLE
+        else:
+            if not (may_end and self._timestamps):
+                logits[begin:] = -np.inf
+            logits[following.tokens], logits[end] = allowed, stop
         scores.forget_sum()
         scores.total = total
 

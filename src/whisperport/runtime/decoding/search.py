@@ -281,10 +281,11 @@ class Sentences:
             elif each.free is None:
                 extended = [self._extended(candidate, each, int(each.logits.argmax()))]
             else:
-                tokens = [
-                    int(i) for i in top(each.raised(), self._width) if each.logits[i] > -np.inf
+                extended = [
+                    self._extended(candidate, each, int(token))
+                    for token in self._best(each.raised())
+                    if each.logits[token] > -np.inf
                 ]
-                extended = [self._extended(candidate, each, token) for token in tokens]
                 if candidate.is_own and self._timestamps:
                     own = self._extended(candidate, each, each.free.token, leaves=True), source
             if candidate.is_free:
@@ -299,11 +300,17 @@ class Sentences:
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
         best = max(candidates, key=lambda candidate: (candidate.is_free, candidate.score))
-        if best.tokens and best.tokens[-1] < self._end:  # the limit of tokens cut the sentence off
-            best = replace(
-                best, verdicts=(*best.verdicts, Verdict(len(best.tokens), False, IMPOSSIBLE))
-            )
+        if best.is_free or (best.tokens and best.tokens[-1] < self._end):
+            best = self._closed(
+                replace(best, gap=IMPOSSIBLE), False
+            )  # the limit of tokens cut it off
+        elif best.waits:
+            best = self._closed(best, best.gap <= self._highest)
         return [_without_end(best, self._end)]
+
+    def _best(self, row: Floats) -> NDArray[np.int64]:
+        """Return the indices of the largest values of (V,)."""
+        return np.array([row.argmax()]) if self._width == 1 else top(row, self._width)
 
     def _decided(
         self, sentences: list[tuple[Candidate, int]], own: tuple[Candidate, int] | None
