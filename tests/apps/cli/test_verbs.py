@@ -432,9 +432,14 @@ def test_a_verdict_says_how_the_programs_were_run(run, bundle):
     assert ran.lines[-1].endswith(f"--bundle {bundle} --run-option {PROVIDER}")
 
 
-def test_the_next_transcription_is_run_the_same_way(run, bundle, wav):
-    ran = run("transcribe", wav, "--bundle", bundle, "--run-option", PROVIDER, "--language", "en")
+def test_the_next_transcription_is_run_the_same_way(run, bundle, wav, tmp_path):
+    phrases = tmp_path / "names.txt"
+    phrases.write_text("Anna")
+    same = ("--run-option", PROVIDER, "--phrases", phrases)
+
+    ran = run("transcribe", wav, "--bundle", bundle, *same, "--language", "en")
 
     assert ran.lines[-1] == (
-        f"next: whisperport transcribe {wav} --bundle {bundle} --run-option {PROVIDER} --output-format srt"
+        f"next: whisperport transcribe {wav} --bundle {bundle} --run-option {PROVIDER} "
+        f"--phrases {phrases} --output-format srt"
     )

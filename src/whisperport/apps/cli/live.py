@@ -232,7 +232,13 @@ def live(
     if not as_json:
         source = [] if audio is None else [audio]
         otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
-        same = run_option_arguments(run_options, trust=trust)
+        same = run_option_arguments(
+            run_options,
+            trust=trust,
+            adapter=adapter,
+            phrases=chosen["phrases_file"],
+            grammar=chosen["grammar_file"],
+        )
         print_next("live", *source, *model_arguments(bundle, model), *same, *otherwise)
 
 

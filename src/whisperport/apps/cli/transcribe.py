@@ -157,7 +157,13 @@ def transcribe(
     print_transcript_of(job, subtitles, output_format, as_json=as_json)
     if not as_json and not feature_files:
         otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
-        same = run_option_arguments(run_options, trust=trust)
+        same = run_option_arguments(
+            run_options,
+            trust=trust,
+            adapter=adapter,
+            phrases=chosen["phrases_file"],
+            grammar=chosen["grammar_file"],
+        )
         print_next("transcribe", *files, *model_arguments(bundle, model), *same, *otherwise)
 
 
