@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from whisperport.build.export.drafting import traced_programs
 from whisperport.build.export.export import export
 from whisperport.build.export.export_options import ExportOptions
+from whisperport.build.export.placing import PlacementRequest, place
 from whisperport.errors import CheckpointError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.adapter import merged
@@ -259,6 +261,18 @@ def test_what_takes_no_adapter_is_named_before_the_export(
 ) -> None:
     with pytest.raises(UsageError):
         export(micro_checkpoint, "onnxruntime", tmp_path / "out", ExportOptions(**options))
+
+
+@pytest.mark.parametrize(("low_rank", "equalized"), [(None, 1), (LowRank(2), 0)])
+def test_an_adapter_finds_the_activations_that_it_was_trained_on(
+    low_rank: LowRank | None, equalized: int, micro: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("whisperport.model.network.equalization.equalize", calls.append)
+    placed = place(PlacementRequest(target="rk3588"), ["encoder"])
+    programs = list(traced_programs(micro, GENERATION, placed, None, low_rank))
+    assert len(programs) == 1
+    assert len(calls) == equalized
 
 
 def test_a_rank_and_layers_are_read_from_text() -> None:

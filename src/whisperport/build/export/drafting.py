@@ -270,7 +270,9 @@ def traced_programs(
         and placement.precision in (("w8",) if name.startswith(PREFILL) else ("fp32", "w8"))
     )
     encoder = placed.placements[ENCODER]
-    if encoder.precision in STATIC or placed.target_of(ENCODER).compiler is not None:
+    compiled = placed.target_of(ENCODER).compiler is not None
+    # An adapter is for the inputs that its layers had when it was trained.
+    if low_rank is None and (encoder.precision in STATIC or compiled):
         equalize(model.encoder)
     parts = Parts(
         model, generation.alignment_heads, uncached, projected, batch_projected, summed, low_rank
