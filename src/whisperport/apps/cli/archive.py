@@ -95,7 +95,6 @@ def archive(
     threads: int | None,
     run_options: tuple[str, ...],
     short_windows: bool | None,
-    adapter: Path | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -114,7 +113,7 @@ def archive(
     """
     options = ArchiveOptions(ray=ray, **field_values(ArchiveOptions, chosen))
     run = run_options_of(
-        threads, run_options, trust=trust, short_windows=short_windows, adapter=adapter
+        threads, run_options, trust=trust, short_windows=short_windows, adapter=chosen["adapter"]
     )
     values = {name: value for name, value in chosen.items() if name != "workers"}
     transcribe = with_speech_chunks(transcribe_options(values, run), chosen)

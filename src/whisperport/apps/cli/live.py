@@ -185,8 +185,6 @@ def live(
     as_json: bool,
     threads: int | None,
     run_options: tuple[str, ...],
-    short_windows: bool | None,
-    adapter: Path | None,
     trust: bool,
     **chosen: Any,
 ) -> None:
@@ -211,8 +209,8 @@ def live(
         threads,
         run_options,
         trust=trust,
-        short_windows=short_windows,
-        adapter=adapter,
+        short_windows=chosen["short_windows"],
+        adapter=chosen["adapter"],
     )
     options = LiveOptions(
         transcribe=transcribe_options(chosen, run), **field_values(LiveOptions, chosen)
@@ -235,7 +233,7 @@ def live(
         same = run_option_arguments(
             run_options,
             trust=trust,
-            adapter=adapter,
+            adapter=chosen["adapter"],
             phrases=chosen["phrases_file"],
             grammar=chosen["grammar_file"],
         )

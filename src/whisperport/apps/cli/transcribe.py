@@ -90,8 +90,6 @@ def transcribe(
     output: Path | None,
     threads: int | None,
     run_options: tuple[str, ...],
-    short_windows: bool | None,
-    adapter: Path | None,
     trust: bool,
     as_json: bool,
     **chosen: Any,
@@ -125,8 +123,8 @@ def transcribe(
             threads,
             run_options,
             trust=trust,
-            short_windows=short_windows,
-            adapter=adapter,
+            short_windows=chosen["short_windows"],
+            adapter=chosen["adapter"],
         ),
     )
     options = with_speech_chunks(options, chosen)
@@ -160,7 +158,7 @@ def transcribe(
         same = run_option_arguments(
             run_options,
             trust=trust,
-            adapter=adapter,
+            adapter=chosen["adapter"],
             phrases=chosen["phrases_file"],
             grammar=chosen["grammar_file"],
         )
