@@ -251,8 +251,10 @@ def _make_tokenizer(random: Random, seeds: Path, folder: Path, outside: str) -> 
 
 
 def _make_safetensors(random: Random, seeds: Path, folder: Path, outside: str) -> None:
-    checkpoint = _copy_checkpoint(seeds, folder)
-    path = checkpoint / "model.safetensors"
+    _change_safetensors(_copy_checkpoint(seeds, folder) / "model.safetensors", random, outside)
+
+
+def _change_safetensors(path: Path, random: Random, outside: str) -> None:
     data = path.read_bytes()
     if random.random() < 0.4:
         path.write_bytes(raw.mutated(data, random))
@@ -335,6 +337,33 @@ def _make_ctranslate2(random: Random, seeds: Path, folder: Path, outside: str) -
     else:
         path = checkpoint / "model.bin"
         path.write_bytes(raw.mutated(path.read_bytes(), random))
+
+
+def _make_adapter(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+    adapter = Path(shutil.copytree(seeds / "adapter", folder / "adapter"))
+    names = [path.name for path in sorted(adapter.iterdir())]
+    if random.random() < 0.1:
+        folders.mutate(adapter, names, random, outside, without=folders.LINKS)
+    elif random.random() < 0.4:
+        path = adapter / "adapter_config.json"
+        path.write_bytes(json_values.mutated(path.read_bytes(), random, outside))
+    else:
+        _change_safetensors(adapter / "adapter_model.safetensors", random, outside)
+
+
+def _read_adapter(folder: Path) -> None:
+    """Read an adapter as a board does, and merge it."""
+    from fuzz.seeds import DIMS, micro_checkpoint
+    from whisperport.errors import CheckpointError
+    from whisperport.model.checkpoint.adapter import merged
+    from whisperport.program.adapter_settings import read_adapter
+    from whisperport.program.low_rank import LowRank
+    from whisperport.runtime.engine.adapters import read_matrices
+
+    try:
+        read_matrices(folder / "adapter", "micro", DIMS, LowRank(4))
+    except CheckpointError:  # the other reader may take it
+        merged(read_adapter(folder / "adapter"), micro_checkpoint(), name="merged")
 
 
 def _make_ggml(random: Random, seeds: Path, folder: Path, outside: str) -> None:
@@ -725,6 +754,7 @@ FORMATS = (
     Format(
         "CTranslate2", "load_checkpoint", ("ctranslate2",), _make_ctranslate2, _load_folder, 1000
     ),
+    Format("adapter", "Transcriber", ("adapter",), _make_adapter, _read_adapter, 1000),
     Format("ggml", "load_checkpoint", ("ggml",), _make_ggml, _load_ggml, 1000),
     Format(".onnx", "check", ("onnx",), _make_onnx, _check, 1500),
     _run_format(".onnx", "onnx", _make_onnx, 500, "onnxruntime"),

@@ -216,6 +216,24 @@ def _pt(folder: Path) -> None:
     torch.save(renamed, folder / "pytorch_model.bin")
 
 
+def _adapter(folder: Path) -> None:
+    """Make an adapter of PEFT for the checkpoint of a few kilobytes."""
+    import torch
+    from safetensors.torch import save_file
+
+    from whisperport.program.low_rank import LowRank
+    from whisperport.runtime.engine.adapters import all_layers
+
+    layers = all_layers(DIMS, LowRank(2))
+    shapes = {f"{e.name}.lora_A.weight": (2, e.n_inputs) for e in layers}
+    shapes |= {f"{e.name}.lora_B.weight": (e.n_outputs, 2) for e in layers}
+    tensors = {f"base_model.model.{n}": torch.full(shape, 0.1) for n, shape in shapes.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "micro", "r": 2, "lora_alpha": 4}
+    settings |= {"rank_pattern": {"fc1": 2}, "alpha_pattern": {"fc1": 4}, "use_rslora": False}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
 def _ctranslate2(folder: Path) -> None:
     from fuzz.conversions import ctranslate2_variables, int8_variables, write_ctranslate2
 
@@ -584,6 +602,7 @@ GROUPS: dict[str, Callable[[Path], None]] = {
     "bundle-xnnpack": lambda folder: _bundle(folder, "xnnpack"),
     "checkpoint": _checkpoint,
     "pt": _pt,
+    "adapter": _adapter,
     "ctranslate2": _ctranslate2,
     "ggml": _ggml,
     "onnx": _onnx,

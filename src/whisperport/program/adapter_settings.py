@@ -107,6 +107,12 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         CheckpointError: it is damaged, or describes another method than LoRA and DoRA.
     """
+    if not is_adapter(folder):
+        raise CheckpointError(
+            f"`{folder}` is no adapter of PEFT",
+            why=f"it has no file {CONFIG}",
+            hint="give the folder that PEFT's `save_pretrained` wrote",
+        )
     config = read_json_object(folder / CONFIG)
     method = config.get("peft_type")
     if method != "LORA":

@@ -28,7 +28,7 @@ from whisperport.runtime import (
 )
 from whisperport.runtime.decoding.decode import check_language
 from whisperport.runtime.decoding.phrases import Phrase
-from whisperport.runtime.engine.adapters import read_matrices
+from whisperport.runtime.engine.adapters import matrices_for
 from whisperport.speech.audio import AudioSource, AudioStream, MelWindows, VadOptions
 from whisperport.speech.audio.mel_windows import can_be_read_twice
 from whisperport.speech.text import Tokenizer
@@ -162,7 +162,7 @@ class Transcriber:
             UsageError: the bundle's programs take none; see `export`'s `adapters_as_inputs`.
             CheckpointError: the adapter is damaged, or does not fit the bundle.
         """
-        matrices = read_matrices(Path(adapter), self.bundle.manifest)
+        matrices = matrices_for(Path(adapter), self.bundle.manifest)
         adapted = copy(self)
         adapted.engine = self.engine.adapted(matrices)
         adapted.idle = IdleDecoders(adapted.engine)

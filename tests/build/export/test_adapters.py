@@ -1,5 +1,6 @@
 """Programs with the matrices of an adapter as inputs: any adapter without another export."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,12 +27,13 @@ from whisperport.runtime.decoding.decode import decoding
 from whisperport.runtime.engine.adapters import (
     AdaptedRunner,
     AdapterMatrices,
-    read_matrices,
+    matrices_for,
 )
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.eager import eager_engine
+from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference
 
 from ...extent import core_or_all
@@ -86,7 +88,7 @@ def test_an_adapter_as_inputs_computes_what_the_merged_weights_do(
     heads = replace(GENERATION, alignment_heads=opened.manifest.generation.alignment_heads)
     expected = outputs(eager_engine(model, heads))
     base = load_engine(opened, ONE_THREAD)
-    actual = outputs(base.adapted(read_matrices(folder, opened.manifest)))
+    actual = outputs(base.adapted(matrices_for(folder, opened.manifest)))
     # Float32 in another order. The base differs by far more.
     np.testing.assert_allclose(actual, expected, atol=2e-4)
     assert np.abs(outputs(base) - expected).max() > 0.1
@@ -113,7 +115,7 @@ def test_texts_with_several_adapters_are_decoded_at_the_same_time(
     bundle: Bundle, adapter: Make
 ) -> None:
     base = load_engine(bundle, ONE_THREAD)
-    read = [read_matrices(adapter(adapter_tensors(n), str(n)), bundle.manifest) for n in (1, 2)]
+    read = [matrices_for(adapter(adapter_tensors(n), str(n)), bundle.manifest) for n in (1, 2)]
     engines = [base, *map(base.adapted, read)]
     mel = np.random.default_rng(1).standard_normal((DIMS.n_mels, DIMS.n_frames))
     features = [engine.encode(mel.astype(np.float32)) for engine in engines]
@@ -156,6 +158,16 @@ def test_inputs_of_the_wrong_layers_are_not_verified(
     assert failed == {("align", True)}
 
 
+def test_samples_for_compilers_have_zeros_for_the_adapter(bundle: Bundle) -> None:
+    session = BundleSession(bundle, ONE_THREAD)
+    mel = np.zeros((DIMS.n_mels, DIMS.n_frames), np.float32)
+    for name in ("encoder", "cross_kv", "step"):
+        spec = bundle.manifest.program(name).spec
+        sample = next(iter(session.inputs(spec, [mel])))
+        assert [array.shape for array in sample] == [tensor.shape for tensor in spec.inputs]
+        assert not any(array.any() for array in sample[-2:])
+
+
 def test_a_bundle_without_a_reference_for_adapters_is_not_verified(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,12 +180,12 @@ def test_an_adapter_of_some_layers_leaves_the_others(bundle: Bundle, adapter: Ma
     taken = parse_low_rank("3:q_proj,v_proj")
     opened = replace(bundle, manifest=replace(bundle.manifest, adapters=taken))
     only = {name: each for name, each in adapter_tensors(4).items() if "q_proj" in name}
-    matrices = read_matrices(adapter(only), opened.manifest)
+    matrices = matrices_for(adapter(only), opened.manifest)
     assert {name.rpartition(".")[2] for name in matrices.layers} == {"q_proj", "v_proj"}
     changed = {name for name, (a, _) in matrices.layers.items() if a.any()}
     assert changed == {name for name in matrices.layers if name.endswith("q_proj")}
     with pytest.raises(CheckpointError, match="does not fit") as caught:
-        read_matrices(adapter(adapter_tensors(4), "all"), opened.manifest)
+        matrices_for(adapter(adapter_tensors(4), "all"), opened.manifest)
     assert "lora_A.weight is no input of the programs" in caught.value.why
 
 
@@ -215,12 +227,12 @@ def test_an_adapter_that_does_not_fit_is_named(
     }
     tiny = replace(bundle.manifest, source={"name": "tiny"})
     with pytest.raises(CheckpointError) as caught:
-        read_matrices(adapter(stored, **settings), tiny)
+        matrices_for(adapter(stored, **settings), tiny)
     assert message in f"{caught.value}"
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("damage", ["absent", "pickle", "cut", "empty"])
+@pytest.mark.parametrize("damage", ["absent", "pickle", "cut", "empty", "pipe"])
 def test_a_damaged_file_of_an_adapter_is_named(damage: str, bundle: Bundle, adapter: Make) -> None:
     folder = adapter(adapter_tensors(0))
     file = folder / "adapter_model.safetensors"
@@ -228,10 +240,13 @@ def test_a_damaged_file_of_an_adapter_is_named(damage: str, bundle: Bundle, adap
         file.write_bytes(file.read_bytes()[:-100])
     elif damage == "empty":
         file.write_bytes(b"")
+    elif damage == "pipe":
+        (folder / "adapter_config.json").unlink()
+        os.mkfifo(folder / "adapter_config.json")
     elif damage in ("absent", "pickle"):
         file.rename(folder / ("adapter_model.bin" if damage == "pickle" else "other.safetensors"))
     with pytest.raises(CheckpointError) as caught:
-        read_matrices(folder, bundle.manifest)
+        matrices_for(folder, bundle.manifest)
     assert "adapter" in caught.value.what
     assert caught.value.hint
 

@@ -100,35 +100,50 @@ def no_adapter(dims: Dims, low_rank: LowRank) -> AdapterMatrices:
     return padded_matrices("", dims, low_rank, lambda _: None)
 
 
-def read_matrices(folder: Path, manifest: Manifest) -> AdapterMatrices:
-    """Read an adapter of PEFT for a bundle whose programs take adapters.
+def matrices_for(folder: Path, manifest: Manifest) -> AdapterMatrices:
+    """Read an adapter of PEFT for a bundle whose programs take adapters; see `read_matrices`.
 
     Raises:
         UsageError: they take none.
-        CheckpointError: the adapter is damaged, was trained on another base, or changes what is no input of
-            the bundle's programs. None of it is ignored.
+        CheckpointError: the adapter is not for this bundle.
     """
-    low_rank = manifest.adapters
-    if low_rank is None:
+    if manifest.adapters is None:
         raise UsageError(
             "the programs of this bundle take no adapter",
             why="it was exported without `--adapters-as-inputs`",
             hint=f"export it with `--adapters-as-inputs`, or {_EXPORT}",
         )
+    base = str(manifest.source.get("name", ""))
+    return read_matrices(folder, base, manifest.dims, manifest.adapters)
+
+
+def read_matrices(folder: Path, base: str, dims: Dims, low_rank: LowRank) -> AdapterMatrices:
+    """Read an adapter of PEFT as inputs of programs.
+
+    Args:
+        folder: the adapter's.
+        base: name of the checkpoint that the programs are of.
+        dims: its sizes.
+        low_rank: the adapters that the programs take.
+
+    Raises:
+        CheckpointError: the adapter is damaged, was trained on another base, or changes what is no input of
+            the bundle's programs. None of it is ignored.
+    """
     settings = read_adapter(folder)
-    settings.check_base(str(manifest.source.get("name", "")))
+    settings.check_base(base)
     if settings.is_dora:
         raise CheckpointError(
             f"the adapter in `{folder}` cannot be an input of programs",
             why="it was trained with `use_dora`, which scales the rows of the merged weights",
             hint=_EXPORT,
         )
-    parts, unknown = _parts(read_arrays(weight_file(folder)), all_layers(manifest.dims, low_rank))
-    faults = [*unknown, *_faults(settings, parts, manifest)]
+    parts, unknown = _parts(read_arrays(weight_file(folder)), all_layers(dims, low_rank))
+    faults = [*unknown, *_faults(settings, parts, dims, low_rank)]
     if faults or not parts:
         more = f", and {len(faults) - MOST_LISTED} more" if len(faults) > MOST_LISTED else ""
         raise CheckpointError(
-            f"the adapter in `{folder}` does not fit the bundle {manifest.name!r}",
+            f"the adapter in `{folder}` does not fit the programs of {base!r}",
             why=", ".join(faults[:MOST_LISTED]) + more or "it has no matrices",
             hint=f"check that it was trained on this base, or {_EXPORT}",
         )
@@ -139,7 +154,7 @@ def read_matrices(folder: Path, manifest: Manifest) -> AdapterMatrices:
         pair = parts[layer.name]
         return pair[A].T, pair[B].T * np.float32(settings.scale(layer.name))
 
-    return padded_matrices(str(folder), manifest.dims, low_rank, known)
+    return padded_matrices(str(folder), dims, low_rank, known)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -186,12 +201,10 @@ def _parts(
 
 
 def _faults(
-    settings: Adapter, parts: Mapping[str, Mapping[str, Array]], manifest: Manifest
+    settings: Adapter, parts: Mapping[str, Mapping[str, Array]], dims: Dims, low_rank: LowRank
 ) -> Iterator[str]:
     """Yield each matrix that is missing, of another shape, of too high a rank, or not finite."""
-    low_rank = manifest.adapters
-    assert low_rank
-    for layer in all_layers(manifest.dims, low_rank):
+    for layer in all_layers(dims, low_rank):
         if layer.name not in parts:
             continue
         rank, pair = settings.rank(layer.name), parts[layer.name]

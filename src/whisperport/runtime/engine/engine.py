@@ -34,8 +34,8 @@ from whisperport.program.window import UNVERIFIED, ShortWindows, Window
 from whisperport.runtime.engine.adapters import (
     AdaptedRunner,
     AdapterMatrices,
+    matrices_for,
     no_adapter,
-    read_matrices,
 )
 from whisperport.runtime.engine.coarse import CoarseProjection
 from whisperport.runtime.engine.finite import check_outputs
@@ -322,7 +322,7 @@ def _with_adapter(
 ) -> dict[str, Runner]:
     """Return the programs with the adapter of the options, or with none."""
     folder, dims, low_rank = options.adapter, manifest.dims, manifest.adapters
-    read = read_matrices(folder, manifest) if folder else None
+    read = matrices_for(folder, manifest) if folder else None
     assert low_rank
     adapter = read or no_adapter(dims, low_rank)
     return {

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
 from whisperport.program.bundle import Bundle
 from whisperport.program.program_kind import ENCODER
 from whisperport.program.runner import Array, Runner
@@ -16,7 +14,7 @@ from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import Engine, load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.recording.audio_files import Floats
-from whisperport.verification.recording.inputs import DecoderInputs, Recorder
+from whisperport.verification.recording.inputs import DecoderInputs, Recorder, without_adapter_of
 from whisperport.verification.reference import Reference
 
 
@@ -101,9 +99,7 @@ class ProgramInputs:
         if kind.positions:
             mel = mel[:, : 2 * kind.positions]
         if kind.name == ENCODER:
-            first, *adapter = self._spec.inputs
-            zeros = [np.zeros(tensor.shape, tensor.dtype) for tensor in adapter]
-            return [[mel.reshape(first.shape), *zeros]]
+            return [without_adapter_of(self._spec, mel.reshape(self._spec.inputs[0].shape))]
         if self._decoding is None:
             recorder = self._session.recorder(self._spec.name)
             self._decoding = DecoderInputs(self._session.engine, recorder)

@@ -80,6 +80,11 @@ class Recorder(Runner):
         ]  # the engine reuses its arrays
 
 
+def without_adapter_of(spec: ProgramSpec, first: Array) -> list[Array]:
+    """Return the inputs of a program of audio: the audio, and zeros for the matrices of an adapter."""
+    return [first, *(np.zeros(tensor.shape, tensor.dtype) for tensor in spec.inputs[1:])]
+
+
 @dataclass(slots=True)
 class DecoderInputs:
     """Runs windows through the engine such that one of its programs is called and recorded."""
@@ -101,7 +106,7 @@ class DecoderInputs:
         """
         kind = self.program.kind
         if kind.name == CROSS_KV:
-            return [[features[None]]]
+            return [without_adapter_of(self.program, features[None])]
         self.recorder.start_window(self.windows)
         decoder = Decoder(self.engine)
         if kind.name == UNCACHED_DECODER:
