@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import final
 
@@ -58,11 +59,6 @@ class AdapterMatrices:
             **{f"{LORA_B}_{i}": b for i, (_, b) in enumerate(pairs)},
         }
 
-    @property
-    def n_bytes(self) -> int:
-        """Memory of the matrices."""
-        return sum(a.nbytes + b.nbytes for a, b in self.layers.values())
-
 
 def all_layers(dims: Dims, low_rank: LowRank) -> tuple[AdaptedLayer, ...]:
     """Return the layers of all programs that an adapter may change."""
@@ -86,13 +82,21 @@ def padded_matrices(
     """
     layers = {}
     for layer in all_layers(dims, low_rank):
-        a = np.zeros((1, layer.n_inputs, low_rank.rank), np.float32)
-        b = np.zeros((1, low_rank.rank, layer.n_outputs), np.float32)
-        if (pair := known(layer)) is not None:
-            rank = len(pair[1])
-            a[0, :, :rank], b[0, :rank] = pair
+        shapes = (1, layer.n_inputs, low_rank.rank), (1, low_rank.rank, layer.n_outputs)
+        if (pair := known(layer)) is None:
+            layers[layer.name] = _zeros(shapes[0]), _zeros(shapes[1])
+            continue
+        a, b = (np.zeros(shape, np.float32) for shape in shapes)
+        rank = len(pair[1])
+        a[0, :, :rank], b[0, :rank] = pair
         layers[layer.name] = a, b
     return AdapterMatrices(name, layers)
+
+
+@lru_cache(64)
+def _zeros(shape: tuple[int, ...]) -> Floats:
+    """Return zeros that all adapters share: nobody writes to them."""
+    return np.zeros(shape, np.float32)
 
 
 def no_adapter(dims: Dims, low_rank: LowRank) -> AdapterMatrices:
