@@ -32,6 +32,7 @@ from whisperport.program.program_kind import CROSS_KV, ENCODER, STEP, kind_of
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.untrusted import shorten
 from whisperport.runtime.engine.scores import Floats
+from whisperport.system.memory import Memory, room
 
 MOST_LISTED = 4  # faults in a message
 _EXPORT = "merge it: `whisperport export BASE --adapter FOLDER`"
@@ -80,16 +81,21 @@ def padded_matrices(
         low_rank: what the bundle's programs take.
         known: A (in, r) and B (r, out) of a layer, r up to `low_rank.rank`; None: the layer is not adapted.
     """
-    layers = {}
-    for layer in all_layers(dims, low_rank):
-        shapes = (1, layer.n_inputs, low_rank.rank), (1, low_rank.rank, layer.n_outputs)
-        if (pair := known(layer)) is None:
-            layers[layer.name] = _zeros(shapes[0]), _zeros(shapes[1])
+    every, rank = all_layers(dims, low_rank), low_rank.rank
+    shapes = {e.name: ((1, e.n_inputs, rank), (1, rank, e.n_outputs)) for e in every}
+    pairs = {each.name: pair for each in every if (pair := known(each)) is not None}
+    # One block: many small arrays, made while a file is read, would leave gaps.
+    memory = Memory(sum(room(shape) for layer in pairs for shape in shapes[layer]))
+    layers: dict[str, tuple[Floats, Floats]] = {}
+    for layer, both in shapes.items():
+        if layer not in pairs:
+            layers[layer] = _zeros(both[0]), _zeros(both[1])
             continue
-        a, b = (np.zeros(shape, np.float32) for shape in shapes)
-        rank = len(pair[1])
-        a[0, :, :rank], b[0, :rank] = pair
-        layers[layer.name] = a, b
+        a, b = map(memory.array, both)
+        a[...], b[...] = 0, 0
+        own = len(pairs[layer][1])
+        a[0, :, :own], b[0, :own] = pairs[layer]
+        layers[layer] = a, b
     return AdapterMatrices(name, layers)
 
 
