@@ -31,8 +31,10 @@ from whisperport.runtime.engine.adapters import (
 )
 from whisperport.targets import RunOptions
 from whisperport.transcription import Transcriber
+from whisperport.verification.adapter_check import adapter_checks
 from whisperport.verification.bundle_check import verify
 from whisperport.verification.eager import eager_engine
+from whisperport.verification.precision import precisions
 from whisperport.verification.recording import BundleSession
 from whisperport.verification.reference import Reference
 
@@ -156,6 +158,32 @@ def test_inputs_of_the_wrong_layers_are_not_verified(
         (check.program, "adapter" in check.what) for check in report.checks if not check.passed
     }
     assert failed == {("align", True)}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8"])
+def test_a_program_that_ignores_its_matrices_is_not_verified(
+    precision: str, exported: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"adapters_as_inputs": "4", "batch": 4}
+    if precision != "fp32":  # whose words decide, and this model has none
+        options |= {"precision": precision, "allow_unverified": True}
+    opened = exported("onnxruntime", "micro", **options)
+    engine, reference = load_engine(opened, ONE_THREAD), Reference.from_arrays(opened.reference())
+    taken, inputs = opened.manifest.adapters, AdapterMatrices.inputs
+    assert taken
+
+    def passes(ignoring: str) -> bool:
+        def ignored(matrices: Any, program: str, *sizes: Any) -> dict[str, Any]:
+            arrays = inputs(matrices, program, *sizes)
+            return {k: 0 * each for k, each in arrays.items()} if program == ignoring else arrays
+
+        monkeypatch.setattr(AdapterMatrices, "inputs", ignored)
+        checks = adapter_checks(engine, taken, reference, precisions(opened, ONE_THREAD))
+        return all(check.passed for check in checks)
+
+    assert passes("")
+    for entry in opened.manifest.programs:
+        assert not passes(entry.spec.name), entry.spec.name
 
 
 def test_samples_for_compilers_have_zeros_for_the_adapter(bundle: Bundle) -> None:
