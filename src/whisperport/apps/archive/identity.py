@@ -3,6 +3,8 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from whisperport.apps.archive.job import Job
 from whisperport.program.adapter_settings import CONFIG, weight_file
@@ -45,8 +47,13 @@ def options_sha256(options: TranscribeOptions) -> str:
     del values["workers"], values["run"]["threads"], values["run"]["trust"]
     if adapter := values["run"].pop("adapter"):
         files = (adapter / CONFIG, weight_file(adapter))
-        values["adapter"] = [file_sha256(file) for file in files]
+        values["adapter"] = [_file_sha256(file, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache(8)  # of the options of each file
+def _file_sha256(path: Path, modified_ns: int) -> str:
+    return file_sha256(path)
 
 
 def options_for(job: Job, options: TranscribeOptions) -> TranscribeOptions:

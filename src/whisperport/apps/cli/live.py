@@ -40,6 +40,7 @@ from whisperport.apps.cli.shared_options import (
 )
 from whisperport.apps.cli.transcribe_options import (
     chosen_subtitles,
+    file_arguments,
     live_decoding_options,
     punctuation_options,
     transcribe_options,
@@ -230,13 +231,7 @@ def live(
     if not as_json:
         source = [] if audio is None else [audio]
         otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
-        same = run_option_arguments(
-            run_options,
-            trust=trust,
-            adapter=chosen["adapter"],
-            phrases=chosen["phrases_file"],
-            grammar=chosen["grammar_file"],
-        )
+        same = [*run_option_arguments(run_options, trust=trust), *file_arguments(chosen)]
         print_next("live", *source, *model_arguments(bundle, model), *same, *otherwise)
 
 

@@ -243,10 +243,7 @@ def run_options_of(
     )
 
 
-def run_option_arguments(
-    values: tuple[str, ...], *, trust: bool = False, **files: Path | None
-) -> list[str]:
-    """The command-line arguments that repeat the given `--run-option`, `--trust` and options of files."""
+def run_option_arguments(values: tuple[str, ...], *, trust: bool = False) -> list[str]:
+    """The command-line arguments that repeat the given `--run-option` and `--trust`."""
     words = [word for value in values for word in ("--run-option", value)]
-    named = [(f"--{name}", str(path)) for name, path in files.items() if path is not None]
-    return [*words, *["--trust"] * trust, *(word for pair in named for word in pair)]
+    return [*words, *["--trust"] * trust]

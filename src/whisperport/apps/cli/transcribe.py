@@ -31,6 +31,7 @@ from whisperport.apps.cli.transcribe_options import (
     chunk_options,
     decoding_options,
     feature_options,
+    file_arguments,
     subtitle_options,
     transcribe_options,
     with_speech_chunks,
@@ -155,13 +156,7 @@ def transcribe(
     print_transcript_of(job, subtitles, output_format, as_json=as_json)
     if not as_json and not feature_files:
         otherwise = ["--output-format", "srt"] if output_format == "txt" else ["--json"]
-        same = run_option_arguments(
-            run_options,
-            trust=trust,
-            adapter=chosen["adapter"],
-            phrases=chosen["phrases_file"],
-            grammar=chosen["grammar_file"],
-        )
+        same = [*run_option_arguments(run_options, trust=trust), *file_arguments(chosen)]
         print_next("transcribe", *files, *model_arguments(bundle, model), *same, *otherwise)
 
 

@@ -1,5 +1,6 @@
 """The options of `whisperport transcribe`: decoding, subtitles (as in openai-whisper), and features."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,13 @@ vad_options = together(
 chunk_options = together(
     vad_options, field_options(TranscribeOptions, "workers", "batch", group="Runtime")
 )
+
+
+def file_arguments(chosen: Mapping[str, Any]) -> list[str]:
+    """The command-line arguments that repeat the given `--adapter`, `--phrases` and `--grammar`."""
+    files = {"adapter": "adapter", "phrases": "phrases_file", "grammar": "grammar_file"}
+    repeated = {name: chosen[key] for name, key in files.items() if chosen[key] is not None}
+    return [word for name, path in repeated.items() for word in (f"--{name}", str(path))]
 
 
 def transcribe_options(chosen: dict[str, Any], run: RunOptions) -> TranscribeOptions:

@@ -47,7 +47,7 @@ class ExportOptions:
         Option(
             "Make the low-rank matrices of an adapter inputs of the programs, for adapters up to this "
             "rank: transcribe --adapter and serve --adapter then use any of them without another export. "
-            "With names of layers, such as 16:q_proj,v_proj, only adapters of these, and a step is faster",
+            "With names of layers, such as 16:q_proj,v_proj, only adapters of these",
             metavar="RANK[:LAYER,LAYER]",
             default="none",
             flag="--adapters-as-inputs",

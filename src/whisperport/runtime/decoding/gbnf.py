@@ -333,28 +333,33 @@ def _used_first(rules: Rules) -> list[str]:
     return list(order)
 
 
+def _holds(item: Item, known: set[str], of_characters: Callable[[Text | Chars], bool]) -> bool:
+    """Return whether one of an item's sequences has a property in all its parts.
+
+    Args:
+        item: of a rule.
+        known: the rules that have the property.
+        of_characters: whether an item without parts has it.
+    """
+    if isinstance(item, Name):
+        return item.rule in known
+    if isinstance(item, Repeat):
+        return item.least == 0 or _holds(item.item, known, of_characters)
+    if isinstance(item, Choice):
+        return any(
+            all(_holds(part, known, of_characters) for part in parts) for parts in item.sequences
+        )
+    return of_characters(item)
+
+
 def _ends(item: Item, ending: set[str]) -> bool:
     """Return whether an item leads to a text that ends, by the rules that do."""
-    if isinstance(item, Name):
-        return item.rule in ending
-    if isinstance(item, Repeat):
-        return item.least == 0 or _ends(item.item, ending)
-    if isinstance(item, Choice):
-        return any(all(_ends(part, ending) for part in parts) for parts in item.sequences)
-    return True
+    return _holds(item, ending, lambda _: True)
 
 
 def _is_empty(item: Item, empty: set[str]) -> bool:
     """Return whether an item may be the empty text, by the rules that may."""
-    if isinstance(item, Text):
-        return not item.characters
-    if isinstance(item, Name):
-        return item.rule in empty
-    if isinstance(item, Repeat):
-        return item.least == 0 or _is_empty(item.item, empty)
-    if isinstance(item, Choice):
-        return any(all(_is_empty(part, empty) for part in parts) for parts in item.sequences)
-    return False
+    return _holds(item, empty, lambda leaf: isinstance(leaf, Text) and not leaf.characters)
 
 
 def _check_ends(rules: Rules, name: str) -> None:

@@ -14,7 +14,7 @@ from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import Engine, load_engine
 from whisperport.targets import RunOptions, get_target
 from whisperport.verification.recording.audio_files import Floats
-from whisperport.verification.recording.inputs import DecoderInputs, Recorder, without_adapter_of
+from whisperport.verification.recording.inputs import DecoderInputs, Recorder, with_zero_adapter
 from whisperport.verification.reference import Reference
 
 
@@ -99,7 +99,7 @@ class ProgramInputs:
         if kind.positions:
             mel = mel[:, : 2 * kind.positions]
         if kind.name == ENCODER:
-            return [without_adapter_of(self._spec, mel.reshape(self._spec.inputs[0].shape))]
+            return [with_zero_adapter(self._spec, mel.reshape(self._spec.inputs[0].shape))]
         if self._decoding is None:
             recorder = self._session.recorder(self._spec.name)
             self._decoding = DecoderInputs(self._session.engine, recorder)

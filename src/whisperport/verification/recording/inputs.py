@@ -80,7 +80,7 @@ class Recorder(Runner):
         ]  # the engine reuses its arrays
 
 
-def without_adapter_of(spec: ProgramSpec, first: Array) -> list[Array]:
+def with_zero_adapter(spec: ProgramSpec, first: Array) -> list[Array]:
     """Return the inputs of a program of audio: the audio, and zeros for the matrices of an adapter."""
     return [first, *(np.zeros(tensor.shape, tensor.dtype) for tensor in spec.inputs[1:])]
 
@@ -106,7 +106,7 @@ class DecoderInputs:
         """
         kind = self.program.kind
         if kind.name == CROSS_KV:
-            return [without_adapter_of(self.program, features[None])]
+            return [with_zero_adapter(self.program, features[None])]
         self.recorder.start_window(self.windows)
         decoder = Decoder(self.engine)
         if kind.name == UNCACHED_DECODER:
