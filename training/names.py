@@ -89,7 +89,7 @@ FEWEST = 8  # training names that have a token of a test name, at the same kind 
 SPOKEN = 3  # training sentences of each training name, and test sentences of each test name
 LONGEST = 8  # words of a sentence with a name
 N_PLAIN = 3000  # training sentences of the grammar as it is
-OTHERS = 360  # test sentences without a test name
+OTHERS, SIMILAR = 600, 180  # test sentences without a name, and with a training name
 KNOWN = re.compile(rf"\b({'|'.join(grammar.SLOTS['name'])})\b")  # type: ignore[arg-type]
 PART_SIZE = 200
 
@@ -284,10 +284,10 @@ def write_test(out: Path) -> None:
     repeated = names.test * SPOKEN
     found = [(with_names(rng, [name], held_out=True, count=1), name) for name in repeated]
     write_clips(out / "names", found)
-    plain = [(text, "") for text in grammar.sentences(OTHERS // 2, seed=6, held_out=True)]
-    known = rng.sample(names.training, OTHERS // 2)
+    plain = [(text, "") for text in grammar.sentences(OTHERS, seed=6, held_out=True)]
+    known = rng.sample(names.training, SIMILAR)
     found = [(with_names(rng, [name], held_out=True, count=1), name) for name in known]
-    write_clips(out / "others", [pair for both in zip(plain, found, strict=True) for pair in both])
+    write_clips(out / "others", [*plain, *found])
 
 
 # Commands ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Phrases: which tokens get how much, that all is given back, and what the decoding makes of it."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from whisperport.runtime.decoding.phrases import (
     read_phrases,
     with_commas,
 )
-from whisperport.runtime.decoding.search import Beams, Candidate, Forks, Sampling
+from whisperport.runtime.decoding.search import (
+    Beams,
+    BeamsAndForks,
+    Candidate,
+    Forks,
+    Sampling,
+    Search,
+    best_candidate,
+)
 from whisperport.runtime.engine.coarse import CoarseLogits, SumError
 from whisperport.runtime.engine.scores import FORK_MARGIN, Scores
 from whisperport.transcription import Transcriber
@@ -53,26 +61,83 @@ def logits(**values: float) -> np.ndarray:
     return row
 
 
-def decoded(model: dict[tuple[int, ...], np.ndarray], phrases: Phrases) -> tuple[list[int], int]:
-    """The text of greedy decoding with phrases, and how many rows of logits it needed."""
-    search, n_rows = Forks(END), 0
-    candidates = [Candidate()]
+def decoded(
+    model: Callable[[tuple[int, ...]], np.ndarray], phrases: Phrases | None, search: Search
+) -> tuple[list[int], int]:
+    """The text of a search with phrases, and how many rows of logits it needed."""
+    n_rows, candidates = 0, [Candidate() for _ in range(search.width)]
     for _ in range(10):
-        scores = []
-        for candidate in candidates:
-            scores.append(Scores(model.get(tuple(candidate.tokens), logits(end=0)).copy()))
-            scores[-1].bonus = phrases.after(candidate.tokens)
+        scores = [Scores(model(tuple(candidate.tokens))) for candidate in candidates]
+        for candidate, each in zip(candidates, scores, strict=True):
+            each.bonus = phrases and phrases.after(candidate.tokens)
         n_rows += len(scores)
         candidates, _, is_finished = search.advance(candidates, scores)
         if is_finished:
             break
-    (best,) = search.finish(candidates)
-    return best.tokens, n_rows
+    return best_candidate(search.finish(candidates), None).tokens, n_rows
+
+
+def as_model(rows: dict[tuple[int, ...], np.ndarray]) -> Callable[[tuple[int, ...]], np.ndarray]:
+    return lambda tokens: rows.get(tokens, logits(end=0)).copy()
+
+
+def random_model(seed: int) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """Logits that depend on all tokens; tokens 0 to 5 and the end are probable."""
+
+    def model(tokens: tuple[int, ...]) -> np.ndarray:
+        row = np.full(V, -30, np.float32)
+        drawn = np.random.default_rng([seed, len(tokens), *tokens])
+        row[[*range(6), END]] = drawn.normal(0, 2, 7)
+        return row
+
+    return model
+
+
+SEARCHES: dict[str, Callable[[], Search]] = {
+    "greedy": lambda: Forks(END),
+    "one beam": lambda: BeamsAndForks(END, 1, 1.0),
+    "beams": lambda: BeamsAndForks(END, 3, 1.0),
+    "patience": lambda: BeamsAndForks(END, 3, 2.0),
+}
+WITHOUT: dict[str, Callable[[], Search]] = {
+    "greedy": lambda: Sampling(END, 0.0, 1, None),
+    "one beam": lambda: Beams(END, 1, 1.0),
+    "beams": lambda: Beams(END, 3, 1.0),
+    "patience": lambda: Beams(END, 3, 2.0),
+}
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+@given(phrase_sets, st.integers(0, 10_000))
+def test_only_a_text_with_a_phrase_differs_from_that_without_a_list(
+    kind: str, phrases: dict[tuple[int, ...], float], seed: int
+) -> None:
+    without, _ = decoded(random_model(seed), None, WITHOUT[kind]())
+
+    text, _ = decoded(random_model(seed), tree(phrases), SEARCHES[kind]())
+
+    if text != without:
+        assert granted(tree(phrases), [*text, END]) > 0
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_names_that_share_their_first_token_do_not_take_the_place_of_other_words(kind: str) -> None:
+    """Nine beginnings with a bonus are better than the right text, but none goes on."""
+    row = logits(t1=0, t2=-0.5)
+    row[3:11] = -1
+    model = as_model({(): row, **{(n,): logits(t0=0) for n in range(3, 11)}, (1,): logits(t2=0)})
+    listed = tree({(n, 11 - n): 3.0 for n in range(3, 11)})
+
+    assert decoded(model, listed, SEARCHES[kind]())[0][:2] == [1, 2]
 
 
 def granted(phrases: Phrases, tokens: Sequence[int]) -> float:
     """What a text gets, token by token."""
-    return sum(phrases.after(tokens[:i]).of(token) for i, token in enumerate(tokens))
+    return sum(gain(phrases, tokens[:i], token) for i, token in enumerate(tokens))
+
+
+def gain(phrases: Phrases, tokens: Sequence[int], token: int) -> float:
+    return phrases.after(tokens).of(token)[0]
 
 
 @given(phrase_sets, token_lists)
@@ -106,12 +171,14 @@ def _share_tokens(phrases: list[tuple[int, ...]]) -> bool:
 def test_a_phrase_that_stops_is_given_back_and_one_that_is_complete_is_kept() -> None:
     phrases = tree({(1, 2, 3): 2.0, (1, 2): 1.0})
 
-    gains = [phrases.after(tokens).of(token) for tokens, token in (((), 1), ((1,), 2), ((1, 2), 3))]
-    assert gains == [2, 2, 2]
-    assert phrases.after([1]).of(4) == -2  # nothing is complete
-    assert phrases.after([1, 2]).of(4) == 0  # the phrase (1, 2) is, which shares its tokens
-    assert phrases.after([1, 2, 3]).of(4) == 0
-    assert phrases.after([1]).of(1) == 0  # given back, and begun again
+    # What a token gets, what is pending behind it, and whether a phrase may become complete.
+    assert phrases.after([]).of(1) == (2, 2, True)
+    assert phrases.after([1]).of(2) == (2, 0, True)
+    assert phrases.after([1, 2]).of(3) == (2, 0, False)
+    assert gain(phrases, [1], 4) == -2  # nothing is complete
+    assert gain(phrases, [1, 2], 4) == 0  # the phrase (1, 2) is, which shares its tokens
+    assert gain(phrases, [1, 2, 3], 4) == 0
+    assert phrases.after([1]).of(1) == (0, 2, True)  # given back, and begun again
 
 
 def test_a_phrase_may_begin_inside_another_one() -> None:
@@ -125,11 +192,11 @@ def test_what_is_written_without_a_space_does_not_begin_inside_a_word() -> None:
     letters = {0}
     phrases = Phrases([Spelling((1, 2), 2.0, False)], letters.__contains__)
 
-    assert phrases.after([]).of(1) == phrases.after([5]).of(1) == 2
-    assert phrases.after([0]).of(1) == 0
+    assert gain(phrases, [], 1) == gain(phrases, [5], 1) == 2
+    assert gain(phrases, [0], 1) == 0
     assert not phrases.after([0]).tokens.size
-    assert phrases.after([0, 1]).of(2) == 0  # the phrase has not begun
-    assert phrases.after([5, 1]).of(2) == 2
+    assert gain(phrases, [0, 1], 2) == 0  # the phrase has not begun
+    assert gain(phrases, [5, 1], 2) == 2
 
 
 @pytest.mark.parametrize("search", ["greedy", "beams", "samples"])
@@ -142,13 +209,14 @@ def test_the_choice_has_the_bonus_and_the_probability_has_not(search: str) -> No
     before = row.copy()
     kinds = {
         "greedy": lambda: Forks(END),
-        "beams": lambda: Beams(END, 1, 1.0),
+        "beams": lambda: BeamsAndForks(END, 1, 1.0),
         "samples": lambda: Sampling(END, 0.5, 1, lambda rows: rows.argmax(axis=1).tolist()),
     }
     searching = kinds[search]()
 
-    (candidate,), _, _ = searching.advance([Candidate()], [scores])
-    (finished, *_) = searching.finish([candidate])
+    candidates, _, _ = searching.advance([Candidate()], [scores])
+    candidate = max(candidates, key=lambda candidate: candidate.score)
+    finished = best_candidate(searching.finish(candidates), None)
 
     assert candidate.tokens == [4]
     assert finished.logprob == pytest.approx(own, abs=1e-5)
@@ -162,7 +230,7 @@ def test_a_forbidden_token_stays_forbidden() -> None:
     scores.bonus = tree({(4,): 20.0}).after([])
     scores.forbid(np.array([4]))
 
-    assert all(token != 4 for token, _ in scores.choices(3))
+    assert scores.preferred(3) == []
     assert scores.raised()[4] == -np.inf
 
 
@@ -176,6 +244,7 @@ MODEL = {  # 1 2 is the most probable; 3 4 is 3 nats less, 3 5 is 12 less
 }
 
 
+@pytest.mark.parametrize("kind", SEARCHES)
 @pytest.mark.parametrize(
     ("phrase", "expected"),
     [
@@ -186,25 +255,26 @@ MODEL = {  # 1 2 is the most probable; 3 4 is 3 nats less, 3 5 is 12 less
         ((1, 2), [1, 2, 6]),
     ],
 )
-def test_greedy_decoding_follows_a_phrase_to_its_end_before_it_decides(
-    phrase: tuple[int, ...], expected: list[int]
+def test_a_phrase_is_followed_to_its_end_before_it_decides(
+    kind: str, phrase: tuple[int, ...], expected: list[int]
 ) -> None:
-    tokens, _ = decoded(MODEL, tree({phrase: 2.0}))
+    tokens, _ = decoded(as_model(MODEL), tree({phrase: 2.0}), SEARCHES[kind]())
 
     assert tokens == expected
 
 
 def test_phrases_that_are_improbable_cost_no_step() -> None:
-    tokens, n_rows = decoded(MODEL, tree({(7, 8): 2.0, (8, 9): 2.0}))
+    tokens, n_rows = decoded(as_model(MODEL), tree({(7, 8): 2.0, (8, 9): 2.0}), Forks(END))
 
     assert (tokens, n_rows) == ([1, 2, 6], 4)
 
 
-def test_a_text_that_has_ended_waits_for_a_phrase_that_is_open() -> None:
-    model = {(): logits(end=0, t3=-3), (3,): logits(t4=0), (3, 4): logits(end=0)}
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_text_that_has_ended_waits_for_a_phrase_that_is_open(kind: str) -> None:
+    model = as_model({(): logits(end=0, t3=-3), (3,): logits(t4=0), (3, 4): logits(end=0)})
 
-    assert decoded(model, tree({(3, 4): 2.0}))[0] == [3, 4]
-    assert decoded(model, tree({(3, 4): 1.0}))[0] == []
+    assert decoded(model, tree({(3, 4): 2.0}), SEARCHES[kind]())[0] == [3, 4]
+    assert decoded(model, tree({(3, 4): 1.0}), Forks(END))[0] == []
 
 
 def test_coarse_logits_decide_only_if_no_bonus_can_raise_an_inexact_token_above_the_best() -> None:

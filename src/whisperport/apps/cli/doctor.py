@@ -1,12 +1,14 @@
 """`whisperport doctor`"""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 
 from whisperport.apps.cli.console import (
+    WIDTH,
     print_error,
     print_json,
     print_lines,
@@ -46,7 +48,8 @@ def doctor(as_json: bool) -> None:
         print_json({"machine": machine(), "packages": packages, "embedded_model": state})
     else:
         for name, value in machine().items():
-            print_lines(f"{name.replace('_', ' '):15} {value}")
+            line = f"{name.replace('_', ' '):15} {value}"
+            print_lines(*textwrap.wrap(line, WIDTH, subsequent_indent=" " * 16))
         print_lines(f"{'embedded model':15} {'damaged or missing' if damage else 'complete'}", "")
         _print_packages(findings)
     if damage:

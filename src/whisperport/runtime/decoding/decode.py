@@ -19,6 +19,7 @@ from whisperport.runtime.decoding.rules import SHORT_WINDOW_PENALTY, Rules
 from whisperport.runtime.decoding.search import (
     IMPOSSIBLE,
     Beams,
+    BeamsAndForks,
     Candidate,
     Forks,
     Sampling,
@@ -329,7 +330,8 @@ def _search(generation: Generation, options: DecodeOptions, sampler: TokenSample
         timestamps = not options.without_timestamps
         return Sentences(generation, options.beam_size or 1, highest, timestamps=timestamps)
     if options.beam_size is not None:
-        return Beams(end, options.beam_size, options.patience or 1.0)
+        beams = Beams if options.phrases is None else BeamsAndForks
+        return beams(end, options.beam_size, options.patience or 1.0)
     if options.phrases is not None and options.temperature == 0:
         return Forks(end)
     return Sampling(end, options.temperature, options.best_of or 1, sampler)

@@ -228,19 +228,25 @@ class Phrases:
         granted = self._total[longest]
         kept = max((self._complete(node, self._depth[node]) for node in nodes), default=0.0)
         roots = (ANYWHERE,) if after_letter else (ANYWHERE, AFTER_NO_LETTER)
-        gains: dict[int, tuple[float, bool]] = {}
+        gains: dict[int, tuple[float, int]] = {}  # and the node of the longest phrase
+        complete: dict[int, float] = {}
         for node in (*nodes, *roots):
             before = kept
             if node not in roots:  # the phrase that goes on may begin before the kept one ends
                 before = self._complete(longest, self._depth[longest] - self._depth[node])
             for token, child in self._children[node].items():
                 gain = before + self._total[child] - kept
-                gains.setdefault(token, (gain, bool(self._children[child])))
+                gains.setdefault(token, (gain, child))
+                behind = self._complete(child, self._depth[child])
+                complete[token] = max(behind, complete.get(token, 0.0))
         tokens = sorted(gains)
+        nodes_behind = [gains[token][1] for token in tokens]
         return Bonus(
             np.array(tokens, np.int64),
             np.array([gains[token][0] for token in tokens], np.float32),
-            np.array([gains[token][1] for token in tokens], np.bool_),
+            np.array([bool(self._children[node]) for node in nodes_behind], np.bool_),
+            np.array([self._total[node] for node in nodes_behind], np.float32)
+            - np.array([complete[token] for token in tokens], np.float32),
             granted - kept,
         )
 

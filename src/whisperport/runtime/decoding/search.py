@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from whisperport.program.generation import Generation
 from whisperport.runtime.engine.scores import FORK_MARGIN, Floats, LogSum, Scores
 
-N_FORKS = 4  # candidates of greedy decoding with phrases: the best, and three inside a phrase
+N_FORKS = 3  # texts with a listed phrase that are decoded beside those without a list
+LEAST_BONUS = 1e-3  # nats; what is below is what remains of rounding
 IMPOSSIBLE = 1000.0  # nats: the score of a sentence that was cut off, or that no token spells
 BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
 
 TokenSampler = Callable[[Floats], Sequence[int]]
 """Sample one token from each row of logits (G, V), which are already divided by the temperature."""
+
+Extended = tuple["Candidate", int]
+"""A candidate with one more token, and the index of the candidate that it continues."""
 
 
 class Verdict(NamedTuple):
@@ -42,6 +46,8 @@ class Candidate:
     ended: bool = False  # whether the end of text followed
     logprobs: list[float] = field(default_factory=list)  # of each token
     bonus: float = 0.0  # of phrases, in nats; not a part of `logprob`
+    pending: float = 0.0  # of the bonus: what is given back if the last phrase does not go on
+    opens: bool = False  # whether a phrase may become complete
     # With a grammar:
     is_own: bool = True  # whether its sentence is what the model would write without the grammar
     is_free: bool = False  # whether its sentence has left the grammar
@@ -51,8 +57,30 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """By which candidates are compared."""
+        """By which texts are compared."""
+        return self.logprob + self.bonus - self.pending
+
+    @property
+    def prospect(self) -> float:
+        """The score if the last phrase becomes complete, by which beginnings are compared."""
         return self.logprob + self.bonus
+
+    @property
+    def has_phrase(self) -> bool:
+        """Whether it has a phrase, or the beginning of one."""
+        return self.bonus > LEAST_BONUS
+
+    def extended(self, token: int, logprob: float, scores: Scores) -> "Candidate":
+        """Return a candidate with one more token, of this log-probability, and its bonus."""
+        gain, pending, opens = scores.bonus_of(token)
+        return Candidate(
+            [*self.tokens, token],
+            self.logprob + logprob,
+            logprobs=[*self.logprobs, logprob],
+            bonus=self.bonus + gain,
+            pending=pending,
+            opens=opens,
+        )
 
 
 class Search(Protocol):
@@ -119,7 +147,8 @@ class Sampling:
             logit = each.logits.item(token)
             sums.append(each.log_sum(logit if self.greedy else None))
             candidate.logprob += logit  # `finish` subtracts the sums
-            candidate.bonus += each.bonus_of(token)
+            gain, candidate.pending, candidate.opens = each.bonus_of(token)
+            candidate.bonus += gain
             candidate.logprobs.append(logit)
             candidate.tokens.append(token)
         return (
@@ -149,6 +178,7 @@ class Forks:
 
     The bonus of a phrase's first token alone would decide too early. So a text in which a phrase has begun
     is decoded beside the best one until the phrase is complete or too improbable; their scores then tell.
+    A text whose phrase has not become complete is dropped: greedy decoding would not have tried it.
     """
 
     width, greedy = 1, True
@@ -156,31 +186,28 @@ class Forks:
     def __init__(self, end_of_text: int) -> None:
         self._end = end_of_text
         self._ended: list[Candidate] = []
+        self._has_best = True  # whether the first candidate is the best text
 
     def advance(
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
-        # Each with the index of the candidate that it continues.
-        whole: list[tuple[Candidate, int]] = []
-        inside: list[tuple[Candidate, int]] = []
+        extended: list[Extended] = []
         for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
-            total = each.log_sum().value
-            for token, opens in each.choices(N_FORKS):
+            best = int(each.logits.argmax())
+            total = each.log_sum(each.logits.item(best)).value
+            for token in dict.fromkeys((best, *each.preferred(N_FORKS + 1))):
                 logprob = each.logits.item(token) - total
-                extended = Candidate(
-                    [*candidate.tokens, token],
-                    candidate.logprob + logprob,
-                    logprobs=[*candidate.logprobs, logprob],
-                    bonus=candidate.bonus + each.bonus_of(token),
-                )
-                (inside if opens else whole).append((extended, source))
-        best = sorted(whole, key=_score)[-1:]
-        if best and best[0][0].tokens[-1] == self._end:
-            self._ended.append(best.pop()[0])
-        floor = max(map(_score, [*((each, 0) for each in self._ended), *best]), default=-np.inf)
-        begun = sorted(inside, key=_score, reverse=True)[: N_FORKS - 1]
-        kept = [each for each in best if _score(each) >= floor]
-        kept += [each for each in begun if _score(each) > floor - FORK_MARGIN]
+                longer = candidate.extended(token, logprob, each)
+                if longer.has_phrase or (source == 0 and self._has_best and token == best):
+                    extended.append((longer, source))
+        kept = [max(extended, key=_score)] if extended else []
+        if kept and kept[0][0].tokens[-1] == self._end:
+            self._ended.append(kept.pop()[0])
+        floor = max([*(each.score for each in self._ended), *map(_score, kept)], default=-np.inf)
+        kept = [each for each in kept if _score(each) == floor]
+        self._has_best = bool(kept)
+        inside = [each for each in extended if each[0].opens and each not in kept]
+        kept += _forks(inside, floor)
         return [each for each, _ in kept], [source for _, source in kept], not kept
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
@@ -188,18 +215,19 @@ class Forks:
         return [_without_end(best, self._end)]
 
 
-def _score(extended: tuple[Candidate, int]) -> float:
-    return extended[0].score
-
-
 class Beams:
-    """Beam search with patience (arXiv 2204.05424)."""
+    """Beam search with patience (arXiv 2204.05424). Bonuses have no part in it."""
 
     def __init__(self, end_of_text: int, width: int, patience: float) -> None:
         self.width, self.greedy = width, False
         self._end = end_of_text
         self._wanted = round(width * patience)
         self._finished: dict[tuple[int, ...], Candidate] = {}
+
+    @property
+    def finished(self) -> list[Candidate]:
+        """The candidates that have ended."""
+        return list(self._finished.values())
 
     def advance(
         self, candidates: list[Candidate], scores: list[Scores]
@@ -208,21 +236,17 @@ class Beams:
         sources: dict[tuple[int, ...], int] = {}
         for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
             total = np.float32(each.log_sum().value)
-            for token in map(int, top(each.raised(), self.width + 1)):
-                tokens = (*candidate.tokens, token)
+            for token in map(int, top(each.logits, self.width + 1)):
                 # float32 as in openai-whisper, so that the same sums tie.
                 logprob = each.logits[token] - total
-                extended[tokens] = Candidate(
-                    list(tokens),
-                    float(np.float32(candidate.logprob) + logprob),
-                    logprobs=[*candidate.logprobs, float(logprob)],
-                    bonus=candidate.bonus + each.bonus_of(token),
-                )
-                sources[tokens] = source
+                longer = candidate.extended(token, float(logprob), each)
+                longer.logprob = float(np.float32(candidate.logprob) + logprob)
+                tokens = tuple(longer.tokens)
+                extended[tokens], sources[tokens] = longer, source
 
         unfinished: list[tuple[int, ...]] = []
         ended: list[tuple[int, ...]] = []
-        for tokens in sorted(extended, key=lambda tokens: extended[tokens].score, reverse=True):
+        for tokens in sorted(extended, key=lambda tokens: extended[tokens].logprob, reverse=True):
             if tokens[-1] == self._end:
                 ended.append(tokens)
                 continue
@@ -238,10 +262,75 @@ class Beams:
         return beams, [sources[tokens] for tokens in unfinished], is_finished
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
-        finished = list(self._finished.values())
+        finished = self.finished
         missing = max(0, self.width - len(finished))  # filled with the best unfinished ones
-        by_score = sorted(candidates, key=lambda candidate: candidate.score, reverse=True)
+        by_score = sorted(candidates, key=lambda candidate: candidate.logprob, reverse=True)
         return [_without_end(each, self._end) for each in (*finished, *by_score[:missing])]
+
+
+def _score(extended: Extended) -> float:
+    return extended[0].score
+
+
+def _prospect(extended: Extended) -> float:
+    return extended[0].prospect
+
+
+class BeamsAndForks:
+    """Beam search, and beside it texts with a phrase. Their scores at the end tell which is the best.
+
+    The beams are those without a list, so that a phrase that no text has changes nothing.
+    """
+
+    greedy = False
+
+    def __init__(self, end_of_text: int, width: int, patience: float) -> None:
+        self.width = width
+        self._end = end_of_text
+        self._beams = Beams(end_of_text, width, patience)
+        self._n_beams = width  # the first candidates; 0: enough beams have ended
+        self._last: list[Candidate] = []  # beams of the last step
+        self._ended: list[Candidate] = []  # with a phrase
+
+    def advance(
+        self, candidates: list[Candidate], scores: list[Scores]
+    ) -> tuple[list[Candidate], list[int], bool]:
+        n_beams, kept = self._n_beams, list[Extended]()
+        if n_beams:
+            self._last, sources, is_finished = self._beams.advance(
+                candidates[:n_beams], scores[:n_beams]
+            )
+            kept = [] if is_finished else list(zip(self._last, sources, strict=True))
+            self._n_beams = len(kept)
+        compared = [each for each, _ in kept] or [*self._beams.finished, *self._ended]
+        known = {tuple(each.tokens) for each in (*compared, *self._beams.finished)}
+        extended: list[Extended] = []
+        for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
+            best = top(each.logits, 2).tolist() if source >= n_beams else ()
+            for token in dict.fromkeys((*best, *each.preferred(N_FORKS + 1))):
+                logprob = each.logits.item(token) - each.log_sum().value
+                longer = candidate.extended(token, logprob, each)
+                if not longer.has_phrase or tuple(longer.tokens) in known:
+                    continue
+                if token == self._end:
+                    self._ended.append(longer)
+                else:
+                    extended.append((longer, source))
+        kept += _forks(extended, max(each.score for each in compared))
+        return [each for each, _ in kept], [source for _, source in kept], not kept
+
+    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
+        beams = self._beams.finish(self._last)
+        forks = (
+            self._ended if self._beams.finished else [*self._ended, *candidates[self._n_beams :]]
+        )
+        return [*beams, *(_without_end(each, self._end) for each in forks)]
+
+
+def _forks(extended: list[Extended], floor: float) -> list[Extended]:
+    """Return the texts with a phrase that may become better than another one, which has this score."""
+    hopeful = [each for each in extended if _prospect(each) > floor - FORK_MARGIN]
+    return sorted(hopeful, key=_prospect, reverse=True)[:N_FORKS]
 
 
 class Sentences:
@@ -273,8 +362,8 @@ class Sentences:
         self, candidates: list[Candidate], scores: list[Scores]
     ) -> tuple[list[Candidate], list[int], bool]:
         # Each with the index of the candidate that it continues.
-        sentences: list[tuple[Candidate, int]] = []
-        own: tuple[Candidate, int] | None = None  # the model's own text, outside of the grammar
+        sentences: list[Extended] = []
+        own: Extended | None = None  # the model's own text, outside of the grammar
         for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
             if candidate.waits:
                 extended = [candidate]
@@ -312,9 +401,7 @@ class Sentences:
         """Return the indices of the largest values of (V,)."""
         return np.array([row.argmax()]) if self._width == 1 else top(row, self._width)
 
-    def _decided(
-        self, sentences: list[tuple[Candidate, int]], own: tuple[Candidate, int] | None
-    ) -> list[tuple[Candidate, int]]:
+    def _decided(self, sentences: list[Extended], own: Extended | None) -> list[Extended]:
         """Return what is decoded further, after a verdict if the best sentence is complete."""
         if sentences and not sentences[0][0].waits:
             return [*sentences, own] if own else sentences
@@ -351,7 +438,7 @@ class Sentences:
             [*candidate.tokens, token],
             candidate.logprob + logprob,
             logprobs=[*candidate.logprobs, logprob],
-            bonus=candidate.bonus + (0.0 if leaves else scores.bonus_of(token)),
+            bonus=candidate.bonus + (0.0 if leaves else scores.bonus_of(token)[0]),
             is_free=candidate.is_free or leaves,
             is_own=candidate.is_own and (free is None or token == free.token),
             waits=token == self._end or (in_sentence and token >= self._begin),
@@ -359,7 +446,7 @@ class Sentences:
             verdicts=candidate.verdicts,
         )
 
-    def _is_finished(self, kept: list[tuple[Candidate, int]]) -> bool:
+    def _is_finished(self, kept: list[Extended]) -> bool:
         return len(kept) == 1 and kept[0][0].tokens[-1] == self._end
 
 

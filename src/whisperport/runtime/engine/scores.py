@@ -32,13 +32,15 @@ class Bonus:
     Attributes:
         tokens: (n,) ids that have a bonus, each once, in rising order.
         values: (n,) float32, nats that each of them gets more than all other tokens.
-        opens: (n,) whether a phrase has begun and is not complete after each of them.
-        held: nats that all tokens lose: the bonus of a phrase that is given back if it does not go on.
+        opens: (n,) whether a phrase, or a longer one, may become complete behind each of them.
+        pending: (n,) float32, nats that are given back behind each of them if its phrase does not go on.
+        held: nats that all tokens lose: the pending bonus of the last token.
     """
 
     tokens: NDArray[np.int64]
     values: Floats
     opens: NDArray[np.bool_]
+    pending: Floats
     held: float
 
     def raised(self, logits: Floats) -> Floats:
@@ -47,11 +49,12 @@ class Bonus:
         raised[self.tokens] += self.values
         return raised
 
-    def of(self, token: int) -> float:
-        """Return what a token gets, in nats."""
+    def of(self, token: int) -> tuple[float, float, bool]:
+        """Return what a token gets, what of all bonuses is pending behind it, in nats, and `opens`."""
         at = int(np.searchsorted(self.tokens, token))
-        has_one = at < self.tokens.size and self.tokens[at] == token
-        return (self.values.item(at) if has_one else 0.0) - self.held
+        if at == self.tokens.size or self.tokens[at] != token:
+            return -self.held, 0.0, False
+        return self.values.item(at) - self.held, self.pending.item(at), self.opens.item(at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +127,7 @@ class Scores:
         free: the model's own choice, where a grammar decides; None: it does not.
     """
 
-    __slots__ = ("_forbidden", "_n_forbidden", "bonus", "free", "logits", "total")
+    __slots__ = ("_forbidden", "_log_sum", "_n_forbidden", "bonus", "free", "logits", "total")
 
     def __init__(self, logits: Floats, total: float | None = None) -> None:
         """
@@ -138,6 +141,7 @@ class Scores:
         self.free: FreeChoice | None = None
         self._forbidden: list[Floats] = []  # logits of tokens that were forbidden
         self._n_forbidden = 0
+        self._log_sum: LogSum | None = None
 
     def copy(self) -> "Scores":
         """Return the same scores with logits of their own."""
@@ -146,26 +150,22 @@ class Scores:
         copy._forbidden, copy._n_forbidden = self._forbidden.copy(), self._n_forbidden
         return copy
 
-    def choices(self, count: int) -> list[tuple[int, bool]]:
-        """Return the most probable token, and the best ones that have a bonus: (token, is in a phrase)."""
-        token = int(self.logits.argmax())  # twice as fast as `max`
+    def preferred(self, count: int) -> list[int]:
+        """Return the best tokens that have a bonus, at most `count`."""
         bonus = self.bonus
         if bonus is None or not bonus.values.size:
-            return [(token, False)]
+            return []
         raised = self.logits[bonus.tokens] + bonus.values
         order = np.argsort(-raised, kind="stable")[:count]
-        chosen = {int(bonus.tokens[i]): bool(bonus.opens[i]) for i in order if raised[i] > -np.inf}
-        at = int(np.searchsorted(bonus.tokens, token))
-        is_listed = at < bonus.tokens.size and bonus.tokens[at] == token
-        return list(({token: bool(is_listed and bonus.opens[at])} | chosen).items())
+        return [bonus.tokens.item(i) for i in order if raised[i] > -np.inf]
 
     def raised(self) -> Floats:
         """Return the logits (V,), bonuses included, which the caller must not change."""
         return self.logits if self.bonus is None else self.bonus.raised(self.logits)
 
-    def bonus_of(self, token: int) -> float:
-        """Return what the choice of a token adds to its log-probability, in nats."""
-        return 0.0 if self.bonus is None else self.bonus.of(token)
+    def bonus_of(self, token: int) -> tuple[float, float, bool]:
+        """Return what `Bonus.of` returns; without phrases, there is nothing to get."""
+        return (0.0, 0.0, False) if self.bonus is None else self.bonus.of(token)
 
     def forbid(self, tokens: slice | NDArray[np.int64]) -> None:
         """Set the logits of tokens that must not follow to -inf.
@@ -181,6 +181,7 @@ class Scores:
             else:  # a slice is a view
                 self._forbidden.append(forbidden.copy() if isinstance(tokens, slice) else forbidden)
         self.logits[tokens] = -np.inf
+        self._log_sum = None
 
     def forbid_all_but(self, tokens: slice, total: float) -> None:
         """Set the logits of all tokens but these to -inf.
@@ -192,10 +193,12 @@ class Scores:
         self.logits[: tokens.start] = -np.inf
         self.logits[tokens.stop :] = -np.inf
         self.total, self._forbidden, self._n_forbidden = total, [], 0
+        self._log_sum = None
 
     def forget_sum(self) -> None:
         """Forget the known sum, because the caller changes logits."""
         self.total, self._forbidden = None, []
+        self._log_sum = None
 
     def log_sum(self, peak: float | None = None) -> LogSum:
         """Return the natural logarithm of the sum of the exponentials of the logits.
@@ -206,6 +209,11 @@ class Scores:
         Raises:
             NumericalError: a logit is a NaN, though the program returned a finite sum.
         """
+        if self._log_sum is None:
+            self._log_sum = self._computed_sum(peak)
+        return self._log_sum
+
+    def _computed_sum(self, peak: float | None) -> LogSum:
         if peak is None:
             peak = self.logits.item(self.logits.argmax())  # twice as fast as `max`
         if math.isnan(peak):
