@@ -1,5 +1,6 @@
 """What each verb prints: the result on stdout, the next command on stderr's last line."""
 
+import importlib
 import json
 import re
 import shutil
@@ -280,7 +281,8 @@ def test_demo_prints_transcripts_and_one_table(run, bundle, monkeypatch):
 @pytest.mark.parametrize("verb", ["targets", "doctor"])
 def test_no_line_is_wider_than_100_columns_away_from_a_terminal(run, verb, monkeypatch):
     known = tuple(INSTRUCTION_SETS)
-    monkeypatch.setattr("whisperport.verification.machine.instruction_sets", lambda: known)
+    module = importlib.import_module("whisperport.verification.machine")
+    monkeypatch.setattr(module, "instruction_sets", lambda: known)
 
     assert max(len(line) for line in run(verb).out.splitlines()) <= 100
 
