@@ -72,6 +72,7 @@ def decoded(
             each.bonus = phrases and phrases.after(candidate.tokens)
         n_rows += len(scores)
         candidates, _, is_finished = search.advance(candidates, scores)
+        assert len({tuple(each.tokens) for each in candidates}) == len(candidates)
         if is_finished:
             break
     return best_candidate(search.finish(candidates), None).tokens, n_rows
@@ -316,7 +317,7 @@ def test_a_transcription_prefers_its_phrases_and_others_change_nothing(
     clip = next(clip for clip in CLIPS if "nine" in clip.text)
     plain = transcriber.transcribe(clip.path, **options)
     unrelated = transcriber.transcribe(clip.path, phrases=["Hallberg", "tachycardia"], **options)
-    forced = transcriber.transcribe(clip.path, phrases=[("five", 20.0)], **options)
+    forced = transcriber.transcribe(clip.path, phrases=[("five", 20.0)], temperature=0.0, **options)
 
     assert unrelated.text == plain.text
     (segment,), (other,) = plain.segments, unrelated.segments

@@ -310,8 +310,10 @@ class BeamsAndForks:
             for token in dict.fromkeys((*best, *each.preferred(N_FORKS + 1))):
                 logprob = each.logits.item(token) - each.log_sum().value
                 longer = candidate.extended(token, logprob, each)
-                if not longer.has_phrase or tuple(longer.tokens) in known:
+                tokens = tuple(longer.tokens)
+                if not longer.has_phrase or tokens in known:
                     continue
+                known.add(tokens)  # at the start, all beams are equal
                 if token == self._end:
                     self._ended.append(longer)
                 else:
