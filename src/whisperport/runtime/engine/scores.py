@@ -150,14 +150,15 @@ class Scores:
         copy._forbidden, copy._n_forbidden = self._forbidden.copy(), self._n_forbidden
         return copy
 
-    def preferred(self, count: int) -> list[int]:
-        """Return the best tokens that have a bonus, at most `count`."""
+    def preferred(self, count: int, least: float = -np.inf) -> list[int]:
+        """Return the best tokens that have a bonus: at most `count`, whose logits with it are above `least`."""
         bonus = self.bonus
         if bonus is None or not bonus.values.size:
             return []
         raised = self.logits[bonus.tokens] + bonus.values
-        order = np.argsort(-raised, kind="stable")[:count]
-        return [bonus.tokens.item(i) for i in order if raised[i] > -np.inf]
+        hopeful = np.flatnonzero(raised > least)
+        order = hopeful[np.argsort(-raised[hopeful], kind="stable")[:count]]
+        return bonus.tokens[order].tolist()
 
     def raised(self) -> Floats:
         """Return the logits (V,), bonuses included, which the caller must not change."""
