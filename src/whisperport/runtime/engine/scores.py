@@ -158,7 +158,7 @@ class Scores:
         raised = self.logits[bonus.tokens] + bonus.values
         hopeful = np.flatnonzero(raised > least)
         order = hopeful[np.argsort(-raised[hopeful], kind="stable")[:count]]
-        return bonus.tokens[order].tolist()
+        return [bonus.tokens.item(i) for i in order]
 
     def raised(self) -> Floats:
         """Return the logits (V,), bonuses included, which the caller must not change."""
