@@ -151,7 +151,7 @@ class Scores:
         return copy
 
     def preferred(self, count: int, least: float = -np.inf) -> list[int]:
-        """Return the best tokens that have a bonus: at most `count`, whose logits with it are above `least`."""
+        """Return the best tokens that have a bonus, at most `count`, with raised logits above `least`."""
         bonus = self.bonus
         if bonus is None or not bonus.values.size:
             return []
