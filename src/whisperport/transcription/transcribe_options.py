@@ -27,7 +27,7 @@ class TranscribeOptions:
         run: CPU threads, trust, and the targets' run options.
         thresholds: when a window has failed, and when it is silence.
         phrases: words and phrases that the decoding prefers, up to 10,000, each a text or a pair of a text
-            and its bonus in nats per token, above 0 and at most 20. The default of the bonus is 1.
+            and its bonus in nats per token, above 0 and at most 20. The default of the bonus is 0.8.
         grammar: text of a grammar in GBNF; only its sentences are decoded. Empty: any text.
         vad: transcribe chunks of speech found by a voice activity detector, each as if it were a separate
             audio file. None: windows, each of which begins where the text of the previous one ended.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import whisperport
 from whisperport.errors import UsageError
 from whisperport.runtime.decoding.phrases import (
+    DEFAULT_BONUS,
     MAX_PHRASES,
     Phrases,
     Spelling,
@@ -301,9 +302,10 @@ def test_every_spelling_is_listed(transcriber: Transcriber) -> None:
 
     for text in (" tachycardia", " Tachycardia", "tachycardia", "Tachycardia", '"tachycardia'):
         tokens = tokenizer.encode(text)
-        assert granted(phrases, tokens) == len(tokens) - text.startswith('"'), text
+        n_tokens = len(tokens) - text.startswith('"')
+        assert granted(phrases, tokens) == pytest.approx(DEFAULT_BONUS * n_tokens), text
     inside = [*tokenizer.encode(" x"), *tokenizer.encode("tachycardia")]
-    assert granted(phrases, inside) == 0
+    assert granted(phrases, inside) == pytest.approx(0, abs=1e-6)
     chinese = compiled(tokenizer, checked_phrases(["北京"]), frozenset())
     assert chinese is not None
     assert granted(chinese, [*tokenizer.encode("我"), *tokenizer.encode("北京")]) > 0
@@ -332,7 +334,11 @@ def test_a_list_is_read_from_a_file_and_its_lines_are_named(tmp_path: Path) -> N
     file = tmp_path / "names.txt"
     file.write_text("\ufeffHallberg\t3.5\n\n  New   York \ntachycardia\r\nHallberg\n", "utf-8")
 
-    assert read_phrases(file) == (("Hallberg", 3.5), ("New York", 1.0), ("tachycardia", 1.0))
+    assert read_phrases(file) == (
+        ("Hallberg", 3.5),
+        ("New York", DEFAULT_BONUS),
+        ("tachycardia", DEFAULT_BONUS),
+    )
     assert with_commas("a b, c,, ") == ["a b", "c"]
 
 
@@ -368,7 +374,7 @@ def test_a_bad_list_is_named(data: bytes, part: str, tmp_path: Path) -> None:
 def test_options_that_are_copied_keep_the_checked_list() -> None:
     options = whisperport.TranscribeOptions(phrases=["Anna", ("New  York", 2)])  # type: ignore[arg-type]
 
-    assert options.phrases == (("Anna", 1.0), ("New York", 2.0))
+    assert options.phrases == (("Anna", DEFAULT_BONUS), ("New York", 2.0))
     assert replace(options, word_timestamps=True).phrases is options.phrases
 
 

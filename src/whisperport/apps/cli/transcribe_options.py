@@ -43,7 +43,7 @@ phrases_option = option(
     type=InputPath(dir_okay=False),
     metavar="FILE",
     help="Prefer the words and phrases in FILE, such as names: one per line, and behind a tab its bonus in "
-    "nats per token, 1 if it has none",
+    "nats per token, 0.8 if it has none",
 )
 grammar_options = together(
     option(
