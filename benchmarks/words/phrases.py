@@ -45,11 +45,12 @@ def main() -> None:
     parser.add_argument("--checkpoint", nargs="+", required=True)
     parser.add_argument("--speech", type=Path, required=True)
     parser.add_argument("--target", nargs="+", default=["onnxruntime"])
-    parser.add_argument("--bonus", type=float, nargs="+", default=[1.0, 1.5, 2.0])
+    parser.add_argument("--bonus", type=float, nargs="+", default=[0.8, 1.0])
     parser.add_argument("--beams", type=int, nargs="+", default=[0, 5], help="0: greedy")
-    parser.add_argument("--clips", type=int, help="use the first only")
+    parser.add_argument("--clips", type=int, help="use only the first sentences with listed names")
     options = parser.parse_args()
-    names, others = (spoken(options.speech, kind)[: options.clips] for kind in ("names", "others"))
+    names = spoken(options.speech, "names")[: options.clips]
+    others = spoken(options.speech, "others")
     lists = {
         kind: (options.speech / f"{kind}.txt").read_text("utf-8").split("\n")
         for kind in ("names", "unspoken")
