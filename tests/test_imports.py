@@ -48,9 +48,7 @@ HEAVY = {
 PLUGINS = {tuple(module.split(".")[:2]) for module in MODULES}
 REWRITES_SHARE = {"__init__", "graph_edits", "host", "rewrite"}
 # Files that stand alone in another environment, which has torch: only functions import them.
-STANDALONE = {
-    f"targets/vendors/aws_neuron/{name}.py" for name in ("neuron_modules", "neuron_fused")
-}
+STANDALONE = {"targets/vendors/aws_neuron/neuron_modules.py"}
 
 
 def modules(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:

@@ -1,11 +1,10 @@
 """What test_torch_2_9.py does with the standalone modules in another environment: run them, or trace them.
 
-    python older_torch.py run neuron_modules.py DESCRIPTION WEIGHTS OUTPUT.npz [neuron_fused.py]
+    python older_torch.py run neuron_modules.py DESCRIPTION WEIGHTS OUTPUT.npz
     python older_torch.py trace neuron_modules.py DESCRIPTION WEIGHTS FOLDER
 
 `run` works in any version of torch. Each program runs three times with seeded inputs, so that its state
-changes. The inputs come from numpy, whose generator is the same everywhere. With the last argument, all
-operators that it knows are fused.
+changes. The inputs come from numpy, whose generator is the same everywhere.
 
 `trace` needs PyTorch/XLA, and writes two files for each program: `NAME.hlo.pb`, and `NAME.json` with
 `names`, the names of the module's parameters and inputs in the order of the HLO parameters, and `aliases`,
@@ -24,16 +23,14 @@ import numpy as np
 import torch
 
 
-def run(script: str, description: str, weights: str, output: str, fused: str = "") -> None:
-    modules, fusing = _loaded(script), _loaded(fused) if fused else None
+def run(script: str, description: str, weights: str, output: str) -> None:
+    modules = _loaded(script)
     described, tensors = modules.read_description(description), modules.read_weights(weights)
     torch.set_num_threads(1)
     made: dict[str, np.ndarray] = {}
     for program in described["programs"]:
         generator = np.random.default_rng(zlib.crc32(program.encode()))
         module, examples, aliases = modules.build(described, tensors, program)
-        if fusing is not None:
-            fusing.fuse(module, fusing.OPTIONS)
         for name, state in module.named_parameters():
             if modules.is_state(name):
                 state.data.copy_(torch.from_numpy(_random(generator, state.shape)))

@@ -1,6 +1,7 @@
 """Runners with resident state give the results of stateless ones, and copy no cache for each token."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from whisperport.targets.vendors.aws_neuron.resident import ResidentRunner
 from whisperport.verification.array_comparison import compare
 from whisperport.verification.tolerances import LOWERED
 
+from ....extent import core_or_all
 from ....micro import DIMS, GENERATION
 
 TARGET = "aws-neuron"
@@ -35,16 +37,16 @@ def programs(micro: Whisper) -> tuple[Program, ...]:
 @pytest.fixture(scope="module")
 def load(
     programs: tuple[Program, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[], dict[str, Any]]:
-    """`load()`: new runners of the micro model's programs, on the CPU."""
+) -> Callable[..., dict[str, Any]]:
+    """`load(options)`: new runners of the micro model's programs, on the CPU."""
     folder: Path = tmp_path_factory.mktemp("modules")
     target = get_target(TARGET)
     entries = target.lower(programs, folder)
-    return lambda: target.load(folder, entries, ON_CPU)
+    return lambda options=ON_CPU: target.load(folder, entries, options)
 
 
 @pytest.fixture
-def runners(load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def runners(load: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return load()
 
 
@@ -115,7 +117,7 @@ def test_a_program_computes_what_torch_computes(
 
 @pytest.mark.parametrize("name", ["step", "step_4", "prefill_4", "align"])
 def test_bound_arrays_give_the_results_of_given_ones_bit_for_bit(
-    name: str, load: Callable[[], dict[str, Any]]
+    name: str, load: Callable[..., dict[str, Any]]
 ) -> None:
     """Two bindings run in turn, twice without a change, and then with changes of a part of the state."""
     runner, other = load()[name], load()[name]
@@ -208,6 +210,67 @@ def test_a_window_has_its_own_audio_while_bindings_of_the_window_before_exist(
     assert kept
     np.testing.assert_array_equal(second, decoded(Decoder(engine), 1))
     assert not np.array_equal(first, second)
+
+
+# Compiled by torch ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", core_or_all(["aot_eager"], ["aot_eager", "inductor"]))
+def test_torch_compile_takes_each_program_whole_and_once_and_decodes_the_same_tokens(
+    backend: str, micro: Whisper, load: Callable[..., dict[str, Any]]
+) -> None:
+    """As TorchNeuron runs them, with other backends: no graph break, and no second compilation."""
+    from torch import _dynamo
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    names = ("encoder", "cross_kv", "prefill_4", "step", "step_4", "align")
+    options = with_target({"emulate": "on", "torch-compile": backend}, TARGET)
+    compiled, plain = (
+        {name: runners[name] for name in names}
+        for runners in (load(RunOptions(threads=1, options=options)), load())
+    )
+    engines = [engine_of(micro, runners) for runners in (compiled, plain)]
+    decoders = [Decoder(engine) for engine in engines]
+    longest = DecodeOptions(language="en", suppress_tokens=(GENERATION.end_of_text,))
+
+    with _dynamo.config.patch(error_on_recompile=True):
+        for seed in range(core_or_all(3, 30)):
+            random = np.random.default_rng(seed)
+            mel = random.standard_normal((DIMS.n_mels, DIMS.n_frames), np.float32)
+            for way in (longest, replace(longest, beam_size=3), replace(longest, prompt=(1,) * 9)):
+                found, expected = (
+                    decode_window(decoder, engine.encode(mel), way)
+                    for engine, decoder in zip(engines, decoders, strict=True)
+                )
+                assert found.tokens == expected.tokens
+                assert len(found.tokens) > 5
+        for name in names:
+            inputs = inputs_of(plain[name])
+            outputs = compiled[name].run(inputs)
+            for output, expected_array in plain[name].run(inputs).items():
+                compared = compare(output, outputs[output], expected_array, LOWERED["float32"])
+                assert compared, compared.reason
+
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == len(names)
+
+
+def test_torch_keeps_the_compiled_graphs_of_several_bundles(
+    load: Callable[..., dict[str, Any]],
+) -> None:
+    """It keeps a limited number for each function, here 1."""
+    from torch import _dynamo
+
+    options = with_target({"emulate": "on", "torch-compile": "aot_eager"}, TARGET)
+    runners = [load(RunOptions(threads=1, options=options))["cross_kv"] for _ in range(2)]
+    inputs = inputs_of(runners[0])
+
+    with _dynamo.config.patch(recompile_limit=1):
+        first, second = (runner.run(inputs) for runner in runners)
+
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
 
 
 # What is copied ----------------------------------------------------------------------------------

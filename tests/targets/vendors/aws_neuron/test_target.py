@@ -356,6 +356,49 @@ def test_an_error_of_the_runtime_is_translated(
     assert "could not be initialized" in refused.value.why
 
 
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"torch-compile": "neuron", "emulate": "on"}, "contradicts"),
+        ({"torch-compile": "inductor"}, "contradicts"),
+        ({"torch-compile": "cuda"}, "torch-compile"),
+    ],
+)
+def test_a_backend_runs_where_it_can(options: dict[str, str], part: str, lowered: Any) -> None:
+    with pytest.raises(UsageError, match=part):
+        get_target(NAME).load(*lowered, RunOptions(options=with_target(options, NAME)))
+
+
+WITH_TORCH_NEURON = RunOptions(options=with_target({"torch-compile": "neuron"}, NAME))
+
+
+def test_without_torch_neuron_or_a_device_the_error_says_what_is_missing(
+    lowered: tuple[Path, list[ProgramEntry]], sdk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MissingPackageError, match="adds no device `neuron`") as refused:
+        get_target(NAME).load(*lowered, WITH_TORCH_NEURON)  # the SDK of torch 2.9
+    assert "whisperport compile" in refused.value.hint
+
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "neuron")
+    (runtime.DEVICES / "neuron0").unlink()
+    with pytest.raises(LoweringError, match="no Neuron device"):
+        get_target(NAME).load(*lowered, WITH_TORCH_NEURON)
+
+    monkeypatch.setitem(sys.modules, "torch_neuronx", None)
+    with pytest.raises(MissingPackageError, match="TorchNeuron is not installed"):
+        get_target(NAME).load(*lowered, WITH_TORCH_NEURON)
+
+
+@pytest.mark.usefixtures("sdk")
+def test_a_torch_without_the_device_is_an_error_of_the_program(
+    lowered: tuple[Path, list[ProgramEntry]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "neuron")
+
+    with pytest.raises(LoweringError, match="`encoder` on neuron:0"):
+        get_target(NAME).load(*lowered, WITH_TORCH_NEURON)
+
+
 # Options of the compiler become arguments that AWS's reference has; what is verified cannot be changed.
 
 RECORDED = json.loads(Path(__file__).with_name("signatures.json").read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock
 
 from whisperport.targets.toolchain import Installed, probe, run_driver
-from whisperport.targets.vendors.aws_neuron import neuron_fused, neuron_modules
+from whisperport.targets.vendors.aws_neuron import neuron_modules
 from whisperport.targets.vendors.aws_neuron.flags import CompileOptions
 
 from ....extent import EVERYTHING
@@ -64,27 +64,23 @@ def older() -> Path:
     return environment()
 
 
-def _outputs(
-    interpreter: str, folder: Path, name: str, *further: str
-) -> tuple[str, dict[str, np.ndarray]]:
+def _outputs(interpreter: str, folder: Path, name: str) -> tuple[str, dict[str, np.ndarray]]:
     output = folder / f"{name}.npz"
     command = [interpreter, HERE / "older_torch.py", "run", neuron_modules.__file__]
     files = [folder / micro_modules.DESCRIPTION, folder / micro_modules.WEIGHTS, output]
-    done = subprocess.run([*command, *files, *further], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(output) as arrays:
         return done.stdout.strip(), dict(arrays)
 
 
-@pytest.mark.parametrize("size", ["micro", "micro in bfloat16", "micro, fused", "tiny"])
+@pytest.mark.parametrize("size", ["micro", "micro in bfloat16", "tiny"])
 def test_the_modules_compute_the_same_with_torch_2_9(size, older, tmp_path):
     dtype = "bfloat16" if "bfloat16" in size else "float32"
     micro_modules.write(tmp_path, dtype, TINY if size == "tiny" else micro_modules.DIMS)
 
-    fused = (neuron_fused.__file__,) if size.endswith("fused") else ()
-
     ours, expected = _outputs(sys.executable, tmp_path, "ours")
-    theirs, made = _outputs(str(older), tmp_path, "theirs", *fused)
+    theirs, made = _outputs(str(older), tmp_path, "theirs")
 
     assert (ours, theirs.partition("+")[0]) == (torch.__version__, TORCH)
     assert expected.keys() == made.keys()
@@ -103,8 +99,7 @@ def test_the_stage_script_compiles_nothing_but_calls_the_tracer_as_documented_wi
 
     assert probe(toolchain, COMPILER.script, COMPILER.settings()) is None
     for program in micro_modules.PROGRAMS:
-        options = CompileOptions(fused_qkv=True, flash_attention=True, fused_conv=True)
-        work = prepared(tmp_path / program, program, options)
+        work = prepared(tmp_path / program, program, CompileOptions())
         job = json.loads((work / "job.json").read_text())
         job["settings"] = dict(COMPILER.settings())
         (work / "job.json").write_text(json.dumps(job))

@@ -22,10 +22,10 @@ from whisperport.targets.compiler import (
 from whisperport.targets.toolchain import Failure, Stage
 from whisperport.targets.vendors.aws_neuron import stages
 from whisperport.targets.vendors.aws_neuron.codes import code_in, explained
-from whisperport.targets.vendors.aws_neuron.flags import FUSED, CompileOptions, arguments_of
+from whisperport.targets.vendors.aws_neuron.flags import CompileOptions, arguments_of
 
 DESCRIPTION, WEIGHTS, COMPILED = ".json", ".safetensors", ".pt"
-SCRIPTS = tuple(Path(__file__).with_name(name) for name in (stages.MODULES, stages.FUSED))
+SCRIPT = Path(__file__).with_name(stages.MODULES)
 
 # The last versions of torch with torch-xla, on which `torch_neuronx.trace` is built. Source: chips.RELEASE,
 # release-notes/components/pytorch.rst: "PyTorch 2.9 is the last version using PyTorch/XLA".
@@ -97,9 +97,8 @@ class NeuronCompiler(Compiler):
         name, chosen = request.spec.name, cast(CompileOptions, request.options)
         description, weights = (_only_file(request, suffix) for suffix in (DESCRIPTION, WEIGHTS))
         arguments = arguments_of(chosen)
-        for file in SCRIPTS:
-            shutil.copyfile(file, request.folder / file.name)
-        read = (stages.MODULES, stages.FUSED, description, weights)
+        shutil.copyfile(SCRIPT, request.folder / SCRIPT.name)
+        read = (stages.MODULES, description, weights)
         artifact = f"{name}{COMPILED}"
         return CompilePlan(
             stages=(
@@ -114,7 +113,6 @@ class NeuronCompiler(Compiler):
                 "arguments": arguments,
                 "chip": chosen.chip,
                 "lnc": chosen.chosen_lnc(),
-                "fused": chosen.fused(),
             },
         )
 
@@ -127,21 +125,11 @@ class NeuronCompiler(Compiler):
         built = read_report(artifact.with_name(stages.BUILT))
         versions = built.get("versions")
         compiler = versions.get("neuronx-cc", "") if isinstance(versions, dict) else ""
-        fused = _fused(built.get("fused"))
-        facts: dict[str, Any] = {
+        return {
             "compiler": printable(compiler),
             "compiled_for": printable(built.get("chip", "")),
             "lnc": built["lnc"] if built.get("lnc") in (1, 2) else 1,
         }
-        plain = {name: what for name, what in fused.items() if what.startswith("plain: ")}
-        if fused:
-            facts["fused"] = fused
-        if plain:
-            facts["notes"] = [
-                f"the option `{FUSED[name]}` had no effect: {what.removeprefix('plain: ')}"
-                for name, what in plain.items()
-            ]
-        return facts
 
     def explain(self, failure: Failure) -> Explanation:
         known = explained(code_in(failure.message), failure.program)
@@ -197,9 +185,3 @@ def _only_file(request: CompileRequest, suffix: str) -> str:
             hint="export the bundle again with `whisperport export CHECKPOINT --target aws-neuron`",
         )
     return matching[0]
-
-
-def _fused(used: object) -> dict[str, str]:
-    """Return what each option for fused operators used, as `neuron_fused.Used` words it."""
-    known = used if isinstance(used, dict) else {}
-    return {name: printable(known[name]) for name in FUSED if name in known}

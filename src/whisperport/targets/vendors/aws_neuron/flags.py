@@ -25,10 +25,6 @@ _OWN = {
 _STAGE = ("--logfile", "--output", "--framework")  # the stage or the tracer sets them
 
 
-# Name of a fused operator in `neuron_fused` -> its option.
-FUSED = {"qkv": "fused-qkv", "attention": "flash-attention", "conv": "fused-conv"}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
     """Options of `neuronx-cc`."""
@@ -50,31 +46,10 @@ class CompileOptions:
     model_type: Annotated[
         Literal["transformer", "generic"], Option("Kind of model that the compiler optimizes for")
     ] = "transformer"
-    fused_qkv: Annotated[
-        bool, Option("Compute queries, keys and values of each self-attention in one matmul")
-    ] = False
-    flash_attention: Annotated[
-        bool,
-        Option(
-            "Compute the encoder's attention by AWS's kernel in neuronx_distributed_inference; by plain "
-            "operators if it is not installed"
-        ),
-    ] = False
-    fused_conv: Annotated[
-        bool,
-        Option(
-            "Compute convolution and GELU of the encoder by AWS's kernel in nkilib; by plain operators if "
-            "it is not installed"
-        ),
-    ] = False
     flags: Annotated[
         str,
         Option('Further arguments of neuronx-cc, in quotes, such as "--verbose info"'),
     ] = ""
-
-    def fused(self) -> list[str]:
-        """Return the names of the fused operators, as `neuron_fused` has them."""
-        return [name for name, option in FUSED.items() if getattr(self, option.replace("-", "_"))]
 
     def chosen_chip(self) -> Chip:
         """Return the chip."""

@@ -50,6 +50,7 @@ import json
 import mmap
 import operator
 import os
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -332,8 +333,11 @@ class Resident(nn.Module):
 
     def aliases(self) -> dict[Tensor, int]:
         """Return the aliases: cache -> index of its output."""
-        states = [state for kind in self.new for state in getattr(self, kind)]
-        return {state: len(self.program.results) + i for i, state in enumerate(states)}
+        return {state: len(self.program.results) + i for i, state in enumerate(self.updated())}
+
+    def updated(self) -> list[nn.Parameter]:
+        """Return the caches that every call updates, in the order of their outputs."""
+        return [state for kind in self.new for state in getattr(self, kind)]
 
 
 # Operators ---------------------------------------------------------------------------------------
@@ -479,6 +483,33 @@ def _examples(module: Graph | Resident, record: Mapping[str, Any]) -> tuple[Tens
     position = torch.arange(module.tokens, dtype=torch.int32).repeat(module.batch, 1)
     source = torch.arange(module.batch, dtype=torch.int32)
     return (*inputs, position, source) if module.batch > 1 else (*inputs, position)
+
+
+def compiled(module: nn.Module, backend: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Return what `run` does as one graph, which `torch.compile` compiles when it is first called.
+
+    The graph updates the state too, so that a device needs one launch per call. All shapes are fixed: no
+    call compiles it again. torch keeps compiled graphs at the code of a function, at most 8, and not by
+    module: this function has code of its own.
+
+    Args:
+        module: as `build` returns it, on the device where it will run.
+        backend: of `torch.compile`, such as "neuron".
+    """
+
+    def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = module(*inputs)
+        if not isinstance(module, Resident):
+            return outputs
+        count = len(module.program.results)
+        for state, new in zip(module.updated(), outputs[count:], strict=True):
+            state.copy_(new)
+        return outputs[:count]
+
+    code = call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno)
+    own = types.FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
+    graph = torch.compile(own, backend=backend, fullgraph=True, dynamic=False)
+    return cast("Callable[..., tuple[Tensor, ...]]", torch.no_grad()(graph))
 
 
 def is_state(parameter: str) -> bool:

@@ -1,14 +1,19 @@
-"""Load a bundle's modules: compiled ones on a NeuronCore, or those before compilation on the CPU.
+"""Load a bundle's modules: compiled ones on a NeuronCore, or those before compilation.
 
-A compiled module is a TorchScript file. `torch_neuronx` keeps two lists of tensors in it: `states`, which
-`input_output_aliases` named, in their order, and `weights`, by name. Both are on the device, and `copy_`
-writes to them. Sources: aws-neuron-sdk@81ce03a, api-torch-neuronx-trace.rst and
-t5-inference-tutorial.ipynb (`state.copy_(tensor)`); torch_neuronx, xla_impl/trace.py
-(`NeuronModule.states`, `move_trace_to_device`). This project has never run it on a device: tests compare
-its calls with these sources.
+With TorchNeuron (torch-neuronx 2.13 or later; Trainium2 and Trainium3), a NeuronCore is a device of torch,
+and `torch.compile` compiles each module when it first runs. Source: AWS Neuron 2.33, torch/compile
+(`reference-torch-compile`: `fullgraph` and static shapes) and torch/about-pytorch-neuron.
+
+With the torch-neuronx of torch 2.9, a compiled module is a TorchScript file. `torch_neuronx` keeps two
+lists of tensors in it: `states`, which `input_output_aliases` named, in their order, and `weights`, by
+name. Both are on the device, and `copy_` writes to them. Sources: aws-neuron-sdk@81ce03a,
+api-torch-neuronx-trace.rst and t5-inference-tutorial.ipynb (`state.copy_(tensor)`); torch_neuronx,
+xla_impl/trace.py (`NeuronModule.states`, `move_trace_to_device`).
+
+This project has never run either on a device: tests compare its calls with these sources.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -33,13 +38,18 @@ from whisperport.targets.vendors.aws_neuron.compiler import COMPILED, DESCRIPTIO
 from whisperport.targets.vendors.aws_neuron.resident import Module, ResidentRunner
 
 DEVICES = Path("/dev")  # AWS's driver creates neuron0, neuron1, …
+EMULATE = "`--run-option aws-neuron.emulate=on` emulates programs on the CPU"
 EXPORT_AGAIN = (
     "export it again with `whisperport export CHECKPOINT --target aws-neuron --out BUNDLE`"
 )
 
 
 def load_modules(
-    folder: Path, entries: Sequence[ProgramEntry], core: int | None, threads: int | None
+    folder: Path,
+    entries: Sequence[ProgramEntry],
+    core: int | None,
+    threads: int | None,
+    backend: str | None = None,
 ) -> dict[str, Runner]:
     """Load programs.
 
@@ -48,6 +58,7 @@ def load_modules(
         entries: the programs to load.
         core: number of the NeuronCore that runs them; None: torch runs them on the CPU.
         threads: CPU threads of torch in this process; None: torch chooses.
+        backend: of `torch.compile`, which compiles them; None: they run as they are.
 
     Returns:
         Name of the program -> its runner.
@@ -60,7 +71,9 @@ def load_modules(
     torch = import_torch()
     if threads and core is None:
         torch.set_num_threads(threads)
-    sdk = None if core is None else _sdk()
+    sdk = _sdk() if core is not None and backend is None else None
+    if core is not None and backend is not None:
+        _torch_neuron()
     from whisperport.targets.vendors.aws_neuron import neuron_modules
 
     description_of = cache(neuron_modules.read_description)
@@ -72,9 +85,12 @@ def load_modules(
         with _checked(path):
             record = _record(description_of(path), entry.spec, path)
             module: Module
-            if core is None:
+            if sdk is None or core is None:
                 weights = weights_of(regular_file(folder, file_of(entry, WEIGHTS)))
-                module = EagerModule(description_of(path), weights, entry.spec.name)
+                device = "cpu" if core is None else f"neuron:{core}"
+                module = TorchModule(
+                    description_of(path), weights, entry.spec.name, device, backend
+                )
             else:
                 module = CompiledModule(sdk, regular_file(folder, file_of(entry, COMPILED)), core)
             runners[entry.spec.name] = _runner(entry.spec, module, record, last)
@@ -106,20 +122,43 @@ def file_of(entry: ProgramEntry, suffix: str) -> str:
 
 
 @final
-class EagerModule(Module):
-    """A module of `neuron_modules`, run by torch on the CPU."""
+class TorchModule(Module):
+    """A module of `neuron_modules`, run by torch on a device, as it is or compiled when it first runs."""
 
     def __init__(
-        self, description: Mapping[str, Any], weights: Mapping[str, Any], program: str
+        self,
+        description: Mapping[str, Any],
+        weights: Mapping[str, Any],
+        program: str,
+        device: str,
+        backend: str | None,
     ) -> None:
+        """
+        Args:
+            description: as `neuron_modules.read_description` returns it.
+            weights: as `neuron_modules.read_weights` returns them.
+            program: its name.
+            device: of torch, such as "cpu" or "neuron:0".
+            backend: of `torch.compile`; None: the module runs as it is, on the CPU.
+
+        Raises:
+            LoweringError: the device has no room for the module.
+        """
         from whisperport.targets.vendors.aws_neuron import neuron_modules
 
-        self._call = neuron_modules.run
-        self._module, _, self._aliases = neuron_modules.build(description, weights, program)
-        states = dict(self._module.named_parameters())
+        self._what = f"`{program}` on {device}"
+        self._run = neuron_modules.run
+        self._module, inputs, self._aliases = neuron_modules.build(description, weights, program)
+        self._compiled: Callable[..., Sequence[Any]] | None = None
+        if backend is not None:
+            with _translated(self._what, BY_TORCH):
+                self._module.to(device)
+                # Arrays of one shape may have other strides, for which torch would compile again.
+                self._inputs = [tensor.to(device) for tensor in inputs]
+            self._compiled = neuron_modules.compiled(self._module, backend)
         self._states = {
             state_name(name): tensor
-            for name, tensor in states.items()
+            for name, tensor in self._module.named_parameters()
             if neuron_modules.is_state(name)
         }
 
@@ -128,9 +167,18 @@ class EagerModule(Module):
         _copy(self._states[name], array)
 
     def run(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Run the module, and update its state."""
-        outputs = self._call(self._module, _tensors(inputs), self._aliases)
-        return [_array(output) for output in outputs]
+        """Run the module, and update its state.
+
+        Raises:
+            LoweringError: the backend cannot compile or run it.
+        """
+        tensors = _tensors(inputs)
+        if self._compiled is None:
+            return [_array(output) for output in self._run(self._module, tensors, self._aliases)]
+        with _translated(self._what, BY_TORCH):
+            for kept, tensor in zip(self._inputs, tensors, strict=True):
+                kept.copy_(tensor)
+            return [_array(output) for output in self._compiled(*self._inputs)]
 
 
 @final
@@ -277,7 +325,7 @@ def _tensors(arrays: Sequence[Array]) -> list[Any]:
 
 
 def _array(tensor: Any) -> Array:
-    values: Array = tensor.detach().numpy()
+    values: Array = tensor.detach().cpu().numpy()
     return np.array(values, order="C")  # an output may be an input, or share memory with another
 
 
@@ -336,32 +384,77 @@ def _sdk() -> Any:
         MissingPackageError: it is not installed, or is another package.
         LoweringError: this machine has no Neuron device.
     """
-    emulate = "`--run-option aws-neuron.emulate=on` emulates programs on the CPU"
     with needs(
         "cannot run on a NeuronCore: torch_neuronx is not installed",
-        hint=f"run whisperport in the environment of AWS's Neuron SDK, which has torch-neuronx; {emulate}",
+        hint=f"run whisperport in the environment of AWS's Neuron SDK, which has torch-neuronx; {EMULATE}",
     ):
         import torch_neuronx
     if not hasattr(torch_neuronx, "move_trace_to_device"):
         version = getattr(torch_neuronx, "__version__", "of an unknown version")
         raise MissingPackageError(
             f"cannot run on a NeuronCore: torch_neuronx {version} has no function `move_trace_to_device`",
-            why="it is a placeholder from the public index, or a version that this target does not know",
-            hint=f"install torch-neuronx for torch 2.9 from AWS's own index; {emulate}",
+            why="it is TorchNeuron, a placeholder from the public index, or an unknown version",
+            hint="with TorchNeuron, use `--run-option aws-neuron.torch-compile=neuron`; else install "
+            f"torch-neuronx for torch 2.9 from AWS's own index; {EMULATE}",
         )
+    _check_device()
+    return torch_neuronx
+
+
+def _torch_neuron() -> None:
+    """Check that torch has the device of TorchNeuron.
+
+    Raises:
+        MissingPackageError: TorchNeuron is not installed.
+        LoweringError: this machine has no Neuron device.
+    """
+    torch = import_torch()
+    with needs(
+        "cannot run on a NeuronCore: TorchNeuron is not installed",
+        hint=f"install torch-neuronx for torch {torch.__version__.partition('+')[0]} from AWS's own index; "
+        f"{EMULATE}",
+    ):
+        import torch_neuronx
+    if torch._C._get_privateuse1_backend_name() != "neuron":
+        version = getattr(torch_neuronx, "__version__", "of an unknown version")
+        raise MissingPackageError(
+            f"cannot run on a NeuronCore: torch_neuronx {version} adds no device `neuron` to torch",
+            why="TorchNeuron is torch-neuronx 2.13 and later; before, programs were traced and compiled",
+            hint="on Inferentia2 and Trainium, compile the bundle with `whisperport compile BUNDLE`, and "
+            f"run it without `aws-neuron.torch-compile`; {EMULATE}",
+        )
+    _check_device()
+
+
+def _check_device() -> None:
+    """Check that the machine has a device.
+
+    Raises:
+        LoweringError: it has none.
+    """
     if not any(DEVICES.glob("neuron[0-9]*")):
         raise LoweringError(
             "cannot run on a NeuronCore: this machine has no Neuron device",
             why=f"there is no {DEVICES}/neuron0, which AWS's driver creates",
             hint="use an instance with Inferentia2 or Trainium, on which `neuron-ls` lists a device; a "
-            f"container needs the device passed to it; {emulate}",
+            f"container needs the device passed to it; {EMULATE}",
         )
-    return torch_neuronx
+
+
+BY_SDK = (
+    "the Neuron runtime",
+    "`neuron-ls` shows the devices and the processes that use them; the bundle must be compiled for this "
+    "chip and for the installed SDK",
+)
+BY_TORCH = (
+    "torch.compile",
+    "export the bundle again; `neuron-ls` shows the devices and the processes that use them",
+)
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
-    """Convert the errors of the SDK.
+def _translated(what: str, by: tuple[str, str] = BY_SDK) -> Iterator[None]:
+    """Convert the errors of the SDK, or of torch: who reported them, and what helps.
 
     Raises:
         LoweringError: in place of them.
@@ -372,8 +465,7 @@ def _translated(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # torch_neuronx raises RuntimeError and types of its own
         raise LoweringError(
-            f"cannot run {what}: the Neuron runtime reported an error",
+            f"cannot run {what}: {by[0]} reported an error",
             why=f"{type(error).__name__}: {error}"[:400],
-            hint="`neuron-ls` shows the devices and the processes that use them; the bundle must be "
-            "compiled for this chip and for the installed SDK",
+            hint=by[1],
         ) from error

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 COMPILER = "neuronx-cc"
-MODULES, FUSED = "neuron_modules.py", "neuron_fused.py"
+MODULES = "neuron_modules.py"
 IO, BUILT = "io.json", "built.json"
 WORK, LOG = "neuronx-cc", "log-neuron-cc.txt"  # folder of the compiler's files, and its log in it
 KEYWORDS = (
@@ -106,7 +106,7 @@ def _check(job: Any, kit: Any) -> None:
     """Build the module, run it once on the CPU, and describe its inputs, outputs and state."""
     import torch
 
-    module, inputs, aliases, _ = _built(job)
+    module, inputs, aliases = _built(job)
     with torch.no_grad():
         outputs = module(*inputs)
     described = describe(module, inputs, outputs, aliases)
@@ -166,7 +166,7 @@ def _compile(job: Any, kit: Any) -> None:
     work = folder / WORK
     shutil.rmtree(str(work), ignore_errors=True)  # of a run that was interrupted
     work.mkdir()
-    module, inputs, aliases, used = _built(job)
+    module, inputs, aliases = _built(job)
     arguments = [*own["arguments"], "--logfile", str(work / LOG)]
     print("$ torch_neuronx.trace:", COMPILER, *arguments, flush=True)
     with _explained(folder, work), torch.no_grad():
@@ -179,8 +179,6 @@ def _compile(job: Any, kit: Any) -> None:
             inline_weights_to_neff=False,
             cpu_backend=True,
         )
-    for option, what in used.words().items():
-        print(option + ": " + what, flush=True)
     built = {
         "versions": {
             name: _installed(name) for name in ("torch", "torch-neuronx", "torch-xla", COMPILER)
@@ -188,7 +186,6 @@ def _compile(job: Any, kit: Any) -> None:
         "arguments": list(own["arguments"]),
         "chip": own["chip"],
         "lnc": own["lnc"],
-        "fused": used.words(),
     }
     with kit.written(folder / own["artifact"]) as partial:
         torch.jit.save(traced, str(partial))
@@ -197,13 +194,12 @@ def _compile(job: Any, kit: Any) -> None:
 
 
 def _built(job: Any) -> Any:
-    """Build a program's module: the module, its example inputs, its aliases, and its fused operators."""
+    """Build a program's module: the module, its example inputs, and its aliases."""
     folder, own = job.folder, job.settings
-    modules, fused = _loaded(folder / MODULES), _loaded(folder / FUSED)
+    modules = _loaded(folder / MODULES)
     description = modules.read_description(folder / own["description"])
     weights = modules.read_weights(folder / own["weights"])
-    module, inputs, aliases = modules.build(description, weights, job.name)
-    return module, inputs, aliases, fused.fuse(module, own["fused"])
+    return modules.build(description, weights, job.name)
 
 
 def _loaded(file: Path) -> Any:

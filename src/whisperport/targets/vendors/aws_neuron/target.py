@@ -1,10 +1,11 @@
-"""The target `aws-neuron`: AWS Inferentia2 and Trainium, through torch-neuronx."""
+"""The target `aws-neuron`: AWS Inferentia2 and Trainium, through torch-neuronx or TorchNeuron."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, final
 
+from whisperport.errors import UsageError
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.program_entry import ProgramFacts
 from whisperport.program.masks import MASKED
@@ -49,8 +50,29 @@ class DeviceOptions:
         ),
     ] = 0
 
+    torch_compile: Annotated[
+        Literal["off", "neuron", "inductor", "aot_eager"],
+        Option(
+            "Backend of torch.compile, which compiles each program when it first runs: neuron for "
+            "Trainium2 and Trainium3, with TorchNeuron; the others of torch for the CPU, with emulate=on; "
+            "off runs what `compile` wrote"
+        ),
+    ] = "off"
+
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.torch_compile != "off" and (self.torch_compile == "neuron") == self.is_emulated:
+            raise UsageError(
+                f"`aws-neuron.torch-compile={self.torch_compile}` contradicts "
+                f"`aws-neuron.emulate={self.emulate}`",
+                why="neuron runs programs on a NeuronCore, and all other backends on the CPU",
+                hint="use torch-compile=neuron with emulate=off, or another backend with emulate=on",
+            )
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether programs run on the CPU."""
+        return self.emulate == "on"
 
 
 @final
@@ -136,8 +158,9 @@ class AwsNeuron(Target):
         self, folder: Path, entries: Sequence[ProgramEntry], options: RunOptions
     ) -> dict[str, Runner]:
         chosen = cast(DeviceOptions, options.of(self))
-        core = chosen.core if chosen.emulate == "off" else None
-        return load_modules(folder, entries, core, options.cores)
+        core = None if chosen.is_emulated else chosen.core
+        backend = None if chosen.torch_compile == "off" else chosen.torch_compile
+        return load_modules(folder, entries, core, options.cores, backend)
 
     def _written(
         self, programs: Sequence["Program"], path: Path, file: str
