@@ -106,8 +106,9 @@ class AwsNeuron(Target):
                     Package(
                         "torch_neuronx",
                         "torch-neuronx",
-                        "get torch-neuronx from AWS's own index: for torch 2.9 on Inferentia2 and Trainium, "
-                        "for torch 2.13 on Trainium2 and Trainium3; see the Neuron SDK's setup page",
+                        "get torch-neuronx from AWS's own index: for torch 2.9 on Inferentia2 and "
+                        "Trainium, for torch 2.13 on Trainium2 and Trainium3; see the Neuron SDK's setup "
+                        "page",
                     ),
                 )
             },
