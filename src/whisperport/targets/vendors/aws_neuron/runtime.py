@@ -442,19 +442,19 @@ def _check_device() -> None:
 
 
 BY_SDK = (
-    "the Neuron runtime",
+    "the Neuron runtime reported an error",
     "`neuron-ls` shows the devices and the processes that use them; the bundle must be compiled for this "
     "chip and for the installed SDK",
 )
 BY_TORCH = (
-    "torch.compile",
+    "torch.compile reported an error",
     "export the bundle again; `neuron-ls` shows the devices and the processes that use them",
 )
 
 
 @contextmanager
 def _translated(what: str, by: tuple[str, str] = BY_SDK) -> Iterator[None]:
-    """Convert the errors of the SDK, or of torch: who reported them, and what helps.
+    """Convert the errors of the SDK, or of torch: what is reported, and what helps.
 
     Raises:
         LoweringError: in place of them.
@@ -465,7 +465,7 @@ def _translated(what: str, by: tuple[str, str] = BY_SDK) -> Iterator[None]:
         raise
     except Exception as error:  # torch_neuronx raises RuntimeError and types of its own
         raise LoweringError(
-            f"cannot run {what}: {by[0]} reported an error",
+            f"cannot run {what}: {by[0]}",
             why=f"{type(error).__name__}: {error}"[:400],
             hint=by[1],
         ) from error
