@@ -330,7 +330,8 @@ class BeamsAndForks:
                     self._ended.append(longer)
                 else:
                     extended.append((longer, source))
-        kept += _forks(extended, max(each.score for each in compared))
+        # With little patience, the search may end before a text has.
+        kept += _forks(extended, max((each.score for each in compared), default=np.inf))
         return [each for each, _ in kept], [source for _, source in kept], not kept
 
     def finish(self, candidates: list[Candidate]) -> list[Candidate]:
