@@ -106,9 +106,8 @@ class AwsNeuron(Target):
                     Package(
                         "torch_neuronx",
                         "torch-neuronx",
-                        "get torch-neuronx from AWS's own index: for torch 2.9 on Inferentia2 and "
-                        "Trainium, for torch 2.13 on Trainium2 and Trainium3; see the Neuron SDK's setup "
-                        "page",
+                        "get torch-neuronx from AWS's own index: for torch 2.9, or on Trainium2 and 3 for "
+                        "torch 2.13",
                     ),
                 )
             },
