@@ -126,7 +126,7 @@ def test_only_a_text_with_a_phrase_differs_from_that_without_a_list(
 
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_names_that_share_their_first_token_do_not_take_the_place_of_other_words(kind: str) -> None:
-    """Nine beginnings with a bonus are better than the right text, but none goes on."""
+    """Eight beginnings with a bonus are better than the right text, but none goes on."""
     row = logits(t1=0, t2=-0.5)
     row[3:11] = -1
     model = as_model({(): row, **{(n,): logits(t0=0) for n in range(3, 11)}, (1,): logits(t2=0)})
