@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import whisperport
 from whisperport.errors import UsageError
+from whisperport.runtime.decoding.forks import BeamsAndForks, Forks
 from whisperport.runtime.decoding.phrases import (
     DEFAULT_BONUS,
     MAX_PHRASES,
@@ -25,9 +26,7 @@ from whisperport.runtime.decoding.phrases import (
 )
 from whisperport.runtime.decoding.search import (
     Beams,
-    BeamsAndForks,
     Candidate,
-    Forks,
     Sampling,
     Search,
     best_candidate,

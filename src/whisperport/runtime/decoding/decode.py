@@ -13,15 +13,14 @@ from whisperport.errors import UsageError
 from whisperport.program.dims import SECONDS_PER_POSITION, Dims
 from whisperport.program.generation import Generation
 from whisperport.runtime.decoding.decode_options import DecodeOptions, check_combination
+from whisperport.runtime.decoding.forks import BeamsAndForks, Forks
 from whisperport.runtime.decoding.grammar import Grammar
 from whisperport.runtime.decoding.phrases import Phrases
 from whisperport.runtime.decoding.rules import SHORT_WINDOW_PENALTY, Rules
 from whisperport.runtime.decoding.search import (
     IMPOSSIBLE,
     Beams,
-    BeamsAndForks,
     Candidate,
-    Forks,
     Sampling,
     Search,
     Sentences,

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.program.generation import Generation
-from whisperport.runtime.engine.scores import FORK_MARGIN, Floats, LogSum, Scores
+from whisperport.runtime.engine.scores import Floats, LogSum, Scores
 
-N_FORKS = 3  # texts with a listed phrase that are decoded beside those without a list
 LEAST_BONUS = 1e-3  # nats; what is below is what remains of rounding
 IMPOSSIBLE = 1000.0  # nats: the score of a sentence that was cut off, or that no token spells
 BLOCK = 256  # logits that are reduced together; a row of 51,865 has about 200 blocks
@@ -166,65 +165,11 @@ class Sampling:
             ]
             logprob = candidate.logprob - sum(totals)
             known = replace(candidate, logprob=logprob, logprobs=logprobs)
-            finished.append(_without_end(known, self._end))
+            finished.append(without_end(known, self._end))
         return finished
 
     def _ended(self, candidate: Candidate) -> bool:
         return bool(candidate.tokens) and candidate.tokens[-1] == self._end
-
-
-class Forks:
-    """Greedy decoding that tries phrases: the best text, and beside it those that are inside a phrase.
-
-    The bonus of a phrase's first token alone would decide too early. So a text in which a phrase has begun
-    is decoded beside the best one until the phrase is complete or too improbable; their scores then tell.
-    A text whose phrase has not become complete is dropped: greedy decoding would not have tried it.
-    """
-
-    width, greedy = 1, True
-
-    def __init__(self, end_of_text: int) -> None:
-        self._end = end_of_text
-        self._ended: list[Candidate] = []
-        self._has_best = True  # whether the first candidate is the best text
-        # By number of tokens before: of the steps at which there was one text. It is the same for all texts
-        # that continue it, so that it can be subtracted at the end, when this takes a fifth of the time.
-        self._sums: dict[int, LogSum] = {}
-
-    def advance(
-        self, candidates: list[Candidate], scores: list[Scores]
-    ) -> tuple[list[Candidate], list[int], bool]:
-        extended: list[Extended] = []
-        is_alone = len(candidates) == 1 and self._has_best and not self._ended
-        for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
-            best = int(each.logits.argmax())
-            peak = each.logits.item(best)
-            if is_alone:
-                total, self._sums[len(candidate.tokens)] = 0.0, each.log_sum(peak)
-            else:
-                total = each.log_sum(peak).value
-            is_best = source == 0 and self._has_best
-            least = peak - FORK_MARGIN if is_best else -np.inf
-            for token in dict.fromkeys((best, *each.preferred(N_FORKS + 1, least))):
-                longer = candidate.extended(token, each.logits.item(token) - total, each)
-                if longer.has_phrase or (is_best and token == best):
-                    extended.append((longer, source))
-        kept = [max(extended, key=_score)] if extended else []
-        if kept and kept[0][0].tokens[-1] == self._end:
-            self._ended.append(kept.pop()[0])
-        floor = max([*(each.score for each in self._ended), *map(_score, kept)], default=-np.inf)
-        kept = [each for each in kept if _score(each) == floor]
-        self._has_best = bool(kept)
-        inside = [each for each in extended if each[0].opens and each not in kept]
-        kept += _forks(inside, floor)
-        return [each for each, _ in kept], [source for _, source in kept], not kept
-
-    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
-        best = max((*self._ended, *candidates), key=lambda candidate: candidate.score)
-        for index, log_sum in self._sums.items():
-            best.logprobs[index] -= log_sum.value
-            best.logprob -= log_sum.value
-        return [_without_end(best, self._end)]
 
 
 class Beams:
@@ -277,75 +222,7 @@ class Beams:
         finished = self.finished
         missing = max(0, self.width - len(finished))  # filled with the best unfinished ones
         by_score = sorted(candidates, key=lambda candidate: candidate.logprob, reverse=True)
-        return [_without_end(each, self._end) for each in (*finished, *by_score[:missing])]
-
-
-def _score(extended: Extended) -> float:
-    return extended[0].score
-
-
-def _prospect(extended: Extended) -> float:
-    return extended[0].prospect
-
-
-class BeamsAndForks:
-    """Beam search, and beside it texts with a phrase. Their scores at the end tell which is the best.
-
-    The beams are those without a list, so that a phrase that no text has changes nothing.
-    """
-
-    greedy = False
-
-    def __init__(self, end_of_text: int, width: int, patience: float) -> None:
-        self.width = width
-        self._end = end_of_text
-        self._beams = Beams(end_of_text, width, patience)
-        self._n_beams = width  # the first candidates; 0: enough beams have ended
-        self._last: list[Candidate] = []  # beams of the last step
-        self._ended: list[Candidate] = []  # with a phrase
-
-    def advance(
-        self, candidates: list[Candidate], scores: list[Scores]
-    ) -> tuple[list[Candidate], list[int], bool]:
-        n_beams, kept = self._n_beams, list[Extended]()
-        if n_beams:
-            self._last, sources, is_finished = self._beams.advance(
-                candidates[:n_beams], scores[:n_beams]
-            )
-            kept = [] if is_finished else list(zip(self._last, sources, strict=True))
-            self._n_beams = len(kept)
-        compared = [each for each, _ in kept] or [*self._beams.finished, *self._ended]
-        known = {tuple(each.tokens) for each in (*compared, *self._beams.finished)}
-        extended: list[Extended] = []
-        for source, (candidate, each) in enumerate(zip(candidates, scores, strict=True)):
-            best = top(each.logits, 2).tolist() if source >= n_beams else ()
-            for token in dict.fromkeys((*best, *each.preferred(N_FORKS + 1))):
-                logprob = each.logits.item(token) - each.log_sum().value
-                longer = candidate.extended(token, logprob, each)
-                tokens = tuple(longer.tokens)
-                if not longer.has_phrase or tokens in known:
-                    continue
-                known.add(tokens)  # at the start, all beams are equal
-                if token == self._end:
-                    self._ended.append(longer)
-                else:
-                    extended.append((longer, source))
-        # With little patience, the search may end before a text has.
-        kept += _forks(extended, max((each.score for each in compared), default=np.inf))
-        return [each for each, _ in kept], [source for _, source in kept], not kept
-
-    def finish(self, candidates: list[Candidate]) -> list[Candidate]:
-        beams = self._beams.finish(self._last)
-        forks = (
-            self._ended if self._beams.finished else [*self._ended, *candidates[self._n_beams :]]
-        )
-        return [*beams, *(_without_end(each, self._end) for each in forks)]
-
-
-def _forks(extended: list[Extended], floor: float) -> list[Extended]:
-    """Return the texts with a phrase that may become better than another one, which has this score."""
-    hopeful = [each for each in extended if _prospect(each) > floor - FORK_MARGIN]
-    return sorted(hopeful, key=_prospect, reverse=True)[:N_FORKS]
+        return [without_end(each, self._end) for each in (*finished, *by_score[:missing])]
 
 
 class Sentences:
@@ -396,7 +273,9 @@ class Sentences:
                 own = extended[0], source
             else:
                 sentences += [(each, source) for each in extended]
-        sentences = sorted(sentences, key=_score, reverse=True)[: self._width]
+        sentences = sorted(sentences, key=lambda extended: extended[0].score, reverse=True)[
+            : self._width
+        ]
         if any(sentence.is_own for sentence, _ in sentences):
             own = None
         kept = self._decided(sentences, own)
@@ -410,7 +289,7 @@ class Sentences:
             )  # the limit of tokens cut it off
         elif best.waits:
             best = self._closed(best, best.gap <= self._highest)
-        return [_without_end(best, self._end)]
+        return [without_end(best, self._end)]
 
     def _best(self, row: Floats) -> NDArray[np.int64]:
         """Return the indices of the largest values of (V,)."""
@@ -492,7 +371,7 @@ def top(row: Floats, count: int) -> NDArray[np.int64]:
     return indices[np.argsort(-row[indices], kind="stable")[:count]]
 
 
-def _without_end(candidate: Candidate, end: int) -> Candidate:
+def without_end(candidate: Candidate, end: int) -> Candidate:
     """Return a candidate with the tokens before the end of text, and whether there was one."""
     tokens = candidate.tokens
     ended = end in tokens
