@@ -49,7 +49,9 @@ def doctor(as_json: bool) -> None:
     else:
         for name, value in machine().items():
             line = f"{name.replace('_', ' '):15} {value}"
-            print_lines(*textwrap.wrap(line, WIDTH, subsequent_indent=" " * 16))
+            print_lines(
+                *textwrap.wrap(line, WIDTH, subsequent_indent=" " * 16, break_on_hyphens=False)
+            )
         print_lines(f"{'embedded model':15} {'damaged or missing' if damage else 'complete'}", "")
         _print_packages(findings)
     if damage:

@@ -384,13 +384,11 @@ def _sdk() -> Any:
         MissingPackageError: it is not installed, or is another package.
         LoweringError: this machine has no Neuron device.
     """
-    with needs(
+    torch_neuronx, version = _imported(
         "cannot run on a NeuronCore: torch_neuronx is not installed",
-        hint=f"run whisperport in the environment of AWS's Neuron SDK, which has torch-neuronx; {EMULATE}",
-    ):
-        import torch_neuronx
+        "run whisperport in the environment of AWS's Neuron SDK, which has torch-neuronx",
+    )
     if not hasattr(torch_neuronx, "move_trace_to_device"):
-        version = getattr(torch_neuronx, "__version__", "of an unknown version")
         raise MissingPackageError(
             f"cannot run on a NeuronCore: torch_neuronx {version} has no function `move_trace_to_device`",
             why="it is TorchNeuron, a placeholder from the public index, or an unknown version",
@@ -409,14 +407,12 @@ def _torch_neuron() -> None:
         LoweringError: this machine has no Neuron device.
     """
     torch = import_torch()
-    with needs(
+    number = torch.__version__.partition("+")[0]
+    _, version = _imported(
         "cannot run on a NeuronCore: TorchNeuron is not installed",
-        hint=f"install torch-neuronx for torch {torch.__version__.partition('+')[0]} from AWS's own index; "
-        f"{EMULATE}",
-    ):
-        import torch_neuronx
+        f"install torch-neuronx for torch {number} from AWS's own index",
+    )
     if torch._C._get_privateuse1_backend_name() != "neuron":
-        version = getattr(torch_neuronx, "__version__", "of an unknown version")
         raise MissingPackageError(
             f"cannot run on a NeuronCore: torch_neuronx {version} adds no device `neuron` to torch",
             why="TorchNeuron is torch-neuronx 2.13 and later; before, programs were traced and compiled",
@@ -424,6 +420,21 @@ def _torch_neuron() -> None:
             f"run it without `aws-neuron.torch-compile`; {EMULATE}",
         )
     _check_device()
+
+
+def _imported(absent: str, hint: str) -> tuple[Any, str]:
+    """Return `torch_neuronx` and its version.
+
+    Args:
+        absent: the error if it is not installed.
+        hint: what helps then, beside emulation.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    with needs(absent, hint=f"{hint}; {EMULATE}"):
+        import torch_neuronx
+    return torch_neuronx, getattr(torch_neuronx, "__version__", "of an unknown version")
 
 
 def _check_device() -> None:

@@ -55,7 +55,7 @@ class DeviceOptions:
         Option(
             "Backend of torch.compile, which compiles each program when it first runs: neuron for "
             "Trainium2 and Trainium3, with TorchNeuron; the others of torch for the CPU, with emulate=on; "
-            "off runs what `compile` wrote"
+            "off: nothing is compiled here"
         ),
     ] = "off"
 
