@@ -1,11 +1,13 @@
 """What of Whisper XNNPACK takes: everything, read off the file that is written."""
 
 import copy
+import ctypes
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import executorch
 import numpy as np
 import pytest
 import torch
+from executorch.exir._serialize._program import deserialize_pte_binary
 from ruamel.yaml import YAML
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -177,6 +180,48 @@ def test_a_program_of_which_nothing_is_delegated_still_runs(tmp_path: Any) -> No
     assert entries[0].facts.subgraphs == 0
     assert len(entries[0].facts.undelegated) == 1
     np.testing.assert_allclose(y, (x - 3.5) / np.sqrt(5.25), atol=1e-5)  # 1e-5 in its root, too
+
+
+def test_inputs_have_no_memory_in_the_file(exported: Callable[[str], Bundle]) -> None:
+    # a method with memory for its inputs copies them in every run: a quarter of the time of tiny's step
+    pte = (exported("xnnpack").folder / FILE).read_bytes()
+    plans = deserialize_pte_binary(pte).program.execution_plan
+    assert plans
+    for plan in plans:
+        inputs = [plan.values[number].val for number in plan.inputs]
+        assert inputs
+        assert all(value.allocation_info is None for value in inputs)
+
+
+def test_an_input_at_the_end_of_readable_memory_is_copied(
+    exported: Callable[[str], Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a hidden state behind which no memory can be read
+    bundle = exported("xnnpack")
+    entry = bundle.manifest.program("step")
+    runner = XNNPACK.load(bundle.folder, [entry], RunOptions())["step"]
+    rng = np.random.default_rng(0)
+    inputs = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in entry.spec.inputs}
+    x = inputs["x"]
+    pages = mmap(-1, 2 * runtime.PAGE)
+    last = ctypes.addressof((ctypes.c_char * len(pages)).from_buffer(pages)) + runtime.PAGE
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(last), runtime.PAGE, 0)
+    at_end = np.frombuffer(pages, np.float32, x.size, runtime.PAGE - x.nbytes).reshape(x.shape)
+    at_end[...] = x
+    # when a program runs on it
+    given: list[Any] = []
+    readable = runtime._readable_behind
+    monkeypatch.setattr(
+        runtime, "_readable_behind", lambda a: given.append(readable(a)) or given[-1]
+    )
+    outputs = runner.run(inputs | {"x": at_end})
+    # then it reads a copy of this input alone, and the outputs are the same
+    assert [array is value for array, value in zip(given, inputs.values(), strict=True)] == [
+        name != "x" for name in inputs
+    ]
+    monkeypatch.undo()
+    expected = runner.run(inputs)
+    assert all(np.array_equal(outputs[name], expected[name]) for name in expected)
 
 
 def test_one_program_of_a_process_runs_at_a_time(exported: Callable[[str], Bundle]) -> None:

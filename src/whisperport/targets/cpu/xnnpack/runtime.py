@@ -26,6 +26,8 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from whisperport.errors import BundleError, needs
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.runner import Array, Runner
@@ -66,8 +68,26 @@ class XnnpackRunner(Runner):
     def _run(self, inputs: Sequence[Array]) -> Sequence[Array]:
         from torch import from_numpy
 
-        outputs = self._method.execute([from_numpy(array) for array in inputs])
+        outputs = self._method.execute([from_numpy(_readable_behind(array)) for array in inputs])
         return [output.numpy() for output in outputs]
+
+
+PAGE = 4096
+EXTRA = 16  # bytes behind an input that XNNPACK may read, and ignores: xnnpack.h, XNN_EXTRA_BYTES
+
+
+def _readable_behind(array: Array) -> Array:
+    """Return an array behind which memory can be read: a copy of one that ends with its page, else itself.
+
+    Methods read inputs where the caller has them; kernels that load many values at a time read past the end.
+    """
+    end = int(array.__array_interface__["data"][0]) + array.nbytes
+    if -end % PAGE >= EXTRA:
+        return array
+    memory = np.empty(array.nbytes + EXTRA, np.uint8)
+    copy = memory[: array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def start_runtime(threads: int | None) -> Any:
