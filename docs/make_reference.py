@@ -45,6 +45,8 @@ COLUMNS = (
     "memory",
 )
 
+TOLD_ONCE = ("precision", "equal", "clips", "verified", "wer", "bytes")
+
 Row = tuple[str, ...]
 ALL = "all"
 
@@ -279,9 +281,13 @@ def _measured() -> str:
     lines, versions, words = [], dict[str, str](), dict[str, list[str]]()
     for layout in all_layouts():
         sizes = next((usual[app]["bytes"] for app in layout.apps if app in usual), {})
+        shown = set[tuple[Any, ...]]()  # apps of one layout load the same files
         for app, precision in product(layout.apps.values(), layout.precisions):
             if row := rows.get((app.name, precision)):
-                lines.append(_measured_row(row, sizes.get(precision)))
+                told = tuple(row[name] for name in TOLD_ONCE)
+                if told not in shown:
+                    lines.append(_measured_row(row, sizes.get(precision)))
+                shown.add(told)
                 versions |= row["versions"]
                 if app.compared == "words":
                     equal = f"{1 - row['differ'] / row['emitted']:.1%} of {row['emitted']}"

@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 
 from whisperport.runtime import DecodeOptions
-from whisperport.speech.text import write_srt, write_vtt
+from whisperport.speech.audio import load_audio
+from whisperport.speech.text import LANGUAGES, write_srt, write_vtt
 from whisperport.targets import RunOptions
 from whisperport.transcription import TranscribeOptions, Transcriber, Transcript
 from whisperport.verification.clips import shipped_audio
 
 from ...micro import adapter_tensors, write_adapter
+from ...wav import write_wav
 
 URL = "/v1/audio/transcriptions"
+ENGLISH = "/v1/audio/translations"
 CLIP = shipped_audio()[0].path
 LONG = shipped_audio()[17].path  # three commands
 
@@ -419,3 +422,36 @@ def test_an_unexpected_error_is_not_explained_and_not_repeated(
     assert answer.json()["error"]["code"] == "internal"
     assert "secret" not in answer.text
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "language", "decode"),
+    [
+        (URL, "", DecodeOptions()),
+        (URL, "de", DecodeOptions(language="de")),
+        (ENGLISH, "", DecodeOptions(task="translate")),
+    ],
+)
+def test_language_and_task_are_those_of_the_transcriber(
+    serving: Callable[..., Any],
+    exported: Callable[..., Any],
+    tmp_path: Path,
+    url: str,
+    language: str,
+    decode: DecodeOptions,
+) -> None:
+    # given a multilingual model, which detects languages and translates
+    bundle = exported("onnxruntime", "micro", batch=2)
+    transcriber = Transcriber(bundle, RunOptions(threads=1))
+    clip = write_wav(tmp_path / "three windows.wav", load_audio(shipped_audio()[0].path)[:8000])
+    expected = transcriber.transcribe(clip, TranscribeOptions(decode=decode))
+    fields = {"response_format": "verbose_json"} | ({"language": language} if language else {})
+
+    found = post(serving(of=transcriber), fields, url=url, file=clip.read_bytes()).json()
+
+    assert found["text"] == expected.text != ""
+    assert [one["tokens"] for one in found["segments"]] == [
+        list(one.tokens) for one in expected.segments
+    ]
+    shown = "en" if decode.task == "translate" else expected.language
+    assert (found["task"], found["language"]) == (decode.task, LANGUAGES[shown])

@@ -36,6 +36,9 @@ SHAPES = {
     ),
 }
 ALL = os.environ.get("WHISPERPORT_TEST_APPS") == "1"
+SLOW = (
+    "react-native-executorch",
+)  # half a minute for each lowering; its own tests have a small one
 CASES = [
     (app, precision)
     for layout in all_layouts()
@@ -49,7 +52,7 @@ def needs_app(app: str) -> None:
     command = command_of(layout_of(app).apps[app])
     if command is None:
         pytest.skip(f"{app} is not installed: whisperport apps --install {app}")
-    if not ALL and command != [sys.executable]:
+    if not ALL and (command != [sys.executable] or app in SLOW):
         pytest.skip("make test-apps runs it")
 
 

@@ -12,7 +12,7 @@ from whisperport.build.layouts import layout_of
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 import onnx
-from tests.build.layouts.test_onnx_graphs import SHAPES, random_checkpoint
+from tests.build.layouts.test_written_graphs import SHAPES, random_checkpoint
 
 from whisperport.build.layouts.onnx_graph import file as onnx_files
 from whisperport.build.layouts.parts import changed_part, parts_of

@@ -15,6 +15,7 @@ MODULES = (
     "faster_whisper",
     "onnxruntime_genai",
     "openvino_genai",
+    "react_native_executorch",
     "sherpa_onnx",
     "transformers_js",
     "whisper_cpp",

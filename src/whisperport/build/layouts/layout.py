@@ -38,6 +38,8 @@ class DecodingProfile:
         max_tokens: of a window, without the prompt; None: half of the decoder's positions, as in
             openai-whisper.
         tokens_per_s: at most this many per second of the clip; None: no limit.
+        piece_s: seconds of audio that are decoded at a time, wherever they end; None: the first window, or
+            windows that follow one another as `windows` says.
         words: whether word timestamps are compared; `App.drops` says why those of some apps are not.
     """
 
@@ -48,6 +50,7 @@ class DecodingProfile:
     windows: bool = True
     max_tokens: int | None = None
     tokens_per_s: float | None = None
+    piece_s: float | None = None
     words: bool = False
 
 

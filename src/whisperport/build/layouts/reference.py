@@ -1,7 +1,7 @@
 """What a checkpoint emits in eager torch, decoded as an app decodes, for a comparison with the app."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ from whisperport.runtime.segments.alignment import align_words
 from whisperport.runtime.segments.segments import SegmentedWindow
 from whisperport.runtime.segments.words import add_words
 from whisperport.speech.audio import FRAMES_PER_SECOND, HOP_LENGTH, SAMPLE_RATE, log_mel
+from whisperport.speech.audio.mel import N_FFT
 from whisperport.speech.text import Segment, Tokenizer
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.verification.clips import Clip
@@ -102,7 +103,8 @@ def reference_of(
     results = []
     for index, clip in enumerate(clips):
         begin_stage(Counted(f"running the model in torch on {clip.name}", index, len(clips)))
-        results.append(_emitted(engine, tokenizer, profile, clip))
+        pieces = [_emitted(engine, tokenizer, profile, piece) for piece in _pieces(clip, profile)]
+        results.append(_joined(pieces, profile, generation.timestamp_begin))
     return results
 
 
@@ -150,6 +152,31 @@ def known_logits(
         n_prompt=len(prompt),
         best=tuple(logits.argmax(dim=1).tolist()),
         highest=tuple(logits.amax(dim=1).tolist()),
+    )
+
+
+def _pieces(clip: Clip, profile: DecodingProfile) -> Iterator[Clip]:
+    """Yield the parts of a clip that an app decodes one after the other; most apps decode it whole."""
+    size = round(profile.piece_s * SAMPLE_RATE) if profile.piece_s else len(clip.samples)
+    for start in range(0, len(clip.samples), size):
+        if start == 0 or len(clip.samples) - start > N_FFT // 2:  # too short for a spectrogram
+            yield replace(clip, samples=clip.samples[start : start + size])
+
+
+def _joined(pieces: Sequence[Emitted], profile: DecodingProfile, timestamp_begin: int) -> Emitted:
+    """Return what was emitted for the parts of a clip as one result, with times in the clip."""
+    if len(pieces) == 1:
+        return pieces[0]
+    starts = [i * (profile.piece_s or 0) for i in range(len(pieces))]
+    return Emitted(
+        tokens=tuple(token for piece in pieces for token in piece.tokens),
+        text="".join(piece.text for piece in pieces),
+        segments=tuple(
+            TimedText(start + s.start_s, start + s.end_s, s.text)
+            for start, piece in zip(starts, pieces, strict=True)
+            for s in piece.segments
+        ),
+        timestamp_begin=timestamp_begin,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from whisperport.errors import ProgramError, needs
 from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.model.inspection.partitions import border
+from whisperport.model.inspection.quiet import quiet
 from whisperport.model.inspection.torch_nodes import Argument, torch_node
 from whisperport.program.profiling import Subgraph
 
@@ -50,6 +51,7 @@ class Method:
     inputs: tuple[Value | None, ...]  # None: not a tensor
     instructions: dict[tuple[int, int], Instruction]  # (chain, instruction), numbered as in ETDump
     graph: Graph  # undelegated nodes, and the nodes in XNNPACK delegates
+    texts: tuple[str, ...] = ()  # that it returns beside tensors, as a method without instructions
 
     @property
     def borders(self) -> tuple[Subgraph, ...]:
@@ -71,7 +73,7 @@ def read_pte(pte: bytes, name: str, methods: Sequence[str] = ()) -> dict[str, Me
         ProgramError: the program is damaged, or this ExecuTorch version cannot read it.
         MissingPackageError: ExecuTorch is not installed.
     """
-    with needs_executorch():
+    with needs_executorch(), quiet():
         from executorch.exir._serialize._program import deserialize_pte_binary
     try:
         program = deserialize_pte_binary(pte).program
@@ -112,7 +114,9 @@ class _Reader:
             v for number in self._plan.outputs if (v := self._tensor(number)) is not None
         )
         graph = Graph(self._plan.name, "torch", tuple(self._nodes), values, outputs)
-        return Method(self._plan.name, inputs, instructions, graph)
+        returned = [self._plan.values[number].val for number in self._plan.outputs]
+        texts = tuple(str(v.string_val) for v in returned if type(v).__name__ == "String")
+        return Method(self._plan.name, inputs, instructions, graph, texts)
 
     def _instruction(self, call: Any, place: str) -> Instruction:
         kind = type(call).__name__

@@ -25,12 +25,15 @@ if TYPE_CHECKING:  # boards have no torch
     from whisperport.model.trace.program import Program
 
 
-def lower_to_pte(programs: Mapping[str, "Program"], path: Path) -> dict[str, dict[str, Any]]:
+def lower_to_pte(
+    programs: Mapping[str, "Program"], path: Path, constants: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
     """Lower programs and write them to one .pte file.
 
     Args:
         programs: name of the method -> its program.
         path: of the file.
+        constants: name of a further method -> the text that it returns; None: there are none.
 
     Returns:
         For each method, what was delegated, as JSON.
@@ -45,7 +48,7 @@ def lower_to_pte(programs: Mapping[str, "Program"], path: Path) -> dict[str, dic
     _import_executorch()
     path.parent.mkdir(exist_ok=True)
     with weights_on_disk(path.parent):
-        edge, delegated = _lower_to_edge(programs)
+        edge, delegated = _lower_to_edge(programs, constants)
         begin_stage("writing the ExecuTorch file")
         with quiet(), shared_node_history(), shared_weights(), path.open("wb") as file:
             edge.to_executorch(_inputs_of_the_caller()).write_to_file(file)
@@ -104,7 +107,9 @@ def _yaml_read_by_libyaml() -> Iterator[None]:
         reader.load = in_python
 
 
-def _lower_to_edge(programs: Mapping[str, "Program"]) -> tuple[Any, dict[str, int]]:
+def _lower_to_edge(
+    programs: Mapping[str, "Program"], constants: Mapping[str, str] | None = None
+) -> tuple[Any, dict[str, int]]:
     """The lowered methods, and for each the number of nodes in its delegates.
 
     Programs are lowered one by one, so that what ExecuTorch copies of one is freed before the next.
@@ -130,7 +135,8 @@ def _lower_to_edge(programs: Mapping[str, "Program"]) -> tuple[Any, dict[str, in
             methods[method] = edge
             delegated[method] = get_delegation_info(edge.graph_module).num_delegated_nodes
             gc.collect()  # graphs refer to themselves, and the copied weights are in graphs
-        return EdgeProgramManager(methods, compile_config=config), delegated
+        texts = dict(constants) if constants else None
+        return EdgeProgramManager(methods, texts, compile_config=config), delegated
     except Exception as error:  # ExecuTorch raises anything, from AssertionError to its own
         raise LoweringError(
             "ExecuTorch could not lower the programs for XNNPACK",

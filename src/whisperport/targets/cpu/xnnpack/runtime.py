@@ -79,7 +79,7 @@ EXTRA = 16  # bytes behind an input that XNNPACK may read, and ignores: xnnpack.
 def _readable_behind(array: Array) -> Array:
     """Return an array behind which memory can be read: a copy of one that ends with its page, else itself.
 
-    Methods read inputs where the caller has them; kernels that load many values at a time read past the end.
+    Methods read inputs where the caller has them, and kernels load many values at a time.
     """
     end = int(array.__array_interface__["data"][0]) + array.nbytes
     if -end % PAGE >= EXTRA:
