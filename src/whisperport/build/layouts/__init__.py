@@ -15,10 +15,10 @@ MODULES = (
     "faster_whisper",
     "onnxruntime_genai",
     "openvino_genai",
-    "react_native_executorch",
     "sherpa_onnx",
     "transformers_js",
     "whisper_cpp",
+    "react_native_executorch",  # last: it is recognized by what its file has, which takes seconds to read
 )
 
 

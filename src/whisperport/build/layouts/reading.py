@@ -14,6 +14,7 @@ from whisperport.program.strict_json import parse
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
+    from whisperport.model.inspection.read_pte import Method
 
 T = TypeVar("T")
 MAX_JSON_BYTES = 64 << 20  # a tokenizer.json of Whisper has 4 MB
@@ -155,6 +156,18 @@ class Reader:
     precisions: Callable[[Files], list[str]]
     arrays: Callable[[Files, str], Iterator[StoredArray]] | None = None
     sizes: Callable[[Files], Mapping[str, int]] = lambda _files: {}
+
+
+def pte_methods(path: Path) -> "Mapping[str, Method]":
+    """Return the methods of an ExecuTorch program by their names.
+
+    Raises:
+        ProgramError: the file is damaged.
+        MissingPackageError: ExecuTorch is not installed.
+    """
+    from whisperport.model.inspection.read_pte import read_pte
+
+    return read_pte(path.read_bytes(), path.name)
 
 
 def _unsafe(path: Path, why: str) -> ProgramError:

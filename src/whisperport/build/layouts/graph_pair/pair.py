@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from whisperport.build.layouts.reading import Files
+from whisperport.build.layouts.reading import Files, pte_methods
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.inspection.graph import Graph, Value
@@ -170,32 +170,29 @@ def _names(files: Files) -> list[str]:
 
 def _parts(files: Files) -> Iterator[Part]:
     graphs = [(name, (files.path / name).suffix) for name in _names(files)]
-    graphs = [(name, suffix) for name, suffix in graphs if suffix in READERS]
+    graphs = [(name, suffix) for name, suffix in graphs if suffix in (*READERS, ".pte")]
     for name, suffix in graphs[:MOST_GRAPHS]:
-        for method, graph in files.read(name, READERS[suffix]).items():
-            yield Part(name, suffix, method, graph)
+        if suffix == ".pte":
+            for method in files.read(name, pte_methods).values():
+                yield Part(name, suffix, method.name, method.graph)
+        else:
+            yield Part(name, suffix, "", files.read(name, READERS[suffix]))
 
 
-def _onnx(path: Path) -> "dict[str, Graph]":
+def _onnx(path: Path) -> "Graph":
     from whisperport.model.inspection.read_onnx import read_onnx
 
-    return {"": read_onnx(path)}
+    return read_onnx(path)
 
 
-def _tflite(path: Path) -> "dict[str, Graph]":
+def _tflite(path: Path) -> "Graph":
     from whisperport.model.inspection.read_tflite import read_tflite
 
     first, *_ = read_tflite(path)  # the interpreter runs it
-    return {"": first}
+    return first
 
 
-def _pte(path: Path) -> "dict[str, Graph]":
-    from whisperport.model.inspection.read_pte import read_pte
-
-    return {name: method.graph for name, method in read_pte(path.read_bytes(), path.name).items()}
-
-
-READERS = {".onnx": _onnx, ".tflite": _tflite, ".pte": _pte}
+READERS = {".onnx": _onnx, ".tflite": _tflite}
 
 
 def _is_encoder(graph: "Graph") -> bool:

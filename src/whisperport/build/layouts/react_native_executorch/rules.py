@@ -6,7 +6,6 @@ src/core/schema.ts, cpp/core/model.cpp.
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules
@@ -17,7 +16,7 @@ from whisperport.build.layouts.react_native_executorch.folder import (
     SCHEMA,
     TOKENIZER,
 )
-from whisperport.build.layouts.reading import Files, Reader
+from whisperport.build.layouts.reading import Files, Reader, pte_methods
 from whisperport.build.layouts.rules import layout_rule
 
 if TYPE_CHECKING:  # it needs torch
@@ -132,17 +131,11 @@ def _n_logits(methods: "Mapping[str, Method]") -> int:
 def _file(files: Files) -> str:
     """Return the file with both methods; empty: there is none, or it is the only file."""
     names = sorted(path.name for path in files.path.glob("*.pte"))
-    return next((n for n in names if {ENCODE, DECODE} <= files.read(n, _read).keys()), "")
-
-
-def _read(path: Path) -> "Mapping[str, Method]":
-    from whisperport.model.inspection.read_pte import read_pte
-
-    return read_pte(path.read_bytes(), path.name)
+    return next((n for n in names if {ENCODE, DECODE} <= files.read(n, pte_methods).keys()), "")
 
 
 def _methods(files: Files) -> "Mapping[str, Method]":
-    return files.read(_file(files), _read)
+    return files.read(_file(files), pte_methods)
 
 
 def _recognize(files: Files) -> bool:
