@@ -1,6 +1,6 @@
 """Measure and stress `whisperport archive` on thousands of short clips.
 
-    python -m benchmarks.archive.clips CLIPS --count 10000
+    python -m benchmarks.archive.job make CLIPS --count 10000 # synthesize clips
     python -m benchmarks.archive.job speed CLIPS # equal to transcribe_files? its speed, and the memory
     python -m benchmarks.archive.job kill CLIPS # kill -9 of the job, then of workers, at random moments
     python -m benchmarks.archive.job damaged CLIPS # 5 % damaged files, each a row with its cause
@@ -8,7 +8,8 @@
     python -m benchmarks.archive.job words CLIPS # what the words of a row cost
     python -m benchmarks.archive.job peers CLIPS # and faster-whisper, after `make bench-peers`
 
-Writes `results/archive.json`, a member per command, and prints it. The model is the embedded one.
+Writes `results/archive.json`, a member per command, and prints it. The model is the embedded one. `make`
+needs libespeak-ng and libflite, and keeps clips that are there; a clip depends on its number only.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import time
 import warnings
+import wave
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 import whisperport
@@ -62,6 +65,9 @@ from ..record import compact, record
 ENGLISH = DecodeOptions(language="en")
 WORKERS = 2
 DAMAGED_ONE_IN = 20
+LONGEST_S = 2.2
+FLITE_ONE_IN = 4  # clips
+NOISE_ONE_IN = 3  # clips
 ROUNDS = 7
 KILLS = 20
 
@@ -70,10 +76,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("command", choices=("make", *COMMANDS))
     parser.add_argument("clips", type=Path)
     parser.add_argument("--count", type=int, help="number of clips; default: all")
     chosen = parser.parse_args()
+    if chosen.command == "make":
+        make_clips(chosen.clips, chosen.count or 10_000)
+        return
     warnings.simplefilter("ignore")
     files = sorted(chosen.clips.absolute().rglob("*"))
     clips = [path for path in files if path.suffix.lower() in AUDIO_SUFFIXES][: chosen.count]
@@ -87,6 +96,54 @@ def keep(command: str, found: dict[str, Any]) -> None:
     packages = versions(["whisperport", "onnxruntime", "pyarrow"])
     record("archive", command, {"versions": packages, **found})
     print(compact(found))
+
+
+# The clips: many voices, speeds and noises
+
+
+def make_clips(folder: Path, count: int) -> None:
+    """Synthesize short clips, each with its text in a file beside it."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
+    from synthesizers import FLITE_VOICES, SAMPLE_RATE, Espeak, Flite
+
+    espeak, flite = Espeak(), {voice: Flite(voice) for voice in FLITE_VOICES}
+    for number in range(count):
+        path = folder / f"{number // 1000:03}" / f"{number:06}.wav"
+        if not path.with_suffix(".txt").exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            samples, text = clip(random.Random(number), espeak, flite)
+            with wave.open(str(path), "wb") as file:
+                file.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+                file.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+            path.with_suffix(".txt").write_text(f"{text}\n")
+
+
+def clip(rng: random.Random, espeak: Any, flite: dict[str, Any]) -> tuple[NDArray[np.float32], str]:
+    """One short sentence of a random voice and speed, in noise or not; samples at 16 kHz, and its text."""
+    from grammar import sentence
+    from synthesize import LANGUAGES, VARIANTS
+    from synthesizers import FLITE_VOICES, SAMPLE_RATE
+
+    while True:
+        text = sentence(rng)
+        if len(text) > 40:
+            continue
+        if rng.randrange(FLITE_ONE_IN) == 0:
+            speech = flite[rng.choice(FLITE_VOICES)].speak(text, stretch=rng.uniform(0.8, 1.1))
+        else:
+            voice = f"{rng.choice(LANGUAGES)}+{rng.choice(VARIANTS)}"
+            speech = espeak.speak(text, voice=voice, rate=rng.randint(150, 220))
+        if speech.samples.size <= LONGEST_S * SAMPLE_RATE:
+            return noisy(speech.samples, rng), text
+
+
+def noisy(samples: NDArray[np.float32], rng: random.Random) -> NDArray[np.float32]:
+    """Add noise 15 to 35 dB below the speech to some of the clips."""
+    if rng.randrange(NOISE_ONE_IN):
+        return samples
+    level = float(np.sqrt(np.square(samples).mean())) * 10 ** (-rng.uniform(15, 35) / 20)
+    noise = np.random.default_rng(rng.randrange(2**32)).standard_normal(samples.size, np.float32)
+    return samples + np.float32(level) * noise
 
 
 # Equality, speed and memory

@@ -183,7 +183,7 @@ def test_a_program_of_which_nothing_is_delegated_still_runs(tmp_path: Any) -> No
 
 
 def test_inputs_have_no_memory_in_the_file(exported: Callable[[str], Bundle]) -> None:
-    # a method with memory for its inputs copies them in every run: a quarter of the time of tiny's step
+    # a method with memory for its inputs copies them in every run: a fifth of the time of tiny's step
     pte = (exported("xnnpack").folder / FILE).read_bytes()
     plans = deserialize_pte_binary(pte).program.execution_plan
     assert plans

@@ -62,7 +62,7 @@ def _inputs_of_the_caller() -> Any:
     """Let a method read its inputs where the caller has them, without memory of its own for them.
 
     ExecuTorch would copy all inputs in every run: for one token of tiny 23 MB, most of them keys and values
-    of the audio, which is a quarter of the time of the step (measured).
+    of the audio, which is a fifth of the time of the step (benchmarks/apps/steps.py).
     """
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir.passes import MemoryPlanningPass
