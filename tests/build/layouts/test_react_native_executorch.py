@@ -5,6 +5,7 @@ ExecuTorch's runtime runs them. The app itself runs in phones only.
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from whisperport.build.layouts.convert import Converted, ConvertOptions, convert
 from whisperport.build.layouts.layout import DecodingProfile
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import reference_of
-from whisperport.errors import LoweringError
+from whisperport.errors import LoweringError, MissingPackageError
 from whisperport.verification.clips import Clip, shipped_audio, shipped_clips
 
 pytest.importorskip("torch")
@@ -204,6 +205,16 @@ def test_a_short_window_and_a_short_context_are_rejected(tmp_path: Path, checkpo
         convert(short, APP, tmp_path / "out", ConvertOptions(allow_unverified=True))
     short = replace(checkpoint, dims=replace(checkpoint.dims, n_text_ctx=64))
     assert "its decoder has 64 positions; the app decodes up to 128" in unsupported(short, "fp32")
+
+
+def test_without_executorch_nothing_is_done(
+    tmp_path: Path, checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "executorch.exir", None)
+    for precision in ("fp32", "w8"):
+        with pytest.raises(MissingPackageError, match="ExecuTorch is not installed"):
+            write(checkpoint, precision, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_language_of_a_multilingual_model_is_listed_twice(checkpoint: Any) -> None:

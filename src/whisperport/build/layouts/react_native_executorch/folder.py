@@ -46,8 +46,12 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
         LoweringError: ExecuTorch could not lower a method.
         MissingPackageError: ExecuTorch is not installed.
     """
+    from whisperport.model.inspection.quiet import quiet
     from whisperport.targets.cpu.xnnpack.lowering import lower_to_pte
+    from whisperport.targets.cpu.xnnpack.runtime import needs_executorch
 
+    with needs_executorch(), quiet():  # before minutes of work
+        import executorch.exir  # noqa: F401
     schema = json.dumps(model_schema(checkpoint.dims))
     programs = {program.name: program for program in _programs(checkpoint, precision)}
     lower_to_pte(programs, folder / MODEL, {SCHEMA: schema})
