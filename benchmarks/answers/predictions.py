@@ -73,9 +73,9 @@ class Xnnpack:
     def lower(self, program: Program, folder: Path) -> Truth:
         from executorch.exir.lowered_backend_module import executorch_call_delegate
 
-        from whisperport.targets.cpu.xnnpack.lowering import _import_executorch, _lower_to_edge
+        from whisperport.targets.cpu.xnnpack.lowering import _lower_to_edge, import_executorch
 
-        _import_executorch()
+        import_executorch()
         manager, _ = _lower_to_edge({"forward": program})
         names = {node.name for node in program.exported.graph.nodes}
         undelegated: dict[str, list[str]] = {}

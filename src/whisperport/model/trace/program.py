@@ -1,6 +1,7 @@
 """A program: a torch graph of static shapes with a name and a signature, built-in or third-party."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,17 +78,29 @@ def exported_module(
     """
     modes = {submodule: submodule.training for submodule in module.modules()}
     try:
-        with torch.no_grad():
+        with tracing(name):
             return torch.export.export(module.eval(), inputs, dict(keywords or {}), strict=False)
+    finally:
+        for submodule, training in modes.items():
+            submodule.training = training
+
+
+@contextmanager
+def tracing(name: str) -> Iterator[None]:
+    """Raise LoweringError if torch cannot trace a module within the block, without gradients.
+
+    Args:
+        name: of the program in the error.
+    """
+    try:
+        with torch.no_grad():
+            yield
     except Exception as error:  # torch raises anything from RuntimeError to AssertionError here
         raise LoweringError(
             f"torch.export could not trace `{name}`",
             why=str(error).strip().split("\n")[0],
             hint="write the module without Python control flow that depends on the values of tensors",
         ) from error
-    finally:
-        for submodule, training in modes.items():
-            submodule.training = training
 
 
 def as_program(name: str, exported: ExportedProgram, outputs: Sequence[str] = ()) -> Program:

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whisperport.build.layouts.arrays import quantized_rows
-from whisperport.build.layouts.huggingface_files import tokenizer_json, tokens_by_id, write_json
+from whisperport.build.layouts.arrays import half, is_half, quantized_rows, weight
+from whisperport.build.layouts.huggingface_files import added_tokens, tokenizer_json, write_json
 from whisperport.speech.audio import HOP_LENGTH
 
 if TYPE_CHECKING:  # it needs torch
@@ -19,6 +19,7 @@ MODEL, TOKENIZER, LANGUAGES = "model.pte", "tokenizer.json", "languages.json"
 ENCODE, DECODE, SCHEMA = "encode", "decode", "get_model_schema"
 PIECE_S = 29  # of audio, which the app encodes in one run
 SHORTEST = 201  # samples that the app gives at least, and that the spectrogram reflects at each end
+EMBEDDING = "decoder.token_embedding.weight"
 POSITIONS = 128  # of a text with its prompt: MAX_SEQ_LEN in the app
 
 
@@ -46,12 +47,9 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
         LoweringError: ExecuTorch could not lower a method.
         MissingPackageError: ExecuTorch is not installed.
     """
-    from whisperport.model.inspection.quiet import quiet
-    from whisperport.targets.cpu.xnnpack.lowering import lower_to_pte
-    from whisperport.targets.cpu.xnnpack.runtime import needs_executorch
+    from whisperport.targets.cpu.xnnpack.lowering import import_executorch, lower_to_pte
 
-    with needs_executorch(), quiet():  # before minutes of work
-        import executorch.exir  # noqa: F401
+    import_executorch()  # before minutes of work
     schema = json.dumps(model_schema(checkpoint.dims))
     programs = {program.name: program for program in _programs(checkpoint, precision)}
     lower_to_pte(programs, folder / MODEL, {SCHEMA: schema})
@@ -105,11 +103,13 @@ def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
     """Return the tokenizer with all V tokens: the app makes room for as many logits as it has tokens."""
     stored = tokenizer_json(checkpoint)
     added = stored.setdefault("added_tokens", [])
-    known = {*stored["model"]["vocab"].values(), *(token["id"] for token in added)}
+    known = {token["id"] for token in added}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    for i, token in enumerate(tokens_by_id(checkpoint)):
-        if i not in known:
-            added.append({"id": i, "content": token, **flags, "special": True})
+    added += [
+        {"id": i, "content": token, **flags, "special": True}
+        for token, i in added_tokens(checkpoint).items()
+        if i not in known
+    ]
     return stored
 
 
@@ -128,7 +128,7 @@ def _programs(checkpoint: "Checkpoint", precision: str) -> "list[Program]":
     caches = torch.zeros(rows, width, POSITIONS), torch.zeros(rows, POSITIONS, width)
     packed = _rewritten(ENCODE, PackedAudio(model), (mel,), precision)
     step = _rewritten(DECODE, Step(model), (x, mask, *caches, audio), precision)
-    table = Table(*_embeddings(model.decoder.token_embedding.weight.detach(), precision))
+    table = Table(*_embeddings(checkpoint, precision))
     longest = dims.n_frames * HOP_LENGTH
     samples = torch.export.Dim("n", min=SHORTEST, max=longest)
     token, position = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
@@ -138,18 +138,18 @@ def _programs(checkpoint: "Checkpoint", precision: str) -> "list[Program]":
     ]
 
 
-def _embeddings(weight: "Tensor", precision: str) -> "tuple[Tensor, Tensor | None]":
+def _embeddings(checkpoint: "Checkpoint", precision: str) -> "tuple[Tensor, Tensor | None]":
     """Return the rows of the token embedding, and their steps if they are integers of 8 bits.
 
     They are float16 if that holds them exactly: the file has them twice, here and in the projection.
     """
-    import torch
+    from torch import from_numpy
 
     if precision == "w8":
-        integers, factors = quantized_rows(weight.numpy())
-        return torch.from_numpy(integers), torch.from_numpy(1 / factors)[:, None]
-    half = weight.half()
-    return (half if torch.equal(half.float(), weight) else weight), None
+        integers, factors = quantized_rows(weight(checkpoint, EMBEDDING))
+        return from_numpy(integers), from_numpy(1 / factors)[:, None]
+    stored = half if is_half(checkpoint, EMBEDDING) else weight
+    return from_numpy(stored(checkpoint, EMBEDDING)), None
 
 
 def _rewritten(
@@ -189,17 +189,9 @@ def _program(
     """Trace a method. Its signature stays empty: programs of bundles have static shapes and no state."""
     import torch
 
-    from whisperport.errors import LoweringError
-    from whisperport.model.trace.program import Program
+    from whisperport.model.trace.program import Program, tracing
     from whisperport.program.spec import ProgramSpec
 
-    try:
-        with torch.no_grad():
-            exported = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # torch raises anything from RuntimeError to AssertionError here
-        raise LoweringError(
-            f"torch.export could not trace `{name}` for react-native-executorch",
-            why=str(error).strip().split("\n")[0],
-            hint="this is a defect of whisperport; please report it",
-        ) from error
+    with tracing(name):  # in their mode: an exported graph cannot change it
+        exported = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
     return Program(exported, ProgramSpec(name, (), ()))

@@ -45,7 +45,7 @@ def lower_to_pte(
     from whisperport.model.inspection.quiet import quiet
     from whisperport.model.trace.shared_copies import shared_node_history, shared_weights
 
-    _import_executorch()
+    import_executorch()
     path.parent.mkdir(exist_ok=True)
     with weights_on_disk(path.parent):
         edge, delegated = _lower_to_edge(programs, constants)
@@ -70,8 +70,12 @@ def _inputs_of_the_caller() -> Any:
     return ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
 
 
-def _import_executorch() -> None:
-    """Import what lowering needs, with the text that it prints kept off the screen."""
+def import_executorch() -> None:
+    """Import what lowering needs, with the text that it prints kept off the screen.
+
+    Raises:
+        MissingPackageError: ExecuTorch is not installed.
+    """
     from whisperport.model.inspection.quiet import quiet
 
     with needs_executorch(), quiet(), _yaml_read_by_libyaml():
