@@ -214,10 +214,11 @@ def test_an_input_at_the_end_of_readable_memory_is_copied(
     monkeypatch.setattr(
         runtime, "_readable_behind", lambda a: given.append(readable(a)) or given[-1]
     )
-    outputs = runner.run(inputs | {"x": at_end})
+    passed = inputs | {"x": at_end}
+    outputs = runner.run(passed)
     # then it reads a copy of this input alone, and the outputs are the same
-    assert [array is value for array, value in zip(given, inputs.values(), strict=True)] == [
-        name != "x" for name in inputs
+    assert [array is value for array, value in zip(given, passed.values(), strict=True)] == [
+        name != "x" for name in passed
     ]
     monkeypatch.undo()
     expected = runner.run(inputs)
