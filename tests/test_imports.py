@@ -350,12 +350,14 @@ LIST = ROOT / "targets" / "__init__.py"
 NOT_VENDORS = {"xnnpack", "litert", "onnx", "tflite"}
 # One table recognizes graphs by the names that vendors' scripts give their inputs; rules quote messages.
 FORMS, PAIR_RULES = (f"build/layouts/graph_pair/{name}.py" for name in ("forms", "rules"))
+# The app runs on the chips of several vendors: a file for each, and its loop.
+ON_NPUS = "build/layouts/sherpa_onnx"
 # Vendor -> files that may contain its name.
 EXCEPTIONS = {
     "hailo": [FORMS],
     "mediatek": [FORMS],
-    "qualcomm": [PAIR_RULES],
-    "rockchip": [FORMS],
+    "qualcomm": [PAIR_RULES, f"{ON_NPUS}/npu_client.py", f"{ON_NPUS}/qnn.py"],
+    "rockchip": [FORMS, f"{ON_NPUS}/npu_client.py", f"{ON_NPUS}/rknn.py"],
     "openvino": [
         # It names what has changed in a file of any format.
         "build/layouts/parts.py",

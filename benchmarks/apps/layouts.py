@@ -45,7 +45,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--apps", nargs="+", default=[a for lay in all_layouts() for a in lay.apps])
+    every = [app for layout in all_layouts() for app in layout.apps.values()]
+    here = [app.name for app in every if app.compile is None]  # the others run in simulators
+    parser.add_argument("--apps", nargs="+", default=here)
     parser.add_argument("--eval", type=Path, help="for apps that are compared by words")
     parser.add_argument("--work", type=Path, default=Path("build/apps"))
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)

@@ -36,9 +36,8 @@ SHAPES = {
     ),
 }
 ALL = os.environ.get("WHISPERPORT_TEST_APPS") == "1"
-SLOW = (
-    "react-native-executorch",
-)  # half a minute for each lowering; its own tests have a small one
+# Half a minute for a lowering, a minute or two in a simulator; their own tests have small ones.
+SLOW = ("react-native-executorch", "sherpa-onnx-qnn", "sherpa-onnx-rknn")
 CASES = [
     (app, precision)
     for layout in all_layouts()
@@ -56,6 +55,12 @@ def needs_app(app: str) -> None:
         pytest.skip("make test-apps runs it")
 
 
+def options_of(app: str, **chosen: Any) -> ConvertOptions:
+    """Options with a chip, if the app's files are compiled for one."""
+    entry = layout_of(app).apps[app]
+    return ConvertOptions(chip=entry.devices[0] if entry.compile else "", **chosen)
+
+
 def out_of(app: str, folder: Path) -> Path:
     return folder / f"out{layout_of(app).suffix}"
 
@@ -64,7 +69,7 @@ def out_of(app: str, folder: Path) -> Path:
 def test_the_embedded_model_is_verified(app: str, precision: str, tmp_path: Path) -> None:
     needs_app(app)
     out = out_of(app, tmp_path)
-    assert convert("default", app, out, ConvertOptions(precision=precision))
+    assert convert("default", app, out, options_of(app, precision=precision))
     assert verify_layout(out).is_verified
     assert judge(out, "default", app=app)
 
@@ -94,7 +99,7 @@ def test_a_browser_returns_what_node_returns(
 def test_an_outlier_checkpoint_is_verified(app: str, name: str, tmp_path: Path) -> None:
     needs_app(app)
     folder = outlier_checkpoint(name, tmp_path)
-    assert convert(folder, app, out_of(app, tmp_path))
+    assert convert(folder, app, out_of(app, tmp_path), options_of(app))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -106,7 +111,7 @@ def test_a_random_checkpoint_is_loaded(app: str, shape: str, tmp_path: Path) -> 
     clips.mkdir()
     shutil.copy(min(shipped_audio(), key=lambda audio: audio.seconds).path, clips)
     # when it is converted, which random text does not prevent
-    options = ConvertOptions(verify_with=clips, allow_unverified=True)
+    options = options_of(app, verify_with=clips, allow_unverified=True)
     converted = convert(checkpoint, app, out_of(app, tmp_path), options)
     # then the app decodes the clip, and its tokens are the checkpoint's
     assert converted.run is not None

@@ -1,5 +1,6 @@
 """`whisperport convert`"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.shared_options import as_json, stall_after
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.watchdog import run_watched
-from whisperport.build.layouts.convert import ConvertOptions
+from whisperport.build.layouts.convert import Converted, ConvertOptions
 from whisperport.build.layouts.convert import convert as run_convert
 
 STALL_MIN = 30
@@ -37,6 +38,14 @@ STALL_MIN = 30
 )
 @field_options(ConvertOptions, "precision", group="App")
 @option(
+    "--chips",
+    group="App",
+    default="",
+    metavar="NAME,...",
+    help="Chips for which the files of an app on NPUs are compiled: --out gets a folder for each; one that "
+    "is verified already is kept",
+)
+@option(
     *("--out", "-o"),
     group="Output",
     required=True,
@@ -48,7 +57,13 @@ STALL_MIN = 30
 @field_options(ConvertOptions, "verify_with", "language", "allow_unverified", group="Verification")
 @stall_after(STALL_MIN)
 def convert(
-    checkpoint: str, app: str, out: Path, as_json: bool, stall_after: float, **chosen: Any
+    checkpoint: str,
+    app: str,
+    chips: str,
+    out: Path,
+    as_json: bool,
+    stall_after: float,
+    **chosen: Any,
 ) -> None:
     """Write a checkpoint as the files that another app loads, and verify them in that app.
 
@@ -62,17 +77,24 @@ def convert(
       $ whisperport convert my-finetune --for faster-whisper --out build/ct2
       $ whisperport convert tiny.en --for whisper.cpp --out build/tiny.en.bin --precision w8
     """
-    options = ConvertOptions(**field_values(ConvertOptions, chosen))
-    with stages():
-        job = (run_convert, checkpoint, app, out, options)
-        converted = run_watched(*job, out=out, stall_s=60 * stall_after)
+    options, results = ConvertOptions(**field_values(ConvertOptions, chosen)), list[Converted]()
+    for chip in chips.split(","):
+        place = out / chip
+        with stages():
+            job = (run_convert, checkpoint, app, place, replace(options, chip=chip))
+            results.append(run_watched(*job, out=place, stall_s=60 * stall_after))
+        if not as_json:
+            _print(results[-1], app)
     if as_json:
-        print_json(converted.to_json())
-    else:
-        print_in_app(converted.path, converted.record)
+        described = [converted.to_json() for converted in results]
+        print_json(described if chips else described[0])
+
+
+def _print(converted: Converted, app: str) -> None:
+    print_in_app(converted.path, converted.record)
     for warning in converted.warnings:
         print_warning(warning)
-    if converted.run is None:
+    if converted.record.verification is None:
         print_next("apps", "--install", app)
     else:
-        print_next("verify", out)
+        print_next("verify", converted.path)

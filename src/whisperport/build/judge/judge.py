@@ -413,6 +413,12 @@ def _runs(
             why = "not installed, so it did not run" if app.module else "it runs on its device only"
             yield AppRun(app=app.name, reason=why)
             continue
+        if app.compile is not None:
+            why = (
+                "its files are for one chip: `whisperport verify` runs it, if `convert` wrote them"
+            )
+            yield AppRun(app=app.name, reason=why)
+            continue
         profile = app.profile_of(checkpoint)
         if profile not in emitted:
             emitted[profile] = reference_of(checkpoint, profile, clips.clips)

@@ -15,6 +15,8 @@ MODULES = (
     "faster_whisper",
     "onnxruntime_genai",
     "openvino_genai",
+    "sherpa_onnx.qnn",  # before the next: their graphs have the same names
+    "sherpa_onnx.rknn",
     "sherpa_onnx",
     "transformers_js",
     "whisper_cpp",

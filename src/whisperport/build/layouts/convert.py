@@ -11,7 +11,14 @@ from whisperport.build.layouts.client import ClientRun, is_installed
 from whisperport.build.layouts.huggingface_files import with_heads
 from whisperport.build.layouts.layout import App, Layout
 from whisperport.build.layouts.parts import parts_of
-from whisperport.build.layouts.record import LayoutRecord, file_of, hashes, write_record
+from whisperport.build.layouts.record import (
+    LayoutRecord,
+    file_of,
+    hashes,
+    read_record,
+    record_path,
+    write_record,
+)
 from whisperport.build.layouts.reference import known_logits, reference_of
 from whisperport.build.layouts.verifying import (
     ClipSet,
@@ -21,6 +28,7 @@ from whisperport.build.layouts.verifying import (
 )
 from whisperport.build.layouts.writing import check_out, draft_record, writing
 from whisperport.errors import (
+    BundleError,
     LoweringError,
     MissingPackageError,
     UsageError,
@@ -39,7 +47,12 @@ if TYPE_CHECKING:  # it needs torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertOptions:
-    """What is written, and with which audio it is verified; each option has its help text beside it."""
+    """What is written, and with which audio it is verified; each option has its help text beside it.
+
+    Args:
+        chip: for which the files are compiled, such as "sm8650"; apps that need one say so. Default: empty.
+            Verified files of the same checkpoint, chip and precision are kept, and not written again.
+    """
 
     precision: Annotated[
         str | None,
@@ -49,6 +62,7 @@ class ConvertOptions:
             default="the first one that `whisperport apps` lists for the app",
         ),
     ] = None
+    chip: str = ""
     verify_with: Annotated[
         Path | None,
         Option(
@@ -128,7 +142,7 @@ def convert(
     """
     options = options or ConvertOptions()
     layout, out = layout_of(app), Path(out)
-    chosen = layout.apps[app]
+    chosen = _with_chip(layout.apps[app], options.chip)
     precision = _precision(layout, chosen, options)
     if not options.allow_unverified and not is_installed(chosen):
         raise MissingPackageError(
@@ -147,22 +161,29 @@ def convert(
                 hint="`whisperport apps` lists other apps and precisions",
             )
         language = spoken_language(opened, options.language)
+        source = to_json(opened.source)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
+        kept = _kept(out, chosen, (precision, language, source, clips.paths))
+        if options.chip and kept is not None:
+            return Converted(path=out, record=kept, run=None, warnings=opened.warnings)
         opened = with_heads(opened)
         return_freed_memory()  # of the model in torch
         warnings = (*opened.warnings, *layout.warnings(opened))
         begin_stage(f"writing the files of {app}")
         layout.write(opened, precision, draft)
+        if chosen.compile is not None:
+            chosen.compile(chosen, draft)
         files = hashes(draft)
         profile = chosen.profile_of(opened)
         expected = reference_of(opened, profile, clips.clips) if is_installed(chosen) else []
         record = LayoutRecord(
             app=app,
+            chip=options.chip,
             precision=precision,
             exact=precision == "fp32" or (precision == "fp16" and is_half_precision(opened)),
             language=language,
             window_s=opened.dims.window_s,
-            source=to_json(opened.source),
+            source=source,
             files=files,
             parts={name: p for name in files if (p := parts_of(file_of(draft, name)))},
             clips=clips.known(expected),
@@ -183,6 +204,37 @@ def convert(
         write_record(draft_record(layout, draft), record)
     warnings = (*warnings, *filter(None, (doubt_of(record),)))
     return Converted(path=out, record=record, run=run, warnings=warnings)
+
+
+def _with_chip(app: App, chip: str) -> App:
+    """Return the app with the chip for which its files are compiled.
+
+    Raises:
+        UsageError: there is no such chip, or it is not named; or the files are not compiled.
+    """
+    chips = app.devices if app.compile is not None else ()
+    if not (chip or chips):
+        return app
+    if chip not in chips:
+        listed = f"`--chips` takes {', '.join(chips)}" if chips else "omit `--chips`"
+        raise UsageError(
+            f"{app.name} has no chip `{chip[:40]}`" if chip else f"{app.name} needs a chip",
+            why="its files are compiled for one" if chips else "its files are not compiled",
+            hint=listed,
+        )
+    return app.on(chip)
+
+
+def _kept(out: Path, app: App, expected: tuple[object, ...]) -> LayoutRecord | None:
+    """Return the record of files that are there and verified; None: none are, or others are expected."""
+    try:
+        record = read_record(record_path(out))
+    except BundleError:
+        return None
+    paths = tuple(clip.path for clip in record.clips)
+    known = record.precision, record.language, record.source, paths
+    is_same = (record.app, (record.chip,)) == (app.name, app.devices) and known == expected
+    return record if is_same and record.is_verified and not record.difference(out) else None
 
 
 def _precision(layout: Layout, app: App, options: ConvertOptions) -> str:

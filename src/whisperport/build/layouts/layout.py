@@ -1,7 +1,7 @@
 """What a layout is: the files that another app loads, how the app decodes, and how it is run here."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -38,6 +38,7 @@ class DecodingProfile:
         max_tokens: of a window, without the prompt; None: half of the decoder's positions, as in
             openai-whisper.
         tokens_per_s: at most this many per second of the clip; None: no limit.
+        counts_prompt: whether the tokens of the prompt count among these.
         piece_s: seconds of audio that are decoded at a time, wherever they end; None: the first window, or
             windows that follow one another as `windows` says.
         words: whether word timestamps are compared; `App.drops` says why those of some apps are not.
@@ -50,6 +51,7 @@ class DecodingProfile:
     windows: bool = True
     max_tokens: int | None = None
     tokens_per_s: float | None = None
+    counts_prompt: bool = False
     piece_s: float | None = None
     words: bool = False
 
@@ -66,6 +68,8 @@ class App:
         installer: the program that installs them.
         script: file in the layout's folder; `run_client.py` says what it defines.
         devices: on which it is run, one after the other; one empty name: it has no others.
+        compile: compiles what the layout wrote: takes the app with one device, a chip, and the folder.
+            `devices` are the chips then. None: the app loads the files as they are.
         profile_of: returns how the app decodes a checkpoint.
         compared: what a verification compares.
         drops: what the app does not take from the checkpoint, or limits: one sentence each.
@@ -77,9 +81,14 @@ class App:
     installer: Literal["pip", "npm"] = "pip"
     script: Path
     devices: tuple[str, ...] = ("",)
+    compile: "Callable[[App, Path], None] | None" = None
     profile_of: "Callable[[Checkpoint], DecodingProfile]"
     compared: Compared = "tokens"
     drops: tuple[str, ...] = ()
+
+    def on(self, device: str) -> "App":
+        """Return the app with one device only; empty: with all."""
+        return replace(self, devices=(device,)) if device else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,7 @@ class LayoutRecord:
         precision: of the weights.
         exact: whether the written weights are those of the checkpoint.
         language: of the clips, a code.
+        chip: for which they were compiled; empty: they were not.
         window_s: length of the checkpoint's window in seconds; a clip is its first window.
         source: the checkpoint's origin.
         files: relative path -> SHA-256.
@@ -103,6 +104,7 @@ class LayoutRecord:
     without_app: tuple[Check, ...] = ()
     not_compared: str = ""
     verification: Verification | None = None
+    chip: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.window_s <= MAX_WINDOW_S:

@@ -184,7 +184,9 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
     """Decode window after window, as openai-whisper does, or the first window only."""
     limit = profile.max_tokens or engine.dims.n_text_ctx // 2
     if profile.tokens_per_s is not None:
-        limit = min(limit, int(profile.tokens_per_s * len(clip.samples) / SAMPLE_RATE))
+        n_tokens = int(profile.tokens_per_s * len(clip.samples) / SAMPLE_RATE)
+        n_prompt = 4 if engine.generation.is_multilingual else 2
+        limit = min(limit, n_tokens - n_prompt * profile.counts_prompt)
     options = DecodeOptions(
         language=clip.language,
         without_timestamps=not profile.timestamps,

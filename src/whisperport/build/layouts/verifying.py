@@ -170,7 +170,8 @@ def verify_layout(path: str | os.PathLike[str], *, record: bool = False) -> Layo
     clips = [_clip_again(clip, known) for clip in known.clips]
     verified = compare_without_app(layout, path, known, clips)
     expected = [clip.expected for clip in known.clips]
-    _, verification = run_and_compare(layout.apps[known.app], path, verified, clips, expected)
+    app = layout.apps[known.app].on(known.chip)
+    _, verification = run_and_compare(app, path, verified, clips, expected)
     verified = replace(verified, verification=verification)
     if record:
         write_record(record_path(path), verified)

@@ -83,6 +83,15 @@ class Graph:
         """Return () of x (1,)."""
         return self.op("Squeeze", x, self.constant([0]))
 
+    def rename(self, x: str, name: str) -> str:
+        """Give a computed value another name, and return that."""
+        for node in self.nodes:
+            for side in (node.input, node.output):
+                for i, value in enumerate(side):
+                    if value == x:
+                        side[i] = name
+        return name
+
     def _name(self, kind: str) -> str:
         return f"{self._prefix}{kind}_{len(self.nodes)}"
 

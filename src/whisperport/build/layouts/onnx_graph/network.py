@@ -61,20 +61,22 @@ class Network:
     def decoder(
         self,
         ids: str,
-        start: str,
+        positions: str,
+        mask: str,
         self_kv: Callable[[int, str, str], KeysAndValues],
         cross_kv: Callable[[int], KeysAndValues],
     ) -> tuple[str, list[str]]:
         """Write the decoder; return the logits (B, n, V), and each layer's cross-attention (B, H, n, T).
 
         Args:
-            ids: name of the tokens (B, n), int64.
-            start: name of the number of cached tokens (1,), int64.
+            ids: name of the tokens (B, n), integers.
+            positions: name of their positions (n,), integers.
+            mask: name of what is added to the scores of the self-attention: 0, or very low for a token that
+                is not seen; its last axes are (n, S).
             self_kv: takes a layer and its new keys and values (B, n, d); returns all (B, H, S, D).
             cross_kv: takes a layer; returns its keys and values of the audio (B, H, T, D).
         """
         g, heads = self.graph, self.dims.n_text_head
-        positions, mask = self._positions(ids, start)
         table = self.weights.tensor("decoder.positional_embedding")
         x = g.op("Add", self.weights.embedded(ids, TABLE), g.op("Gather", table, positions))
         weights = []
@@ -94,6 +96,20 @@ class Network:
             x = g.op("Add", x, self.linear(rows, f"{block}.cross_attn.out", few_rows=True))
             x = g.op("Add", x, self._feed_forward(x, block, few_rows=True))
         return self.weights.times_table(self._norm(x, "decoder.ln"), TABLE), weights
+
+    def positions_and_mask(self, ids: str, start: str) -> tuple[str, str]:
+        """Return the positions (n,) of tokens (B, n), and the mask (n, S) that hides later tokens.
+
+        `start` is the name of the number of cached tokens (1,), int64.
+        """
+        g = self.graph
+        first = g.scalar(start)
+        end = g.op("Add", first, g.scalar(g.sizes(ids, 1, 2)))
+        positions = g.op("Range", first, end, g.constant(1))
+        columns = g.op("Range", g.constant(0), end, g.constant(1))
+        is_later = g.op("Greater", columns, g.op("Unsqueeze", positions, g.constant([1])))
+        low, zero = g.constant(LOWEST, np.float32), g.constant(0, np.float32)
+        return positions, g.op("Where", is_later, low, zero)
 
     def cross_projections(self, features: str, layer: int) -> KeysAndValues:
         """Return a decoder layer's keys and values (B, T, d) of the features (B, T, d)."""
@@ -122,17 +138,6 @@ class Network:
         rows = g.op("Transpose", g.op("MatMul", weights, v), perm=[0, 2, 1, 3])
         return g.op("Reshape", rows, g.constant([0, 0, width])), weights
 
-    def _positions(self, ids: str, start: str) -> tuple[str, str]:
-        """Return the positions (n,) of tokens, and the mask (n, S): 0, or very low for a later token."""
-        g = self.graph
-        first = g.scalar(start)
-        end = g.op("Add", first, g.scalar(g.sizes(ids, 1, 2)))
-        positions = g.op("Range", first, end, g.constant(1))
-        columns = g.op("Range", g.constant(0), end, g.constant(1))
-        is_later = g.op("Greater", columns, g.op("Unsqueeze", positions, g.constant([1])))
-        low, zero = g.constant(LOWEST, np.float32), g.constant(0, np.float32)
-        return positions, g.op("Where", is_later, low, zero)
-
     def _feed_forward(self, x: str, block: str, *, few_rows: bool = False) -> str:
         y = self._norm(x, f"{block}.mlp_ln")
         y = self._gelu(self.linear(y, f"{block}.mlp.0", few_rows=few_rows))
@@ -143,7 +148,7 @@ class Network:
 
     def _norm(self, x: str, name: str) -> str:
         tensors = self._weight_and_bias(name)
-        return self.graph.op("LayerNormalization", x, *tensors, epsilon=EPSILON)
+        return self.graph.op("LayerNormalization", x, *tensors, axis=-1, epsilon=EPSILON)
 
     def _weight_and_bias(self, name: str) -> tuple[str, str]:
         return self.weights.tensor(f"{name}.weight"), self.weights.tensor(f"{name}.bias")

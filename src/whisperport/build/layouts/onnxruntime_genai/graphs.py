@@ -68,7 +68,8 @@ def write_decoder(checkpoint: "Checkpoint", precision: str, path: Path) -> None:
 
     ids = graph.op("Cast", "input_ids", to=INT64)
     n_cached = graph.sizes("past_key_self_0", 2, 3)
-    logits, _ = network.decoder(ids, n_cached, self_kv, lambda layer: past("cross", layer))
+    places = network.positions_and_mask(ids, n_cached)
+    logits, _ = network.decoder(ids, *places, self_kv, lambda layer: past("cross", layer))
     graph.op("Identity", logits, name="logits")
     write_graph(
         path,

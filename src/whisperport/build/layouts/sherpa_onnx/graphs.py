@@ -72,8 +72,9 @@ def write_decoder(checkpoint: "Checkpoint", precision: str, path: Path) -> None:
         )
         return by_heads(keys, values)
 
+    places = network.positions_and_mask("tokens", "offset")
     logits, attention = network.decoder(
-        "tokens", "offset", self_kv, lambda layer: by_heads(*layer_of(CROSS, layer))
+        "tokens", *places, self_kv, lambda layer: by_heads(*layer_of(CROSS, layer))
     )
     graph.op("Identity", logits, name="logits")
     end = graph.op("Add", "offset", graph.sizes("tokens", 1, 2))

@@ -110,7 +110,8 @@ def _branch(outer: Graph, checkpoint: "Checkpoint", precision: str, *, is_cached
     past_length = (
         graph.sizes("past_key_values.0.decoder.key", 2, 3) if is_cached else graph.constant([0])
     )
-    logits, attention = network.decoder("input_ids", past_length, self_kv, cross_kv)
+    places = network.positions_and_mask("input_ids", past_length)
+    logits, attention = network.decoder("input_ids", *places, self_kv, cross_kv)
     caches = [x for i in range(dims.n_text_layer) for side in SIDES for x in present[i, side]]
     kind = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     values = [helper.make_value_info(x, kind) for x in (logits, *caches, *attention)]

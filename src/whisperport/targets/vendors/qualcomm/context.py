@@ -81,6 +81,19 @@ def check_context(path: Path, spec: ProgramSpec) -> Context:
     )
 
 
+def context_binary(path: Path) -> bytes:
+    """Return the vendor's context binary in a compiled file.
+
+    Raises:
+        BundleError: the file is damaged, or has none.
+    """
+    attributes = [attribute for node in _parsed(path).graph.node for attribute in node.attribute]
+    binaries = [bytes(a.s) for a in attributes if a.name == "ep_cache_context" and a.s]
+    if len(binaries) != 1:
+        raise not_compiled(path, f"it has {len(binaries)} context binaries; expected one")
+    return binaries[0]
+
+
 def _parsed(path: Path) -> Any:
     from google.protobuf.message import DecodeError
 

@@ -1,0 +1,172 @@
+"""Write the graphs that sherpa-onnx runs on NPUs, and compile them for a chip.
+
+encoder.onnx, decoder.onnx    what is compiled, and is verified again later: the app does not read them
+tokens.txt                    the tokens, as beside graphs for a CPU
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whisperport.build.compile.compile_file import compile_file
+from whisperport.build.compile.compile_options import CompileOptions
+from whisperport.build.compile.lowered_file import READERS
+from whisperport.build.layouts.environments import command_of
+from whisperport.build.layouts.layout import App, DecodingProfile
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays
+from whisperport.build.layouts.reading import Files, Reader
+from whisperport.build.layouts.rules import LayoutRule, layout_rule
+from whisperport.build.layouts.sherpa_onnx.folder import text_tokens
+from whisperport.build.layouts.sherpa_onnx.npu_graphs import (
+    DECODER,
+    ENCODER,
+    Form,
+    write_decoder,
+    write_encoder,
+)
+from whisperport.program.spec import ProgramSpec
+from whisperport.system.locking import temporary_folder
+from whisperport.targets import get_target
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+GRAPHS = (ENCODER, DECODER)
+CLIENT = Path(__file__).with_name("npu_client.py")
+PRECISION = "fp16"  # in which a chip computes; the graphs are float32
+WIDTHS = {384: "tiny", 512: "base", 768: "small", 1024: "medium"}  # d -> OpenAI's model
+PROFILE = DecodingProfile(
+    padding="mel", timestamps=False, suppresses=False, suppresses_at_start=False, windows=False
+)  # of both vendors' chips
+DROPS = (
+    "the app cannot be installed here: its loop, once more in Python, calls the vendor's simulator",
+    "ids of special tokens are those of OpenAI's models before large-v3",
+    "no timestamps, and no suppressed tokens",
+)
+
+
+def write(checkpoint: "Checkpoint", form: Form, folder: Path, tokens: str) -> None:
+    """Write both graphs, and the tokens to a file of this name."""
+    write_encoder(checkpoint, form, folder / ENCODER)
+    write_decoder(checkpoint, form, folder / DECODER)
+    (folder / tokens).write_text(text_tokens(checkpoint), encoding="ascii")
+
+
+def compile_graphs(app: App, folder: Path, place: Callable[[Path, Path], None]) -> None:
+    """Compile both graphs of a folder for an app's chip, with the compiler in the app's environment.
+
+    Args:
+        app: with one device, the chip.
+        folder: of the graphs.
+        place: takes a graph and the file that the compiler wrote, and writes what the app loads.
+
+    Raises:
+        MissingPackageError: the compiler is not installed.
+        CompilationError: it failed.
+    """
+    (chip,) = app.devices
+    compiler, command = get_target(chip).compiler, command_of(app)
+    places = {compiler.toolchain: command[0]} if compiler and command else {}
+    for graph in (folder / name for name in GRAPHS):
+        with temporary_folder() as scratch:
+            options = CompileOptions(
+                target=chip,
+                precision=PRECISION,
+                out=scratch / chip,
+                work=scratch / "work",
+                options={f"{chip}.emulate": "0"},  # the simulator runs in the app's loop instead
+                toolchains=places,
+            )
+            result = compile_file(graph, options)
+            place(graph, result.folder / result.programs[0].file)
+
+
+def size_of(checkpoint: "Checkpoint") -> str:
+    """Return the name of OpenAI's model that is as wide, or tiny: the app has no other names."""
+    name = WIDTHS.get(checkpoint.dims.n_text_state, "tiny")
+    return name if checkpoint.generation.is_multilingual else f"{name}.en"
+
+
+def unsupported(checkpoint: "Checkpoint", _precision: str) -> str:
+    """Return why the app cannot run a checkpoint: its code has the ids of special tokens; empty: it can."""
+    generation = checkpoint.generation
+    languages, tasks = generation.languages, generation.tasks
+    ids: list[tuple[str, int | None, int]] = [
+        ("<|startoftranscript|>", generation.start_of_transcript, 50257),
+        ("<|endoftext|>", generation.end_of_text, 50256),
+        ("<|notimestamps|>", generation.no_timestamps, 50362),
+    ]
+    if generation.is_multilingual:
+        ids = [(token, own, expected + 1) for token, own, expected in ids]
+        ids += [("<|en|>", languages.get("en"), 50259)]
+        ids += [("<|transcribe|>", tasks.get("transcribe"), 50359)]
+    for token, own, expected in ids:
+        if own != expected:
+            return f"the id of {token} is {own}; the app has {expected}, as OpenAI's models before large-v3"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a vendor's compiler makes of the graphs, in the folder of the app.
+
+    Attributes:
+        name: takes a graph's stem and the size; returns the name of its file.
+        size: takes that name, and what the graph is; returns the size.
+        other: returns how a file differs from what would be compiled of a graph; empty: it does not.
+    """
+
+    name: Callable[[str, str], str]
+    size: Callable[[str, ProgramSpec], str]
+    other: Callable[[Path, ProgramSpec], str]
+
+    def file(self, files: Files, graph: str) -> Path | None:
+        """Return the file of a graph, of any size; None: it is missing."""
+        pattern = self.name(Path(graph).stem, "*")
+        paths = files.path.glob(pattern) if files.path.is_dir() else ()
+        return next(iter(sorted(paths)), None)
+
+
+def reader(compiled: Compiled) -> Reader:
+    """Return the reader of folders with the graphs, and with what was compiled of one of them."""
+
+    def recognize(files: Files) -> bool:
+        return all(map(files.has, GRAPHS)) and any(compiled.file(files, name) for name in GRAPHS)
+
+    return Reader(
+        recognize,
+        lambda _files: [PRECISION],
+        lambda files, _precision: stored_arrays(files, GRAPHS),
+    )
+
+
+def rule(compiled: Compiled) -> LayoutRule:
+    """Return the rule of the files that were compiled."""
+
+    @layout_rule("WP785", "A file for an NPU is missing, or is not that of the graph beside it")
+    def check(files: Files) -> Iterator[tuple[str, str]]:
+        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. A size in the names of
+        files or inputs tells it the ids of special tokens: tiny, base, small or medium, and `.en` if
+        English-only.
+
+        What to do: `whisperport convert` with `--chips`.
+        """
+        for graph in GRAPHS:
+            path = compiled.file(files, graph)
+            if path is None:
+                yield compiled.name(Path(graph).stem, "SIZE"), "the file is missing"
+                continue
+            spec, _ = files.read(graph, READERS[".onnx"])
+            size = compiled.size(path.name, spec)
+            if size.removesuffix(".en") not in WIDTHS.values():
+                yield path.name, f"the app knows no size {size[:40]!r}"
+            if reason := files.read_now(path.name, partial(_other, compiled, spec)):
+                yield path.name, reason
+
+    return check
+
+
+def _other(compiled: Compiled, spec: ProgramSpec, path: Path) -> str:
+    return compiled.other(path, spec)

@@ -1,0 +1,159 @@
+"""The encoder with the keys and values of the cross-attention, and the decoder of one token, for an NPU.
+
+All sizes are fixed. The decoder returns the newest row of each cache, which the app writes to its place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whisperport.build.layouts.arrays import Floats
+from whisperport.build.layouts.onnx_graph.file import Value, open_session, run_session, write_graph
+from whisperport.build.layouts.onnx_graph.graph import Graph
+from whisperport.build.layouts.onnx_graph.network import KeysAndValues, Network
+from whisperport.program.masks import MASKED
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+FLOAT = 1  # onnx.TensorProto.FLOAT
+SWAPPED = [0, 2, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the app calls and lays out the inputs.
+
+    Attributes:
+        prefix: of the name of the encoder's input, and of all names of the decoder.
+        positions_last: whether a cache is (1, d, N), and a spectrogram (1, 2T, n_mels); else (1, N, d) and
+            (1, n_mels, 2T).
+    """
+
+    prefix: str = ""
+    positions_last: bool = False
+
+    def named(self, name: str) -> str:
+        """Return the name of a tensor with the prefix."""
+        return f"{self.prefix}_{name}" if self.prefix else name
+
+
+def write_encoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
+    """Write mel -> keys and values (1, T, d) of the cross-attention of each layer.
+
+    The spectrogram is (1, n_mels, 2T), or (1, 2T, n_mels) where positions come last in caches.
+    """
+    graph, dims = Graph(), checkpoint.dims
+    network = Network(graph, checkpoint, "fp32")
+    mel = form.named("mel")
+    features = network.encoder(_rows_last(graph, mel, form), dynamic=False)
+    names = []
+    for layer in range(dims.n_text_layer):
+        for side, rows in zip("kv", network.cross_projections(features, layer), strict=True):
+            names.append(graph.rename(rows, f"cross_{side}_{layer}"))
+    shape = [dims.n_frames, dims.n_mels] if form.positions_last else [dims.n_mels, dims.n_frames]
+    rows_shape = [1, dims.n_audio_ctx, dims.n_text_state]
+    outputs: list[Value] = [(name, np.float32, rows_shape) for name in names]
+    write_graph(path, graph, [(mel, np.float32, [1, *shape])], outputs)
+
+
+def write_decoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
+    """Write the decoder of one token.
+
+    Inputs: tokens (1, 1); of each layer the cached keys and values of N positions; of each layer those of
+    the audio, of T; offset (1,), the token's position; mask (N,), 1 where the cache is empty. All integers
+    have 32 bits. Outputs: logits (1, 1, V); of each layer the token's own key and value (1, 1, d).
+    """
+    graph, dims = Graph(), checkpoint.dims
+    network = Network(graph, checkpoint, "fp32")
+    rows: list[KeysAndValues] = []
+
+    def by_heads(names: Sequence[str]) -> KeysAndValues:
+        keys, values = (network.heads(name, dims.n_text_head) for name in names)
+        return keys, values
+
+    def cached(kind: str, layer: int) -> list[str]:
+        return [_rows_last(graph, form.named(f"{kind}_{side}_{layer}"), form) for side in "kv"]
+
+    def self_kv(layer: int, *new: str) -> KeysAndValues:
+        rows.append((new[0], new[1]))
+        pairs = zip(cached("self", layer), new, strict=True)
+        return by_heads([graph.op("Concat", *pair, axis=1) for pair in pairs])
+
+    hidden = graph.op("Cast", form.named("mask"), to=FLOAT)
+    hidden = graph.op("Mul", hidden, graph.constant(MASKED, np.float32))
+    own = graph.constant([0], np.float32)  # a token sees itself
+    row = graph.constant([1, 1, 1, dims.n_text_ctx + 1])
+    mask = graph.op("Reshape", graph.op("Concat", hidden, own, axis=0), row)
+    logits, _ = network.decoder(
+        form.named("tokens"),
+        form.named("offset"),
+        mask,
+        self_kv,
+        lambda layer: by_heads(cached("cross", layer)),
+    )
+    graph.rename(logits, form.named("logits"))
+    outputs: list[Value] = [(form.named("logits"), np.float32, [1, 1, dims.n_vocab])]
+    for layer, sides in enumerate(rows):
+        for side, value in zip("kv", sides, strict=True):
+            name = graph.rename(value, form.named(f"this_self_{side}_{layer}"))
+            outputs.append((name, np.float32, [1, 1, dims.n_text_state]))
+    write_graph(path, graph, _inputs(checkpoint, form), outputs)
+
+
+def _inputs(checkpoint: "Checkpoint", form: Form) -> list[Value]:
+    dims = checkpoint.dims
+    inputs: list[Value] = [(form.named("tokens"), np.int32, [1, 1])]
+    for kind, n in (("self", dims.n_text_ctx), ("cross", dims.n_audio_ctx)):
+        shape = [dims.n_text_state, n] if form.positions_last else [n, dims.n_text_state]
+        inputs += [
+            (form.named(f"{kind}_{side}_{layer}"), np.float32, [1, *shape])
+            for layer in range(dims.n_text_layer)
+            for side in "kv"
+        ]
+    offset = form.named("offset"), np.int32, [1]
+    return [*inputs, offset, (form.named("mask"), np.int32, [dims.n_text_ctx])]
+
+
+def _rows_last(graph: Graph, x: str, form: Form) -> str:
+    """Return x with the axes that `Network` has."""
+    return graph.op("Transpose", x, perm=SWAPPED) if form.positions_last else x
+
+
+def logits(
+    folder: Path,
+    _precision: str,
+    mel: Floats,
+    tokens: Sequence[int],
+    n_prompt: int,
+    caches: dict[str, Floats],
+) -> Floats:
+    """Return the logits (S, V) after each of S tokens, as `Layout.logits` says."""
+    encoder = open_session(folder / ENCODER)
+    (stated,) = encoder.get_inputs()
+    swapped = stated.shape[1] != mel.shape[0]
+    audio = run_session(encoder, {stated.name: (mel.T if swapped else mel)[None]})
+    del encoder  # its memory, before the decoder takes more
+    decoder = open_session(folder / DECODER)
+    names = [value.name for value in decoder.get_inputs()]
+    n_cached = decoder.get_inputs()[-1].shape[0]
+    kept = [np.zeros((1, n_cached, rows.shape[2]), np.float32) for rows in audio]
+    result: list[Floats] = []
+    for offset, token in enumerate(tokens):
+        mask = (np.arange(n_cached) >= offset).astype(np.int32)
+        arrays = [x.transpose(SWAPPED) if swapped else x for x in (*kept, *audio)]
+        values = (np.array([[token]], np.int32), *arrays, np.array([offset], np.int32), mask)
+        new_logits, *new = run_session(decoder, dict(zip(names, values, strict=True)))
+        result.append(new_logits[0])
+        for rows, row in zip(kept, new, strict=True):
+            rows[:, offset] = row[:, 0]
+        if offset == n_prompt - 1:
+            for kind, arrays in (("decoder", kept), ("encoder", audio)):
+                n = n_prompt if kind == "decoder" else None
+                for i, rows in enumerate(arrays):
+                    caches[f"{i // 2}.{kind}.{'value' if i % 2 else 'key'}"] = rows[0, :n].copy()
+    return np.concatenate(result)

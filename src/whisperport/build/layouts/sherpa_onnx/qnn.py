@@ -1,0 +1,77 @@
+"""The context binaries that sherpa-onnx loads on the Hexagon NPUs of Qualcomm's chips.
+
+Source: k2-fsa/sherpa-onnx@634265c, csrc/qnn/offline-whisper-model-qnn.cc and qnn-model.cc.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whisperport.build.layouts.layout import App, Layout, apps
+from whisperport.build.layouts.sherpa_onnx import npu
+from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, logits
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets.vendors.qualcomm.chips import CHIPS, FLOAT
+from whisperport.targets.vendors.qualcomm.context import context_binary
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+PACKAGES = ("onnxruntime-qnn>=2.7,<3", "onnxruntime>=1.24,<2", "onnx", "kaldi-native-fbank")
+TOKENS = "tokens.txt"
+PROFILE = replace(npu.PROFILE, tokens_per_s=6, counts_prompt=True)
+
+
+def _write(checkpoint: "Checkpoint", _precision: str, folder: Path) -> None:
+    prefix = npu.size_of(checkpoint).replace(".", "_")
+    npu.write(checkpoint, Form(prefix=prefix, positions_last=True), folder, TOKENS)
+
+
+def _place(graph: Path, compiled: Path) -> None:
+    (graph.parent / COMPILED.name(graph.stem, "")).write_bytes(context_binary(compiled))
+
+
+def _compile(app: App, folder: Path) -> None:
+    npu.compile_graphs(app, folder, _place)
+
+
+def _size(_name: str, spec: ProgramSpec) -> str:
+    """Return the size that the names of inputs begin with, as the app reads it."""
+    return spec.inputs[0].name.rpartition("_")[0].replace("_", ".", 1)
+
+
+def _other(path: Path, spec: ProgramSpec) -> str:
+    """Compare names: a context binary has those of its inputs and outputs as text."""
+    content = path.read_bytes()
+    names = (tensor.name for tensor in (*spec.inputs, *spec.outputs))
+    lacking = [name for name in names if name.encode() not in content]
+    return f"it does not name {lacking[0]!r}, which the graph has" if lacking else ""
+
+
+COMPILED = npu.Compiled(name=lambda stem, _size: f"{stem}.bin", size=_size, other=_other)
+
+LAYOUT = Layout(
+    title="folder of context binaries for a Hexagon NPU: encoder.bin, decoder.bin and tokens.txt",
+    precisions=(npu.PRECISION,),
+    apps=apps(
+        App(
+            name="sherpa-onnx-qnn",
+            packages=PACKAGES,
+            module="kaldi_native_fbank",
+            script=npu.CLIENT,
+            devices=tuple(chip.name for chip in CHIPS if FLOAT in chip.architecture.precisions),
+            compile=_compile,
+            profile_of=lambda _checkpoint: PROFILE,
+            compared="words",
+            drops=(
+                *npu.DROPS,
+                "audio after the window is not decoded, or more than 6 tokens a second with the prompt",
+            ),
+        )
+    ),
+    write=_write,
+    unsupported=npu.unsupported,
+    logits=logits,
+    reader=npu.reader(COMPILED),
+    rules=(npu.rule(COMPILED),),
+)

@@ -1,0 +1,104 @@
+"""The files that sherpa-onnx's script for Rockchip's boards loads.
+
+Source: k2-fsa/sherpa-onnx@634265c, scripts/whisper/rknn/export_onnx.py and test_on_rk3588_board.py.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
+from whisperport.build.layouts.sherpa_onnx import npu
+from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, logits
+from whisperport.errors import BundleError
+from whisperport.program.spec import ProgramSpec
+from whisperport.targets.vendors.rockchip.chips import CHIPS
+from whisperport.targets.vendors.rockchip.rknn_file import check_rknn, read_rknn
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+LAYERS = {"tiny": 4, "base": 6, "small": 12, "medium": 24}
+MOST_OFFSETS = 100  # tokens with the prompt, in the app's script
+POSITIONS = 448  # of a text, in the app's script
+
+
+def _write(checkpoint: "Checkpoint", _precision: str, folder: Path) -> None:
+    npu.write(checkpoint, Form(), folder, f"{npu.size_of(checkpoint)}-tokens.txt")
+
+
+def _compile(app: App, folder: Path) -> None:
+    (tokens,) = folder.glob("*-tokens.txt")
+    size = tokens.name.removesuffix("-tokens.txt")
+
+    def place(graph: Path, compiled: Path) -> None:
+        shutil.copyfile(compiled, folder / _name(graph.stem, size))
+
+    npu.compile_graphs(app, folder, place)
+
+
+def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
+    dims, size = checkpoint.dims, npu.size_of(checkpoint)
+    own = dims.n_text_layer, dims.n_text_state, dims.n_text_ctx
+    name = size.removesuffix(".en")
+    width = next(width for width, other in npu.WIDTHS.items() if other == name)
+    expected = LAYERS[name], width, POSITIONS
+    if own != expected:
+        stated, wrong = (
+            f"{layers} layers, width {width} and {positions} positions"
+            for layers, width, positions in (own, expected)
+        )
+        yield (
+            f"the app's script, test_on_rk3588_board.py, takes {wrong} from the file's name, `{size}`; "
+            f"this decoder has {stated}: change them in the script"
+        )
+
+
+def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
+    n_prompt = 4 if checkpoint.generation.is_multilingual else 2
+    return replace(npu.PROFILE, max_tokens=MOST_OFFSETS - n_prompt)
+
+
+def _name(stem: str, size: str) -> str:
+    return f"{size}-{stem}.rknn"
+
+
+def _other(path: Path, spec: ProgramSpec) -> str:
+    try:
+        check_rknn(path, next(iter(read_rknn(path).chips), ""), spec)
+    except BundleError as error:
+        return f"{error.what}: {error.why}"
+    return ""
+
+
+COMPILED = npu.Compiled(name=_name, size=lambda name, _spec: name.rpartition("-")[0], other=_other)
+
+LAYOUT = Layout(
+    title="folder of SIZE-encoder.rknn, SIZE-decoder.rknn and SIZE-tokens.txt for an NPU of Rockchip",
+    precisions=(npu.PRECISION,),
+    apps=apps(
+        App(
+            name="sherpa-onnx-rknn",
+            packages=("rknn-toolkit2==2.5.0", "kaldi-native-fbank", "setuptools<81"),
+            module="rknn",
+            script=npu.CLIENT,
+            devices=tuple(chip.name for chip in CHIPS),
+            compile=_compile,
+            profile_of=_profile,
+            compared="words",
+            drops=(
+                *npu.DROPS,
+                "for these chips the app has a script only: English, one window, at most 100 tokens "
+                "with the prompt, and sizes that follow from the name of the file",
+            ),
+        )
+    ),
+    write=_write,
+    unsupported=npu.unsupported,
+    logits=logits,
+    reader=npu.reader(COMPILED),
+    rules=(npu.rule(COMPILED),),
+    warnings=_warnings,
+)

@@ -1,0 +1,316 @@
+"""What sherpa-onnx runs on NPUs: graphs, what a vendor's compiler makes of them, and the app's loop."""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from whisperport import judge
+from whisperport.apps.cli.convert import convert as convert_verb
+from whisperport.build.compile.lowered_file import READERS
+from whisperport.build.layouts import convert as converting
+from whisperport.build.layouts import layout_of
+from whisperport.build.layouts.convert import ConvertOptions, convert
+from whisperport.build.layouts.layout import App, Layout, apps
+from whisperport.build.layouts.reading import Files
+from whisperport.build.layouts.reference import known_logits, reference_of, spectrogram
+from whisperport.build.layouts.sherpa_onnx import npu, npu_client, qnn, rknn
+from whisperport.errors import BundleError, LoweringError, UsageError
+from whisperport.speech.audio import HOP_LENGTH
+from whisperport.speech.text.vocabulary import openai_generation
+from whisperport.targets.vendors.qualcomm.context import context_binary
+from whisperport.targets.vendors.rockchip.compiler import MISCOMPILING_RULE, CompileOptions
+from whisperport.verification.clips import shipped_audio, shipped_clips
+
+from ...embedded import unpacked
+from ...targets.vendors.rockchip.rknn_bytes import description, rknn_bytes
+
+pytest.importorskip("torch")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+import onnxruntime as ort
+
+from whisperport.model.checkpoint import load_checkpoint
+
+CHIPS = {"sherpa-onnx-qnn": "sm8650", "sherpa-onnx-rknn": "rk3588"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Any:
+    return load_checkpoint("default")
+
+
+def on_cpu(path: Path, _chip: str) -> Callable[..., Any]:
+    """A function that runs a graph as the vendor's simulator runs what was compiled of it."""
+    session = ort.InferenceSession(str(path))
+    names = [value.name for value in session.get_inputs()]
+    return lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
+
+
+def features(samples: Any, n_mels: int) -> Any:
+    """Whisper's own, with which the tokens are the checkpoint's."""
+    mel = spectrogram(samples, n_mels, 3000, "mel")
+    return mel[:, : len(samples) // HOP_LENGTH].T
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Loads the app's loop for a folder, with the graphs on the CPU and Whisper's features."""
+    path = Path(npu_client.__file__)
+    spec = importlib.util.spec_from_file_location("client", path)
+    assert spec is not None
+    assert spec.loader is not None
+    client = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(client)
+    for name, value in (("_qualcomm", on_cpu), ("_rockchip", on_cpu), ("_features", features)):
+        monkeypatch.setattr(client, name, value)
+    return lambda folder, app, language="en": client.load(
+        {"model": str(folder), "device": CHIPS[app], "language": language}
+    )
+
+
+@pytest.mark.parametrize("app", CHIPS)
+def test_the_apps_loop_emits_the_tokens_of_the_checkpoint(
+    app: str, checkpoint: Any, loop: Callable[..., Any], tmp_path: Path
+) -> None:
+    # given graphs, and clips, of which one is too short for its tokens
+    layout = layout_of(app)
+    layout.write(checkpoint, "fp16", tmp_path)
+    first, second = shipped_clips(2)
+    short = replace(first, samples=first.samples[:16_000])
+    clips = (first, second, short)
+    # when the app's loop decodes them
+    transcribe = loop(tmp_path, app)
+    results = [transcribe(clip.samples) for clip in clips]
+    # then its tokens are those of the checkpoint under the app's profile
+    expected = reference_of(checkpoint, layout.apps[app].profile_of(checkpoint), clips)
+    assert [tuple(result["tokens"]) for result in results] == [e.tokens for e in expected]
+    assert [result["text"].strip() for result in results] == [e.text.strip() for e in expected]
+    assert len(results[0]["tokens"]) > 10
+    if app == "sherpa-onnx-qnn":  # 6 tokens a second, with four of the prompt
+        assert len(results[2]["tokens"]) == 2
+
+
+def test_without_english_the_app_takes_the_language_of_the_logits(
+    checkpoint: Any, loop: Callable[..., Any], tmp_path: Path
+) -> None:
+    (clip,) = shipped_clips(1)
+    layout_of("sherpa-onnx-qnn").write(checkpoint, "fp16", tmp_path)
+    english = loop(tmp_path, "sherpa-onnx-qnn")(clip.samples)
+
+    assert loop(tmp_path, "sherpa-onnx-qnn", "de")(clip.samples) == english
+    (tmp_path / "tokens.txt").rename(tmp_path / "tiny-tokens.txt")
+    with pytest.raises(SystemExit, match="the prompt of English"):
+        loop(tmp_path, "sherpa-onnx-rknn", "de")
+
+
+def test_the_simulator_gets_what_the_compiler_got() -> None:
+    source = Path(npu_client.__file__).read_text()
+
+    assert f'disable_rules=["{MISCOMPILING_RULE}"]' in source
+    assert CompileOptions().rules == (MISCOMPILING_RULE,)
+    assert f"optimization_level={CompileOptions().optimization}," in source
+
+
+@pytest.fixture(scope="module")
+def compiled(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for a phone, compiled with the vendor's package."""
+    pytest.importorskip("onnxruntime_qnn", exc_type=ImportError)
+    out = tmp_path_factory.mktemp("phone") / "sm8650"
+    options = ConvertOptions(chip="sm8650", allow_unverified=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(converting, "is_installed", lambda _app: False)
+        converted = convert(checkpoint, "sherpa-onnx-qnn", out, options)
+    assert converted.record.chip == "sm8650"
+    assert [check.passed for check in converted.record.without_app] == [True]
+    return out
+
+
+def test_a_compiled_folder_has_what_the_app_loads(compiled: Path, checkpoint: Any) -> None:
+    names = {path.name for path in compiled.iterdir()}
+    assert names >= {"encoder.bin", "decoder.bin", "tokens.txt", "encoder.onnx", "decoder.onnx"}
+    # the app takes the ids of special tokens from the start of a name
+    assert b"tiny_mel" in (compiled / "encoder.bin").read_bytes()
+    assert b"tiny_this_self_v_2" in (compiled / "decoder.bin").read_bytes()
+
+    judgement = judge(compiled, checkpoint)
+
+    assert judgement
+    assert list(judgement.layout.apps) == ["sherpa-onnx-qnn"]
+    assert (
+        "for one chip" in judgement.runs[-1].reason or "not installed" in judgement.runs[-1].reason
+    )
+
+
+def broken(folder: Path, layout: Layout = qnn.LAYOUT) -> list[tuple[str, str]]:
+    (rule,) = layout.rules
+    return [(problem.file, problem.reason) for problem in rule.problems(Files(folder))]
+
+
+def test_a_file_that_is_not_of_its_graph_is_named(compiled: Path, tmp_path: Path) -> None:
+    exchanged = shutil.copytree(compiled, tmp_path / "exchanged")
+    shutil.copy(compiled / "encoder.bin", exchanged / "decoder.bin")
+    lacking = shutil.copytree(compiled, tmp_path / "lacking")
+    (lacking / "decoder.bin").unlink()
+
+    assert broken(compiled) == []
+    assert broken(exchanged) == [
+        ("decoder.bin", "it does not name 'tiny_tokens', which the graph has")
+    ]
+    assert broken(lacking) == [("decoder.bin", "the file is missing")]
+
+
+def test_a_board_is_given_files_of_its_size(checkpoint: Any, tmp_path: Path) -> None:
+    # given the graphs, and files that state the same inputs and outputs, but for one axis
+    rknn.LAYOUT.write(checkpoint, "fp16", tmp_path)
+    for name in ("encoder", "decoder"):
+        spec, _ = READERS[".onnx"](tmp_path / f"{name}.onnx")
+        if name == "decoder":
+            tokens, cache, *others = spec.inputs
+            spec = replace(spec, inputs=(tokens, replace(cache, shape=(1, 447, 128)), *others))
+        (tmp_path / f"huge-{name}.rknn").write_bytes(rknn_bytes(description(spec)))
+
+    first, *further = broken(tmp_path, rknn.LAYOUT)
+
+    assert first == ("huge-encoder.rknn", "the app knows no size 'huge'")
+    assert [file for file, _ in further] == ["huge-decoder.rknn", "huge-decoder.rknn"]
+    assert "[1, 447, 128]" in further[1][1]
+
+
+def test_a_checkpoint_with_other_ids_is_rejected(checkpoint: Any) -> None:
+    later, english = openai_generation(51_866), openai_generation(51_864)
+
+    assert npu.unsupported(checkpoint, "fp16") == ""
+    assert npu.unsupported(replace(checkpoint, generation=english), "fp16") == ""
+    why = npu.unsupported(replace(checkpoint, generation=later), "fp16")
+    assert why.startswith("the id of <|notimestamps|> is 50364; the app has 50363")
+    assert npu.size_of(replace(checkpoint, generation=english)) == "tiny.en"
+
+
+@pytest.mark.parametrize(
+    ("app", "chip", "what"),
+    [
+        ("sherpa-onnx-qnn", "", "sherpa-onnx-qnn needs a chip"),
+        ("sherpa-onnx-qnn", "rk3588", "sherpa-onnx-qnn has no chip `rk3588`"),
+        ("sherpa-onnx-qnn", "qcm6490", "sherpa-onnx-qnn has no chip `qcm6490`"),
+        ("sherpa-onnx", "sm8650", "sherpa-onnx has no chip `sm8650`"),
+    ],
+)
+def test_a_chip_that_the_app_does_not_have_is_rejected(
+    app: str, chip: str, what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as error:
+        convert("default", app, tmp_path / "out", ConvertOptions(chip=chip))
+
+    assert error.value.what == what
+    assert "--chips" in error.value.hint
+
+
+def test_a_context_binary_is_read_from_a_compiled_file_only(tmp_path: Path) -> None:
+    path = tmp_path / "step.qnn"
+    path.write_bytes(b"no protobuf")
+
+    with pytest.raises(BundleError):
+        context_binary(path)
+
+
+ANSWERS = """
+import json
+from pathlib import Path
+
+def versions():
+    return {"client": "1.0"}
+
+def load(job):
+    answers = iter(json.loads(Path(__file__).with_name("answers.json").read_text()))
+    return lambda samples: next(answers)
+"""
+
+
+@pytest.fixture
+def compilations(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> list[tuple[str, ...]]:
+    """The chips of compilations that were done, by no compiler, for an app that answers rightly."""
+    done: list[tuple[str, ...]] = []
+
+    def compile_nothing(app: App, folder: Path) -> None:
+        done.append(app.devices)
+        for name in ("encoder", "decoder"):
+            (folder / f"{name}.bin").write_bytes((folder / f"{name}.onnx").read_bytes())
+
+    app = qnn.LAYOUT.apps["sherpa-onnx-qnn"]
+    (tmp_path / "clips").mkdir()
+    shutil.copy(shipped_audio()[0].path, tmp_path / "clips")
+    expected = reference_of(checkpoint, app.profile_of(checkpoint), shipped_clips(1))
+    logits = known_logits(checkpoint, app.profile_of(checkpoint), shipped_clips(1), expected)
+    answers = [{"text": emitted.text, "tokens": emitted.tokens} for emitted in expected]
+    (tmp_path / "client.py").write_text(ANSWERS)
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    changed = replace(app, compile=compile_nothing, module="json", script=tmp_path / "client.py")
+    monkeypatch.setattr(qnn, "LAYOUT", replace(qnn.LAYOUT, apps=apps(changed)))
+    monkeypatch.setattr(converting, "reference_of", lambda *_: expected)
+    monkeypatch.setattr(converting, "known_logits", lambda *_: logits)
+    monkeypatch.setattr(converting, "with_heads", lambda opened: opened)
+    verb = import_module("whisperport.apps.cli.convert")
+    monkeypatch.setattr(verb, "run_watched", lambda function, *given, **_: function(*given))
+    return done
+
+
+def test_chips_that_are_verified_are_kept(
+    compilations: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    # given one of two chips that is done
+    (tmp_path / "model").mkdir()
+    options = [
+        str(unpacked(tmp_path / "model")),
+        "--for",
+        "sherpa-onnx-qnn",
+        "--out",
+        str(tmp_path / "phones"),
+        "--json",
+    ]
+    options += ["--verify-with", str(tmp_path / "clips")]
+    run = partial(CliRunner().invoke, convert_verb)
+    assert run([*options, "--chips", "sm8550"]).exit_code == 0
+    assert compilations == [("sm8550",)]
+    # when both are asked for
+    result = run([*options, "--chips", "sm8550,sm8650"])
+    # then the other is compiled, and both are in the report
+    assert compilations == [("sm8550",), ("sm8650",)]
+    report = json.loads(result.stdout)
+    assert [(entry["chip"], Path(entry["path"]).name) for entry in report] == [
+        ("sm8550", "sm8550"),
+        ("sm8650", "sm8650"),
+    ]
+    # and one that has changed since is written again
+    (tmp_path / "phones/sm8550/tokens.txt").write_text("x 0\n")
+    assert run([*options, "--chips", "sm8550"]).exit_code == 0
+    assert compilations[2:] == [("sm8550",)]
+
+
+def test_a_decoder_of_another_size_is_named_for_boards(checkpoint: Any) -> None:
+    (warning,) = layout_of("sherpa-onnx-rknn").warnings(checkpoint)
+
+    assert "this decoder has 3 layers, width 128 and 448 positions" in warning
+    dims = replace(checkpoint.dims, n_text_layer=4, n_text_state=384, n_audio_state=384)
+    assert not list(layout_of("sherpa-onnx-rknn").warnings(replace(checkpoint, dims=dims)))
+
+
+def test_large_v3_is_rejected_before_it_is_written(checkpoint: Any, tmp_path: Path) -> None:
+    later = replace(checkpoint, generation=openai_generation(51_866))
+
+    options = ConvertOptions(chip="rk3588", allow_unverified=True)
+    with pytest.raises(LoweringError) as error:
+        convert(later, "sherpa-onnx-rknn", tmp_path / "out", options)
+
+    assert "as OpenAI's models before large-v3" in error.value.why
+    assert not (tmp_path / "out").exists()
