@@ -20,9 +20,12 @@ from whisperport.verification import Report
 from whisperport.verification.diagnosis.layers import LayerComparison
 from whisperport.verification.reference import Reference
 
-from ...browser import CHROMIUM, IN_BROWSER, axe_of, sync_api
+from ...extent import CHROMIUM, IN_BROWSER
 from ...third_party_decoder import third_party_decoder
 from . import test_result_pages as made
+
+sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
+axe_of = pytest.importorskip("axe_playwright_python.sync_playwright")
 
 pytestmark = IN_BROWSER
 MAX_LOAD_S, MAX_BYTES = 2.0, 3_000_000

@@ -17,8 +17,11 @@ from whisperport.speech.text import write_srt, write_txt, write_vtt
 from whisperport.transcription import Transcriber
 from whisperport.verification.clips import shipped_audio
 
-from ...browser import CHROMIUM, IN_BROWSER, axe_of, sync_api
+from ...extent import CHROMIUM, IN_BROWSER
 from .test_process import CLIP, URL, Server
+
+sync_api = pytest.importorskip("playwright.sync_api", exc_type=ImportError)
+axe_of = pytest.importorskip("axe_playwright_python.sync_playwright")
 
 pytestmark = IN_BROWSER
 LONG = next(audio.path for audio in shipped_audio() if audio.seconds > 60)
