@@ -1,8 +1,10 @@
 """What sherpa-onnx runs on NPUs: graphs, what a vendor's compiler makes of them, and the app's loop."""
 
+import ctypes
 import importlib.util
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -40,6 +42,7 @@ import onnxruntime as ort
 
 from whisperport.model.checkpoint import load_checkpoint
 
+TENSOR_BYTES = 144
 CHIPS = {"sherpa-onnx-qnn": "sm8650", "sherpa-onnx-rknn": "rk3588"}
 
 
@@ -148,6 +151,61 @@ def test_a_compiled_folder_has_what_the_app_loads(compiled: Path, checkpoint: An
     assert (
         "for one chip" in judgement.runs[-1].reason or "not installed" in judgement.runs[-1].reason
     )
+
+
+def described(path: Path) -> list[tuple[str, str]]:
+    """Names and types of the inputs and outputs of a context binary, as the vendor's library states them.
+
+    The app reads a file by the same call. The offsets are those of onnxruntime-qnn 2.7.0, found by trying.
+    """
+    import onnxruntime_qnn
+
+    library = ctypes.CDLL(
+        str(Path(onnxruntime_qnn.get_library_path()).with_name("libQnnSystem.so"))
+    )
+    providers, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_uint32()
+    assert (
+        library.QnnSystemInterface_getProviders(ctypes.byref(providers), ctypes.byref(count)) == 0
+    )
+    create, read = struct.unpack_from("<QQ", ctypes.string_at(providers[0], 48), 32)
+    pointer, handle, info = ctypes.c_void_p, ctypes.c_void_p(), ctypes.c_void_p()
+    assert ctypes.CFUNCTYPE(ctypes.c_uint64, pointer)(create)(ctypes.addressof(handle)) == 0
+    content, size = path.read_bytes(), ctypes.c_uint64()
+    call = ctypes.CFUNCTYPE(ctypes.c_uint64, pointer, pointer, ctypes.c_uint64, pointer, pointer)
+    places = ctypes.addressof(info), ctypes.addressof(size)
+    buffer = ctypes.create_string_buffer(content, len(content))
+    assert call(read)(handle, ctypes.addressof(buffer), len(content), *places) == 0
+
+    def number(address: int, kind: Any = ctypes.c_uint64) -> int:
+        return int(kind.from_address(address).value)
+
+    assert info.value is not None
+    assert number(info.value, ctypes.c_uint32) == 3  # version of the structure
+    graph = number(info.value + 8 + 96) + 8
+    types = {0x232: "float32", 0x032: "int32"}
+    tensors = []
+    for side in (16, 32):
+        n, first = number(graph + side - 8, ctypes.c_uint32), number(graph + side)
+        for tensor in range(first, first + n * TENSOR_BYTES, TENSOR_BYTES):
+            name = ctypes.string_at(number(tensor + 16)).decode()
+            tensors.append((name, types[number(tensor + 32, ctypes.c_uint32)]))
+    return tensors
+
+
+def test_the_vendors_library_states_the_tensors_that_the_app_asks_for(compiled: Path) -> None:
+    layers = [f"{side}_{layer}" for layer in range(3) for side in "kv"]
+    caches = [f"tiny_{kind}_{name}" for kind in ("self", "cross") for name in layers]
+    integers = {"tiny_tokens", "tiny_offset", "tiny_mask"}
+
+    assert described(compiled / "encoder.bin") == [
+        ("tiny_mel", "float32"),
+        *((f"cross_{name}", "float32") for name in layers),
+    ]
+    names = ["tiny_tokens", *caches, "tiny_offset", "tiny_mask", "tiny_logits"]
+    names += [f"tiny_this_self_{name}" for name in layers]
+    assert described(compiled / "decoder.bin") == [
+        (name, "int32" if name in integers else "float32") for name in names
+    ]
 
 
 def broken(folder: Path, layout: Layout = qnn.LAYOUT) -> list[tuple[str, str]]:
