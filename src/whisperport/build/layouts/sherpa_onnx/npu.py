@@ -4,7 +4,7 @@ encoder.onnx, decoder.onnx    what is compiled, and is verified again later: the
 tokens.txt                    the tokens, as beside graphs for a CPU
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,11 @@ DROPS = (
     "ids of special tokens are those of OpenAI's models before large-v3",
     "no timestamps, and no suppressed tokens",
 )
+
+
+def for_one_of(chips: Sequence[str]) -> str:
+    """Return a sentence for lists."""
+    return f"the files are for one chip: {', '.join(chips)}"
 
 
 def write(checkpoint: "Checkpoint", form: Form, folder: Path, tokens: str) -> None:

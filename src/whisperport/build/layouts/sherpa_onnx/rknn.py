@@ -20,6 +20,7 @@ from whisperport.targets.vendors.rockchip.rknn_file import check_rknn, read_rknn
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
+NAMES = tuple(chip.name for chip in CHIPS)
 LAYERS = {"tiny": 4, "base": 6, "small": 12, "medium": 24}
 MOST_OFFSETS = 100  # tokens with the prompt, in the app's script
 POSITIONS = 448  # of a text, in the app's script
@@ -84,11 +85,12 @@ LAYOUT = Layout(
             packages=("rknn-toolkit2==2.5.0", "kaldi-native-fbank", "setuptools<81"),
             module="rknn",
             script=npu.CLIENT,
-            devices=tuple(chip.name for chip in CHIPS),
+            devices=NAMES,
             compile=_compile,
             profile_of=_profile,
             compared="words",
             drops=(
+                npu.for_one_of(NAMES),
                 *npu.DROPS,
                 "for these chips the app has a script only: English, one window, at most 100 tokens "
                 "with the prompt, and sizes that follow from the name of the file",
