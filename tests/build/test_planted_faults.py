@@ -365,10 +365,10 @@ def stale_cache(original: Any) -> Any:
 
 
 GRAPH_FAULTS: dict[str, tuple[str, Patch]] = {
-    "positions one late": ("positions of .* one too late", patch_network("_positions", later)),
-    "cache not counted": ("begin at 0 again", patch_network("_positions", not_counted)),
-    "mask missing": ("mask of self-attention is missing", patch_network("_positions", changed_mask(0))),
-    "mask inverted": ("mask of self-attention is inverted", patch_network("_positions", changed_mask(1))),
+    "positions one late": ("positions of .* one too late", patch_network("positions_and_mask", later)),
+    "cache not counted": ("begin at 0 again", patch_network("positions_and_mask", not_counted)),
+    "mask missing": ("mask of self-attention is missing", patch_network("positions_and_mask", changed_mask(0))),
+    "mask inverted": ("mask of self-attention is inverted", patch_network("positions_and_mask", changed_mask(1))),
     "inputs exchanged": ("values of self-attention", patch_network("_attention", exchanged_inputs)),
     "GELU's tanh form": ("GELU's tanh form", patch_network("_gelu", tanh_gelu)),
     "not scaled": ("scores are not divided", patch_network("_attention", scaled_by(0.5))),
