@@ -250,6 +250,9 @@ WEIGHTS: dict[str, tuple[str, Plant]] = {
 # Graphs: what writes them has a fault.
 
 
+PLACES = "positions_and_mask"
+
+
 def patch_network(name: str, change: Callable[[Any], Any]) -> Patch:
     return lambda monkeypatch: monkeypatch.setattr(Network, name, change(getattr(Network, name)))
 
@@ -365,10 +368,10 @@ def stale_cache(original: Any) -> Any:
 
 
 GRAPH_FAULTS: dict[str, tuple[str, Patch]] = {
-    "positions one late": ("positions of .* one too late", patch_network("positions_and_mask", later)),
-    "cache not counted": ("begin at 0 again", patch_network("positions_and_mask", not_counted)),
-    "mask missing": ("mask of self-attention is missing", patch_network("positions_and_mask", changed_mask(0))),
-    "mask inverted": ("mask of self-attention is inverted", patch_network("positions_and_mask", changed_mask(1))),
+    "positions one late": ("positions of .* one too late", patch_network(PLACES, later)),
+    "cache not counted": ("begin at 0 again", patch_network(PLACES, not_counted)),
+    "mask missing": ("mask of self-attention is missing", patch_network(PLACES, changed_mask(0))),
+    "mask inverted": ("mask of self-attention is inverted", patch_network(PLACES, changed_mask(1))),
     "inputs exchanged": ("values of self-attention", patch_network("_attention", exchanged_inputs)),
     "GELU's tanh form": ("GELU's tanh form", patch_network("_gelu", tanh_gelu)),
     "not scaled": ("scores are not divided", patch_network("_attention", scaled_by(0.5))),
