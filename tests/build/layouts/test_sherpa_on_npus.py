@@ -224,6 +224,8 @@ def test_a_file_that_is_not_of_its_graph_is_named(compiled: Path, tmp_path: Path
         ("decoder.bin", "it does not name 'tiny_tokens', which the graph has")
     ]
     assert broken(lacking) == [("decoder.bin", "the file is missing")]
+    (lacking / "decoder.bin").touch()
+    assert broken(lacking) == [("decoder.bin", "it is empty")]
 
 
 def test_a_board_is_given_files_of_its_size(checkpoint: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.build.compile.lowered_file import READERS
 from whisperport.build.layouts.environments import command_of
 from whisperport.build.layouts.layout import App, DecodingProfile
+from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import LayoutRule, layout_rule
@@ -138,7 +139,12 @@ def reader(compiled: Compiled) -> Reader:
     """Return the reader of folders with the graphs, and with what was compiled of one of them."""
 
     def recognize(files: Files) -> bool:
-        return all(map(files.has, GRAPHS)) and any(compiled.file(files, name) for name in GRAPHS)
+        if not all(map(files.has, GRAPHS)) or not any(compiled.file(files, g) for g in GRAPHS):
+            return False
+        encoder, decoder = (files.read(graph, read_header) for graph in GRAPHS)
+        *_, offset, mask = ("", "", *decoder.inputs)
+        ends = offset.rpartition("_")[2], mask.rpartition("_")[2]
+        return "cross_k_0" in encoder.outputs and ends == ("offset", "mask")
 
     return Reader(
         recognize,

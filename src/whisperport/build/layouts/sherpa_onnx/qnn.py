@@ -4,6 +4,7 @@ Source: k2-fsa/sherpa-onnx@634265c, csrc/qnn/offline-whisper-model-qnn.cc and qn
 """
 
 from dataclasses import replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,12 @@ def _size(_name: str, spec: ProgramSpec) -> str:
 
 def _other(path: Path, spec: ProgramSpec) -> str:
     """Compare names: a context binary has those of its inputs and outputs as text."""
-    content = path.read_bytes()
+    if not path.stat().st_size:
+        return "it is empty"
     names = (tensor.name for tensor in (*spec.inputs, *spec.outputs))
-    lacking = [name for name in names if name.encode() not in content]
-    return f"it does not name {lacking[0]!r}, which the graph has" if lacking else ""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        lacking = next((name for name in names if content.find(name.encode()) < 0), None)
+    return f"it does not name {lacking!r}, which the graph has" if lacking else ""
 
 
 COMPILED = npu.Compiled(name=lambda stem, _size: f"{stem}.bin", size=_size, other=_other)
