@@ -722,7 +722,7 @@ def test_a_command_shows_what_an_unverified_file_lost(
     options = ConvertOptions(verify_with=two_clips, allow_unverified=True)
     converted = convert(checkpoint, "faster-whisper", tmp_path / "out", options)
     # when it is printed
-    print_in_app(converted.path, converted.record)
+    print_in_app({converted.path: converted.record})
     # then the clip and the reason are there
     shown = capsys.readouterr().out
     assert "FAIL: 01-espeak.wav: token 1 of 14 differs" in shown

@@ -29,17 +29,20 @@ def print_failures(failures: Sequence[str]) -> None:
         print_lines("", f"FAIL: {first}", *rest)
 
 
-def print_in_app(path: Path, record: LayoutRecord) -> None:
-    """Print what is known of the files of an app, and what the app returned if it ran."""
-    if record.checks:
-        print_checks(record.checks)
-    print_failures(record.failures())
-    if record.not_compared:
-        print_note(f"the files were not compared without the app: {record.not_compared}")
-    versions = {} if record.verification is None else record.verification.versions
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    result = "verified" if record.is_verified else "NOT VERIFIED"
-    print_lines("", f"{path}: {result} {f'with {packages}' if packages else f'in {record.app}'}")
+def print_in_app(written: Mapping[Path, LayoutRecord]) -> None:
+    """Print what is known of the files of an app at each path, and what the app returned if it ran."""
+    if checks := [check for record in written.values() for check in record.checks]:
+        print_checks(checks)
+    for record in written.values():
+        print_failures(record.failures())
+        if record.not_compared:
+            print_note(f"the files were not compared without the app: {record.not_compared}")
+    print_lines("")
+    for path, record in written.items():
+        versions = {} if record.verification is None else record.verification.versions
+        packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+        result = "verified" if record.is_verified else "NOT VERIFIED"
+        print_lines(f"{path}: {result} {f'with {packages}' if packages else f'in {record.app}'}")
 
 
 # The most important numbers and their formats; `--json` has all of them.

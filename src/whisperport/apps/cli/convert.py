@@ -83,18 +83,16 @@ def convert(
         with stages():
             job = (run_convert, checkpoint, app, place, replace(options, chip=chip))
             results.append(run_watched(*job, out=place, stall_s=60 * stall_after))
-        if not as_json:
-            _print(results[-1], app)
     if as_json:
         described = [converted.to_json() for converted in results]
         print_json(described if chips else described[0])
-
-
-def _print(converted: Converted, app: str) -> None:
-    print_in_app(converted.path, converted.record)
-    for warning in converted.warnings:
+    else:
+        print_in_app({converted.path: converted.record for converted in results})
+    for warning in dict.fromkeys(
+        warning for converted in results for warning in converted.warnings
+    ):
         print_warning(warning)
-    if converted.record.verification is None:
+    if results[-1].record.verification is None:
         print_next("apps", "--install", app)
     else:
-        print_next("verify", converted.path)
+        print_next("verify", results[-1].path)

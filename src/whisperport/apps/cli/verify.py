@@ -164,7 +164,7 @@ def _in_app(path: Path, *, record: bool, as_json: bool) -> None:
     if as_json:
         print_json(verified.to_json())
     else:
-        print_in_app(path, verified)
+        print_in_app({path: verified})
     if warning := doubt_of(verified):
         print_warning(warning)
     if not verified.is_verified:

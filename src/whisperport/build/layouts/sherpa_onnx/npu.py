@@ -1,7 +1,6 @@
 """Write the graphs that sherpa-onnx runs on NPUs, and compile them for a chip.
 
-encoder.onnx, decoder.onnx    what is compiled, and is verified again later: the app does not read them
-tokens.txt                    the tokens, as beside graphs for a CPU
+The app reads what was compiled, and the tokens. The graphs stay, to be verified and compiled again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +69,7 @@ def compile_graphs(app: App, folder: Path, place: Callable[[Path, Path], None]) 
 
     Raises:
         MissingPackageError: the compiler is not installed.
-        CompilationError: it failed.
+        LoweringError: it failed.
     """
     (chip,) = app.devices
     compiler, command = get_target(chip).compiler, command_of(app)

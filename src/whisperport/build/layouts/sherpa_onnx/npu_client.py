@@ -62,7 +62,7 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
         audio = encode([(mel.T if is_rockchip else mel)[None]])
         if not is_rockchip:
             audio = [rows.transpose(0, 2, 1) for rows in audio]
-        tokens = _decoded(decode, shapes, audio, prompt if is_named else [], most)
+        tokens = _decoded(decode, shapes, audio, prompt if is_named else [], most, is_rockchip)
         text = b"".join(texts.get(token, b"") for token in tokens)
         return {"text": text.decode("utf-8", "replace"), "tokens": tokens}
 
@@ -70,7 +70,12 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
 
 
 def _decoded(
-    decode: Run, shapes: Any, audio: Sequence[Any], prompt: Sequence[int], most: int
+    decode: Run,
+    shapes: Any,
+    audio: Sequence[Any],
+    prompt: Sequence[int],
+    most: int,
+    positions_first: bool,
 ) -> list[int]:
     """Return the tokens with the highest logits, until the end of the text, or `most` with the prompt.
 
@@ -78,7 +83,6 @@ def _decoded(
     """
     caches = [np.zeros(shape, np.float32) for shape in shapes[1 : 1 + len(audio)]]
     mask = np.ones(shapes[-1], np.int32)
-    positions_last = caches[0].shape[1] != len(mask)
     tokens: list[int] = []
     offset = 0
 
@@ -87,10 +91,10 @@ def _decoded(
         places = np.array([offset], np.int32), mask
         logits, *rows = decode([np.array([[token]], np.int32), *caches, *audio, *places])
         for cache, row in zip(caches, rows):  # noqa: B905  # Python 3.9 has no `strict`
-            if positions_last:
-                cache[0, :, offset] += row.reshape(-1)
-            else:
+            if positions_first:
                 cache[0, offset] = row.reshape(-1)
+            else:
+                cache[0, :, offset] += row.reshape(-1)
         mask[offset] = 0
         offset += 1
         return logits.reshape(-1)
