@@ -17,6 +17,7 @@ from whisperport import judge
 from whisperport.build.layouts import all_layouts, layout_of
 from whisperport.build.layouts.convert import ConvertOptions, convert
 from whisperport.build.layouts.environments import command_of
+from whisperport.errors import LoweringError, VerificationError
 from whisperport.program.dims import Dims
 
 pytest.importorskip("torch")
@@ -35,6 +36,8 @@ SHAPES = {
         whisper_dims(64, 6, 1), n_mels=128, n_text_layer=4, n_vocab=51866
     ),
 }
+# With the app's own spectrogram the text of one clip repeats four words, in float32 on a CPU as well.
+LOOPS = {("sherpa-onnx-qnn", "last-tail"), ("sherpa-onnx-rknn", "last-tail")}
 ALL = os.environ.get("WHISPERPORT_TEST_APPS") == "1"
 # Half a minute for a lowering, a minute or two in a simulator; their own tests have small ones.
 SLOW = ("react-native-executorch", "sherpa-onnx-qnn", "sherpa-onnx-rknn")
@@ -99,6 +102,10 @@ def test_a_browser_returns_what_node_returns(
 def test_an_outlier_checkpoint_is_verified(app: str, name: str, tmp_path: Path) -> None:
     needs_app(app)
     folder = outlier_checkpoint(name, tmp_path)
+    if (app, name) in LOOPS:
+        with pytest.raises(VerificationError, match="does not return what the checkpoint emits"):
+            convert(folder, app, out_of(app, tmp_path), options_of(app))
+        return
     assert convert(folder, app, out_of(app, tmp_path), options_of(app))
 
 
@@ -112,6 +119,11 @@ def test_a_random_checkpoint_is_loaded(app: str, shape: str, tmp_path: Path) -> 
     shutil.copy(min(shipped_audio(), key=lambda audio: audio.seconds).path, clips)
     # when it is converted, which random text does not prevent
     options = options_of(app, verify_with=clips, allow_unverified=True)
+    if why := layout_of(app).unsupported(checkpoint, layout_of(app).precisions[0]):
+        with pytest.raises(LoweringError) as error:
+            convert(checkpoint, app, out_of(app, tmp_path), options)
+        assert error.value.why == why
+        return
     converted = convert(checkpoint, app, out_of(app, tmp_path), options)
     # then the app decodes the clip, and its tokens are the checkpoint's
     assert converted.run is not None
