@@ -568,3 +568,35 @@ def test_v69_rejects_w8a16_for_programs_of_few_rows(program):
 @pytest.mark.parametrize("program", ["encoder", "cross_kv", "prefill_64", "align", "prefill_x"])
 def test_v69_accepts_w8a16_for_programs_of_many_rows(program):
     assert get_target("sm8450").unsupported(program, "w8a16") is None
+
+
+def test_a_program_with_integer_inputs_is_calibrated(tmp_path):
+    """A calibration set has floats only, also of positions."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((4, 1, 8)).astype(np.float32)
+    weights = random.standard_normal((8, 8)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["n"], ["number"], name="cast", to=TensorProto.FLOAT),
+            helper.make_node("MatMul", ["x", "w"], ["rows"], name="rows"),
+            helper.make_node("Add", ["rows", "number"], ["y"], name="sum"),
+        ],
+        "sum",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8]),
+            helper.make_tensor_value_info("n", TensorProto.INT32, [1]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    path = tmp_path / "sum.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "n.npy", np.array([[3], [0], [2], [1]], np.float32))
+    files = {name: tmp_path / f"{name}.npy" for name in ("x", "n")}
+
+    quantize_in_place(path, files, INT16, target="sm8650", extra="qualcomm")
+
+    number = np.array([3], np.int32)
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x[0], "n": number})
+    assert compare("y", found, x[0] @ weights + 3, GATES["w8a16"]).sqnr_db > 30

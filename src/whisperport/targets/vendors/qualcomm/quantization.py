@@ -63,7 +63,15 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
 
     source = out.with_name(f"fused-{path.name}")
     fuse(path, source)
-    samples = list(samples_of(arrays))
+    graph = onnx.load(source, load_external_data=False).graph
+    types = {
+        value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        for value in graph.input
+    }
+    samples = [  # a calibration set has floats only; tokens and positions are integers
+        {name: array.astype(types[name], copy=False) for name, array in sample.items()}
+        for sample in samples_of(arrays)
+    ]
     ranges = _ranges(source, samples, out.parent)
     overrides = {
         name: [{"quant_type": QuantType.QUInt16, **_bounds(bounds, MARGIN)}]
