@@ -54,6 +54,11 @@ class Generation:
         return "en" if "en" in self.languages or not self.languages else next(iter(self.languages))
 
     @property
+    def n_start_tokens(self) -> int:
+        """Number of tokens before the text, without timestamps: start, language, task, no timestamps."""
+        return 4 if self.is_multilingual else 2
+
+    @property
     def timestamp_begin(self) -> int:
         """Id of <|0.00|>. Each following id is 20 ms later."""
         return self.no_timestamps + 1

@@ -185,8 +185,9 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
     limit = profile.max_tokens or engine.dims.n_text_ctx // 2
     if profile.tokens_per_s is not None:
         n_tokens = int(profile.tokens_per_s * len(clip.samples) / SAMPLE_RATE)
-        n_prompt = 4 if engine.generation.is_multilingual else 2
-        limit = min(limit, n_tokens - n_prompt * profile.counts_prompt)
+        if profile.counts_prompt:
+            n_tokens -= engine.generation.n_start_tokens
+        limit = min(limit, n_tokens)
     options = DecodeOptions(
         language=clip.language,
         without_timestamps=not profile.timestamps,

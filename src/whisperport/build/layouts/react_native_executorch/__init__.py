@@ -17,14 +17,13 @@ if TYPE_CHECKING:  # it needs torch
 
 
 def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
-    n_prompt = 4 if checkpoint.generation.is_multilingual else 2
     return DecodingProfile(
         padding="audio",
         timestamps=False,
         suppresses=False,
         suppresses_at_start=False,
         windows=False,
-        max_tokens=POSITIONS - n_prompt,
+        max_tokens=POSITIONS - checkpoint.generation.n_start_tokens,
         piece_s=PIECE_S,
     )
 

@@ -125,7 +125,7 @@ class Compiled:
 
     name: Callable[[str, str], str]
     size: Callable[[str, ProgramSpec], str]
-    other: Callable[[Path, ProgramSpec], str]
+    other: Callable[[ProgramSpec, Path], str]
 
     def file(self, files: Files, graph: str) -> Path | None:
         """Return the file of a graph, of any size; None: it is missing."""
@@ -172,11 +172,7 @@ def rule(compiled: Compiled) -> LayoutRule:
             size = compiled.size(path.name, spec)
             if size.removesuffix(".en") not in WIDTHS.values():
                 yield path.name, f"the app knows no size {size[:40]!r}"
-            if reason := files.read_now(path.name, partial(_other, compiled, spec)):
+            if reason := files.read_now(path.name, partial(compiled.other, spec)):
                 yield path.name, reason
 
     return check
-
-
-def _other(compiled: Compiled, spec: ProgramSpec, path: Path) -> str:
-    return compiled.other(path, spec)

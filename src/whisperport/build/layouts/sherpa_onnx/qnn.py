@@ -42,7 +42,7 @@ def _size(_name: str, spec: ProgramSpec) -> str:
     return spec.inputs[0].name.rpartition("_")[0].replace("_", ".", 1)
 
 
-def _other(path: Path, spec: ProgramSpec) -> str:
+def _other(spec: ProgramSpec, path: Path) -> str:
     """Compare names: a context binary has those of its inputs and outputs as text."""
     if not path.stat().st_size:
         return "it is empty"

@@ -58,15 +58,14 @@ def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
 
 
 def _profile(checkpoint: "Checkpoint") -> DecodingProfile:
-    n_prompt = 4 if checkpoint.generation.is_multilingual else 2
-    return replace(npu.PROFILE, max_tokens=MOST_OFFSETS - n_prompt)
+    return replace(npu.PROFILE, max_tokens=MOST_OFFSETS - checkpoint.generation.n_start_tokens)
 
 
 def _name(stem: str, size: str) -> str:
     return f"{size}-{stem}.rknn"
 
 
-def _other(path: Path, spec: ProgramSpec) -> str:
+def _other(spec: ProgramSpec, path: Path) -> str:
     try:
         check_rknn(path, next(iter(read_rknn(path).chips), ""), spec)
     except BundleError as error:

@@ -18,7 +18,7 @@ ONE_WINDOW = "audio after the first 30 s is not decoded unless the caller cuts i
 
 def _room(checkpoint: "Checkpoint") -> int:
     """Return how many positions follow the prompt: all can be used, where openai-whisper uses half."""
-    return checkpoint.dims.n_text_ctx - (4 if checkpoint.generation.is_multilingual else 2)
+    return checkpoint.dims.n_text_ctx - checkpoint.generation.n_start_tokens
 
 
 LAYOUT = Layout(
