@@ -42,8 +42,8 @@ STALL_MIN = 30
     group="App",
     default="",
     metavar="NAME,...",
-    help="Chips for which the files of an app on NPUs are compiled: --out gets a folder for each; one that "
-    "is verified already is kept",
+    help="Chips that the files of an app on NPUs are compiled for, such as rk3588; `whisperport apps` "
+    "lists those of each app. --out gets a folder for each; one that is verified already is kept",
 )
 @option(
     *("--out", "-o"),

@@ -163,8 +163,9 @@ def convert(
         language = spoken_language(opened, options.language)
         source = to_json(opened.source)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
-        kept = _kept(out, chosen, (precision, language, source, clips.paths))
-        if options.chip and kept is not None:
+        if options.chip and (
+            kept := _kept(out, chosen, (precision, language, source, clips.digests))
+        ):
             return Converted(path=out, record=kept, run=None, warnings=opened.warnings)
         opened = with_heads(opened)
         return_freed_memory()  # of the model in torch
@@ -231,8 +232,8 @@ def _kept(out: Path, app: App, expected: tuple[object, ...]) -> LayoutRecord | N
         record = read_record(record_path(out))
     except BundleError:
         return None
-    paths = tuple(clip.path for clip in record.clips)
-    known = record.precision, record.language, record.source, paths
+    digests = tuple(clip.sha256 for clip in record.clips)
+    known = record.precision, record.language, record.source, digests
     is_same = (record.app, (record.chip,)) == (app.name, app.devices) and known == expected
     return record if is_same and record.is_verified and not record.difference(out) else None
 

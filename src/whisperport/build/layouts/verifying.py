@@ -63,6 +63,11 @@ class ClipSet:
             check_name(path)
         return cls(tuple(_first_window(clip, language, window_s) for clip in clips), tuple(paths))
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """SHA-256 of the samples of each."""
+        return tuple(map(_digest, self.clips))
+
     def known(self, expected: Sequence[Emitted]) -> tuple[KnownClip, ...]:
         """Return what a record keeps of them; of results that are not known, nothing."""
         return tuple(
