@@ -12,10 +12,10 @@ import pytest
 from whisperport import targets
 from whisperport.errors import BundleError, LoweringError, UsageError
 from whisperport.program.bundle import Bundle
+from whisperport.program.execution_providers import CPU
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.runtime import load_engine
 from whisperport.targets import TARGETS, RunOptions, get_target, similar_targets
-from whisperport.targets.onnx.runner import CPU
 from whisperport.targets.stated_signature import expect_counts, expect_tensor
 from whisperport.targets.target_options import NoOptions, Option, by_target, describe
 

@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from whisperport import targets
-from whisperport.errors import UsageError
+from whisperport.errors import UsageError, WhisperportError
+from whisperport.program.execution_providers import Device, list_devices
 from whisperport.program.spec import Package
+from whisperport.system.child import Limits, StoppedError, run_limited
 from whisperport.targets.toolchain import variable
 from whisperport.verification.machine import versions
+
+LISTING = Limits(memory_bytes=4 * 2**30, seconds=60.0)  # of the process that lists devices
 
 # pip extra -> packages that show whether it is installed; "" is the core. The specs of targets list more.
 GENERAL: dict[str, tuple[Package, ...]] = {
@@ -69,6 +73,18 @@ def examine() -> tuple[Finding, ...]:
         _finding(extra, package) for extra, packages in extras().items() for package in packages
     ]
     return (*packages, *_toolchains())
+
+
+def devices() -> tuple[Device, ...] | str:
+    """Return the devices that ONNX Runtime can use, of all execution providers; or why they are not known.
+
+    They are listed in a process of its own, which loads the libraries of others.
+    """
+    try:
+        listed = run_limited(f"{list_devices.__module__}:{list_devices.__name__}", {}, LISTING)
+    except (StoppedError, WhisperportError) as error:
+        return str(error)
+    return tuple(Device(**device) for device in listed)
 
 
 def is_installed(extra: str) -> bool:

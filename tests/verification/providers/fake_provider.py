@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from whisperport.program.execution_providers import CPU
 from whisperport.system.progress import begin_stage
-from whisperport.targets.onnx.runner import CPU
 from whisperport.verification.providers.provider_session import CREATING, run_session
 
 
 def run(**arguments: Any) -> dict[str, Any]:
     """The job; see `whisperport.verification.providers.provider_session.run_session`."""
     provider = arguments["provider"]
-    if provider == CPU:
+    if provider["name"] == CPU:
         return run_session(**arguments)
-    fault = arguments["options"].get(arguments["program"], "")
+    fault = provider["options"].get(arguments["program"], "")
     if fault == "crashes":
         with open(arguments["log"], "a", encoding="utf-8") as log:
             log.write("one\ntwo\nthree\nMDLA: Cannot support Float32 input\n")
@@ -36,13 +36,13 @@ def run(**arguments: Any) -> dict[str, Any]:
             raise RuntimeError("unordered_map::at\nsecond line")
 
         onnxruntime.InferenceSession = raises
-    found = run_session(**{**arguments, "provider": CPU, "options": {}})
+    found = run_session(**{**arguments, "provider": {"name": CPU}})
     if "failed" in found or fault == "declines":
         return found
     found["ms"] *= 0.01 if fault != "slow" else 100
     for node in found["nodes"]:
         if fault != "partly" or node["operator"] != "MatMul":
-            node["provider"] = provider
+            node["provider"] = provider["name"]
     if fault == "unstable":
         found["deviation"] = 0.5
     if fault in ("wrong", "nan", "almost"):

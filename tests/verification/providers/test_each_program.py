@@ -12,6 +12,7 @@ import pytest
 import whisperport
 from whisperport.errors import LoweringError, UsageError
 from whisperport.program.bundle import Bundle
+from whisperport.program.execution_providers import Provider
 from whisperport.targets import RunOptions
 from whisperport.targets.execution_provider import ExecutionProvider
 from whisperport.targets.vendors.mediatek.target import NEURON
@@ -74,7 +75,7 @@ def fake(on_provider: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """As `on_provider`, on the fake provider, with a fault of `cross_kv`."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(each_program, "JOB", "fake_provider:run")
-    monkeypatch.setattr(each_program, "require_provider", lambda _: pytest)  # a `__version__`
+    monkeypatch.setattr(Provider, "require", lambda _: pytest)  # a `__version__`
 
     def fake(fault: str, provider: str = FAKE, programs: tuple[str, ...] = ("cross_kv",)) -> Any:
         return on_provider(provider, programs, f"cross_kv={fault}")

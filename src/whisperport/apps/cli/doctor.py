@@ -17,8 +17,9 @@ from whisperport.apps.cli.console import (
 )
 from whisperport.apps.cli.shared_options import as_json
 from whisperport.apps.cli.verb import Verb
-from whisperport.build.doctor import Finding, examine
+from whisperport.build.doctor import Finding, devices, examine
 from whisperport.errors import CheckpointError
+from whisperport.program.execution_providers import Device
 from whisperport.speech.data import embedded_model
 from whisperport.verification.machine import machine
 
@@ -27,25 +28,33 @@ CORE = "the core"
 
 @click.command(
     cls=Verb,
-    short_help="Show which packages are installed, and how to install those that are missing.",
+    short_help="Show which packages and devices are here, and how to install packages that are missing.",
 )
 @as_json
 def doctor(as_json: bool) -> None:
-    """Show which packages are installed, and how to install those that are missing.
+    """Show which packages and devices are here, and how to install packages that are missing.
 
-    The exit status is 1 if a package that whisperport always needs is missing, or the model that comes
-    with whisperport is damaged.
+    The devices are those of ONNX Runtime's execution providers. `--run-option onnxruntime.provider=NAME
+    --run-option onnxruntime.device=KIND` uses one of them. The exit status is 1 if a package that
+    whisperport always needs is missing, or the model that comes with whisperport is damaged.
 
     \b
     Examples:
       $ whisperport doctor
       $ whisperport doctor --json
     """
-    findings, damage = examine(), _model_error()
+    findings, damage, listed = examine(), _model_error(), devices()
     if as_json:
         packages = [asdict(finding) for finding in findings]
         state = damage.what if damage else "complete"
-        print_json({"machine": machine(), "packages": packages, "embedded_model": state})
+        print_json(
+            {
+                "machine": machine(),
+                "packages": packages,
+                "devices": listed if isinstance(listed, str) else [asdict(d) for d in listed],
+                "embedded_model": state,
+            }
+        )
     else:
         for name, value in machine().items():
             line = f"{name.replace('_', ' '):15} {value}"
@@ -54,6 +63,7 @@ def doctor(as_json: bool) -> None:
             )
         print_lines(f"{'embedded model':15} {'damaged or missing' if damage else 'complete'}", "")
         _print_packages(findings)
+        _print_devices(listed)
     if damage:
         print_error(damage)
     if damage or any(finding.fix and finding.needed_for == CORE for finding in findings):
@@ -73,6 +83,18 @@ def _print_packages(findings: Sequence[Finding]) -> None:
     missing = {finding.fix: finding.needed_for for finding in findings if finding.fix}
     for fix, use in missing.items():
         print_lines("", f"missing for {use}:", f"  {fix}")
+
+
+def _print_devices(devices: Sequence[Device] | str) -> None:
+    """Print one row per device of an execution provider, or why they are not known."""
+    print_lines("")
+    if isinstance(devices, str):
+        print_lines(*textwrap.wrap(f"ONNX Runtime's devices are not known: {devices}", WIDTH))
+        return
+    print_table(
+        ("execution provider", "device", "kind", "from"),
+        [(d.provider, d.name, d.kind, f"{d.origin} {d.version}".strip()) for d in devices],
+    )
 
 
 def _model_error() -> CheckpointError | None:

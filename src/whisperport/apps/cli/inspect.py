@@ -79,8 +79,8 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     group="Runtime",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set an option of the runtime. Known is provider, the execution provider of an .onnx file, for "
-    "example provider=CUDAExecutionProvider; may be repeated",
+    help="Set an option of the runtime. Known for an .onnx file are provider, its execution provider, for "
+    "example provider=CUDAExecutionProvider, and device and library of that provider; may be repeated",
 )
 @trusting("Load and run PATH without limits on time and memory")
 def inspect(

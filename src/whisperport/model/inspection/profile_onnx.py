@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from whisperport.errors import ProgramError, UsageError, needs
+from whisperport.errors import ProgramError, UsageError, WhisperportError
 from whisperport.model.inspection.gain import Rates, compute_and_bytes, is_compute_bound, rates
 from whisperport.model.inspection.graph import Node, Value
 from whisperport.model.inspection.inputs import hint_for, inputs_for
@@ -29,6 +29,7 @@ from whisperport.model.inspection.node_modules import (
     vocabulary_projection,
 )
 from whisperport.model.inspection.vocabulary import ONNX
+from whisperport.program.execution_providers import CPU, Provider
 from whisperport.program.profiling import (
     NodeProfile,
     Profile,
@@ -38,7 +39,7 @@ from whisperport.program.profiling import (
 )
 from whisperport.program.runner import Array
 
-CPU = "CPUExecutionProvider"
+OPTIONS = ("provider", "device", "library")  # runtime options
 KERNEL = "_kernel_time"
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 DTYPES = {
@@ -51,15 +52,16 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
     """Run an ONNX model, and report which execution provider runs each node and how long it takes.
 
     Args:
-        options: its runtime option is `provider`; default: CPUExecutionProvider.
+        options: its runtime options are `provider`, `device` and `library`, as of a `Provider`.
 
     Raises:
         ProgramError: the model cannot be loaded or run, or has dynamic shapes and no inputs were given.
-        UsageError: the runtime option or the provider does not exist.
+        UsageError: the runtime option does not exist.
+        LoweringError: the provider or its device is not on this machine.
         MissingPackageError: ONNX Runtime is not installed.
     """
-    ort = _onnxruntime()
-    provider = _provider(ort, options)
+    provider = _provider(options)
+    ort = provider.require()
     settings = ort.SessionOptions()
     settings.enable_profiling = True
     settings.intra_op_num_threads = options.threads or 0
@@ -70,14 +72,14 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
     with tempfile.TemporaryDirectory() as folder:
         settings.profile_file_prefix = os.path.join(folder, "trace")
         try:
-            session = ort.InferenceSession(os.fspath(path), settings, providers=[provider])
+            session = provider.session(ort, os.fspath(path), settings)
             values = [_value(i) for i in session.get_inputs()]
             arrays = inputs_for(values, options.inputs)
             feed = {value.name: array for value, array in zip(values, arrays, strict=True)}
             for _ in range(options.repeat + 1):
                 session.run(None, feed)
             trace = _trace(Path(session.end_profiling()))
-        except (ProgramError, UsageError):
+        except WhisperportError:
             raise
         except Exception as error:  # its exception classes have no common base other than Exception
             raise ProgramError(
@@ -85,7 +87,7 @@ def profile_onnx(path: Path, options: ProfileOptions) -> Profile:
                 why=_message(error),
                 hint=hint_for(arrays),
             ) from error
-    return _profile(path.stem, provider, trace, onnx_modules(path))
+    return _profile(path.stem, session.get_providers()[0], trace, onnx_modules(path))
 
 
 def _trace(file: Path) -> Any:
@@ -110,30 +112,15 @@ def _message(error: Exception) -> str:
     return re.sub(r"/onnxruntime_src/\S+ [^)]*\) ", "", line)[:300]
 
 
-def _onnxruntime() -> Any:
-    with needs(
-        "cannot inspect an .onnx: ONNX Runtime is not installed",
-        hint="pip install --upgrade whisperport",
-    ):
-        import onnxruntime
-    return onnxruntime
-
-
-def _provider(ort: Any, options: ProfileOptions) -> str:
-    unknown = [name for name in options.options if name != "provider"]
+def _provider(options: ProfileOptions) -> Provider:
+    unknown = [name for name in options.options if name not in OPTIONS]
     if unknown:
         raise UsageError(
             f"ONNX Runtime has no runtime option `{unknown[0]}`",
-            hint="use --runtime-option provider=NAME",
+            hint=f"use {', '.join(f'--runtime-option {name}=VALUE' for name in OPTIONS)}",
         )
-    provider = options.options.get("provider", CPU)
-    if provider not in ort.get_available_providers():
-        raise UsageError(
-            f"ONNX Runtime has no execution provider `{provider}` here",
-            why=f"installed providers: {', '.join(ort.get_available_providers())}",
-            hint="choose one of these, or install the ONNX Runtime package of the provider",
-        )
-    return provider
+    name, device, library = (options.options.get(option, "") for option in OPTIONS)
+    return Provider(name=name or CPU, device=device, library=library)
 
 
 def _value(described: Any) -> Value:

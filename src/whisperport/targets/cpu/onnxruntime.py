@@ -1,5 +1,6 @@
 """The target `onnxruntime`: ONNX Runtime on the CPU or another installed execution provider."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from whisperport.errors import UsageError, needs
 from whisperport.program.bundle import ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.bundle.program_entry import ProgramFacts
+from whisperport.program.execution_providers import CPU, POLICIES, Provider
 from whisperport.program.placement import Placement
 from whisperport.program.program_kind import ALIGN, COARSE_PROJECTION, PREFILL, STEP
 from whisperport.program.runner import Runner
@@ -28,7 +30,7 @@ from whisperport.targets.base import RunOptions, Target
 from whisperport.targets.onnx.any_tokens import Lowered, same_but_for_tokens
 from whisperport.targets.onnx.lower_file import lower_file_to_onnx
 from whisperport.targets.onnx.rounded_audio import Rounding, Session, multiplies_exactly
-from whisperport.targets.onnx.runner import CPU, OnnxRunner, cpu_session
+from whisperport.targets.onnx.runner import ON_CPU, OnnxRunner, cpu_session
 from whisperport.targets.onnx.weights import LARGEST, JoinedWeights, OnnxWeights, OwnWeights
 from whisperport.targets.quantizing import Sensitive, replace_by_quantized, static_calibration
 from whisperport.targets.target_options import Option, check_ranges
@@ -66,8 +68,27 @@ class ProviderOptions:
     """Options for running."""
 
     provider: Annotated[
-        str, Option("Name of the ONNX Runtime execution provider that runs the programs")
+        str,
+        Option(
+            "Name of the ONNX Runtime execution provider that runs the programs; or prefer_npu, "
+            "prefer_gpu, prefer_cpu, max_performance, max_efficiency or min_overall_power, by which ONNX "
+            "Runtime chooses a provider and its device"
+        ),
     ] = CPU
+    device: Annotated[
+        str | None,
+        Option(
+            "Device of the execution provider: cpu, gpu, npu, or a name that `whisperport doctor` shows; "
+            "the default is the provider's first"
+        ),
+    ] = None
+    library: Annotated[
+        Path | None,
+        Option(
+            "Library that has the execution provider, such as one of Windows ML; the default is the one of "
+            "an installed package"
+        ),
+    ] = None
     provider_options: Annotated[
         str | None,
         Option(
@@ -110,6 +131,24 @@ class ProviderOptions:
     @property
     def _programs(self) -> list[str]:
         return [name.strip() for name in (self.provider_programs or "").split(",")]
+
+    def chosen(self) -> Provider:
+        """Return the execution provider with its device and options.
+
+        Raises:
+            UsageError: its options cannot be read, or are for a provider that ONNX Runtime chooses.
+        """
+        pairs = self.pairs()
+        if self.provider in POLICIES and (pairs or self.device):
+            raise UsageError(
+                f"with `onnxruntime.provider={self.provider}`, ONNX Runtime chooses the device itself",
+                why="a device, or options of an execution provider, are given as well",
+                hint="name the provider; `whisperport doctor` lists those that are here",
+            )
+        library = os.fspath(self.library or "")
+        return Provider(
+            name=self.provider, device=self.device or "", library=library, options=pairs
+        )
 
     def pairs(self) -> dict[str, str]:
         """Return the options of the execution provider, name -> value.
@@ -260,13 +299,13 @@ class OnnxRuntime(Target):
         chosen = cast(ProviderOptions, options.of(self))
         if entries:  # a target is also loaded without programs, to import its runtime
             chosen.check_programs([entry.spec.name for entry in entries])
-        pairs = chosen.pairs()
+        provider = chosen.chosen()
         graphs = [OnnxGraph.of(folder, entry) for entry in entries]
         providers = [
-            chosen.provider if chosen.on_provider(entry.spec.name) else CPU for entry in entries
+            provider if chosen.on_provider(entry.spec.name) else ON_CPU for entry in entries
         ]
         # Other providers copy weights to their own memory, so sharing does not help them.
-        on_cpu = [graph for graph, name in zip(graphs, providers, strict=True) if name == CPU]
+        on_cpu = [graph for graph, p in zip(graphs, providers, strict=True) if p.name == CPU]
         rounding = _rounding(entries, partial(cpu_session, chosen.threads_of(STEP, options.cores)))
         own = {
             graph: OwnWeights(
@@ -294,8 +333,7 @@ class OnnxRuntime(Target):
                 graph,
                 chosen.threads_of(entry.spec.name, options.cores),
                 provider,
-                own.get(graph, shared) if provider == CPU else None,
-                pairs if provider != CPU else None,
+                own.get(graph, shared) if provider.name == CPU else None,
                 spin=chosen.spin and entry.spec.name != ENCODER,
                 later=entry.spec.kind.name == ALIGN or entry.spec.kind.tokens > MOST_STARTS,
             )

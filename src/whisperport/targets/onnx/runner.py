@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.errors import BundleError, LoweringError, needs
+from whisperport.errors import BundleError, LoweringError, WhisperportError
 from whisperport.program.bundle.onnx_graph import OnnxGraph
+from whisperport.program.execution_providers import CPU, POLICIES, Provider
 from whisperport.program.runner import Array, Binding, Part, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.onnx.any_tokens import picked
@@ -22,7 +23,7 @@ from whisperport.targets.stated_signature import expect_tensor, other_signature
 
 log = logging.getLogger(__name__)
 
-CPU = "CPUExecutionProvider"
+ON_CPU = Provider()
 ONNX_TYPES = {  # numpy's name of a dtype -> ONNX Runtime's name of the tensor type
     **{
         f"{kind}{bits}": f"tensor({kind}{bits})"
@@ -51,9 +52,8 @@ class OnnxRunner(Runner):
         spec: ProgramSpec,
         graph: OnnxGraph,
         threads: int | None,
-        provider: str = CPU,
+        provider: Provider = ON_CPU,
         weights: OnnxWeights | OwnWeights | None = None,
-        provider_options: Mapping[str, str] | None = None,
         *,
         spin: bool = False,
         later: bool = False,
@@ -63,25 +63,24 @@ class OnnxRunner(Runner):
         Args:
             spec: the program's signature in the manifest.
             threads: CPU threads; None: ONNX Runtime chooses.
-            provider: name of the execution provider.
+            provider: the execution provider.
             weights: for a CPU, weights that several programs share, or those of this one; None: the
                 session loads the file.
-            provider_options: options of the execution provider, name -> value; None: its defaults.
             spin: whether threads wait actively during a run.
             later: whether the session on shared weights, which are read now, is made when it is first used.
 
         Raises:
             MissingPackageError: onnxruntime is not installed.
-            LoweringError: the execution provider is not installed, or ONNX Runtime did not use it.
+            LoweringError: the execution provider is not on this machine, or ONNX Runtime did not use it.
             BundleError: ONNX Runtime cannot read the file, or its signature differs from `spec`.
         """
         super().__init__(spec, nullcontext())  # a session may run in several threads concurrently
-        ort = require_provider(provider)
+        ort = provider.require()
         settings = session_settings(ort, threads, spin=spin)
         if _version(ort.__version__) < IN_PLACE_SINCE:
             weights = None
         read = partial(_model, graph, settings, provider, weights)
-        make = partial(_session, ort, settings, graph.name, provider, dict(provider_options or {}))
+        make = partial(_session, ort, settings, graph.name, provider)
         self._weights = weights  # kept: the session uses the memory of shared weights
         self._name = graph.name
         self._further = picked(spec) if isinstance(weights, JoinedWeights) else {}
@@ -101,7 +100,7 @@ class OnnxRunner(Runner):
             self._make()
         if weights is not None:
             self.free_axes = weights.free_axes(graph)
-        self.writes_in_place = provider == CPU
+        self.writes_in_place = provider.name == CPU
         self._input_names = [tensor.name for tensor in spec.inputs]
         self._output_names = [tensor.name for tensor in spec.outputs]
 
@@ -236,32 +235,10 @@ def _bind_output(wrapped: Any, name: str, array: Array) -> None:
     wrapped.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
-def require_provider(provider: str) -> Any:
-    """Return the module onnxruntime, after a check that it has an execution provider.
-
-    Raises:
-        MissingPackageError: onnxruntime is not installed.
-        LoweringError: the execution provider is not installed.
-    """
-    with needs(
-        "cannot use `onnxruntime`: it is not installed, or does not support this Python",
-        hint="pip install --upgrade whisperport",
-    ):
-        import onnxruntime as ort
-    if provider not in ort.get_available_providers():
-        raise LoweringError(
-            f"ONNX Runtime has no execution provider `{provider}` on this machine",
-            why=f"installed are {', '.join(ort.get_available_providers())}",
-            hint="install the onnxruntime package that contains it; a virtual environment sees the "
-            f"system's package only if it was made with --system-site-packages; or use {CPU}",
-        )
-    return ort
-
-
 def cpu_session(threads: int | None, model: bytes) -> Any:
     """Return a session of a small model on the CPU."""
-    ort = require_provider(CPU)
-    return ort.InferenceSession(model, session_settings(ort, threads), providers=[CPU])
+    ort = ON_CPU.require()
+    return ON_CPU.session(ort, model, session_settings(ort, threads))
 
 
 def session_settings(ort: Any, threads: int | None, *, spin: bool = False) -> Any:
@@ -315,42 +292,32 @@ def _has_shared_arena() -> bool:
 
 
 def _model(
-    graph: OnnxGraph, settings: Any, provider: str, weights: OnnxWeights | OwnWeights | None
+    graph: OnnxGraph, settings: Any, provider: Provider, weights: OnnxWeights | OwnWeights | None
 ) -> bytes | str:
     """Return what a session loads, and change its settings for the weights."""
     if not weights:
         graph.detach()  # checks the graph without keeping it in memory
-    with _as_errors(graph.name, provider):
+    with _as_errors(graph.name, provider.name):
         return weights.session_model(graph, settings) if weights else os.fspath(graph.path)
 
 
-def _session(
-    ort: Any,
-    settings: Any,
-    name: str,
-    provider: str,
-    provider_options: Mapping[str, str],
-    model: bytes | str,
-) -> Any:
+def _session(ort: Any, settings: Any, name: str, provider: Provider, model: bytes | str) -> Any:
     """Return a session of the model of a program's file."""
-    if provider != CPU:
+    if provider.name != CPU:
         settings.add_session_config_entry(ASSIGNMENT, "1")
-    with _as_errors(name, provider):
-        # Without `enable_fallback=0`, ONNX Runtime hides an error of the provider and uses the CPU.
-        session = ort.InferenceSession(
-            model,
-            settings,
-            providers=[(provider, dict(provider_options))],
-            enable_fallback=0,
-        )
-    if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
+    with _as_errors(name, provider.name):
+        session = provider.session(ort, model, settings)
+    used = session.get_providers()
+    if provider.name in POLICIES:
+        _say_choice(provider.name, used[0])
+    elif provider.name not in used:  # ONNX Runtime falls back to the CPU silently
         raise LoweringError(
-            f"ONNX Runtime did not use `{provider}` for {name}",
-            why=f"it used {', '.join(session.get_providers())}",
+            f"ONNX Runtime did not use `{provider.name}` for {name}",
+            why=f"it used {', '.join(used)}",
             hint=f"check the installation of this provider, or use {CPU}",
         )
-    if provider != CPU:
-        _warn_if_unused(session, provider, name)
+    elif provider.name != CPU:
+        _warn_if_unused(session, provider.name, name)
     return session
 
 
@@ -359,7 +326,7 @@ def _as_errors(name: str, provider: str) -> Iterator[None]:
     """Turn an error of ONNX Runtime, or of reading a file for it, into one of whisperport."""
     try:
         yield
-    except BundleError:
+    except WhisperportError:
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
         if provider != CPU:
@@ -373,6 +340,12 @@ def _as_errors(name: str, provider: str) -> Iterator[None]:
             why=str(error).strip().split("\n")[0],
             hint="export the bundle again with this version of onnxruntime",
         ) from error
+
+
+@cache
+def _say_choice(policy: str, provider: str) -> None:
+    """Tell which provider ONNX Runtime chose, once."""
+    log.warning("with `%s`, ONNX Runtime chose %s", policy, provider)
 
 
 def _warn_if_unused(session: Any, provider: str, name: str) -> None:

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ import numpy as np
 from whisperport.errors import BundleError, UsageError
 from whisperport.program.bundle import Bundle, ProgramEntry
 from whisperport.program.bundle.onnx_graph import OnnxGraph
+from whisperport.program.execution_providers import CPU, POLICIES, Provider
 from whisperport.program.runner import Array, Runner
 from whisperport.runtime import (
     DecodeOptions,
@@ -30,7 +31,7 @@ from whisperport.system.progress import begin_stage, prefixed
 from whisperport.targets import TARGETS, RunOptions, get_target
 from whisperport.targets.cpu.onnxruntime import ProviderOptions
 from whisperport.targets.execution_provider import ExecutionProvider
-from whisperport.targets.onnx.runner import CPU, require_provider
+from whisperport.targets.onnx.runner import ON_CPU
 from whisperport.targets.preflight import available_memory
 from whisperport.verification.array_comparison import compare_output
 from whisperport.verification.providers.provider_report import ProviderReport, Trial
@@ -70,17 +71,17 @@ def verify_each_program(bundle: Bundle | str | os.PathLike[str], run: RunOptions
         MissingPackageError: a target's runtime is not installed.
     """
     provider_options = cast(ProviderOptions, run.of(get_target(TARGET)))
-    pairs = provider_options.pairs()
-    if provider_options.provider == CPU:
+    provider = provider_options.chosen()
+    if provider.name in (CPU, *POLICIES):
         raise UsageError(
             "no execution provider is named to try each program on",
-            why=f"every program is compared with {CPU}",
-            hint="add `--run-option onnxruntime.provider=NAME`",
+            why=f"every program is compared with {CPU}, on one provider",
+            hint="add `--run-option onnxruntime.provider=NAME`; `whisperport doctor` lists the names",
         )
-    version = str(require_provider(provider_options.provider).__version__)
+    version = str(provider.require().__version__)
     opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
     entries = _entries(opened, provider_options)
-    facts = _facts(provider_options.provider)
+    facts = _facts(provider.name)
     begin_stage("collecting inputs on the CPU")
     clip, recorded = record_inputs(opened, RunOptions(threads=run.threads, trust=run.trust))
     used = [entry.spec.name for entry in entries if entry.spec.name in recorded]
@@ -91,19 +92,21 @@ def verify_each_program(bundle: Bundle | str | os.PathLike[str], run: RunOptions
             sessions.write_inputs(name, recorded[name].inputs)
             expected[name] = sessions.on_cpu(name)
         trials = []
-        for options in facts.option_sets(pairs):
+        for options in facts.option_sets(provider.options):
             for name in used:
-                ran = sessions.run(name, provider_options.provider, options)
+                ran = sessions.run(name, replace(provider, options=options))
                 calls = recorded[name].calls
                 trials.append(_trial(name, calls, options, ran, expected[name], facts))
     return ProviderReport(
         subject=opened.manifest.name,
-        provider=provider_options.provider,
+        provider=provider.name,
+        device=provider.device,
+        library=provider.library,
         version=version,
         clip=clip,
         precision=facts.precision,
         trials=tuple(trials),
-        remarks=(*_documented(opened, entries, facts, pairs), *_not_tried(opened)),
+        remarks=(*_documented(opened, entries, facts, provider.options), *_not_tried(opened)),
     )
 
 
@@ -130,7 +133,7 @@ class _Sessions:
 
     def on_cpu(self, program: str) -> _Ran:
         """Run a program on the CPU provider, whose outputs are the reference."""
-        ran = self.run(program, CPU, {})
+        ran = self.run(program, ON_CPU)
         if ran.failure:
             raise BundleError(
                 f"ONNX Runtime's CPU provider cannot run `{program}`",
@@ -139,7 +142,7 @@ class _Sessions:
             )
         return ran
 
-    def run(self, program: str, provider: str, options: Mapping[str, str]) -> _Ran:
+    def run(self, program: str, provider: Provider) -> _Ran:
         """Run a program on a provider."""
         outputs, log = self.work / "outputs.npz", self.work / "messages"
         for file in (outputs, log):
@@ -147,8 +150,7 @@ class _Sessions:
         arguments: dict[str, Any] = {
             "folder": str(self.bundle),
             "program": program,
-            "provider": provider,
-            "options": dict(options),
+            "provider": asdict(provider),
             "inputs": str(self.work / f"{program}.inputs.npz"),
             "outputs": str(outputs),
             "log": str(log),
@@ -157,7 +159,7 @@ class _Sessions:
         }
 
         try:
-            with prefixed(f"{program} on {provider}"):
+            with prefixed(f"{program} on {provider.name}"):
                 result = run_limited(JOB, arguments, _limits())
         except StoppedError as error:
             return _Ran({}, {}, str(error), _last_messages(log))

@@ -102,6 +102,8 @@ class ProviderReport:
         precision: precision of the provider, which chooses the limits of the comparisons.
         trials: in the order in which they ran: each set of options, with every program.
         remarks: what the documentation of the provider says, and what was not tried.
+        device: of the provider, as the user named it; "": its first.
+        library: path of the provider's library, as the user named it; "": that of an installed package.
     """
 
     subject: str
@@ -111,6 +113,8 @@ class ProviderReport:
     precision: str
     trials: tuple[Trial, ...]
     remarks: tuple[str, ...] = ()
+    device: str = ""
+    library: str = ""
 
     def __bool__(self) -> bool:
         return any(self.trials)
@@ -140,7 +144,8 @@ class ProviderReport:
         chosen = [trial.program for trial in trials if not trial.why_on_cpu()]
         if not chosen:
             return {}
-        options = {"onnxruntime.provider": self.provider}
+        named = {"provider": self.provider, "device": self.device, "library": self.library}
+        options = {f"onnxruntime.{name}": value for name, value in named.items() if value}
         if trials[0].options:
             text = ";".join(f"{name}={value}" for name, value in trials[0].options.items())
             options["onnxruntime.provider-options"] = text

@@ -20,10 +20,11 @@ import numpy as np
 from whisperport.errors import BundleError, WhisperportError
 from whisperport.program.bundle import Bundle
 from whisperport.program.bundle.onnx_graph import OnnxGraph
+from whisperport.program.execution_providers import Provider
 from whisperport.program.runner import Array
 from whisperport.system.child import first_line
 from whisperport.system.progress import begin_stage
-from whisperport.targets.onnx.runner import require_provider, session_settings
+from whisperport.targets.onnx.runner import session_settings
 
 CREATING, FIRST_RUN, RUNNING = "creating the session", "first run", "repeated runs"
 LOCATION = re.compile(r"/\S+\.(?:cc|cpp|h):[0-9]+ [^)\n]*\) ?")  # file, line and C++ function
@@ -34,8 +35,7 @@ def run_session(
     *,
     folder: str,
     program: str,
-    provider: str,
-    options: dict[str, str],
+    provider: dict[str, Any],
     inputs: str,
     outputs: str,
     log: str,
@@ -47,8 +47,7 @@ def run_session(
     Args:
         folder: of the bundle.
         program: name of the program.
-        provider: name of the execution provider.
-        options: of the provider, name -> value.
+        provider: the fields of a `Provider`.
         inputs: `.npz` file with one array per input.
         outputs: `.npz` file to write, with one array per output of the first run.
         log: file to write the native messages to.
@@ -58,7 +57,8 @@ def run_session(
     Returns:
         JSON: `failed` and `stage` if an exception was raised; otherwise the nodes, times and deviation.
     """
-    ort = require_provider(provider)
+    chosen = Provider(**provider)
+    ort = chosen.require()
     graph = _graph(Path(folder), program)
     with np.load(inputs, allow_pickle=False) as stored:
         feed = {name: stored[name] for name in stored.files}
@@ -72,12 +72,7 @@ def run_session(
             settings.enable_profiling = True
             settings.profile_file_prefix = os.path.join(traces, "trace")
             started = time.perf_counter()
-            session = ort.InferenceSession(
-                os.fspath(graph.path),
-                settings,
-                providers=[(provider, options)],
-                enable_fallback=0,  # an error of the provider must not be hidden by a second session
-            )
+            session = chosen.session(ort, os.fspath(graph.path), settings)
             create_s = time.perf_counter() - started
             stage = FIRST_RUN
             begin_stage(stage)

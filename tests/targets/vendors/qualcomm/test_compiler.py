@@ -28,9 +28,10 @@ from whisperport.program.bundle import Bundle
 from whisperport.system.progress import reporting
 from whisperport.targets import RunOptions, get_target
 from whisperport.targets.toolchain import Installed, Job, Stage, kit, prepare, run_driver
-from whisperport.targets.vendors.qualcomm import stages
+from whisperport.targets.vendors.qualcomm import runtime, stages
 from whisperport.targets.vendors.qualcomm.chips import CHIPS, INT16, Chip
 from whisperport.targets.vendors.qualcomm.compiler import provider_options
+from whisperport.targets.vendors.qualcomm.context import Context
 from whisperport.targets.vendors.qualcomm.quantization import quantize_in_place
 from whisperport.verification import GATES, compare
 from whisperport.verification.bundle_check import verify
@@ -283,6 +284,32 @@ def test_without_the_package_an_error_says_what_to_install(exported_bundle, monk
 
     assert 'pip install "whisperport[qualcomm]"' in missing.value.hint
     assert f"{CHIP}.emulate=on" in missing.value.hint
+
+
+@pytest.mark.parametrize("answer", ["", "best", "works", "not"])
+def test_the_provider_is_asked_before_a_file_is_loaded(
+    exported_bundle, monkeypatch, caplog, answer
+):
+    """Only an NPU answers; here its answers are given."""
+    (entry, *_) = Bundle.open(exported_bundle).manifest.programs
+    compiled = f"{CHIP}/encoder.qnn"
+    context = Context(
+        soc_model=None, architecture=75, compiler="", context_bytes=1, compatibility="v2:6"
+    )
+    monkeypatch.setattr(runtime, "check_context", lambda *_: context)
+    monkeypatch.setattr(
+        runtime, "compatibility", lambda devices, stated: answer * (stated == "v2:6")
+    )
+    (exported_bundle / compiled).write_bytes(b"")
+
+    with pytest.raises(BundleError) as rejected:
+        get_target(CHIP).load(exported_bundle, [replace(entry, files=(compiled,))], ONE)
+
+    at_load = "cannot load encoder.qnn"  # the file is empty
+    assert (
+        "cannot run encoder.qnn on this NPU" if answer == "not" else at_load
+    ) in rejected.value.what
+    assert ("compile the bundle again" in caplog.text) == (answer == "works")
 
 
 # The embedded model on the NPU keeps its accuracy and its words.

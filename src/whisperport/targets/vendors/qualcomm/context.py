@@ -40,12 +40,14 @@ class Context:
         architecture: generation of the HTP, such as 75; None: the file does not state it.
         compiler: version of the vendor's SDK, such as "2.51.0"; "": the file does not state it.
         context_bytes: size of the context binary.
+        compatibility: what the compiler states, for the provider to compare with a device; "": nothing.
     """
 
     soc_model: int | None
     architecture: int | None
     compiler: str
     context_bytes: int
+    compatibility: str = ""
 
 
 def check_context(path: Path, spec: ProgramSpec) -> Context:
@@ -78,6 +80,7 @@ def check_context(path: Path, spec: ProgramSpec) -> Context:
         architecture=architecture,
         compiler=_version(sdk.s if sdk is not None else b""),
         context_bytes=len(binary.s),
+        compatibility=stated,
     )
 
 

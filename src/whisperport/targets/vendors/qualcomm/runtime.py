@@ -1,12 +1,13 @@
 """Run compiled files with onnxruntime-qnn: on the NPU of an Arm machine, or in the simulator on x86-64."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, Literal
 
 from whisperport.errors import BundleError, LoweringError, MissingPackageError
+from whisperport.program.execution_providers import Provider, compatibility
 from whisperport.program.runner import Array, Runner
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.compiled_file import RECOMPILE
@@ -14,9 +15,9 @@ from whisperport.targets.onnx.runner import check_signature, session_settings
 from whisperport.targets.target_options import EmulationOptions, Option
 from whisperport.targets.vendors.qualcomm.chips import EXTRA, Chip
 from whisperport.targets.vendors.qualcomm.compiler import check_chip
-from whisperport.targets.vendors.qualcomm.context import PROVIDER, check_context
+from whisperport.targets.vendors.qualcomm.context import PROVIDER, Context, check_context
 
-_registering = Lock()  # the provider is registered once per process
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +69,14 @@ def load_contexts(
 ) -> dict[str, Runner]:
     """Load compiled programs as `CompiledTarget.load_compiled`."""
     ort, provider = _packages(chip)
+    devices = _devices(ort, chip)
     runners: dict[str, Runner] = {}
     for spec in specs:
         path = files[spec.name]
-        check_chip(check_context(path, spec), chip, path)
-        session = _session(ort, provider, chip, path, options)
+        context = check_context(path, spec)
+        check_chip(context, chip, path)
+        _check_version(devices, context, path)
+        session = _session(ort, provider, devices, chip, path, options)
         runners[spec.name] = QnnRunner(spec, path, session)
     return runners
 
@@ -84,13 +88,10 @@ def _packages(chip: Chip) -> tuple[Any, Any]:
         MissingPackageError: one of them is not installed, or onnxruntime is too old for it.
     """
     try:
-        import onnxruntime as ort
         import onnxruntime_qnn as provider
 
-        with _registering:
-            if PROVIDER not in {device.ep_name for device in ort.get_ep_devices()}:
-                ort.register_execution_provider_library(PROVIDER, provider.get_library_path())
-    except (ImportError, AttributeError) as error:  # AttributeError: an old onnxruntime
+        ort = Provider(name=PROVIDER).require()
+    except (ImportError, LoweringError) as error:
         raise MissingPackageError(
             f"cannot run the compiled programs of `{chip.name}`: onnxruntime-qnn is not installed, or "
             "does not fit the installed onnxruntime",
@@ -101,7 +102,8 @@ def _packages(chip: Chip) -> tuple[Any, Any]:
     return ort, provider
 
 
-def _session(ort: Any, provider: Any, chip: Chip, path: Path, options: DeviceOptions) -> Any:
+def _devices(ort: Any, chip: Chip) -> list[Any]:
+    """Return the device to run on, an `OrtEpDevice`: the NPU, or else the simulator."""
     devices = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
     if not devices:
         raise LoweringError(
@@ -110,10 +112,34 @@ def _session(ort: Any, provider: Any, chip: Chip, path: Path, options: DeviceOpt
             hint=f"emulate the programs on the CPU with `--run-option {chip.name}.emulate=on`",
         )
     npus = [device for device in devices if device.device.type == ort.OrtHardwareDeviceType.NPU]
+    return (npus or devices)[:1]
+
+
+def _check_version(devices: Sequence[Any], context: Context, path: Path) -> None:
+    """Ask the provider whether it can run a file; it can tell on an NPU.
+
+    Raises:
+        BundleError: it cannot.
+    """
+    answer = compatibility(devices, context.compatibility)
+    if answer == "not":
+        raise BundleError(
+            f"onnxruntime-qnn cannot run {path.name} on this NPU",
+            why=f"the file states {context.compatibility[:80]!r}, which the provider rejects for this "
+            "device, its driver or its version",
+            hint=RECOMPILE,
+        )
+    if answer == "works":
+        log.warning("%s runs on this NPU, and would be faster if you %s", path.name, RECOMPILE)
+
+
+def _session(
+    ort: Any, provider: Any, devices: list[Any], chip: Chip, path: Path, options: DeviceOptions
+) -> Any:
     settings = session_settings(ort, None)
     settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.add_provider_for_devices(
-        (npus or devices)[:1],
+        devices,
         {
             "backend_path": str(options.library or provider.get_qnn_htp_path()),
             "soc_model": str(chip.soc_model),
