@@ -102,7 +102,8 @@ class Provider:
                 why=f"installed are {', '.join(ort.get_available_providers())}",
                 hint="install the package that contains it, or name its library with the option `library`; "
                 "a virtual environment sees the system's package only if it was made with "
-                f"--system-site-packages; or use {CPU}. `whisperport doctor` lists what is here",
+                f"--system-site-packages; or use {CPU}. `whisperport doctor` lists what is here; the "
+                f"policies are {', '.join(POLICIES)}",
             )
         self._devices(ort)
         return ort

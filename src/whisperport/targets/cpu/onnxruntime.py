@@ -70,9 +70,8 @@ class ProviderOptions:
     provider: Annotated[
         str,
         Option(
-            "Name of the ONNX Runtime execution provider that runs the programs; or prefer_npu, "
-            "prefer_gpu, prefer_cpu, max_performance, max_efficiency or min_overall_power, by which ONNX "
-            "Runtime chooses a provider and its device"
+            "Name of the ONNX Runtime execution provider that runs the programs; or a policy, such as "
+            "prefer_npu, by which ONNX Runtime chooses a provider and its device"
         ),
     ] = CPU
     device: Annotated[
