@@ -121,6 +121,7 @@ def with_dummy(monkeypatch):
 
 @pytest.mark.usefixtures("with_dummy")
 def test_compile_says_what_was_compiled_and_how_near_its_outputs_are(run, tmp_path):
+    pytest.importorskip("torch")
     from ...build.compile.test_compile_file import decoder_file, write_calls  # needs onnx
 
     decoder, out = decoder_file(tmp_path / "decoder.onnx"), tmp_path / "made"
@@ -144,6 +145,7 @@ def test_compile_says_what_was_compiled_and_how_near_its_outputs_are(run, tmp_pa
 
 @pytest.mark.usefixtures("with_dummy")
 def test_compile_without_inputs_says_which_are_needed(run, tmp_path):
+    pytest.importorskip("torch")
     from ...build.compile.test_compile_file import decoder_file  # needs onnx
 
     decoder = decoder_file(tmp_path / "decoder.onnx")

@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.build.layouts.test_in_apps import random_checkpoint
-from tests.extent import EVERYTHING, core_or_all
-from tests.micro import whisper_dims
 
 from whisperport import judge
 from whisperport.build.layouts import layout_of
@@ -28,6 +25,9 @@ from whisperport.verification.clips import Clip, shipped_audio, shipped_clips
 pytest.importorskip("torch")
 pytest.importorskip("executorch")
 import torch
+from tests.build.layouts.test_in_apps import random_checkpoint
+from tests.extent import EVERYTHING, core_or_all
+from tests.micro import whisper_dims
 from torch import Tensor, nn
 
 from whisperport.build.layouts.react_native_executorch.folder import (
