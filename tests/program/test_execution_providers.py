@@ -337,3 +337,17 @@ def test_a_process_that_cannot_list_devices_does_not_end_doctor(
     monkeypatch.setattr(doctor, "run_limited", crash)
 
     assert doctor.devices() == "it crashed with SIGSEGV"
+
+
+def test_packages_are_not_searched_for_a_provider_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def search() -> Any:
+        raise AssertionError("it searches")
+
+    monkeypatch.setattr(execution_providers, "_plug_ins", search)
+
+    Provider(name="AzureExecutionProvider").require()
+    outputs(Provider())
+    with pytest.raises(AssertionError, match="it searches"):
+        Provider(name=ABSENT).require()

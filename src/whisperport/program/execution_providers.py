@@ -11,7 +11,7 @@ import logging
 import os
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -198,7 +198,7 @@ def list_devices() -> list[dict[str, str]]:
         Device(provider=name, kind="", name=f"not loaded: {error.why}", origin="")
         for name, error in failures.items()
     ]
-    return [{name: getattr(device, name) for name in Device.__slots__} for device in found]
+    return [asdict(device) for device in found]
 
 
 def _load_plug_ins(ort: Any, provider: Provider | None) -> dict[str, LoweringError]:
@@ -217,6 +217,8 @@ def _load_plug_ins(ort: Any, provider: Provider | None) -> dict[str, LoweringErr
         if provider is not None and provider.library:
             path = os.fspath(Path(provider.library).absolute())
             _load(ort, provider.name, path, path)
+        if provider is not None and provider.name in ort.get_available_providers():
+            return failures  # the packages are searched only for what is not there yet
         for package, path, names in _plug_ins():
             if set(ort.get_available_providers()).issuperset(names):
                 continue

@@ -34,9 +34,11 @@ CORE = "the core"
 def doctor(as_json: bool) -> None:
     """Show which packages and devices are here, and how to install packages that are missing.
 
-    The devices are those of ONNX Runtime's execution providers. `--run-option onnxruntime.provider=NAME
-    --run-option onnxruntime.device=KIND` uses one of them. The exit status is 1 if a package that
-    whisperport always needs is missing, or the model that comes with whisperport is damaged.
+    The devices are those of ONNX Runtime's execution providers; `transcribe --run-option
+    onnxruntime.provider=NAME --run-option onnxruntime.device=KIND` uses one.
+
+    The exit status is 1 if a package that whisperport always needs is missing, or the model that comes
+    with whisperport is damaged.
 
     \b
     Examples:

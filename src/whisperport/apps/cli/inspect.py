@@ -79,8 +79,9 @@ NODE_WIDTH = 40  # characters; the table then fits 100 columns
     group="Runtime",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set an option of the runtime. Known for an .onnx file are provider, its execution provider, for "
-    "example provider=CUDAExecutionProvider, and device and library of that provider; may be repeated",
+    help="Set an option of the runtime. Of an .onnx file: provider, its execution provider, for example "
+    "provider=CUDAExecutionProvider; device, that of the provider; library, the file that has it. May be "
+    "repeated",
 )
 @trusting("Load and run PATH without limits on time and memory")
 def inspect(
