@@ -20,7 +20,9 @@ MODULES = (
     "sherpa_onnx",
     "transformers_js",
     "whisper_cpp",
-    "react_native_executorch",  # last: it is recognized by what its file has, which takes seconds to read
+    # Last: they are recognized by what their file has, which takes seconds to read.
+    "react_native_executorch",
+    "executorch_runner",
 )
 
 

@@ -31,6 +31,8 @@ class DecodingProfile:
         padding: what fills the window after the audio: zeros in the normalized log-mel spectrogram, as in
             openai-whisper's `transcribe`, or silent audio, whose normalized spectrogram is not zero. This
             alone changes the tokens of most clips of a small model.
+        prompts: whether there is a prompt; if not, a text begins with the start token alone, and the model
+            chooses language, task and timestamps: these are compared, too, and nothing is suppressed.
         timestamps: whether the prompt asks for timestamps.
         suppresses: whether the ids in `Generation.suppressed` are never emitted.
         suppresses_at_start: whether those in `Generation.suppressed_at_start` are not emitted first.
@@ -45,6 +47,7 @@ class DecodingProfile:
     """
 
     padding: Padding
+    prompts: bool = True
     timestamps: bool = True
     suppresses: bool = True
     suppresses_at_start: bool = True

@@ -203,7 +203,11 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
     mel = spectrogram(clip.samples, engine.dims.n_mels, engine.dims.n_frames, profile.padding)
     while seek < n_frames:
         window = mel[:, seek : seek + engine.dims.n_frames]
-        decoded = decode_window(decoder, engine.encode(window), options)
+        features = engine.encode(window)
+        if not profile.prompts:
+            tokens = _unprompted(decoder, features, max(1, limit))
+            break
+        decoded = decode_window(decoder, features, options)
         size = min(engine.dims.n_frames, n_frames - seek)
         tokens += decoded.tokens
         if not decoded.tokens:
@@ -223,6 +227,17 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
         seek += split.advance
     text, begin = tokenizer.decode(tokens), generation.timestamp_begin
     return Emitted(tuple(tokens), text, tuple(segments), begin, tuple(words))
+
+
+def _unprompted(decoder: Decoder, features: Floats, most: int) -> list[int]:
+    """Return the tokens with the highest logits after the start token, until the end of the text."""
+    generation = decoder.engine.generation
+    decoder.start_window(features)
+    logits, _ = decoder.prefill([generation.start_of_transcript])
+    tokens = [int(logits.argmax())]
+    while tokens[-1] != generation.end_of_text and len(tokens) < most:
+        tokens.append(int(decoder.step(tokens[-1]).argmax()))
+    return tokens[:-1] if tokens[-1] == generation.end_of_text else tokens
 
 
 def _words(

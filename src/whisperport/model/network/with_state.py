@@ -155,6 +155,18 @@ class DecodeToken(nn.Module):
         return cast(Tensor, logits)
 
 
+class AudioSecond(nn.Module):
+    """A `DecodeToken` for an app that gives the audio before the position."""
+
+    def __init__(self, decode: nn.Module) -> None:
+        super().__init__()
+        self.decode = decode
+
+    def forward(self, token: Tensor, audio: Tensor, position: Tensor) -> Tensor:
+        """Return logits (1, 1, V); see `DecodeToken.forward`."""
+        return cast(Tensor, self.decode(token, position, audio))
+
+
 class Table(nn.Module):
     """The token embedding; the vocabulary projection has weights of its own."""
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:  # boards have no torch
 
 
 def lower_to_pte(
-    programs: Mapping[str, "Program"], path: Path, constants: Mapping[str, str] | None = None
+    programs: Mapping[str, "Program"], path: Path, constants: Mapping[str, str | int] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Lower programs and write them to one .pte file.
 
     Args:
         programs: name of the method -> its program.
         path: of the file.
-        constants: name of a further method -> the text that it returns; None: there are none.
+        constants: name of a further method -> the text or the number that it returns; None: there are none.
 
     Returns:
         For each method, what was delegated, as JSON.
@@ -112,7 +112,7 @@ def _yaml_read_by_libyaml() -> Iterator[None]:
 
 
 def _lower_to_edge(
-    programs: Mapping[str, "Program"], constants: Mapping[str, str] | None = None
+    programs: Mapping[str, "Program"], constants: Mapping[str, str | int] | None = None
 ) -> tuple[Any, dict[str, int]]:
     """The lowered methods, and for each the number of nodes in its delegates.
 
@@ -139,8 +139,8 @@ def _lower_to_edge(
             methods[method] = edge
             delegated[method] = get_delegation_info(edge.graph_module).num_delegated_nodes
             gc.collect()  # graphs refer to themselves, and the copied weights are in graphs
-        texts = dict(constants) if constants else None
-        return EdgeProgramManager(methods, texts, compile_config=config), delegated
+        returned = dict(constants) if constants else None
+        return EdgeProgramManager(methods, returned, compile_config=config), delegated
     except Exception as error:  # ExecuTorch raises anything, from AssertionError to its own
         raise LoweringError(
             "ExecuTorch could not lower the programs for XNNPACK",
