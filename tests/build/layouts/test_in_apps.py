@@ -38,9 +38,12 @@ SHAPES = {
 }
 # With the app's own spectrogram the text of one clip repeats four words, in float32 on a CPU as well.
 LOOPS = {("sherpa-onnx-qnn", "last-tail"), ("sherpa-onnx-rknn", "last-tail")}
+# This app gives no prompt. The embedded model then emits its language up to 14 times and the last word twice,
+# in float32 as well (a word error rate of 38%), and rounding changes how often.
+WITHOUT_PROMPT = {("executorch-runner", "w8")}
 ALL = os.environ.get("WHISPERPORT_TEST_APPS") == "1"
 # Half a minute for a lowering, a minute or two in a simulator; their own tests have small ones.
-SLOW = ("react-native-executorch", "sherpa-onnx-qnn", "sherpa-onnx-rknn")
+SLOW = ("react-native-executorch", "executorch-runner", "sherpa-onnx-qnn", "sherpa-onnx-rknn")
 CASES = [
     (app, precision)
     for layout in all_layouts()
@@ -72,6 +75,10 @@ def out_of(app: str, folder: Path) -> Path:
 def test_the_embedded_model_is_verified(app: str, precision: str, tmp_path: Path) -> None:
     needs_app(app)
     out = out_of(app, tmp_path)
+    if (app, precision) in WITHOUT_PROMPT:
+        with pytest.raises(VerificationError, match="does not return what the checkpoint emits"):
+            convert("default", app, out, options_of(app, precision=precision))
+        return
     assert convert("default", app, out, options_of(app, precision=precision))
     assert verify_layout(out).is_verified
     assert judge(out, "default", app=app)

@@ -38,7 +38,9 @@ class TwoMethods:
     def n_logits(self, files: Files) -> int:
         """Return the logits of one token; 0: the file states none."""
         outputs = self.methods(files)[self.decode].graph.outputs
-        sizes = [size for size in (outputs[0].shape or () if outputs else ()) if isinstance(size, int)]
+        sizes = [
+            size for size in (outputs[0].shape or () if outputs else ()) if isinstance(size, int)
+        ]
         return sizes[-1] if sizes else 0
 
     def projecting(self, files: Files, index: int) -> Iterator[tuple[str, str]]:
@@ -48,7 +50,9 @@ class TwoMethods:
         if len(audio) != 3:
             return
         count = sum(
-            node.op == "linear" and bool(node.tensors) and audio[1] in (node.output.shape or ())[-2:-1]
+            node.op == "linear"
+            and bool(node.tensors)
+            and audio[1] in (node.output.shape or ())[-2:-1]
             for node in graph.nodes
         )
         if count:
@@ -66,7 +70,9 @@ class TwoMethods:
     def reader(self) -> Reader:
         """Return what recognizes and reads such files."""
         return Reader(
-            self._recognize, self._precisions, sizes=lambda files: {"vocab_size": self.n_logits(files)}
+            self._recognize,
+            self._precisions,
+            sizes=lambda files: {"vocab_size": self.n_logits(files)},
         )
 
     def _recognize(self, files: Files) -> bool:
@@ -91,7 +97,8 @@ def other_signature(method: "Method", inputs: Sequence[tuple[str, int]], rank: i
         )
     outputs = method.graph.outputs
     if len(outputs) != 1 or len(outputs[0].shape or ()) != rank or outputs[0].dtype != "float32":
-        return f"it returns {', '.join(map(shape_of, outputs))[:200]}; not one float32 tensor of {rank} axes"
+        returned = ", ".join(map(shape_of, outputs))[:200]
+        return f"it returns {returned}; not one float32 tensor of {rank} axes"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Do what ExecuTorch's runner of speech models does, with its runtime and its tokenizer; see `run_client.py`.
+"""Do what ExecuTorch's runner of speech models does, with its runtime and tokenizer; see `run_client.py`.
 
 The app is written in C++. This is its loop once more, in Python: `Seq2SeqRunner::transcribe` of
 pytorch/executorch@cff6f4dd, extension/asr/runner/seq2seq_runner.cpp, with the settings of

@@ -1,4 +1,4 @@
-"""Write the folder that ExecuTorch's runner of speech models loads: a .pte file for XNNPACK, and a tokenizer.
+"""Write what ExecuTorch's runner of speech models loads: a .pte file for XNNPACK, and a tokenizer.
 
 Source: pytorch/executorch@cff6f4dd, extension/asr/runner/seq2seq_runner.cpp, which calls the methods, and
 examples/models/whisper/main.cpp, which names the start token.
@@ -73,5 +73,5 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     end = checkpoint.generation.end_of_text
     lower_to_pte(programs, folder / MODEL, {END: end})
     write_json(folder / TOKENIZER, complete_tokenizer(checkpoint))
-    names = {name: "<|endoftext|>" for name in ("bos_token", "eos_token")}
+    names = dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>")
     write_json(folder / SETTINGS, {**names, "tokenizer_class": "WhisperTokenizer"})

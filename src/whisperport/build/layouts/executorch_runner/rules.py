@@ -16,7 +16,8 @@ METHODS = TwoMethods(ENCODE, DECODE)
 
 
 @layout_rule(
-    "WP786", "A method of ExecuTorch's runner has other inputs than the app gives, or another output"
+    "WP786",
+    "A method of ExecuTorch's runner has other inputs than the app gives, or another output",
 )
 def signatures(files: Files) -> Iterator[tuple[str, str]]:
     """The app calls `encoder(features)` and `text_decoder(token, what encoder returned, position)`.
@@ -26,7 +27,9 @@ def signatures(files: Files) -> Iterator[tuple[str, str]]:
     file, methods = METHODS.file(files), METHODS.methods(files)
     if reason := other_signature(methods[ENCODE], [("float32", 3)], 3):
         yield file, f"{ENCODE}: {reason}"
-    elif reason := other_signature(methods[DECODE], [("int64", 2), ("float32", 3), ("int64", 1)], 3):
+    elif reason := other_signature(
+        methods[DECODE], [("int64", 2), ("float32", 3), ("int64", 1)], 3
+    ):
         yield file, f"{DECODE}: {reason}"
     else:
         (packed,), inputs = methods[ENCODE].graph.outputs, methods[DECODE].graph.inputs

@@ -33,7 +33,9 @@ def signatures(files: Files) -> Iterator[tuple[str, str]]:
     file, methods = METHODS.file(files), METHODS.methods(files)
     if reason := other_signature(methods[ENCODE], [("float32", 1)], 3):
         yield file, f"{ENCODE}: {reason}"
-    elif reason := other_signature(methods[DECODE], [("int64", 2), ("int64", 1), ("float32", 3)], 3):
+    elif reason := other_signature(
+        methods[DECODE], [("int64", 2), ("int64", 1), ("float32", 3)], 3
+    ):
         yield file, f"{DECODE}: {reason}"
     else:
         (packed,), inputs = methods[ENCODE].graph.outputs, methods[DECODE].graph.inputs

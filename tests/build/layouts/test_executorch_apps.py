@@ -1,6 +1,6 @@
-"""The .pte file of react-native-executorch: its methods compute what the model computes.
+"""The .pte files of ExecuTorch's apps: their methods compute what the model computes.
 
-ExecuTorch's runtime runs them. The app itself runs in phones only.
+ExecuTorch's runtime runs them. react-native-executorch runs in phones only, and ExecuTorch's runner is C++.
 """
 
 import json
@@ -30,6 +30,8 @@ from tests.extent import EVERYTHING, core_or_all
 from tests.micro import whisper_dims
 from torch import Tensor, nn
 
+from whisperport.build.layouts.executorch_runner import folder as runner
+from whisperport.build.layouts.executorch_runner import rules as runner_rules
 from whisperport.build.layouts.react_native_executorch.folder import (
     DECODE,
     ENCODE,
@@ -258,7 +260,7 @@ class Projecting(nn.Module):
 
     def forward(self, token: Tensor, position: Tensor, audio: Tensor) -> Tensor:
         keys = self.key(audio).softmax(-1)
-        return self.head(keys[:, :1]) + token.float()[:, :, None] + position.float()
+        return self.head(keys[:, :1]) + token.float()[:, :, None] + position.float().sum()
 
 
 def others(folder: Path, *, width: int = 8, token: Any = None, schema: str | None = None) -> Files:
@@ -322,3 +324,130 @@ def test_the_layout_is_found_by_its_methods(tmp_path: Path) -> None:
     lower_to_pte({"forward": trace("forward", Waveform(), (torch.zeros(80),))}, tmp_path / "a.pte")
     assert not READER.recognize(Files(tmp_path))
     assert layout_of(APP).reader is READER
+
+
+def multilingual() -> Any:
+    """A checkpoint that ExecuTorch's own runner can run: its texts begin with 50258."""
+    return random_checkpoint(replace(SIZES, n_vocab=51865))
+
+
+@pytest.fixture(scope="module")
+def for_runner(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Converted]:
+    """A checkpoint and its folder for ExecuTorch's own runner, verified with one clip."""
+    folder, checkpoint = tmp_path_factory.mktemp("runner"), multilingual()
+    (folder / "clips").mkdir()
+    shutil.copy(shipped_audio()[0].path, folder / "clips")
+    options = ConvertOptions(verify_with=folder / "clips", allow_unverified=True)
+    return checkpoint, convert(checkpoint, "executorch-runner", folder / "out", options)
+
+
+def test_the_runners_methods_compute_what_the_model_computes(
+    for_runner: tuple[Any, Converted],
+) -> None:
+    # given features of the app's preprocessor, and what `encoder` returns for them
+    checkpoint, converted = for_runner
+    program = load_program(start_runtime(1), converted.path / runner.MODEL)
+    methods = {name: program.load_method(name) for name in program.method_names}
+    for n in (LONGEST, 16_001):
+        samples, dims = noise(n), checkpoint.dims
+        mel = torch.from_numpy(log_mel(samples, dims.n_mels, n_frames=dims.n_frames))[None]
+        audio = methods[runner.ENCODE].execute([mel])[0].clone()
+        # when tokens are given one by one, in the order of inputs that the app has
+        rows = [
+            methods[runner.DECODE]
+            .execute([torch.tensor([[t]]), audio, torch.tensor([i])])[0]
+            .clone()
+            for i, t in enumerate(TOKENS)
+        ]
+        # then everything is the model's, up to rounding
+        packed, right = expected(checkpoint, samples)
+        logits, limit = torch.cat(rows, dim=1)[0].numpy(), LOWERED["float32"].max_relative
+        assert np.abs(audio.numpy() - packed).max() <= limit * np.abs(packed).max()
+        assert np.abs(logits - right).max() <= limit * np.abs(right).max()
+    assert methods[runner.END].execute([]) == [checkpoint.generation.end_of_text]
+
+
+def test_a_checkpoint_for_the_runner_is_verified_and_breaks_no_rule(
+    for_runner: tuple[Any, Converted],
+) -> None:
+    # given a random checkpoint, whose text of one clip is nonsense
+    checkpoint, converted = for_runner
+    # then the app's loop returns the checkpoint's tokens after the start token alone, up to its own limit
+    assert converted
+    (clip,) = converted.record.clips
+    assert len(clip.expected.tokens) == runner.MOST_TOKENS
+    # and no rule is broken
+    files = Files(converted.path, checkpoint)
+    assert runner_rules.READER.recognize(files)
+    assert not READER.recognize(files)
+    assert [problem for rule in runner_rules.RULES for problem in rule.problems(files)] == []
+
+
+def test_what_the_runner_cannot_run_is_rejected(checkpoint: Any) -> None:
+    # its start token is fixed, and so are its window and the number of tokens
+    reason = "its text begins with the id 50257; the app begins each text with 50258"
+    assert runner.unsupported(checkpoint, "fp32") == reason
+    right = multilingual()
+    short = replace(right, dims=replace(right.dims, n_audio_ctx=100))
+    assert runner.unsupported(short, "fp32") == "its window is 2 s; the app gives 30 s"
+    short = replace(right, dims=replace(right.dims, n_text_ctx=64))
+    assert "its decoder has 64 positions; the app decodes 128" in runner.unsupported(short, "fp32")
+    assert runner.unsupported(right, "fp32") == ""
+
+
+class ForRunner(Projecting):
+    def forward(self, token: Tensor, audio: Tensor, position: Tensor) -> Tensor:
+        return super().forward(token, position, audio)
+
+
+class Doubled(nn.Module):
+    def forward(self, mel: Tensor) -> Tensor:
+        return mel * 2
+
+
+@pytest.mark.parametrize(
+    ("plant", "code", "reason"),
+    [
+        ("int32 token", "WP786", "text_decoder: its inputs are int32 of 2 axes, float32 of 3 axes"),
+        (
+            "flat features",
+            "WP786",
+            "encoder: its inputs are float32 of 2 axes; not float32 of 3 axes",
+        ),
+        (
+            "two positions",
+            "WP786",
+            "text_decoder reads [1, 1], [1, 10, 8], [2]; the app gives [1, 1], [1, 10, 8], [1]",
+        ),
+        (
+            "no end",
+            "WP787",
+            "there is no method get_eos_ids, and no eos_token in tokenizer_config.json",
+        ),
+    ],
+)
+def test_what_the_runner_cannot_load_is_named(
+    plant: str, code: str, reason: str, tmp_path: Path
+) -> None:
+    # given the methods of another exporter, whose decoder projects all positions for each token
+    token = torch.zeros(1, 1, dtype=torch.int32 if plant == "int32 token" else torch.int64)
+    position = torch.zeros(2 if plant == "two positions" else 1, dtype=torch.int64)
+    mel = torch.zeros(10, 8) if plant == "flat features" else torch.zeros(1, 10, 8)
+    inputs = (token, torch.zeros(1, 10, 8), position)
+    programs = {
+        runner.ENCODE: trace(runner.ENCODE, Doubled(), (mel,)),
+        runner.DECODE: trace(runner.DECODE, ForRunner(8), inputs),
+    }
+    # when the file or its tokenizer has one fault
+    lower_to_pte(programs, tmp_path / "model.pte", {} if plant == "no end" else {runner.END: 1})
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {}}}))
+    files = Files(tmp_path)
+    problems = [p for rule in runner_rules.RULES for p in rule.problems(files)]
+    # then it is named, and beside it only what is slow
+    assert {p.code for p in problems} <= {code, "WP784", "WP783"}
+    assert reason in next(p.reason for p in problems if p.code == code)
+    # and a tokenizer that states the end of a text is enough
+    if plant == "no end":
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+        files = Files(tmp_path)
+        assert code not in {p.code for rule in runner_rules.RULES for p in rule.problems(files)}
