@@ -2,19 +2,20 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from benchmarks.chips import predicted
 
-from whisperport.build.plan import (
-    DECODE,
-    PlanOptions,
+from whisperport.build.plan import DECODE, PlanOptions, plan, plan_of
+from whisperport.build.predicted_times import PARTS, predict, work
+from whisperport.build.work import (
     cross_kv_weights,
     decoder_weights,
     encoder_operations,
     encoder_weights,
-    plan,
-    plan_of,
     state_numbers,
     token_numbers,
     token_operations,
@@ -25,11 +26,14 @@ from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.network.whisper import build_model
 from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts
+from whisperport.program.bundle import Bundle
 from whisperport.program.dims import published_dims
-from whisperport.targets import TARGETS
+from whisperport.targets import TARGETS, Target
+from whisperport.targets.base import PublishedTimes
 
 from ..micro import TURBO
 
+ROOT = Path(__file__).parents[2]
 (TARGET,) = [target for target in TARGETS if target.machines]
 MACHINES = {machine.name: machine for machine in TARGET.machines}
 
@@ -196,3 +200,128 @@ def test_a_published_name_is_planned_without_its_weights(monkeypatch: pytest.Mon
     assert published_dims("turbo.en") is None
     assert plan("turbo", PlanOptions(target="aws-neuron")).heads == (20, 20)
     assert plan("tiny.en", PlanOptions(target="aws-neuron")).heads == (6, 6)
+
+
+# Times that are predicted from published ones
+
+
+def with_times(monkeypatch: pytest.MonkeyPatch, *tables: PublishedTimes) -> Target:
+    """A target of its own class, so that no other target has times of its machines."""
+
+    class Chip(type(TARGET)):  # type: ignore[misc]
+        pass
+
+    target = Chip.__new__(Chip)
+    target.__dict__.update(vars(TARGET))
+    target.machines, target.published = (), tables
+    assert predict(target, TURBO, "fp16") == () or len(tables) > 1
+    return target
+
+
+def measured(machine: str, ms_per_work: float, c: float, **options: Any) -> PublishedTimes:
+    """Times of a machine whose speed and c are these, of four models; tiny and turbo are fitted."""
+    models = ("tiny", "base", "small", "large-v3-turbo")
+    sizes = {name: published_dims(name) for name in models}
+    times = {
+        part: {
+            name: ms_per_work * np.dot(work(part, dims, "fp16"), (1, c))
+            for name, dims in sizes.items()
+        }
+        for part in PARTS
+    }
+    fitted = ("tiny", "large-v3-turbo")
+    return PublishedTimes(
+        machine=machine,
+        precision="fp16",
+        source="here",
+        encoder_ms=times["encoder"],
+        token_ms=times["token"],
+        **{"fitted": fitted, "software": "1", **options},
+    )
+
+
+def test_times_that_follow_the_law_are_predicted_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given two machines of different speed, on which an attention score costs as much as 500 operations
+    slow, fast = measured("slow", 3e-9, 500), measured("fast", 1e-9, 500)
+    target = with_times(monkeypatch, slow, fast)
+    # when a model is planned that is between those that were fitted
+    predicted = predict(target, published_dims("small"), "fp16")
+    # then each machine has the time that it would have, which is the published one
+    assert [(one.machine, one.part) for one in predicted] == [
+        (machine, part) for machine in ("slow", "fast") for part in PARTS
+    ]
+    for one in predicted:
+        assert one.seconds == pytest.approx(one.published_s, rel=0.01)
+        assert one.interval_s == pytest.approx((one.seconds, one.seconds), rel=0.01)
+        assert not one.extrapolated
+    # and a larger one has none, and is called extrapolated
+    larger = predict(target, published_dims("large-v3"), "fp16")
+    assert [one.extrapolated for one in larger] == [True] * 4  # its encoder has K/V of more layers
+    assert predict(target, published_dims("small"), "fp32") == ()
+
+
+def test_an_interval_reaches_over_all_versions_of_the_software(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a compiler whose next version makes everything four times as slow
+    old, new = measured("chip", 1e-9, 500), measured("chip", 4e-9, 500, software="2")
+    (encoder, _) = predict(with_times(monkeypatch, old, new), published_dims("small"), "fp16")
+    # then the interval has both, and what was published last is shown
+    low, high = encoder.interval_s
+    assert high / low == pytest.approx(4, rel=0.02)
+    assert encoder.seconds == pytest.approx(2 * low, rel=0.02)
+    assert encoder.published_s == pytest.approx(high, rel=0.02)
+    assert encoder.software == ("1", "2")
+
+
+def test_one_machine_with_one_model_predicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = measured("chip", 1e-9, 500, fitted=("tiny",))
+    target = with_times(monkeypatch, one)
+    assert predict(target, published_dims("small"), "fp16") == ()
+
+
+def test_the_page_has_what_the_benchmark_prints_and_its_intervals_hold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # given the published times that predictions do not follow from
+    found = predicted.rows()
+    # then there are enough, and 80% of the intervals hold them; tiny times of other programs included
+    held = [low <= published <= high for *_, published, _, low, high in found]
+    assert len(held) >= 20
+    assert sum(held) >= 0.8 * len(held)
+    # and the page has the table
+    predicted.main()
+    printed = capsys.readouterr().out.strip()
+    assert printed in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_without_a_target_is_planned_for_all_that_are_known() -> None:
+    planned = plan("small")
+    names = {one.target for one in planned.predicted}
+    assert names == {target.spec.name for target in TARGETS if target.published}
+    assert planned.target == TARGET.spec.name
+    assert planned.machines
+    assert planned
+    # one text was measured, and no target but that with machines has this precision
+    assert plan("small", PlanOptions(batch=2)).predicted == ()
+    assert plan("small", PlanOptions(precision="bf16")).predicted == ()
+    # what was not measured for a target is an error that says what was
+    with pytest.raises(UsageError, match="with these options") as raised:
+        plan("small", PlanOptions(target="sm8650", batch=2))
+    assert "fp16, w8a16" in raised.value.why
+
+
+def test_a_bundle_is_planned_for_the_targets_and_precisions_of_its_programs(exported: Any) -> None:
+    # given a bundle whose encoder and decoder run on another target, but for one
+    bundle = exported("sm8550").folder
+    found = plan(bundle).predicted
+    manifest = Bundle.open(bundle, check_hashes=False).manifest
+    placed = {entry.spec.name: entry for entry in manifest.programs}
+    expected = [
+        (part, placed[name].precision)
+        for part, name in (("encoder", "encoder"), ("token", "step"))
+        if placed[name].target == "sm8550"
+    ]
+    assert [(one.part, one.precision) for one in found] == expected

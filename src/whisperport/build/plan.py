@@ -1,20 +1,8 @@
-"""Estimate whether a model fits the machines of a target, and the least time that it can take there.
+"""Estimate whether a model fits the machines of a target, and how long it takes there.
 
-Nothing is run. All figures follow from the model's sizes and the machine's published peak speeds. One model
-uses R cores: each core computes ⌈H / R⌉ of the H heads, and 1 / R of each feed-forward block (tensor
-parallel). Every core computes the convolutions and the vocabulary projection. With w = ⌈H / R⌉ · D,
-f = ⌈F / R⌉ and s bytes per number, per core:
-
-    encoder     operations  2·2T·d·3·mels + 2·T·d·3d + L·(8·T·d·w + 4·T²·w + 4·T·d·f) + K·4·T·d·w
-                bytes       s · weights of the encoder and of the K cross-attention K/V projections
-    one token   operations  B · (K·(12·d·w + 4·d·f) + 2·V·d + 4·K·w·(N + 1 + T))
-                bytes       s · (weights of the decoder + B·2·K·w·(2N + T))
-    least time  the larger of operations / speed and bytes / bandwidth
-
-L and K are the layers of encoder and decoder, F is the width of a feed-forward block, and B the number of
-texts that are decoded together; ARCHITECTURE.md defines the other letters. A token reads the whole
-self-attention cache and writes it, because shapes are static. Softmax, norms, activations and the exchange
-between cores are not counted, and no program reaches a peak speed: real times are longer.
+Nothing is run. Least times follow from a machine's published peak speeds: the larger of operations / speed
+and bytes / bandwidth, see `build.work`. No program reaches a peak speed: real times are longer. Predicted
+times follow from times that were published, see `build.predicted_times`.
 
 A vendor's compiler may estimate the programs that it compiled. A bundle with such programs is planned with
 these estimates, unless an option asks for the machines of a target.
@@ -25,12 +13,24 @@ activations is not known.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from whisperport.build.predicted_times import Prediction, predict
+from whisperport.build.work import (
+    BYTES,
+    Part,
+    cross_kv_weights,
+    decoder_weights,
+    encoder_operations,
+    encoder_weights,
+    state_numbers,
+    token_numbers,
+    token_operations,
+)
 from whisperport.errors import UsageError
-from whisperport.program.bundle import MANIFEST, Bundle, Manifest
+from whisperport.program.bundle import MANIFEST, Bundle, Manifest, ProgramEntry
 from whisperport.program.dims import Dims, published_dims
 from whisperport.program.program_kind import STEP, kind_of
 from whisperport.system.option import Option, check_ranges
@@ -39,7 +39,10 @@ from whisperport.targets.base import Machine
 from whisperport.targets.compiler import Estimate
 from whisperport.targets.preflight import requires_torch
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes per number, by precision
+PROGRAMS: Mapping[Part, str] = {
+    "encoder": "encoder",
+    "token": STEP,
+}  # that decide where a part runs
 DECODE = ("prefill_4", "prefill_64", "step", "align")  # decode programs of an export
 MAX_BATCH, MAX_CORES = 4096, 1024
 
@@ -57,11 +60,11 @@ class PlanOptions:
         Option(
             "Target whose machines are listed",
             metavar="NAME",
-            default="that of the bundle; of a checkpoint, the only one whose machines are known",
+            default="those of the bundle; of a checkpoint, all whose machines are known",
         ),
     ] = None
     precision: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None,
+        Literal["fp32", "bf16", "fp16", "w8a16"] | None,
         Option("Precision of weights and state", default="the target's default"),
     ] = None
     batch: Annotated[int, Option("Number of texts that are decoded together", 1, MAX_BATCH)] = 1
@@ -130,17 +133,18 @@ class ProgramEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The result of `plan`; true if the model fits at least one machine, or was planned with none.
+    """The result of `plan`; true if the model fits at least one machine, or its memory was not compared.
 
     Attributes:
-        target: name of the target.
-        precision: precision of weights and state; of compiled programs, the precisions of all.
+        target: name of the target; of predicted and compiled programs, the names of all.
+        precision: precision of weights and state; of predicted and compiled programs, those of all.
         batch: B.
         tensor_parallel: R.
         heads: number of heads of the encoder and of the decoder.
         padded_heads: heads that are computed for nothing, because R does not divide them.
         machines: the estimate for each machine that has at least R cores; none for compiled programs.
         compiled: the compilers' estimates of a bundle's compiled programs, of those that have one.
+        predicted: times that follow from published ones, for one text.
     """
 
     target: str
@@ -151,11 +155,11 @@ class Plan:
     padded_heads: int
     machines: tuple[MachinePlan, ...]
     compiled: tuple[ProgramEstimate, ...] = ()
+    predicted: tuple[Prediction, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(machine.fits for machine in self.machines) or bool(
-            self.compiled and not self.machines
-        )
+        compared = any(machine.fits for machine in self.machines)
+        return compared or bool(self.predicted or (self.compiled and not self.machines))
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -184,26 +188,24 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
     options = options or PlanOptions()
     dims, programs, placed, compiled = _read(source)
     if compiled and options == PlanOptions():
-        return Plan(
-            target=_listed(program.target for program in compiled),
-            precision=_listed(program.precision for program in compiled),
-            batch=1,
-            tensor_parallel=1,
-            heads=(dims.n_audio_head, dims.n_text_head),
-            padded_heads=0,
-            machines=(),
-            compiled=compiled,
-        )
-    target = get_target(_target_name(options.target or "", placed))
-    precision = options.precision or target.spec.runs.precisions[0]
-    if precision not in target.spec.runs.precisions or precision not in BYTES:
-        known = [candidate for candidate in target.spec.runs.precisions if candidate in BYTES]
-        raise UsageError(
-            f"`{target.spec.name}` has no estimate for the precision `{precision[:40]}`",
-            why="the estimate needs a precision in which the target stores weights and state",
-            hint=f"choose one of {', '.join(known)} with `--precision`",
-        )
-    return plan_of(dims, target, precision, programs, options)
+        return _without_machines(dims, compiled=compiled)
+    names = [options.target] if options.target else _names(placed)
+    predicted = _predicted(names, dims, {} if options.target else placed, options)
+    target = next((target for target in map(get_target, names) if target.machines), None)
+    if target and not options.target and options.precision not in (None, *_precisions(target)):
+        target = None  # one of those that were not asked for
+    if target:
+        precision = options.precision or target.spec.runs.precisions[0]
+        if precision not in _precisions(target):
+            raise UsageError(
+                f"`{target.spec.name}` has no estimate for the precision `{precision[:40]}`",
+                why="the estimate needs a precision in which the target stores weights and state",
+                hint=f"choose one of {', '.join(_precisions(target))} with `--precision`",
+            )
+        return replace(plan_of(dims, target, precision, programs, options), predicted=predicted)
+    if predicted:
+        return _without_machines(dims, predicted=predicted)
+    raise _unknown(names, options)
 
 
 def plan_of(
@@ -272,69 +274,6 @@ def _least(compute_s: float, memory_s: float) -> tuple[float, str]:
     return (compute_s, "compute") if compute_s >= memory_s else (memory_s, "memory")
 
 
-def _shares(dims: Dims, cores: int) -> tuple[int, int, int, int]:
-    """Return w and f of the encoder, and w and f of the decoder."""
-    audio = -(-dims.n_audio_head // cores) * (dims.n_audio_state // dims.n_audio_head)
-    text = -(-dims.n_text_head // cores) * dims.text_head_width
-    return audio, -(-dims.n_audio_ffn // cores), text, -(-dims.n_text_ffn // cores)
-
-
-def encoder_weights(dims: Dims, cores: int = 1) -> int:
-    """Return the weights of the encoder and of the cross-attention K/V projections, of one core."""
-    d = dims.n_audio_state
-    w, f, _, _ = _shares(dims, cores)
-    stem = 3 * dims.n_mels * d + d + 3 * d * d + d + dims.n_audio_ctx * d
-    layer = 4 * d * w + 2 * w + d + 2 * d * f + f + d + 4 * d
-    return stem + dims.n_audio_layer * layer + 2 * d + cross_kv_weights(dims, cores)
-
-
-def cross_kv_weights(dims: Dims, cores: int = 1) -> int:
-    """Return the weights of the cross-attention K/V projections, of one core."""
-    w = _shares(dims, cores)[2]
-    return dims.n_text_layer * (2 * dims.n_audio_state * w + w)
-
-
-def decoder_weights(dims: Dims, cores: int = 1, *, program: str = "step") -> int:
-    """Return the weights of one decode program, of one core. `align` has no vocabulary projection."""
-    d = dims.n_text_state
-    _, _, w, f = _shares(dims, cores)
-    attention = 6 * d * w + 3 * w + 2 * d  # the bias of the output, d numbers, is in each of both
-    layer = attention + 2 * d * f + f + d + 6 * d
-    vocabulary = 0 if program == "align" else dims.n_vocab * d
-    return dims.n_text_layer * layer + 2 * d + vocabulary
-
-
-def state_numbers(dims: Dims, cores: int = 1) -> int:
-    """Return the numbers in the self- and cross-attention K/V of one text, of one core."""
-    w = _shares(dims, cores)[2]
-    return 2 * dims.n_text_layer * w * (dims.n_text_ctx + dims.n_audio_ctx)
-
-
-def encoder_operations(dims: Dims, cores: int = 1) -> int:
-    """Return the operations of the encoder and of the cross-attention K/V projections, of one core."""
-    d, t = dims.n_audio_state, dims.n_audio_ctx
-    w, f, text, _ = _shares(dims, cores)
-    stem = 2 * 2 * t * d * 3 * dims.n_mels + 2 * t * d * 3 * d
-    layer = 8 * t * d * w + 4 * t * t * w + 4 * t * d * f
-    return stem + dims.n_audio_layer * layer + dims.n_text_layer * 4 * t * d * text
-
-
-def token_operations(dims: Dims, cores: int = 1) -> int:
-    """Return the operations of one token of one text, of one core."""
-    d = dims.n_text_state
-    _, _, w, f = _shares(dims, cores)
-    attended = dims.n_text_ctx + 1 + dims.n_audio_ctx
-    layer = 12 * d * w + 4 * d * f + 4 * w * attended
-    return dims.n_text_layer * layer + 2 * dims.n_vocab * d
-
-
-def token_numbers(dims: Dims, cores: int = 1, batch: int = 1) -> int:
-    """Return the numbers that one token of B texts reads and writes, of one core."""
-    w = _shares(dims, cores)[2]
-    moved = 2 * dims.n_text_layer * w * (2 * dims.n_text_ctx + dims.n_audio_ctx)
-    return decoder_weights(dims, cores) + batch * moved
-
-
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
@@ -358,51 +297,102 @@ def _estimates(manifest: Manifest) -> tuple[ProgramEstimate, ...]:
     return tuple(programs)
 
 
+def _without_machines(
+    dims: Dims,
+    *,
+    compiled: tuple[ProgramEstimate, ...] = (),
+    predicted: tuple[Prediction, ...] = (),
+) -> Plan:
+    parts: tuple[ProgramEstimate | Prediction, ...] = (*compiled, *predicted)
+    return Plan(
+        target=_listed(part.target for part in parts),
+        precision=_listed(part.precision for part in parts),
+        batch=1,
+        tensor_parallel=1,
+        heads=(dims.n_audio_head, dims.n_text_head),
+        padded_heads=0,
+        machines=(),
+        compiled=compiled,
+        predicted=predicted,
+    )
+
+
+def _predicted(
+    names: Iterable[str], dims: Dims, placed: Mapping[str, ProgramEntry], options: PlanOptions
+) -> tuple[Prediction, ...]:
+    """Predict both parts on each target; of a bundle, each on the target and in the precision that it has.
+
+    Args:
+        placed: program -> its entry in the bundle; empty: there is no bundle.
+    """
+    if (options.batch, options.tensor_parallel) != (1, 1):
+        return ()  # one text was measured
+    predicted: list[Prediction] = []
+    for target in map(get_target, names):
+        if not placed:
+            precision = options.precision or target.spec.runs.precisions[0]
+            predicted += predict(target, dims, precision)
+            continue
+        for part, program in PROGRAMS.items():
+            entry = placed.get(program)
+            if entry and entry.target == target.spec.name:
+                precision = options.precision or entry.precision
+                predicted += (p for p in predict(target, dims, precision) if p.part == part)
+    return tuple(predicted)
+
+
 def _read(
     source: str | os.PathLike[str],
-) -> tuple[Dims, tuple[str, ...], str, tuple[ProgramEstimate, ...]]:
-    """Return a model's sizes, names of its decode programs, target of its `step`, compilers' estimates."""
+) -> tuple[Dims, tuple[str, ...], Mapping[str, ProgramEntry], tuple[ProgramEstimate, ...]]:
+    """Return a model's sizes, names of its decode programs, a bundle's programs, compilers' estimates."""
     path = Path(source)
     if (path / MANIFEST).is_file():
         manifest = Bundle.open(path, check_hashes=False).manifest
-        placed = {entry.spec.name: entry.target for entry in manifest.programs}
+        placed = {entry.spec.name: entry for entry in manifest.programs}
         decode = tuple(name for name in placed if kind_of(name).reads == "caches")
-        # The target of `step` decides: it runs once per token.
-        known = [name for name in placed.values() if name in _planned()]
-        target = known[0] if known else placed.get(STEP, "")
-        return manifest.dims, decode, target, _estimates(manifest)
+        return manifest.dims, decode, placed, _estimates(manifest)
     if not path.exists() and (known_dims := published_dims(os.fspath(source))):
-        return known_dims, DECODE, "", ()
+        return known_dims, DECODE, {}, ()
     with requires_torch("read a checkpoint"):
         from whisperport.model.checkpoint import load_checkpoint
-    return load_checkpoint(source if isinstance(source, str) else path).dims, DECODE, "", ()
+    return load_checkpoint(source if isinstance(source, str) else path).dims, DECODE, {}, ()
 
 
-def _planned() -> Mapping[str, Target]:
-    """Return the targets whose machines are known, by name."""
-    return {target.spec.name: target for target in TARGETS if target.machines}
+def _names(placed: Mapping[str, ProgramEntry]) -> list[str]:
+    """Return the targets of a bundle, `step`'s first, which runs once per token; without one, all known."""
+    if not placed:
+        return _known()
+    first = [placed[STEP].target] if STEP in placed else []
+    return list(dict.fromkeys([*first, *(entry.target for entry in placed.values())]))
 
 
-def _target_name(chosen: str, placed: str) -> str:
-    """Return the name of the target to plan for.
+def _precisions(target: Target) -> list[str]:
+    """Return the precisions in which a target stores weights and state, of those that are estimated."""
+    return [precision for precision in target.spec.runs.precisions if precision in BYTES]
 
-    Args:
-        chosen: the one that was asked for; "": none.
-        placed: the target of the bundle; "": no bundle, so that it is the only one with known machines.
 
-    Raises:
-        UsageError: the machines of this target are not known, or more than one target could be meant.
-    """
-    known, name = _planned(), chosen or placed
-    if not name and len(known) == 1:
-        return next(iter(known))
-    if name and name not in known:
-        get_target(name)  # raises for an unknown name
-    if name in known:
-        return name
-    which = "the target" if chosen else "the bundle's target"
-    raise UsageError(
-        f"there is no estimate for {which} `{name}`" if name else "no target is given",
-        why="an estimate needs the memory and the peak speeds of the target's machines",
-        hint=f"choose one of {', '.join(known)} with `--target`",
+def _known() -> list[str]:
+    """Return the names of the targets of which times can be estimated."""
+    return [
+        target.spec.name
+        for target in TARGETS
+        if target.machines or any(times.fitted for times in target.published)
+    ]
+
+
+def _unknown(names: Sequence[str], options: PlanOptions) -> UsageError:
+    """Return an error: nothing is known of the target, of these options, or of a bundle's targets."""
+    which = "the target" if options.target else "the bundle's target"
+    target = get_target(names[0])
+    precisions = dict.fromkeys(times.precision for times in target.published if times.fitted)
+    if precisions:
+        return UsageError(
+            f"there is no estimate for {which} `{names[0]}` with these options",
+            why=f"times were published in {', '.join(precisions)}, for one text on one core",
+            hint="choose one of these with `--precision`, without `--batch` and `--tensor-parallel`",
+        )
+    return UsageError(
+        f"there is no estimate for {which} `{names[0]}`",
+        why="an estimate needs published times, or the memory and the peak speeds of machines",
+        hint=f"choose one of {', '.join(_known())} with `--target`",
     )

@@ -52,6 +52,33 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedTimes:
+    """Times that somebody measured on a machine and published, of OpenAI's models.
+
+    Attributes:
+        machine: name of the machine.
+        precision: of the programs.
+        software: with its version.
+        source: where the times were published.
+        encoder_ms: model -> time of a window in the encoder, with the cross-attention K/V.
+        token_ms: model -> time of one token.
+        fitted: models whose times predictions follow from; the times of the others test them.
+        window_s: length of the window in seconds.
+        context: rows of the self-attention cache, with which a token was measured.
+    """
+
+    machine: str
+    precision: str
+    software: str
+    source: str
+    encoder_ms: Mapping[str, float]
+    token_ms: Mapping[str, float] = field(default_factory=dict)
+    fitted: tuple[str, ...] = ()
+    window_s: float = 30
+    context: int = 448
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Options for running a bundle's programs.
 
@@ -129,6 +156,7 @@ class Target(ABC):
     options: Any = NoOptions()  # an instance of `lower_options`; see `configured`
     precisions: Mapping[str, str] = MappingProxyType({})  # of programs; see `with_precisions`
     machines: "tuple[Machine, ...]" = ()  # machines whose figures are known, for `plan`
+    published: "tuple[PublishedTimes, ...]" = ()  # from which `plan` predicts others
 
     def check(self, program: "Program") -> list[Rejection]:
         """List the nodes of a program that this target's spec rejects, with the value found and the limit.

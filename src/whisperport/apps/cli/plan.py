@@ -20,15 +20,18 @@ from whisperport.build.plan import (
 from whisperport.build.plan import (
     plan as make_plan,
 )
+from whisperport.build.predicted_times import Prediction
 
+PREDICTED_HEADINGS = (
+    *("target", "machine", "precision", "part"),
+    *("predicted", "interval", "published", "memory"),
+)
 HEADINGS = ("machine", "models", "weights", "state", "memory", "largest batch", "encoder", "token")
 COMPILED_HEADINGS = ("program", "one run", "cycles", "memory")
 GB = 1e9
 
 
-@click.command(
-    cls=Verb, short_help="Estimate memory and least times of a model on a target's machines."
-)
+@click.command(cls=Verb, short_help="Estimate times and memory of a model on a target's machines.")
 @click.argument("source", type=Given("bundle", "checkpoint", as_text=True))
 @field_options(PlanOptions, group="Model")
 @as_json
@@ -37,19 +40,21 @@ def plan(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Estimate memory and least times of a model on a target's machines. Nothing is run.
+    """Estimate times and memory of a model on a target's machines. Nothing is run.
 
-    SOURCE is a bundle or a checkpoint. The estimate follows from the model's sizes and from the peak
-    speeds that the vendor publishes. Real times are longer. The exit status is 1 if the model fits no
-    machine.
+    SOURCE is a bundle or a checkpoint. On machines for which times of other models were published, the
+    times of this one are predicted, with an interval that should hold 80 of 100 times. On others, the
+    vendor's peak speeds give the least times, and real times are longer. The exit status is 1 if the
+    model fits no machine.
 
     Some vendors' compilers estimate the programs that they compile. For a bundle with such programs, and
     without options, these estimates are listed.
 
     \b
     Examples:
-      $ whisperport plan openai/whisper-large-v3-turbo
-      $ whisperport plan openai/whisper-large-v3-turbo --precision bf16 --batch 8 --json
+      $ whisperport plan small
+      $ whisperport plan my-finetune --target sm8650 --precision w8a16
+      $ whisperport plan openai/whisper-large-v3-turbo --target aws-neuron --batch 8 --json
     """
     planned = make_plan(source, PlanOptions(**field_values(PlanOptions, chosen)))
     if as_json:
@@ -64,6 +69,9 @@ def _print(planned: Plan) -> None:
     if planned.compiled and not planned.machines:
         _print_compiled(planned)
         return
+    if planned.predicted:
+        _print_predicted(planned)
+        return
     cores = planned.tensor_parallel
     print_lines(
         f"{planned.target}, {planned.precision}, batch {planned.batch}, {cores} core"
@@ -74,6 +82,51 @@ def _print(planned: Plan) -> None:
     print_lines("")
     for line in _notes(planned):
         print_lines(*textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _print_predicted(planned: Plan) -> None:
+    predicted = planned.predicted
+    print_lines("predicted from published times of other models; nothing was run", "")
+    print_table(PREDICTED_HEADINGS, [_predicted_row(prediction) for prediction in predicted])
+    print_lines("")
+    software = dict.fromkeys(name for prediction in predicted for name in prediction.software)
+    sources = dict.fromkeys(name for prediction in predicted for name in prediction.sources)
+    notes = [
+        "encoder: one window, with the cross-attention K/V. token: one token of one text. interval: should "
+        "hold 80 of 100 times. published: of a model of these sizes, if there is one. memory: weights and "
+        "state of this part; activations are not known.",
+        f"Measured by others with {', '.join(software)}; published in {', '.join(sources)}.",
+    ]
+    if any(prediction.extrapolated for prediction in predicted):
+        notes.append(
+            "*: the model has more work than the largest one with a published time; the interval is "
+            "not tested there."
+        )
+    if planned.machines:
+        notes.append(f"Least times on other machines: `--target {planned.target}`.")
+    for note in notes:
+        print_lines(*textwrap.wrap(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _predicted_row(prediction: Prediction) -> tuple[str, ...]:
+    low, high = prediction.interval_s
+    published = prediction.published_s
+    return (
+        prediction.target,
+        prediction.machine,
+        prediction.precision,
+        prediction.part,
+        f"{_ms(prediction.seconds)} ms{'*' if prediction.extrapolated else ''}",
+        f"{_ms(low)} to {_ms(high)}",
+        f"{_ms(published)} ms" if published else "-",
+        f"{prediction.memory_bytes / 1e6:,.0f} MB",
+    )
+
+
+def _ms(seconds: float) -> str:
+    """Return milliseconds with two digits or more: 8.3, 59, 1,740."""
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:,.0f}" if milliseconds >= 20 else f"{milliseconds:.1f}"
 
 
 def _print_compiled(planned: Plan) -> None:

@@ -14,7 +14,15 @@ from whisperport.system.progress import begin_stage
 from whisperport.targets.base import RunMode, RunOptions, Unsupported
 from whisperport.targets.compiler import CalibrationNeed
 from whisperport.targets.onnx.target import OnnxTarget
-from whisperport.targets.vendors.qualcomm.chips import CHIPS, FLOAT, OPSET, W8A16, Chip, spec_of
+from whisperport.targets.vendors.qualcomm.chips import (
+    CHIPS,
+    FLOAT,
+    OPSET,
+    W8A16,
+    Chip,
+    published_times,
+    spec_of,
+)
 from whisperport.targets.vendors.qualcomm.compiler import SIMULATORS, QnnCompiler
 from whisperport.targets.vendors.qualcomm.runtime import DeviceOptions, load_contexts
 
@@ -30,6 +38,7 @@ class Qualcomm(OnnxTarget):
     def __init__(self, chip: Chip) -> None:
         self.chip, self.spec = chip, spec_of(chip)
         self.compiler = QnnCompiler(chip)
+        self.published = published_times(chip.name)
 
     def unsupported(self, program: str, precision: str) -> Unsupported | None:
         architecture = self.chip.architecture
