@@ -14,6 +14,9 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.inspection.read_pte import Method
 
 
+INPUTS = 3  # of `decode`: the token, its position, and what `encode` returned
+
+
 @dataclass(frozen=True, slots=True)
 class TwoMethods:
     """The methods of an app in a folder with a .pte file, or in such a file.
@@ -76,10 +79,17 @@ class TwoMethods:
         )
 
     def _recognize(self, files: Files) -> bool:
-        if files.path.is_file():
-            has = files.path.suffix == ".pte" and self.methods(files).keys()
-            return bool(has) and {self.encode, self.decode} <= has
-        return bool(self.file(files))
+        """Return whether the methods are there, with the tokenizer, or with what the app gives `decode`.
+
+        Other exporters give methods of the same name two inputs, for other apps.
+        """
+        if files.path.is_file() and files.path.suffix != ".pte":
+            return False
+        methods = self.methods(files) if files.path.is_file() or self.file(files) else {}
+        if not {self.encode, self.decode} <= methods.keys():
+            return False
+        complete = files.path.is_dir() and files.has("tokenizer.json")
+        return complete or len(methods[self.decode].inputs) == INPUTS
 
     def _precisions(self, files: Files) -> list[str]:
         nodes = [node for method in self.methods(files).values() for node in method.graph.nodes]
