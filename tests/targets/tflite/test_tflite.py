@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from whisperport.errors import BundleError, LoweringError, ProgramError
 from whisperport.model.checkpoint import load_checkpoint
+from whisperport.model.inspection.read_tflite import list_operators
 from whisperport.model.inspection.tflite_signatures import read_signatures
 from whisperport.model.network.whisper import build_model
 from whisperport.model.trace.program import Program, trace
@@ -180,6 +182,50 @@ def test_quantized_inputs_and_outputs_are_float32_for_the_caller(
     assert found.dtype == np.float32
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.05  # 1/128 of the range for input, weight and output each
+
+
+class UsedTwice(nn.Module):
+    """Its first output has another use in the graph, as new keys have that are joined to a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.query = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        key = self.key(x).transpose(1, 2)
+        return key, torch.matmul(self.query(x), torch.cat([cache, key], 2))
+
+
+def test_an_output_that_is_dequantized_is_the_one_with_the_name(tmp_path: Path) -> None:
+    # given a program in 8 bits but for one multiplication
+    program = trace(
+        "step", UsedTwice(), (torch.zeros(1, 4, 8), torch.zeros(1, 8, 6)), ["key", "scores"]
+    )
+    file, samples = written(tmp_path / "float.tflite", program), {}
+    for tensor in program.spec.inputs:
+        samples[tensor.name] = tmp_path / f"{tensor.name}.npy"
+        values = np.random.default_rng(0).standard_normal((8, *tensor.shape))
+        np.save(samples[tensor.name], values.astype(np.float32))
+    (matmul,) = [op.tensor for op in list_operators(file)[0] if op.name == "BATCH_MATMUL"]
+    # when it is quantized
+    steps = recipe("w8a8", ALL, [("fp32", "BATCH_MATMUL", matmul)])
+    quantize(file, tmp_path / "quantized.tflite", steps, {"step": samples})
+    # then the signature's outputs are those of the graph, and a run returns them
+    (graph,), (signature,) = graphs_of(tmp_path / "quantized.tflite")
+    assert {int(output.tensorIndex) for output in signature.outputs} == {*map(int, graph.outputs)}
+    inputs = {name: np.load(path)[3] for name, path in samples.items()}
+    right = runner(file, program.spec).run(inputs)
+    found = runner(tmp_path / "quantized.tflite", program.spec).run(inputs)
+    for name in ("key", "scores"):
+        assert np.abs(found[name] - right[name]).max() < 0.05 * np.abs(right[name]).max()
+
+
+def graphs_of(path: Path) -> tuple[Any, Any]:
+    """Return the subgraphs and the signatures of a file."""
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model(str(path))
+    return model.subgraphs, model.signatureDefs
 
 
 @pytest.mark.parametrize(("dtype", "zero_point"), [(np.uint8, 128), (np.int8, -3), (np.int16, 0)])

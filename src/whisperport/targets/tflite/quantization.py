@@ -128,6 +128,34 @@ def quantize(
         _ranges(source, steps, samples or {}, threads) if quantization.need_calibration else None
     )
     quantization.quantize(ranges).export_model(str(out), overwrite=True)
+    if ranges is not None:
+        _name_dequantized_outputs(out)
+
+
+def _name_dequantized_outputs(path: Path) -> None:
+    """Let each signature name the outputs of its graph.
+
+    ai-edge-quantizer 0.10.0 appends a DEQUANTIZE to an output that has another use in the graph, and leaves
+    the name with the integers before it, which are no output: LiteRT has no memory of them after a run.
+    """
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model(str(path))
+    moved = 0
+    for signature in model.signatureDefs or ():
+        graph = model.subgraphs[signature.subgraphIndex]
+        outputs = {int(index) for index in graph.outputs}
+        after = {
+            int(operator.inputs[0]): int(operator.outputs[0])
+            for operator in graph.operators
+            if len(operator.inputs) == 1 and int(operator.outputs[0]) in outputs
+        }
+        for output in signature.outputs:
+            if int(output.tensorIndex) not in outputs:
+                output.tensorIndex = after.get(int(output.tensorIndex), output.tensorIndex)
+                moved += 1
+    if moved:
+        flatbuffer_utils.write_model(model, str(path))
 
 
 def _ranges(
