@@ -1,8 +1,10 @@
 """Estimates of memory and least times, against values computed by hand and against the real programs."""
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,8 @@ from whisperport.model.inspection.read_exported import read_exported
 from whisperport.model.network.whisper import build_model
 from whisperport.model.trace.variants import whisper_programs
 from whisperport.model.trace.whisper import Parts
-from whisperport.program.bundle import Bundle
 from whisperport.program.dims import published_dims
-from whisperport.targets import TARGETS, Target
+from whisperport.targets import TARGETS, Target, get_target
 from whisperport.targets.base import PublishedTimes
 
 from ..micro import TURBO
@@ -245,7 +246,8 @@ def test_times_that_follow_the_law_are_predicted_as_they_are(
 ) -> None:
     # given two machines of different speed, on which an attention score costs as much as 500 operations
     slow, fast = measured("slow", 3e-9, 500), measured("fast", 1e-9, 500)
-    target = with_times(monkeypatch, slow, fast)
+    other = measured("fast", 9e-9, 500, fitted=(), software="2")  # nothing follows from it
+    target = with_times(monkeypatch, slow, fast, other)
     # when a model is planned that is between those that were fitted
     predicted = predict(target, published_dims("small"), "fp16")
     # then each machine has the time that it would have, which is the published one
@@ -253,6 +255,7 @@ def test_times_that_follow_the_law_are_predicted_as_they_are(
         (machine, part) for machine in ("slow", "fast") for part in PARTS
     ]
     for one in predicted:
+        assert one.software == ("1",)
         assert one.seconds == pytest.approx(one.published_s, rel=0.01)
         assert one.interval_s == pytest.approx((one.seconds, one.seconds), rel=0.01)
         assert not one.extrapolated
@@ -313,15 +316,30 @@ def test_a_checkpoint_without_a_target_is_planned_for_all_that_are_known() -> No
     assert "fp16, w8a16" in raised.value.why
 
 
-def test_a_bundle_is_planned_for_the_targets_and_precisions_of_its_programs(exported: Any) -> None:
-    # given a bundle whose encoder and decoder run on another target, but for one
-    bundle = exported("sm8550").folder
-    found = plan(bundle).predicted
-    manifest = Bundle.open(bundle, check_hashes=False).manifest
-    placed = {entry.spec.name: entry for entry in manifest.programs}
-    expected = [
-        (part, placed[name].precision)
-        for part, name in (("encoder", "encoder"), ("token", "step"))
-        if placed[name].target == "sm8550"
-    ]
-    assert [(one.part, one.precision) for one in found] == expected
+def test_what_was_measured_with_a_shorter_cache_is_shown_beside_what_is_predicted() -> None:
+    # given small, whose times were published with a cache of 200 rows
+    (encoder, token) = plan("small", PlanOptions(target="sm8650")).predicted
+    assert (encoder.published_s, token.published_s) == (0.084552, 0.009816)
+    # when the cache has 448, then a token takes longer than with 200, and an encoder as long
+    shorter = replace(published_dims("small"), n_text_ctx=200)
+    (same, fewer) = predict(get_target("sm8650"), shorter, "fp16")
+    assert same == encoder
+    assert fewer.seconds < token.seconds
+    assert fewer.published_s == token.published_s
+
+
+@pytest.mark.parametrize("precision", ["fp16", "w8a16"])
+def test_a_bundle_is_planned_for_the_targets_and_precisions_of_its_programs(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a bundle whose encoder is on one target, and whose decoder is on another
+    placed = {
+        "encoder": SimpleNamespace(target="sm8550", precision=precision),
+        "step": SimpleNamespace(target="onnxruntime", precision="fp32"),
+    }
+    module = importlib.import_module("whisperport.build.plan")
+    monkeypatch.setattr(module, "_read", lambda _: (TURBO, DECODE, placed, ()))
+    # when it is planned, then only what a known target runs has a time, in the precision that it has
+    (encoder,) = plan("bundle").predicted
+    assert (encoder.target, encoder.part) == ("sm8550", "encoder")
+    assert encoder.precision == precision
