@@ -262,6 +262,9 @@ def test_times_that_follow_the_law_are_predicted_as_they_are(
     # and a larger one has none, and is called extrapolated
     larger = predict(target, published_dims("large-v3"), "fp16")
     assert [one.extrapolated for one in larger] == [True] * 4  # its encoder has K/V of more layers
+    # and so has one that is smaller than the smallest
+    smaller = replace(published_dims("tiny"), n_audio_layer=1, n_text_layer=1)
+    assert [one.extrapolated for one in predict(target, smaller, "fp16")] == [True] * 4
     assert predict(target, published_dims("small"), "fp32") == ()
 
 

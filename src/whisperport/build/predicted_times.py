@@ -56,7 +56,8 @@ class Prediction:
         interval_s: the times between which it is expected to be, with a probability of 0.8.
         memory_bytes: the part's weights, and a token's self- and cross-attention K/V; no activations.
         published_s: the published time of a model of these sizes; None: there is none.
-        extrapolated: the model has more work than the largest one with a published time.
+        extrapolated: the model has more work than the largest one with a published time, or less than the
+            smallest.
         software: what the published times were measured with.
         sources: where they were published.
     """
@@ -129,16 +130,17 @@ def _predict(
         return None
     c, deviation = fit
     own = math.log(_amount(part, dims, precision, c))
-    logs, spreads, published, largest = [], [], [], 0.0
+    logs, spreads, published, amounts = [], [], [], []
     for times in tables:
         n = len(_fitted(times, part))
         logs.append(own + float(_log_ratios(times, part, c).mean()))
         spreads.append(DEVIATIONS * deviation * math.sqrt(1 + 1 / n))
         alike_context = replace(dims, n_text_ctx=times.context)
         for model, milliseconds in ms_of(times, part).items():
-            largest = max(largest, _amount(part, as_measured(model, times), precision, c))
+            amounts.append(_amount(part, as_measured(model, times), precision, c))
             if _alike(alike_context, as_measured(model, times)):
                 published.append(milliseconds / 1e3)
+    size = _amount(part, alike_context, precision, c)
     return Prediction(
         target=target.spec.name,
         machine=machine,
@@ -151,7 +153,7 @@ def _predict(
         ),
         memory_bytes=memory_of(part, dims, precision),
         published_s=published[-1] if published else None,
-        extrapolated=_amount(part, alike_context, precision, c) > ROUNDED * largest,
+        extrapolated=not min(amounts) / ROUNDED <= size <= max(amounts) * ROUNDED,
         software=tuple(times.software for times in tables),
         sources=tuple(times.source for times in tables),
     )

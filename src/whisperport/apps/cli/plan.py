@@ -99,8 +99,8 @@ def _print_predicted(planned: Plan) -> None:
     ]
     if any(prediction.extrapolated for prediction in predicted):
         notes.append(
-            "*: the model has more work than the largest one with a published time; the interval is "
-            "not tested there."
+            "*: the model has more work than the largest one with a published time, or less than the "
+            "smallest; the interval is not tested there."
         )
     if planned.machines:
         notes.append(f"Least times on other machines: `--target {planned.target}`.")
