@@ -111,10 +111,10 @@ def predict(target: Target, dims: Dims, precision: str) -> tuple[Prediction, ...
     machines = dict.fromkeys(
         times.machine for times in target.published if times.precision == precision and times.fitted
     )
-    found = (
+    predictions = (
         _predict(target, machine, dims, precision, part) for machine in machines for part in PARTS
     )
-    return tuple(prediction for prediction in found if prediction)
+    return tuple(prediction for prediction in predictions if prediction)
 
 
 def _predict(
@@ -200,9 +200,9 @@ def _log_ratios(times: PublishedTimes, part: Part, c: float | Floats) -> Floats:
 
 def _fit(target: Target, part: Part) -> tuple[float, float] | None:
     """Return c and the deviation of the fitted times; None: no two machines have two fitted times."""
-    family = [other for other in TARGETS if type(other) is type(target)] or [target]
+    family = [sibling for sibling in TARGETS if type(sibling) is type(target)] or [target]
     tables = [
-        times for other in family for times in other.published if len(_fitted(times, part)) > 1
+        times for sibling in family for times in sibling.published if len(_fitted(times, part)) > 1
     ]
     if len(tables) < 2:
         return None

@@ -178,7 +178,7 @@ def list_devices() -> list[dict[str, str]]:
     """
     ort = Provider().require()
     failures = _load_plug_ins(ort, None)
-    found = [
+    devices = [
         Device(
             provider=device.ep_name,
             kind=_kind(device),
@@ -188,17 +188,17 @@ def list_devices() -> list[dict[str, str]]:
         )
         for device in _listed(ort)
     ]
-    listed = {device.provider for device in found}
-    found += [
+    listed = {device.provider for device in devices}
+    devices += [
         Device(provider=name, kind="", name="", origin="onnxruntime", version=ort.__version__)
         for name in ort.get_available_providers()
         if name not in listed
     ]
-    found += [
+    devices += [
         Device(provider=name, kind="", name=f"not loaded: {error.why}", origin="")
         for name, error in failures.items()
     ]
-    return [asdict(device) for device in found]
+    return [asdict(device) for device in devices]
 
 
 def _load_plug_ins(ort: Any, provider: Provider | None) -> dict[str, LoweringError]:

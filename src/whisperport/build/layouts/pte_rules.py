@@ -32,8 +32,8 @@ class TwoMethods:
     def file(self, files: Files) -> str:
         """Return the file with both methods; empty: there is none, or it is the only file."""
         names = sorted(path.name for path in files.path.glob("*.pte"))
-        both = {self.encode, self.decode}
-        return next((n for n in names if both <= files.read(n, pte_methods).keys()), "")
+        needed = {self.encode, self.decode}
+        return next((n for n in names if needed <= files.read(n, pte_methods).keys()), "")
 
     def methods(self, files: Files) -> "Mapping[str, Method]":
         return files.read(self.file(files), pte_methods)

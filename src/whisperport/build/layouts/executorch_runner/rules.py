@@ -34,8 +34,8 @@ def signatures(files: Files) -> Iterator[tuple[str, str]]:
     else:
         (packed,), inputs = methods[ENCODE].graph.outputs, methods[DECODE].graph.inputs
         if [value.shape for value in inputs] != [(1, 1), packed.shape, (1,)]:
-            given = f"[1, 1], {shape_of(packed)}, [1]"
-            yield file, f"{DECODE} reads {', '.join(map(shape_of, inputs))}; the app gives {given}"
+            right = f"[1, 1], {shape_of(packed)}, [1]"
+            yield file, f"{DECODE} reads {', '.join(map(shape_of, inputs))}; the app gives {right}"
 
 
 @layout_rule("WP787", "Neither the file nor the tokenizer says which token ends a text")

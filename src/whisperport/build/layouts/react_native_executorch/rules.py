@@ -41,8 +41,8 @@ def signatures(files: Files) -> Iterator[tuple[str, str]]:
         (packed,), inputs = methods[ENCODE].graph.outputs, methods[DECODE].graph.inputs
         sizes = [value.shape for value in inputs]
         if sizes != [(1, 1), (1,), packed.shape]:
-            given = f"[1, 1], [1], {shape_of(packed)}"
-            yield file, f"{DECODE} reads {', '.join(map(shape_of, inputs))}; the app gives {given}"
+            right = f"[1, 1], [1], {shape_of(packed)}"
+            yield file, f"{DECODE} reads {', '.join(map(shape_of, inputs))}; the app gives {right}"
 
 
 @layout_rule("WP782", "The file does not say that the waveform has any length")

@@ -26,13 +26,13 @@ Run = Callable[[Sequence[Any]], list[Any]]
 
 def versions() -> dict[str, str]:
     names = ("onnxruntime-qnn", "rknn-toolkit2", "kaldi-native-fbank")
-    found = {}
+    installed = {}
     for name in names:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except ImportError:  # `PackageNotFoundError`: the other vendor's
             continue
-    return found
+    return installed
 
 
 def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
