@@ -30,7 +30,8 @@ def rows() -> list[Row]:
         for model, published in ms_of(times, part).items()
         if model not in times.fitted
         for prediction in predict(target, as_measured(model, times), times.precision)
-        if prediction.part == part
+        if (prediction.part, prediction.software) == (part, times.software)
+        and prediction.interval_s
     ]
 
 

@@ -39,10 +39,10 @@ from whisperport.targets.base import Machine
 from whisperport.targets.compiler import Estimate
 from whisperport.targets.preflight import requires_torch
 
-PROGRAMS: Mapping[Part, str] = {
-    "encoder": "encoder",
-    "token": STEP,
-}  # that decide where a part runs
+PROGRAMS: Mapping[Part, tuple[str, str]] = {  # of each part; a bundle may lack the second
+    "encoder": ("encoder", "cross_kv"),
+    "token": (STEP, "vocab_projection"),
+}
 DECODE = ("prefill_4", "prefill_64", "step", "align")  # decode programs of an export
 MAX_BATCH, MAX_CORES = 4096, 1024
 
@@ -158,8 +158,9 @@ class Plan:
     predicted: tuple[Prediction, ...] = ()
 
     def __bool__(self) -> bool:
-        compared = any(machine.fits for machine in self.machines)
-        return compared or bool(self.predicted or (self.compiled and not self.machines))
+        if self.machines:
+            return any(machine.fits for machine in self.machines)
+        return bool(self.predicted or self.compiled)
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -172,7 +173,7 @@ class Plan:
 
 
 def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> Plan:
-    """Estimate memory and least times of a model on the machines of a target. Nothing is run.
+    """Predict times of a model on a target's machines, or estimate memory and least times. Nothing is run.
 
     Args:
         source: a bundle; a checkpoint, as `load_checkpoint` takes it; or the name of a model of OpenAI,
@@ -192,9 +193,7 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
     names = [options.target] if options.target else _names(placed)
     predicted = _predicted(names, dims, {} if options.target else placed, options)
     target = next((target for target in map(get_target, names) if target.machines), None)
-    if target and not options.target and options.precision not in (None, *_precisions(target)):
-        target = None  # one of those that were not asked for
-    if target:
+    if target and not (predicted and not options.target and not placed):  # it was asked for
         precision = options.precision or target.spec.runs.precisions[0]
         if precision not in _precisions(target):
             raise UsageError(
@@ -333,10 +332,10 @@ def _predicted(
             precision = options.precision or target.spec.runs.precisions[0]
             predicted += predict(target, dims, precision)
             continue
-        for part, program in PROGRAMS.items():
-            entry = placed.get(program)
-            if entry and entry.target == target.spec.name:
-                precision = options.precision or entry.precision
+        for part, programs in PROGRAMS.items():
+            entries = [placed[program] for program in programs if program in placed]
+            if entries and all(entry.target == target.spec.name for entry in entries):
+                precision = options.precision or entries[0].precision
                 predicted += (p for p in predict(target, dims, precision) if p.part == part)
     return tuple(predicted)
 
@@ -383,11 +382,14 @@ def _known() -> list[str]:
 def _unknown(names: Sequence[str], options: PlanOptions) -> UsageError:
     """Return an error: nothing is known of the target, of these options, or of a bundle's targets."""
     which = "the target" if options.target else "the bundle's target"
-    target = get_target(names[0])
-    precisions = dict.fromkeys(times.precision for times in target.published if times.fitted)
+    precisions = dict.fromkeys(
+        times.precision for name in names for times in get_target(name).published if times.fitted
+    )
     if precisions:
         return UsageError(
-            f"there is no estimate for {which} `{names[0]}` with these options",
+            "there is no estimate with these options"
+            if len(names) > 1
+            else f"there is no estimate for the target `{names[0]}` with these options",
             why=f"times were published in {', '.join(precisions)}, for one text on one core",
             hint="choose one of these with `--precision`, without `--batch` and `--tensor-parallel`",
         )

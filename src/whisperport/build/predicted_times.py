@@ -1,7 +1,7 @@
 """Predict the times of a model on a machine from those that were published for models of other sizes.
 
-The work of a part of Whisper follows from the model's sizes, up to one number c, which all machines of a
-vendor have in common:
+The work of a part of Whisper follows from the model's sizes, up to one number c, which is assumed to be the
+same for all machines of a vendor:
 
     encoder   operations + c · attention scores       a softmax is slow on an NPU
     token     bytes of weights + c · bytes of state   rows of a cache take longer than as many weights
@@ -10,14 +10,15 @@ A time is work / speed. c is the one with which the published times of the fitte
 such times, as ratios; each machine has a speed of its own with each version of the software. `build.work`
 counts operations and bytes.
 
-The interval is to hold 80 of 100 times. With the deviation s of the fitted times, a time that follows from
-n of them is within exp(±1.28 s √(1 + 1/n)). Where versions of the software differ, the interval reaches
-from one to the other. Published times that are not fitted test the predictions: see benchmarks/README.md.
+The interval should contain 80% of measured times. With the deviation s of the fitted times, which has a few
+degrees of freedom, a time that follows from n of them is within exp(±t s √(1 + 1/n)), by Student's t. What
+follows from one model alone has no interval: nothing tells how far other sizes are from it. Published times
+that are not fitted test the predictions: see benchmarks/README.md.
 """
 
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ from whisperport.targets import TARGETS, Target
 from whisperport.targets.base import PublishedTimes
 
 PARTS: tuple[Part, Part] = ("encoder", "token")
-DEVIATIONS = NormalDist().inv_cdf(0.9)  # on both sides, between which are 80 of 100 times
+QUANTILE = 0.9  # on both sides: 80% are between
 ROUNDED = 1.001  # sizes that differ in two tokens of the vocabulary are alike
 Floats = NDArray[np.float64]
 CANDIDATES = np.geomspace(1e-2, 1e6, 3201)  # of c; neighbours differ by 0.6%
@@ -53,13 +54,14 @@ class Prediction:
         precision: of the programs.
         part: "encoder": a window in the encoder, with the cross-attention K/V; or "token": one token.
         seconds: the predicted time.
-        interval_s: the times between which it is expected to be, with a probability of 0.8.
+        interval_s: the times that should contain 80% of measured ones; None: one model alone was measured.
         memory_bytes: the part's weights, and a token's self- and cross-attention K/V; no activations.
         published_s: the published time of a model of these sizes; None: there is none.
+        context: rows of the self-attention cache with which a token was measured.
         extrapolated: the model has more work than the largest one with a published time, or less than the
             smallest.
         software: what the published times were measured with.
-        sources: where they were published.
+        source: where they were published.
     """
 
     target: str
@@ -67,12 +69,13 @@ class Prediction:
     precision: str
     part: Part
     seconds: float
-    interval_s: tuple[float, float]
+    interval_s: tuple[float, float] | None
     memory_bytes: int
     published_s: float | None
+    context: int
     extrapolated: bool
-    software: tuple[str, ...]
-    sources: tuple[str, ...]
+    software: str
+    source: str
 
 
 def work(part: Part, dims: Dims, precision: str) -> tuple[float, float]:
@@ -101,61 +104,46 @@ def _state_bytes(precision: str) -> int:
 
 
 def predict(target: Target, dims: Dims, precision: str) -> tuple[Prediction, ...]:
-    """Predict the times of both parts on each machine with published times; empty: there are none.
+    """Predict the times of both parts from each table of published times; empty: there are none.
 
     Args:
         target: its published times, and for c also those of the vendor's other targets.
         dims: sizes of the model.
         precision: of the programs.
     """
-    machines = dict.fromkeys(
-        times.machine for times in target.published if times.precision == precision and times.fitted
+    return tuple(
+        _predict(target, times, dims, part, fit)
+        for times in target.published
+        if times.precision == precision
+        for part in PARTS
+        if _fitted(times, part) and (fit := _fit(target, part))
     )
-    predictions = (
-        _predict(target, machine, dims, precision, part) for machine in machines for part in PARTS
-    )
-    return tuple(prediction for prediction in predictions if prediction)
 
 
 def _predict(
-    target: Target, machine: str, dims: Dims, precision: str, part: Part
-) -> Prediction | None:
-    fit = _fit(target, part)
-    tables = [
-        times
-        for times in target.published
-        if (times.machine, times.precision) == (machine, precision) and _fitted(times, part)
-    ]
-    if fit is None or not tables:
-        return None
-    c, deviation = fit
-    own = math.log(_amount(part, dims, precision, c))
-    logs, spreads, published, amounts = [], [], [], []
-    for times in tables:
-        n = len(_fitted(times, part))
-        logs.append(own + float(_log_ratios(times, part, c).mean()))
-        spreads.append(DEVIATIONS * deviation * math.sqrt(1 + 1 / n))
-        alike_context = replace(dims, n_text_ctx=times.context)
-        for model, milliseconds in ms_of(times, part).items():
-            amounts.append(_amount(part, as_measured(model, times), precision, c))
-            if _alike(alike_context, as_measured(model, times)):
-                published.append(milliseconds / 1e3)
-    size = _amount(part, alike_context, precision, c)
+    target: Target, times: PublishedTimes, dims: Dims, part: Part, fit: "Fit"
+) -> Prediction:
+    n, precision = len(_fitted(times, part)), times.precision
+    speed = float(_log_ratios(times, part, fit.c).mean())
+    seconds = math.exp(speed) * _amount(part, dims, precision, fit.c)
+    spread = math.exp(student_t(QUANTILE, fit.freedom) * fit.deviation * math.sqrt(1 + 1 / n))
+    with_context = replace(dims, n_text_ctx=times.context)
+    measured = {as_measured(model, times): ms / 1e3 for model, ms in ms_of(times, part).items()}
+    amounts = [_amount(part, sizes, precision, fit.c) for sizes in measured]
+    own = _amount(part, with_context, precision, fit.c)
     return Prediction(
         target=target.spec.name,
-        machine=machine,
+        machine=times.machine,
         precision=precision,
         part=part,
-        seconds=math.exp(fmean(logs)),
-        interval_s=(
-            math.exp(min(log - spread for log, spread in zip(logs, spreads, strict=True))),
-            math.exp(max(log + spread for log, spread in zip(logs, spreads, strict=True))),
-        ),
+        seconds=seconds,
+        interval_s=(seconds / spread, seconds * spread) if n > 1 else None,
         memory_bytes=memory_of(part, dims, precision),
-        published_s=published[-1] if published else None,
-        extrapolated=not min(amounts) / ROUNDED <= size <= max(amounts) * ROUNDED,
-        software=tuple(times.software for times in tables),
-        sources=tuple(times.source for times in tables),
+        published_s=next((s for sizes, s in measured.items() if _alike(with_context, sizes)), None),
+        context=times.context,
+        extrapolated=not min(amounts) / ROUNDED <= own <= max(amounts) * ROUNDED,
+        software=times.software,
+        source=times.source,
     )
 
 
@@ -198,8 +186,23 @@ def _log_ratios(times: PublishedTimes, part: Part, c: float | Floats) -> Floats:
     return np.stack(rows)
 
 
-def _fit(target: Target, part: Part) -> tuple[float, float] | None:
-    """Return c and the deviation of the fitted times; None: no two machines have two fitted times."""
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the published times of a vendor's machines have in common.
+
+    Attributes:
+        c: see above.
+        deviation: of the logarithms of the fitted times.
+        freedom: degrees of freedom of the deviation: those of the times, less one for c and for each speed.
+    """
+
+    c: float
+    deviation: float
+    freedom: int
+
+
+def _fit(target: Target, part: Part) -> Fit | None:
+    """Return what a part's times have in common; None: no two tables have two fitted times."""
     family = [sibling for sibling in TARGETS if type(sibling) is type(target)] or [target]
     tables = [
         times for sibling in family for times in sibling.published if len(_fitted(times, part)) > 1
@@ -212,4 +215,18 @@ def _fit(target: Target, part: Part) -> tuple[float, float] | None:
         squares += ((logs - logs.mean(0)) ** 2).sum(0)
         freedom += len(logs) - 1  # one for the speed
     best = int(squares.argmin())
-    return float(CANDIDATES[best]), math.sqrt(squares[best] / freedom)
+    return Fit(float(CANDIDATES[best]), math.sqrt(squares[best] / freedom), freedom)
+
+
+def student_t(probability: float, freedom: int) -> float:
+    """Return a quantile of Student's t, by the first terms of its expansion around the normal distribution.
+
+    Source: Abramowitz and Stegun, 26.7.5. With 5 degrees of freedom or more, 0.9 is right to three digits.
+    """
+    z = NormalDist().inv_cdf(probability)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )

@@ -23,7 +23,7 @@ from whisperport.build.plan import (
 from whisperport.build.predicted_times import Prediction
 
 PREDICTED_HEADINGS = (
-    *("target", "machine", "precision", "part"),
+    *("target", "machine", "programs", "part"),
     *("predicted", "interval", "published", "memory"),
 )
 HEADINGS = ("machine", "models", "weights", "state", "memory", "largest batch", "encoder", "token")
@@ -43,9 +43,9 @@ def plan(
     """Estimate times and memory of a model on a target's machines. Nothing is run.
 
     SOURCE is a bundle or a checkpoint. On machines for which times of other models were published, the
-    times of this one are predicted, with an interval that should hold 80 of 100 times. On others, the
-    vendor's peak speeds give the least times, and real times are longer. The exit status is 1 if the
-    model fits no machine.
+    times of this one are predicted, with an interval that should contain 80% of measured times. On AWS's
+    machines, the peak speeds give the least times, and real times are longer; without --target, they are
+    listed for a bundle that runs there. The exit status is 1 if the model fits none of them.
 
     Some vendors' compilers estimate the programs that they compile. For a bundle with such programs, and
     without options, these estimates are listed.
@@ -71,7 +71,10 @@ def _print(planned: Plan) -> None:
         return
     if planned.predicted:
         _print_predicted(planned)
+    if not planned.machines:
         return
+    if planned.predicted:
+        print_lines("")
     cores = planned.tensor_parallel
     print_lines(
         f"{planned.target}, {planned.precision}, batch {planned.batch}, {cores} core"
@@ -89,35 +92,37 @@ def _print_predicted(planned: Plan) -> None:
     print_lines("predicted from published times of other models; nothing was run", "")
     print_table(PREDICTED_HEADINGS, [_predicted_row(prediction) for prediction in predicted])
     print_lines("")
-    software = dict.fromkeys(name for prediction in predicted for name in prediction.software)
-    sources = dict.fromkeys(name for prediction in predicted for name in prediction.sources)
+    sources = dict.fromkeys(prediction.source for prediction in predicted)
+    contexts = dict.fromkeys(str(prediction.context) for prediction in predicted)
     notes = [
         "encoder: one window, with the cross-attention K/V. token: one token of one text. interval: should "
-        "hold 80 of 100 times. published: of a model of these sizes, if there is one. memory: weights and "
-        "state of this part; activations are not known.",
-        f"Measured by others with {', '.join(software)}; published in {', '.join(sources)}.",
+        "contain 80% of measured times. published: of a model of these sizes, if there is one; its token "
+        f"was measured with a cache of {', '.join(contexts)} rows. memory: weights and state of this part; "
+        "activations are not known.",
+        f"Measured by others: {', '.join(sources)}.",
     ]
+    if any(prediction.interval_s is None for prediction in predicted):
+        notes.append(
+            "No interval: one model alone was published, so other sizes were not compared."
+        )
     if any(prediction.extrapolated for prediction in predicted):
         notes.append(
             "*: the model has more work than the largest one with a published time, or less than the "
             "smallest; the interval is not tested there."
         )
-    if planned.machines:
-        notes.append(f"Least times on other machines: `--target {planned.target}`.")
     for note in notes:
         print_lines(*textwrap.wrap(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _predicted_row(prediction: Prediction) -> tuple[str, ...]:
-    low, high = prediction.interval_s
-    published = prediction.published_s
+    interval, published = prediction.interval_s, prediction.published_s
     return (
         prediction.target,
         prediction.machine,
-        prediction.precision,
+        f"{prediction.precision}, {prediction.software}",
         prediction.part,
         f"{_ms(prediction.seconds)} ms{'*' if prediction.extrapolated else ''}",
-        f"{_ms(low)} to {_ms(high)}",
+        f"{_ms(interval[0])} to {_ms(interval[1])}" if interval else "-",
         f"{_ms(published)} ms" if published else "-",
         f"{prediction.memory_bytes / 1e6:,.0f} MB",
     )

@@ -138,9 +138,11 @@ def _name_dequantized_outputs(path: Path) -> None:
     ai-edge-quantizer 0.10.0 appends a DEQUANTIZE to an output that has another use in the graph, and leaves
     the name with the integers before it, which are no output: LiteRT has no memory of them after a run.
     """
+    from ai_edge_litert.schema_py_generated import BuiltinOperator
     from ai_edge_litert.tools import flatbuffer_utils
 
     model = flatbuffer_utils.read_model(str(path))
+    codes = [code.builtinCode for code in model.operatorCodes]
     moved = 0
     for signature in model.signatureDefs or ():
         graph = model.subgraphs[signature.subgraphIndex]
@@ -148,11 +150,13 @@ def _name_dequantized_outputs(path: Path) -> None:
         after = {
             int(operator.inputs[0]): int(operator.outputs[0])
             for operator in graph.operators
-            if len(operator.inputs) == 1 and int(operator.outputs[0]) in outputs
+            if codes[operator.opcodeIndex] == BuiltinOperator.DEQUANTIZE
+            and int(operator.outputs[0]) in outputs  # it may be dequantized for other uses, too
         }
         for output in signature.outputs:
-            if int(output.tensorIndex) not in outputs:
-                output.tensorIndex = after.get(int(output.tensorIndex), output.tensorIndex)
+            index = int(output.tensorIndex)
+            if index not in outputs and index in after:
+                output.tensorIndex = after[index]
                 moved += 1
     if moved:
         flatbuffer_utils.write_model(model, str(path))

@@ -29,7 +29,7 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
     program = Runtime.get().load_program(folder / "model.pte")
     encode, decode = (program.load_method(name) for name in ("encoder", "text_decoder"))
     tokenizer: Any = CppHFTokenizer()
-    tokenizer.load(str(folder / "tokenizer.json"))
+    tokenizer.load(str(folder))  # with tokenizer_config.json, as the app does
     ends = {tokenizer.eos_tok()}
     if "get_eos_ids" in program.method_names:
         ends = set(program.load_method("get_eos_ids").execute([]))

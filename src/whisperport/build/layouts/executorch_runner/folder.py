@@ -42,7 +42,7 @@ def write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     """Write model.pte, tokenizer.json and tokenizer_config.json.
 
     The app gives `text_decoder` a token, what `encoder` returned, and the token's position. The cache has
-    room for all positions of the checkpoint, since the app may ask for any number of tokens.
+    room for all positions of the checkpoint, since the app may ask for more tokens than by default.
 
     Args:
         checkpoint: its weights are copied.

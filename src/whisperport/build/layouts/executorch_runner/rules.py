@@ -56,9 +56,9 @@ def end(files: Files) -> Iterator[tuple[str, str]]:
     is_warning=True,
 )
 def projections(files: Files) -> Iterator[tuple[str, str]]:
-    """`decode` projects all positions of the audio for every token: the largest part of its work.
+    """The decoder projects all positions of the audio for every token: the largest part of its work.
 
-    What to do: `whisperport convert CHECKPOINT --for executorch-runner`.
+    What to do: `whisperport convert CHECKPOINT --for APP`.
     """
     yield from METHODS.projecting(files, -2)
 

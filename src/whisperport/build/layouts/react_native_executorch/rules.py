@@ -87,9 +87,9 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     is_warning=True,
 )
 def projections(files: Files) -> Iterator[tuple[str, str]]:
-    """`decode` projects all positions of the audio for every token: the largest part of its work.
+    """The decoder projects all positions of the audio for every token: the largest part of its work.
 
-    What to do: `whisperport convert CHECKPOINT --for react-native-executorch`.
+    What to do: `whisperport convert CHECKPOINT --for APP`.
     """
     yield from METHODS.projecting(files, -1)
 

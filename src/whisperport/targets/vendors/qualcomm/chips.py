@@ -141,7 +141,7 @@ CHIPS = (
 
 # Where Qualcomm measured: "proxy" is its own word for another chip of the same generation.
 MEASURED_ON = {
-    "qcm6490": "QCS6490 (RB3 Gen 2)",
+    "qcm6490": "RB3 Gen 2",
     "sm8450": "QCS8450 (proxy)",
     "sm8550": "QCS8550 (proxy)",
     "sm8650": "Galaxy S24",
@@ -201,18 +201,6 @@ def published_times(chip: str) -> tuple[PublishedTimes, ...]:
             encoder_ms, token_ms = times[chip]
             small = {"small": encoder_ms}, {"small": token_ms}
             tables.append(_times(chip, W8A16, software, *small, fitted=("small",)))
-    if chip == "sm8750":
-        tables.append(
-            PublishedTimes(
-                machine="SM8750",
-                precision=W8A16,
-                software="ExecuTorch, whose step projects the audio",
-                source="pytorch/executorch#12102",
-                encoder_ms={"tiny": 37},
-                token_ms={"tiny": 4},
-                context=1024,
-            )
-        )
     return tuple(tables)
 
 
