@@ -196,7 +196,7 @@ class UsedTwice(nn.Module):
         return key, torch.matmul(self.query(x), torch.cat([cache, key], 2))
 
 
-def test_an_output_that_is_dequantized_is_the_one_with_the_name(tmp_path: Path) -> None:
+def test_the_names_of_outputs_are_those_of_the_graph(tmp_path: Path) -> None:
     # given a program in 8 bits but for one multiplication
     program = trace(
         "step", UsedTwice(), (torch.zeros(1, 4, 8), torch.zeros(1, 8, 6)), ["key", "scores"]

@@ -129,20 +129,22 @@ def quantize(
     )
     quantization.quantize(ranges).export_model(str(out), overwrite=True)
     if ranges is not None:
-        _name_dequantized_outputs(out)
+        _name_outputs(out)
 
 
-def _name_dequantized_outputs(path: Path) -> None:
+def _name_outputs(path: Path) -> None:
     """Let each signature name the outputs of its graph.
 
-    ai-edge-quantizer 0.10.0 appends a DEQUANTIZE to an output that has another use in the graph, and leaves
-    the name with the integers before it, which are no output: LiteRT has no memory of them after a run.
+    ai-edge-quantizer 0.10.0 appends a QUANTIZE or a DEQUANTIZE to an output that has another use in the
+    graph, and leaves the name with the integers before it, which are no output: LiteRT has no memory of them
+    after a run.
     """
     from ai_edge_litert.schema_py_generated import BuiltinOperator
     from ai_edge_litert.tools import flatbuffer_utils
 
     model = flatbuffer_utils.read_model(str(path))
     codes = [code.builtinCode for code in model.operatorCodes]
+    appended = (BuiltinOperator.QUANTIZE, BuiltinOperator.DEQUANTIZE)
     moved = 0
     for signature in model.signatureDefs or ():
         graph = model.subgraphs[signature.subgraphIndex]
@@ -150,8 +152,8 @@ def _name_dequantized_outputs(path: Path) -> None:
         after = {
             int(operator.inputs[0]): int(operator.outputs[0])
             for operator in graph.operators
-            if codes[operator.opcodeIndex] == BuiltinOperator.DEQUANTIZE
-            and int(operator.outputs[0]) in outputs  # it may be dequantized for other uses, too
+            if codes[operator.opcodeIndex] in appended
+            and int(operator.outputs[0]) in outputs  # other uses have some of their own
         }
         for output in signature.outputs:
             index = int(output.tensorIndex)
