@@ -136,8 +136,8 @@ def _name_outputs(path: Path) -> None:
     """Let each signature name the outputs of its graph.
 
     ai-edge-quantizer 0.10.0 appends a QUANTIZE or a DEQUANTIZE to an output that has another use in the
-    graph, and leaves the name with the integers before it, which are no output: LiteRT has no memory of them
-    after a run.
+    graph, and leaves the name with the integers before it, which are no output: LiteRT has no memory of
+    them after a run.
     """
     from ai_edge_litert.schema_py_generated import BuiltinOperator
     from ai_edge_litert.tools import flatbuffer_utils
