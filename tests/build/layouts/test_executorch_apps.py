@@ -451,3 +451,21 @@ def test_what_the_runner_cannot_load_is_named(
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
         files = Files(tmp_path)
         assert code not in {p.code for rule in runner_rules.RULES for p in rule.problems(files)}
+
+
+def test_features_of_bfloat16_are_right_for_the_runner(tmp_path: Path) -> None:
+    # given methods that read and return bfloat16, to which the app converts its features
+    half = torch.bfloat16
+    inputs = (
+        torch.zeros(1, 1, dtype=torch.int64),
+        torch.zeros(1, 10, 8, dtype=half),
+        torch.zeros(1, dtype=torch.int64),
+    )
+    mel = torch.zeros(1, 10, 8, dtype=half)
+    programs = {
+        runner.ENCODE: trace(runner.ENCODE, Doubled(), (mel,)),
+        runner.DECODE: trace(runner.DECODE, ForRunner(8).to(half), inputs),
+    }
+    lower_to_pte(programs, tmp_path / "model.pte", {runner.END: 1})
+    # then no method is called wrong
+    assert [*runner_rules.signatures.problems(Files(tmp_path))] == []

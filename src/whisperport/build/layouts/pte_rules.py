@@ -97,16 +97,30 @@ class TwoMethods:
         return ["w8" if "int8" in types else "fp32"]
 
 
-def other_signature(method: "Method", inputs: Sequence[tuple[str, int]], rank: int) -> str:
-    """Return how a method differs from the types and the numbers of axes that are right; empty: it fits."""
+def other_signature(
+    method: "Method",
+    inputs: Sequence[tuple[str, int]],
+    rank: int,
+    *,
+    floats: Sequence[str] = ("float32",),
+) -> str:
+    """Return how a method differs from the types and the numbers of axes that are right; empty: it fits.
+
+    Args:
+        method: of the file.
+        inputs: type and number of axes of each input.
+        rank: number of axes of the only output, a float32.
+        floats: types that the app takes in place of float32.
+    """
     stated = [(v.dtype, len(v.shape or ())) if v else ("no tensor", 0) for v in method.inputs]
-    if stated != [*inputs]:
+    taken = [("float32" if dtype in floats else dtype, n) for dtype, n in stated]
+    if taken != [*inputs]:
         right = ", ".join(f"{dtype} of {n} axes" for dtype, n in inputs)
         return (
             f"its inputs are {', '.join(f'{d} of {n} axes' for d, n in stated)[:200]}; not {right}"
         )
     outputs = method.graph.outputs
-    if len(outputs) != 1 or len(outputs[0].shape or ()) != rank or outputs[0].dtype != "float32":
+    if len(outputs) != 1 or len(outputs[0].shape or ()) != rank or outputs[0].dtype not in floats:
         returned = ", ".join(map(shape_of, outputs))[:200]
         return f"it returns {returned}; not one float32 tensor of {rank} axes"
     return ""

@@ -13,6 +13,7 @@ from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import layout_rule
 
 METHODS = TwoMethods(ENCODE, DECODE)
+FLOATS = ("float32", "bfloat16")  # the app converts its features to what `encoder` reads
 
 
 @layout_rule(
@@ -25,10 +26,10 @@ def signatures(files: Files) -> Iterator[tuple[str, str]]:
     What to do: `whisperport convert CHECKPOINT --for executorch-runner`.
     """
     file, methods = METHODS.file(files), METHODS.methods(files)
-    if reason := other_signature(methods[ENCODE], [("float32", 3)], 3):
+    if reason := other_signature(methods[ENCODE], [("float32", 3)], 3, floats=FLOATS):
         yield file, f"{ENCODE}: {reason}"
     elif reason := other_signature(
-        methods[DECODE], [("int64", 2), ("float32", 3), ("int64", 1)], 3
+        methods[DECODE], [("int64", 2), ("float32", 3), ("int64", 1)], 3, floats=FLOATS
     ):
         yield file, f"{DECODE}: {reason}"
     else:
