@@ -30,6 +30,7 @@ from tests.extent import EVERYTHING, core_or_all
 from tests.micro import whisper_dims
 from torch import Tensor, nn
 
+from whisperport.build.layouts.executorch_runner import client as runner_client
 from whisperport.build.layouts.executorch_runner import folder as runner
 from whisperport.build.layouts.executorch_runner import rules as runner_rules
 from whisperport.build.layouts.react_native_executorch.folder import (
@@ -393,6 +394,8 @@ def test_what_the_runner_cannot_run_is_rejected(checkpoint: Any) -> None:
     short = replace(right, dims=replace(right.dims, n_text_ctx=64))
     assert "its decoder has 64 positions; the app decodes 128" in runner.unsupported(short, "fp32")
     assert runner.unsupported(right, "fp32") == ""
+    # and the app's loop, which runs without whisperport, has the same numbers
+    assert (runner_client.START, runner_client.MAX_NEW_TOKENS) == (runner.START, runner.MOST_TOKENS)
 
 
 class ForRunner(Projecting):

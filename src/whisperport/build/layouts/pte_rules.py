@@ -1,20 +1,22 @@
 """What the apps of ExecuTorch have in common: two methods in one .pte file, and what is wrong with them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.checkpoint_rules import Setting
 from whisperport.build.layouts.huggingface_rules import settings
 from whisperport.build.layouts.reading import Files, Reader, pte_methods
+from whisperport.build.layouts.rules import LayoutRule, layout_rule
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
-    from whisperport.model.inspection.graph import Value
+    from whisperport.model.inspection.graph import Shape
     from whisperport.model.inspection.read_pte import Method
 
 
-INPUTS = 3  # of `decode`: the token, its position, and what `encode` returned
+Form = tuple[str, int]  # type and number of axes
+TOKEN, POSITION, AUDIO = ("int64", 2), ("int64", 1), ("float32", 3)  # what `decode` reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,16 @@ class TwoMethods:
     Attributes:
         encode: name of the method that encodes audio.
         decode: name of the method that decodes one token, and returns the logits last.
+        encoded: type and number of axes of what `encode` reads.
+        inputs: what `decode` reads, in the order in which the app gives it.
+        floats: types that the app takes in place of float32.
     """
 
     encode: str
     decode: str
+    encoded: "Form"
+    inputs: "tuple[Form, Form, Form]"
+    floats: tuple[str, ...] = ("float32",)
 
     def file(self, files: Files) -> str:
         """Return the file with both methods; empty: there is none, or it is the only file."""
@@ -46,23 +54,58 @@ class TwoMethods:
         ]
         return sizes[-1] if sizes else 0
 
-    def projecting(self, files: Files, index: int) -> Iterator[tuple[str, str]]:
-        """Yield the file if its decoder projects the audio, which is this one of its inputs."""
-        graph = self.methods(files)[self.decode].graph
-        audio = graph.inputs[index].shape or () if len(graph.inputs) > abs(index) else ()
-        if len(audio) != 3:
+    def wrong_signatures(self, files: Files) -> Iterator[tuple[str, str]]:
+        """Yield the file if a method has other inputs than the app gives, or another output."""
+        file, methods = self.file(files), self.methods(files)
+        encode, decode = methods[self.encode], methods[self.decode]
+        if reason := self._other(encode, (self.encoded,)):
+            yield file, f"{self.encode}: {reason}"
+        elif reason := self._other(decode, self.inputs):
+            yield file, f"{self.decode}: {reason}"
+        else:
+            sizes = {TOKEN: (1, 1), POSITION: (1,), AUDIO: encode.graph.outputs[0].shape}
+            given = [sizes[form] for form in self.inputs]
+            stated = [value.shape for value in decode.graph.inputs]
+            if stated != given:
+                yield (
+                    file,
+                    f"{self.decode} reads {_shown(stated)}; the app gives {_shown(given)}",
+                )
+
+    def projecting(self, files: Files) -> Iterator[tuple[str, str]]:
+        """Yield the file if its decoder projects the audio for each token."""
+        inputs, index = self.methods(files)[self.decode].graph.inputs, self.inputs.index(AUDIO)
+        audio = inputs[index].shape or () if len(inputs) == len(self.inputs) else ()
+        if len(audio) != AUDIO[1]:
             return
         count = sum(
             node.op == "linear"
             and bool(node.tensors)
             and audio[1] in (node.output.shape or ())[-2:-1]
-            for node in graph.nodes
+            for node in self.methods(files)[self.decode].graph.nodes
         )
         if count:
             yield (
                 self.file(files),
                 f"{count} linear layers of {self.decode} read all {audio[1]} positions",
             )
+
+    def projections(self) -> LayoutRule:
+        """Return the rule about decoders that project the audio for each token."""
+
+        @layout_rule(
+            "WP784",
+            "Each token projects the audio to keys and values of the cross-attention",
+            is_warning=True,
+        )
+        def projections(files: Files) -> Iterator[tuple[str, str]]:
+            """The decoder projects all of the audio for every token: the largest part of its work.
+
+            What to do: `whisperport convert CHECKPOINT --for APP`.
+            """
+            yield from self.projecting(files)
+
+        return projections
 
     def settings(self, files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         """Yield what the files state, beside what the checkpoint has."""
@@ -89,42 +132,30 @@ class TwoMethods:
         if not {self.encode, self.decode} <= methods.keys():
             return False
         complete = files.path.is_dir() and files.has("tokenizer.json")
-        return complete or len(methods[self.decode].inputs) == INPUTS
+        return complete or len(methods[self.decode].inputs) == len(self.inputs)
 
     def _precisions(self, files: Files) -> list[str]:
         nodes = [node for method in self.methods(files).values() for node in method.graph.nodes]
         types = {value.dtype for node in nodes for value in node.tensors if value.constant}
         return ["w8" if "int8" in types else "fp32"]
 
-
-def other_signature(
-    method: "Method",
-    inputs: Sequence[tuple[str, int]],
-    rank: int,
-    *,
-    floats: Sequence[str] = ("float32",),
-) -> str:
-    """Return how a method differs from the types and the numbers of axes that are right; empty: it fits.
-
-    Args:
-        method: of the file.
-        inputs: type and number of axes of each input.
-        rank: number of axes of the only output, a float32.
-        floats: types that the app takes in place of float32.
-    """
-    stated = [(v.dtype, len(v.shape or ())) if v else ("no tensor", 0) for v in method.inputs]
-    taken = [("float32" if dtype in floats else dtype, n) for dtype, n in stated]
-    if taken != [*inputs]:
-        right = ", ".join(f"{dtype} of {n} axes" for dtype, n in inputs)
-        return (
-            f"its inputs are {', '.join(f'{d} of {n} axes' for d, n in stated)[:200]}; not {right}"
-        )
-    outputs = method.graph.outputs
-    if len(outputs) != 1 or len(outputs[0].shape or ()) != rank or outputs[0].dtype not in floats:
-        returned = ", ".join(map(shape_of, outputs))[:200]
-        return f"it returns {returned}; not one float32 tensor of {rank} axes"
-    return ""
+    def _other(self, method: "Method", inputs: Sequence[Form]) -> str:
+        """Return how a method differs from the forms of its inputs, and of one output; empty: it fits."""
+        forms = [(v.dtype, len(v.shape or ())) if v else ("no tensor", 0) for v in method.inputs]
+        taken = [("float32" if dtype in self.floats else dtype, n) for dtype, n in forms]
+        if taken != [*inputs]:
+            return f"its inputs are {_named(forms)[:200]}; not {_named(inputs)}"
+        outputs = method.graph.outputs
+        fits = len(outputs) == 1 and outputs[0].dtype in self.floats
+        if not fits or len(outputs[0].shape or ()) != AUDIO[1]:
+            returned = _shown([value.shape for value in outputs])[:200]
+            return f"it returns {returned}; not one float32 tensor of {AUDIO[1]} axes"
+        return ""
 
 
-def shape_of(value: "Value") -> str:
-    return f"[{', '.join(map(str, value.shape or ()))}]"
+def _named(forms: Sequence[Form]) -> str:
+    return ", ".join(f"{dtype} of {n} axes" for dtype, n in forms)
+
+
+def _shown(shapes: "Iterable[Shape | None]") -> str:
+    return ", ".join(f"[{', '.join(map(str, shape or ()))}]" for shape in shapes)

@@ -201,13 +201,11 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
     words: list[TimedText] = []
     n_frames, seek = len(clip.samples) // HOP_LENGTH, 0
     mel = spectrogram(clip.samples, engine.dims.n_mels, engine.dims.n_frames, profile.padding)
+    if not profile.prompts and n_frames:
+        tokens, seek = _unprompted(decoder, mel[:, : engine.dims.n_frames], max(1, limit)), n_frames
     while seek < n_frames:
         window = mel[:, seek : seek + engine.dims.n_frames]
-        features = engine.encode(window)
-        if not profile.prompts:
-            tokens = _unprompted(decoder, features, max(1, limit))
-            break
-        decoded = decode_window(decoder, features, options)
+        decoded = decode_window(decoder, engine.encode(window), options)
         size = min(engine.dims.n_frames, n_frames - seek)
         tokens += decoded.tokens
         if not decoded.tokens:
@@ -229,10 +227,10 @@ def _emitted(engine: Engine, tokenizer: Tokenizer, profile: DecodingProfile, cli
     return Emitted(tuple(tokens), text, tuple(segments), begin, tuple(words))
 
 
-def _unprompted(decoder: Decoder, features: Floats, most: int) -> list[int]:
+def _unprompted(decoder: Decoder, window: Floats, most: int) -> list[int]:
     """Return the tokens with the highest logits after the start token, until the end of the text."""
     generation = decoder.engine.generation
-    decoder.start_window(features)
+    decoder.start_window(decoder.engine.encode(window))
     logits, _ = decoder.prefill([generation.start_of_transcript])
     tokens = [int(logits.argmax())]
     while tokens[-1] != generation.end_of_text and len(tokens) < most:

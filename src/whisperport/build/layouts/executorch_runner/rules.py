@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from whisperport.build.layouts.checkpoint_rules import checkpoint_rules
 from whisperport.build.layouts.executorch_runner.folder import DECODE, ENCODE, END, SETTINGS
-from whisperport.build.layouts.pte_rules import TwoMethods, other_signature, shape_of
+from whisperport.build.layouts.pte_rules import AUDIO, POSITION, TOKEN, TwoMethods
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import layout_rule
 
-METHODS = TwoMethods(ENCODE, DECODE)
 FLOATS = ("float32", "bfloat16")  # the app converts its features to what `encoder` reads
+METHODS = TwoMethods(ENCODE, DECODE, ("float32", 3), (TOKEN, AUDIO, POSITION), FLOATS)
 
 
 @layout_rule(
@@ -25,18 +25,7 @@ def signatures(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: `whisperport convert CHECKPOINT --for executorch-runner`.
     """
-    file, methods = METHODS.file(files), METHODS.methods(files)
-    if reason := other_signature(methods[ENCODE], [("float32", 3)], 3, floats=FLOATS):
-        yield file, f"{ENCODE}: {reason}"
-    elif reason := other_signature(
-        methods[DECODE], [("int64", 2), ("float32", 3), ("int64", 1)], 3, floats=FLOATS
-    ):
-        yield file, f"{DECODE}: {reason}"
-    else:
-        (packed,), inputs = methods[ENCODE].graph.outputs, methods[DECODE].graph.inputs
-        if [value.shape for value in inputs] != [(1, 1), packed.shape, (1,)]:
-            right = f"[1, 1], {shape_of(packed)}, [1]"
-            yield file, f"{DECODE} reads {', '.join(map(shape_of, inputs))}; the app gives {right}"
+    yield from METHODS.wrong_signatures(files)
 
 
 @layout_rule("WP787", "Neither the file nor the tokenizer says which token ends a text")
@@ -51,18 +40,5 @@ def end(files: Files) -> Iterator[tuple[str, str]]:
         yield METHODS.file(files), f"there is no method {END}, and no eos_token in {SETTINGS}"
 
 
-@layout_rule(
-    "WP784",
-    "Each token projects the audio to keys and values of the cross-attention",
-    is_warning=True,
-)
-def projections(files: Files) -> Iterator[tuple[str, str]]:
-    """The decoder projects all positions of the audio for every token: the largest part of its work.
-
-    What to do: `whisperport convert CHECKPOINT --for APP`.
-    """
-    yield from METHODS.projecting(files, -2)
-
-
-RULES = (signatures, end, projections, *checkpoint_rules(METHODS.settings))
+RULES = (signatures, end, METHODS.projections(), *checkpoint_rules(METHODS.settings))
 READER = METHODS.reader()

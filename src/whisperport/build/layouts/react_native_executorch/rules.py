@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from whisperport.build.layouts.checkpoint_rules import checkpoint_rules
 from whisperport.build.layouts.huggingface_rules import stored_ids
-from whisperport.build.layouts.pte_rules import TwoMethods, other_signature, shape_of
+from whisperport.build.layouts.pte_rules import AUDIO, POSITION, TOKEN, TwoMethods
 from whisperport.build.layouts.react_native_executorch.folder import (
     DECODE,
     ENCODE,
@@ -19,7 +19,7 @@ from whisperport.build.layouts.react_native_executorch.folder import (
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import layout_rule
 
-METHODS = TwoMethods(ENCODE, DECODE)
+METHODS = TwoMethods(ENCODE, DECODE, ("float32", 1), (TOKEN, POSITION, AUDIO))
 
 
 @layout_rule(
@@ -30,19 +30,7 @@ def signatures(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: `whisperport convert CHECKPOINT --for react-native-executorch`.
     """
-    file, methods = METHODS.file(files), METHODS.methods(files)
-    if reason := other_signature(methods[ENCODE], [("float32", 1)], 3):
-        yield file, f"{ENCODE}: {reason}"
-    elif reason := other_signature(
-        methods[DECODE], [("int64", 2), ("int64", 1), ("float32", 3)], 3
-    ):
-        yield file, f"{DECODE}: {reason}"
-    else:
-        (packed,), inputs = methods[ENCODE].graph.outputs, methods[DECODE].graph.inputs
-        sizes = [value.shape for value in inputs]
-        if sizes != [(1, 1), (1,), packed.shape]:
-            right = f"[1, 1], [1], {shape_of(packed)}"
-            yield file, f"{DECODE} reads {', '.join(map(shape_of, inputs))}; the app gives {right}"
+    yield from METHODS.wrong_signatures(files)
 
 
 @layout_rule("WP782", "The file does not say that the waveform has any length")
@@ -81,18 +69,5 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
         yield TOKENIZER, f"{n_tokens} tokens; {METHODS.file(files)} returns {n_logits} logits"
 
 
-@layout_rule(
-    "WP784",
-    "Each token projects the audio to keys and values of the cross-attention",
-    is_warning=True,
-)
-def projections(files: Files) -> Iterator[tuple[str, str]]:
-    """The decoder projects all positions of the audio for every token: the largest part of its work.
-
-    What to do: `whisperport convert CHECKPOINT --for APP`.
-    """
-    yield from METHODS.projecting(files, -1)
-
-
-RULES = (signatures, schema, vocabulary, projections, *checkpoint_rules(METHODS.settings))
+RULES = (signatures, schema, vocabulary, METHODS.projections(), *checkpoint_rules(METHODS.settings))
 READER = METHODS.reader()
