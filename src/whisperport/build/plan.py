@@ -60,7 +60,7 @@ class PlanOptions:
         Option(
             "Target whose machines are listed",
             metavar="NAME",
-            default="those of the bundle; of a checkpoint, all whose machines are known",
+            default="those of the bundle; of a checkpoint, all with published times",
         ),
     ] = None
     precision: Annotated[
@@ -193,7 +193,7 @@ def plan(source: str | os.PathLike[str], options: PlanOptions | None = None) -> 
     names = [options.target] if options.target else _names(placed)
     predicted = _predicted(names, dims, {} if options.target else placed, options)
     target = next((target for target in map(get_target, names) if target.machines), None)
-    if target and not (predicted and not options.target and not placed):  # it was asked for
+    if target and (options.target or placed or not predicted):
         precision = options.precision or target.spec.runs.precisions[0]
         if precision not in _precisions(target):
             raise UsageError(

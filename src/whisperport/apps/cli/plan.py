@@ -43,9 +43,11 @@ def plan(
     """Estimate times and memory of a model on a target's machines. Nothing is run.
 
     SOURCE is a bundle or a checkpoint. On machines for which times of other models were published, the
-    times of this one are predicted, with an interval that should contain 80% of measured times. On AWS's
-    machines, the peak speeds give the least times, and real times are longer; without --target, they are
-    listed for a bundle that runs there. The exit status is 1 if the model fits none of them.
+    times of this model are predicted, with an interval that should contain 80% of measured times.
+
+    On machines whose memory and peak speeds are published, the least times of this model are estimated.
+    Real times are longer. These machines are listed with --target, or for a bundle that runs there. The
+    exit status is 1 if the model fits the memory of no such machine.
 
     Some vendors' compilers estimate the programs that they compile. For a bundle with such programs, and
     without options, these estimates are listed.
