@@ -237,7 +237,7 @@ def measured(machine: str, ms_per_work: float, c: float, **options: Any) -> Publ
         source="here",
         encoder_ms=times["encoder"],
         token_ms=times["token"],
-        **{"fitted": fitted, "software": "1", **options},
+        **{"fitted": fitted, "software": "1", "context": 448, **options},
     )
 
 

@@ -111,12 +111,13 @@ def predict(target: Target, dims: Dims, precision: str) -> tuple[Prediction, ...
         dims: sizes of the model.
         precision: of the programs.
     """
+    fits = {part: _fit(target, part) for part in PARTS} if target.published else {}
     return tuple(
         _predict(target, times, dims, part, fit)
         for times in target.published
         if times.precision == precision
-        for part in PARTS
-        if _fitted(times, part) and (fit := _fit(target, part))
+        for part, fit in fits.items()
+        if fit and _fitted(times, part)
     )
 
 
@@ -161,7 +162,7 @@ def as_measured(model: str, times: PublishedTimes) -> Dims:
     dims = published_dims(model)
     if dims is None:
         raise ValueError(f"no model `{model}`")
-    return replace(dims, n_audio_ctx=round(times.window_s * 50), n_text_ctx=times.context)
+    return replace(dims, n_text_ctx=times.context)
 
 
 def _alike(dims: Dims, measured: Dims) -> bool:

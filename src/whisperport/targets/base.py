@@ -60,10 +60,9 @@ class PublishedTimes:
         precision: of the programs.
         software: with its version.
         source: where the times were published.
-        encoder_ms: model -> time of a window in the encoder, with the cross-attention K/V.
+        encoder_ms: model -> time of a window of 30 s in the encoder, with the cross-attention K/V.
         token_ms: model -> time of one token.
         fitted: models whose times predictions follow from; the times of the others test them.
-        window_s: length of the window in seconds.
         context: rows of the self-attention cache, with which a token was measured.
     """
 
@@ -72,10 +71,9 @@ class PublishedTimes:
     software: str
     source: str
     encoder_ms: Mapping[str, float]
-    token_ms: Mapping[str, float] = field(default_factory=dict)
-    fitted: tuple[str, ...] = ()
-    window_s: float = 30
-    context: int = 448
+    token_ms: Mapping[str, float]
+    fitted: tuple[str, ...]
+    context: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,8 +170,6 @@ def test_compile_without_inputs_says_which_are_needed(run, tmp_path):
 
 # `whisperport lower`: a third-party program
 
-# `whisperport lower`: a third-party program, from the command line.
-
 
 @pytest.fixture(scope="module")
 def pt2(tmp_path_factory) -> Path:
@@ -249,14 +247,8 @@ def test_hugging_faces_decoder_at_opset_13_with_nothing_on_screen_but_progress(
     torch.export.save(exported, tmp_path / "decoder.pt2")
     command = ["lower", "decoder.pt2", "-t", "onnxruntime", "--opset", "13", "-o", "d.onnx"]
 
-    # when: as the shell calls it, in processes of their own
-    done = subprocess.run(
-        [sys.executable, "-c", "from whisperport.apps.cli import main; main()", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    # when: as the shell calls it
+    done = in_processes_of_their_own(command, tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert re.search(r"^rank +4$|^max rank +4$", done.stdout, re.MULTILINE)
@@ -282,13 +274,7 @@ def test_a_failure_in_the_child_is_three_lines_and_a_log(tmp_path):
     torch.export.save(program, tmp_path / "odd.pt2")
     command = ["lower", "odd.pt2", "-t", "onnxruntime", "-o", "odd.onnx"]
 
-    done = subprocess.run(
-        [sys.executable, "-c", "from whisperport.apps.cli import main; main()", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = in_processes_of_their_own(command, tmp_path)
 
     assert (done.returncode, done.stdout) == (1, "")
     lines = [line for line in done.stderr.splitlines() if line and " s  " not in line]
@@ -336,3 +322,16 @@ def test_a_bundle_of_somebody_else_is_tried_unless_it_is_trusted(
     assert trusted.code == 0
     if command[0] == "transcribe":
         assert "--trust" in trusted.lines[-1]  # the next command can be copied
+
+
+def in_processes_of_their_own(
+    command: list[str], folder: Path
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command as the shell calls it."""
+    return subprocess.run(
+        [sys.executable, "-c", "from whisperport.apps.cli import main; main()", *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )

@@ -150,77 +150,54 @@ MEASURED_ON = {
     "sc8380xp": "X Elite CRD",
 }
 AI_HUB = "ai-hub-models@{}, qai_hub_models/models/whisper_*/perf.yaml"
-SIZES = ("tiny", "base", "small", "large-v3-turbo")
-# Chip -> ms of a window in the encoder, and of a token, for each of SIZES; of w8a16, for small alone.
-FP16_TIMES = {
-    "sm8450": ((46.518, 97.613, 277.29, 1316.109), (2.632, 5.124, 17.533, 16.307)),
-    "sm8550": ((17.656, 36.764, 112.849, 579.045), (2.092, 3.93, 12.11, 9.681)),
-    "sm8650": ((12.973, 27.1, 84.552, 424.71), (1.659, 3.097, 9.816, 7.65)),
-    "sm8750": ((8.885, 18.631, 60.15, 309.862), (1.361, 2.64, 8.347, 6.68)),
-    "sm8850": ((7.284, 14.547, 45.005, 248.15), (1.316, 2.475, 7.276, 6.153)),
-    "sc8380xp": ((18.28, 37.271, 114.76, 580.261), (1.896, 3.426, 9.783, 8.165)),
-}
-# The encoder of w8a16 depends on the version of the compiler.
-W8A16_TIMES = {
-    "QAIRT 2.37": {
-        "qcm6490": (538.284, 32.683),
-        "sm8550": (62.149, 8.805),
-        "sm8650": (45.023, 6.786),
-        "sm8750": (36.68, 5.133),
-        "sm8850": (27.853, 4.337),
-        "sc8380xp": (61.6, 7.808),
+Milliseconds = tuple[float, ...]
+# (precision, software, commit of AI_HUB, models) -> chip -> ms of a window in the encoder, and of a token,
+# for each of the models. The encoder of w8a16 depends on the version of the compiler.
+MEASURED: Mapping[
+    tuple[str, str, str, tuple[str, ...]], Mapping[str, tuple[Milliseconds, Milliseconds]]
+] = {
+    (FLOAT, "QAIRT 2.43", "b61a009", ("tiny", "base", "small", "large-v3-turbo")): {
+        "sm8450": ((46.518, 97.613, 277.29, 1316.109), (2.632, 5.124, 17.533, 16.307)),
+        "sm8550": ((17.656, 36.764, 112.849, 579.045), (2.092, 3.93, 12.11, 9.681)),
+        "sm8650": ((12.973, 27.1, 84.552, 424.71), (1.659, 3.097, 9.816, 7.65)),
+        "sm8750": ((8.885, 18.631, 60.15, 309.862), (1.361, 2.64, 8.347, 6.68)),
+        "sm8850": ((7.284, 14.547, 45.005, 248.15), (1.316, 2.475, 7.276, 6.153)),
+        "sc8380xp": ((18.28, 37.271, 114.76, 580.261), (1.896, 3.426, 9.783, 8.165)),
     },
-    "QAIRT 2.43": {
-        "sm8550": (358.638, 8.23),
-        "sm8650": (268.023, 6.366),
-        "sm8750": (224.015, 4.74),
-        "sm8850": (187.818, 3.972),
-        "sc8380xp": (294.934, 7.662),
+    (W8A16, "QAIRT 2.37", "33c3d03", ("small",)): {
+        "qcm6490": ((538.284,), (32.683,)),
+        "sm8550": ((62.149,), (8.805,)),
+        "sm8650": ((45.023,), (6.786,)),
+        "sm8750": ((36.68,), (5.133,)),
+        "sm8850": ((27.853,), (4.337,)),
+        "sc8380xp": ((61.6,), (7.808,)),
+    },
+    (W8A16, "QAIRT 2.43", "b61a009", ("small",)): {
+        "sm8550": ((358.638,), (8.23,)),
+        "sm8650": ((268.023,), (6.366,)),
+        "sm8750": ((224.015,), (4.74,)),
+        "sm8850": ((187.818,), (3.972,)),
+        "sc8380xp": ((294.934,), (7.662,)),
     },
 }
-COMMITS = {"QAIRT 2.37": "33c3d03", "QAIRT 2.43": "b61a009"}
+CONTEXT = 200  # rows of the cache with which a token was measured
 
 
 def published_times(chip: str) -> tuple[PublishedTimes, ...]:
     """Return what Qualcomm published of a chip. The smallest and the largest model are fitted."""
-    tables = []
-    if chip in FP16_TIMES:
-        encoder, token = FP16_TIMES[chip]
-        tables.append(
-            _times(
-                chip,
-                FLOAT,
-                "QAIRT 2.43",
-                dict(zip(SIZES, encoder, strict=True)),
-                dict(zip(SIZES, token, strict=True)),
-                fitted=(SIZES[0], SIZES[-1]),
-            )
+    return tuple(
+        PublishedTimes(
+            machine=MEASURED_ON[chip],
+            precision=precision,
+            software=software,
+            source=AI_HUB.format(commit),
+            encoder_ms=dict(zip(models, times[chip][0], strict=True)),
+            token_ms=dict(zip(models, times[chip][1], strict=True)),
+            fitted=(models[0], models[-1]),
+            context=CONTEXT,
         )
-    for software, times in W8A16_TIMES.items():
-        if chip in times:
-            encoder_ms, token_ms = times[chip]
-            small = {"small": encoder_ms}, {"small": token_ms}
-            tables.append(_times(chip, W8A16, software, *small, fitted=("small",)))
-    return tuple(tables)
-
-
-def _times(
-    chip: str,
-    precision: str,
-    software: str,
-    encoder_ms: Mapping[str, float],
-    token_ms: Mapping[str, float],
-    fitted: tuple[str, ...],
-) -> PublishedTimes:
-    return PublishedTimes(
-        machine=MEASURED_ON[chip],
-        precision=precision,
-        software=software,
-        source=AI_HUB.format(COMMITS[software]),
-        encoder_ms=encoder_ms,
-        token_ms=token_ms,
-        fitted=fitted,
-        context=200,
+        for (precision, software, commit, models), times in MEASURED.items()
+        if chip in times
     )
 
 
