@@ -64,12 +64,12 @@ class TwoMethods:
             yield file, f"{self.decode}: {reason}"
         else:
             sizes = {TOKEN: (1, 1), POSITION: (1,), AUDIO: encode.graph.outputs[0].shape}
-            given = [sizes[form] for form in self.inputs]
+            expected = [sizes[form] for form in self.inputs]
             stated = [value.shape for value in decode.graph.inputs]
-            if stated != given:
+            if stated != expected:
                 yield (
                     file,
-                    f"{self.decode} reads {_shown(stated)}; the app gives {_shown(given)}",
+                    f"{self.decode} reads {_shown(stated)}; the app gives {_shown(expected)}",
                 )
 
     def projecting(self, files: Files) -> Iterator[tuple[str, str]]:
@@ -142,8 +142,8 @@ class TwoMethods:
     def _other(self, method: "Method", inputs: Sequence[Form]) -> str:
         """Return how a method differs from the forms of its inputs, and of one output; empty: it fits."""
         forms = [(v.dtype, len(v.shape or ())) if v else ("no tensor", 0) for v in method.inputs]
-        taken = [("float32" if dtype in self.floats else dtype, n) for dtype, n in forms]
-        if taken != [*inputs]:
+        accepted = [("float32" if dtype in self.floats else dtype, n) for dtype, n in forms]
+        if accepted != [*inputs]:
             return f"its inputs are {_named(forms)[:200]}; not {_named(inputs)}"
         outputs = method.graph.outputs
         fits = len(outputs) == 1 and outputs[0].dtype in self.floats
