@@ -53,6 +53,20 @@ def recognized(files: Files) -> Layout | None:
     return next(known, None) or layout_of_pair(files)
 
 
+def app_with_chip(app: str, chip: str) -> str:
+    """Return the app that has a chip: another one if its name begins with this app's and a hyphen.
+
+    So "sherpa-onnx" is sherpa-onnx-qnn for a phone.
+    """
+    others = (
+        name
+        for layout in all_layouts()
+        for name, other in layout.apps.items()
+        if name.startswith(f"{app}-") and other.compile and chip in other.devices
+    )
+    return next(others, app) if chip else app
+
+
 def layout_of(app: str) -> Layout:
     """Return the layout that an app loads.
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from whisperport.build.layouts import layout_of
+from whisperport.build.layouts import app_with_chip, layout_of
 from whisperport.build.layouts.arrays import is_half_precision
 from whisperport.build.layouts.client import ClientRun, is_installed
 from whisperport.build.layouts.huggingface_files import with_heads
-from whisperport.build.layouts.layout import App, Layout
+from whisperport.build.layouts.layout import App, Compilation, Layout
 from whisperport.build.layouts.parts import parts_of
 from whisperport.build.layouts.record import (
     LayoutRecord,
@@ -36,10 +36,14 @@ from whisperport.errors import (
     needs,
 )
 from whisperport.program.json_records import to_json
+from whisperport.program.program_kind import STEP
 from whisperport.speech.text import language_code
 from whisperport.system.option import Option
 from whisperport.system.process import return_freed_memory
 from whisperport.system.progress import begin_stage
+from whisperport.targets import get_target
+
+CALIBRATED = "w8a16"  # the only precision of apps with 16-bit activations, which have ranges
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -57,9 +61,20 @@ class ConvertOptions:
     precision: Annotated[
         str | None,
         Option(
-            "Precision of the weights: fp32, fp16 or w8; `whisperport apps` lists those of each app",
+            "Precision of the weights, or of a chip, such as fp32, fp16, w8 or w8a16; `whisperport apps` "
+            "lists those of each app",
             metavar="NAME",
-            default="the first one that `whisperport apps` lists for the app",
+            default="the first one that `whisperport apps` lists for the app, and that the chip has",
+        ),
+    ] = None
+    calibration: Annotated[
+        Path | None,
+        Option(
+            "Of files in w8a16: folder of audio files that resemble what the device will record. "
+            "Quantization ranges are derived from them. Such files are always written again",
+            metavar="DIR",
+            exists=True,
+            default="the few that come with whisperport",
         ),
     ] = None
     chip: str = ""
@@ -128,7 +143,8 @@ def convert(
 
     Args:
         checkpoint: a checkpoint, or what `load_checkpoint` accepts.
-        app: name of the app, as `whisperport apps` lists it.
+        app: name of the app, as `whisperport apps` lists it; with a chip, "sherpa-onnx" is the one that
+            has this chip.
         out: folder or file to write; an older one that `convert` wrote is replaced.
         options: what is written. Default: None, all defaults.
 
@@ -141,6 +157,7 @@ def convert(
             read, or the output cannot be written.
     """
     options = options or ConvertOptions()
+    app = app_with_chip(app, options.chip)
     layout, out = layout_of(app), Path(out)
     chosen = _with_chip(layout.apps[app], options.chip)
     precision = _precision(layout, chosen, options)
@@ -163,8 +180,10 @@ def convert(
         language = spoken_language(opened, options.language)
         source = to_json(opened.source)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
-        if options.chip and (
-            kept := _kept(out, chosen, (precision, language, source, clips.digests))
+        if (
+            options.chip
+            and options.calibration is None
+            and (kept := _kept(out, chosen, (precision, language, source, clips.digests)))
         ):
             return Converted(path=out, record=kept, run=None, warnings=opened.warnings)
         opened = with_heads(opened)
@@ -173,7 +192,16 @@ def convert(
         begin_stage(f"writing the files of {app}")
         layout.write(opened, precision, draft)
         if chosen.compile is not None:
-            chosen.compile(chosen, draft)
+            chosen.compile(
+                Compilation(
+                    app=chosen,
+                    checkpoint=opened,
+                    precision=precision,
+                    language=language,
+                    folder=draft,
+                    calibration=options.calibration,
+                )
+            )
         files = hashes(draft)
         profile = chosen.profile_of(opened)
         expected = reference_of(opened, profile, clips.clips) if is_installed(chosen) else []
@@ -239,11 +267,33 @@ def _kept(out: Path, app: App, expected: tuple[object, ...]) -> LayoutRecord | N
 
 
 def _precision(layout: Layout, app: App, options: ConvertOptions) -> str:
-    precision = options.precision or layout.precisions[0]
+    """Return the precision that is named, or the first one that the chip has.
+
+    Raises:
+        UsageError: the app, or the chip, has no such precision; or calibration audio is not used in it.
+    """
+    rejected = {
+        precision: get_target(options.chip).unsupported(STEP, precision) if options.chip else None
+        for precision in layout.precisions
+    }
+    usable = [precision for precision, why in rejected.items() if why is None]
+    precision = options.precision or usable[0]
+    if unsupported := rejected.get(precision):
+        raise UsageError(
+            f"{app.name} has no {precision} on {options.chip}",
+            why=unsupported.why,
+            hint=f"choose one of {', '.join(usable)}",
+        )
     if precision not in layout.precisions:
         raise UsageError(
             f"{app.name} has no precision `{precision[:40]}`",
             hint=f"choose one of {', '.join(layout.precisions)}",
+        )
+    if options.calibration is not None and precision != CALIBRATED:
+        raise UsageError(
+            "`--calibration` cannot be used here",
+            why=f"files in {precision} have no quantization ranges; those in {CALIBRATED} have",
+            hint="omit `--calibration`",
         )
     return precision
 

@@ -60,6 +60,28 @@ class DecodingProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """What a layout wrote, to be compiled for a chip.
+
+    Attributes:
+        app: with one device, the chip.
+        checkpoint: whose graphs these are.
+        precision: in which the chip computes.
+        language: of the calibration audio, as a code.
+        folder: of the graphs.
+        calibration: an audio file, or a folder of them, if the precision has 8 bits; None: those that come
+            with whisperport.
+    """
+
+    app: "App"
+    checkpoint: "Checkpoint"
+    precision: str
+    language: str
+    folder: Path
+    calibration: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class App:
     """An app that loads a layout, and the client by which it is run here.
 
@@ -71,8 +93,8 @@ class App:
         installer: the program that installs them.
         script: file in the layout's folder; `run_client.py` says what it defines.
         devices: on which it is run, one after the other; one empty name: it has no others.
-        compile: compiles what the layout wrote: takes the app with one device, a chip, and the folder.
-            `devices` are the chips then. None: the app loads the files as they are.
+        compile: compiles what the layout wrote, for one of `devices`, the chips. None: the app loads the
+            files as they are.
         profile_of: returns how the app decodes a checkpoint.
         compared: what a verification compares.
         drops: what the app does not take from the checkpoint, or limits: one sentence each.
@@ -84,7 +106,7 @@ class App:
     installer: Literal["pip", "npm"] = "pip"
     script: Path
     devices: tuple[str, ...] = ("",)
-    compile: "Callable[[App, Path], None] | None" = None
+    compile: Callable[[Compilation], None] | None = None
     profile_of: "Callable[[Checkpoint], DecodingProfile]"
     compared: Compared = "tokens"
     drops: tuple[str, ...] = ()

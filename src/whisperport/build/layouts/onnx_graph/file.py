@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from whisperport.build.layouts.onnx_graph.graph import Graph, Initializer
 from whisperport.errors import needs
 
-OPSET, IR_VERSION = 17, 8  # of LayerNormalization; every runtime of the last three years reads them
+IR_VERSIONS = {17: 8, 20: 9}  # the oldest with these operators
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto, TensorProto
 LONGEST = (
     2**31 - 2**24
@@ -69,9 +69,11 @@ def _model(
     from onnx import helper
 
     body = helper.make_graph(graph.nodes, "whisper", _values(inputs), _values(outputs))
-    opset = helper.make_opsetid("", OPSET)
     model = helper.make_model(
-        body, opset_imports=[opset], ir_version=IR_VERSION, producer_name="whisperport"
+        body,
+        opset_imports=[helper.make_opsetid("", graph.opset)],
+        ir_version=IR_VERSIONS[graph.opset],
+        producer_name="whisperport",
     )
     helper.set_model_props(model, dict(metadata))
     return model

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[Any]
+OPSET = 17  # of LayerNormalization; every runtime of the last three years reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,17 @@ class Initializer:
 class Graph:
     """Nodes of one graph. The branches of an `If` are graphs of their own inside another."""
 
-    def __init__(self, prefix: str = "", outer: "Graph | None" = None) -> None:
+    def __init__(
+        self, prefix: str = "", outer: "Graph | None" = None, *, opset: int = OPSET
+    ) -> None:
         """Create a graph without nodes.
 
         Args:
             prefix: of the names of values; a branch needs one of its own.
             outer: the graph around a branch: it holds the initializers, and what is computed of them alone.
+            opset: version of ONNX's operators.
         """
+        self.opset = opset
         self.nodes: list[Any] = []
         self.outer = outer or self
         self.initializers: dict[str, Initializer] = outer.initializers if outer else {}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 LOWEST = np.finfo(np.float32).min
+GELU_OPSET = 20  # in which GELU is one operator
 EPSILON = 1e-5  # of layer norms; torch's default, which openai-whisper uses
 TABLE = "decoder.token_embedding.weight"
 
@@ -154,8 +155,10 @@ class Network:
         return self.weights.tensor(f"{name}.weight"), self.weights.tensor(f"{name}.bias")
 
     def _gelu(self, x: str) -> str:
-        """Return x Φ(x), in the form that runtimes replace with one operator."""
+        """Return x Φ(x): one operator, or the form that runtimes replace with one."""
         g = self.graph
+        if g.opset >= GELU_OPSET:
+            return g.op("Gelu", x)
         erf = g.op("Erf", g.op("Div", x, g.constant(np.sqrt(2), np.float32)))
         twice = g.op("Mul", x, g.op("Add", erf, g.constant(1, np.float32)))
         return g.op("Mul", twice, g.constant(0.5, np.float32))

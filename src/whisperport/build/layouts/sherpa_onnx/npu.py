@@ -6,14 +6,17 @@ The app reads what was compiled, and the tokens. The graphs stay, to be verified
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from whisperport.build.compile.compile_file import compile_file
 from whisperport.build.compile.compile_options import CompileOptions
 from whisperport.build.compile.lowered_file import READERS
 from whisperport.build.layouts.environments import command_of
-from whisperport.build.layouts.layout import App, DecodingProfile
+from whisperport.build.layouts.layout import Compilation, DecodingProfile
 from whisperport.build.layouts.onnx_graph.header import read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader
@@ -23,12 +26,23 @@ from whisperport.build.layouts.sherpa_onnx.npu_graphs import (
     DECODER,
     ENCODER,
     Form,
+    samples,
     write_decoder,
     write_encoder,
 )
+from whisperport.errors import AudioError
 from whisperport.program.spec import ProgramSpec
+from whisperport.runtime import start_tokens
+from whisperport.speech.audio import log_mel
 from whisperport.system.locking import temporary_folder
+from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
+from whisperport.verification.clips import shipped_audio, shipped_clips
+from whisperport.verification.recording.audio_files import (
+    CalibrationAudio,
+    audio_files,
+    fingerprint,
+)
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -36,6 +50,7 @@ if TYPE_CHECKING:  # it needs torch
 GRAPHS = (ENCODER, DECODER)
 CLIENT = Path(__file__).with_name("npu_client.py")
 PRECISION = "fp16"  # in which a chip computes; the graphs are float32
+SAMPLES = 32  # of calibration; as many as the targets of these chips take
 WIDTHS = {384: "tiny", 512: "base", 768: "small", 1024: "medium"}  # d -> OpenAI's model
 PROFILE = DecodingProfile(
     padding="mel", timestamps=False, suppresses=False, suppresses_at_start=False, windows=False
@@ -59,33 +74,69 @@ def write(checkpoint: "Checkpoint", form: Form, folder: Path, tokens: str) -> No
     (folder / tokens).write_text(text_tokens(checkpoint), encoding="ascii")
 
 
-def compile_graphs(app: App, folder: Path, place: Callable[[Path, Path], None]) -> None:
+def compile_graphs(job: Compilation, place: Callable[[Path, Path], None]) -> None:
     """Compile both graphs of a folder for an app's chip, with the compiler in the app's environment.
 
     Args:
-        app: with one device, the chip.
-        folder: of the graphs.
+        job: what is compiled.
         place: takes a graph and the file that the compiler wrote, and writes what the app loads.
 
     Raises:
+        AudioError: there is too little audio to calibrate them.
         MissingPackageError: the compiler is not installed.
         LoweringError: it failed.
     """
-    (chip,) = app.devices
-    compiler, command = get_target(chip).compiler, command_of(app)
+    (chip,) = job.app.devices
+    compiler, command = get_target(chip).compiler, command_of(job.app)
     places = {compiler.toolchain: command[0]} if compiler and command else {}
-    for graph in (folder / name for name in GRAPHS):
-        with temporary_folder() as scratch:
+    is_quantized = job.precision != PRECISION
+    with temporary_folder() as scratch:
+        if is_quantized:
+            _write_samples(job, scratch)
+        for name in GRAPHS:
+            own = scratch / Path(name).stem
             options = CompileOptions(
                 target=chip,
-                precision=PRECISION,
-                out=scratch / chip,
-                work=scratch / "work",
+                precision=job.precision,
+                inputs=own if is_quantized else None,
+                out=own / chip,
+                work=own / "work",
                 options={f"{chip}.emulate": "0"},  # the simulator runs in the app's loop instead
                 toolchains=places,
             )
-            result = compile_file(graph, options)
-            place(graph, result.folder / result.programs[0].file)
+            result = compile_file(job.folder / name, options)
+            place(job.folder / name, result.folder / result.programs[0].file)
+
+
+def _write_samples(job: Compilation, folder: Path) -> None:
+    """Write inputs of both graphs, with which they are calibrated: STEM/NUMBER/INPUT.npy.
+
+    Raises:
+        AudioError: there is too little audio.
+    """
+    begin_stage("making the calibration set")
+    dims, generation = job.checkpoint.dims, job.checkpoint.generation
+    given = audio_files(job.calibration) if job.calibration else [a.path for a in shipped_audio()]
+    known = frozenset(fingerprint(clip.samples) for clip in shipped_clips())
+    audio = CalibrationAudio(files=given, seconds=dims.window_s, excluded=known)
+    mels = (log_mel(window, dims.n_mels, n_frames=dims.n_frames) for window in audio.windows())
+    prompt = start_tokens(generation, job.language, "transcribe")
+    n_samples = 0
+    for inputs in samples(job.folder, islice(mels, SAMPLES), prompt, generation.end_of_text):
+        for name, arrays in zip(GRAPHS, inputs, strict=True):
+            place = folder / Path(name).stem / f"{n_samples:03d}"
+            place.mkdir(parents=True)
+            for tensor, array in arrays.items():
+                np.save(place / f"{tensor}.npy", array)
+        n_samples += 1
+    if n_samples < SAMPLES:
+        skipped = f"; skipped: {audio.faults}" if audio.skipped else ""
+        raise AudioError(
+            f"too little audio to calibrate {job.app.name} in {job.precision}",
+            why=f"{SAMPLES} windows of {dims.window_s:g} s are needed, and {n_samples} can be used, each "
+            f"one at three levels (unchanged, quiet, loud){skipped}",
+            hint="give more audio files with speech to `--calibration`",
+        )
 
 
 def size_of(checkpoint: "Checkpoint") -> str:

@@ -3,18 +3,18 @@
 All sizes are fixed. The decoder returns the newest row of each cache, which the app writes to its place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.onnx_graph.file import Value, open_session, run_session, write_graph
-from whisperport.build.layouts.onnx_graph.graph import Graph
-from whisperport.build.layouts.onnx_graph.network import KeysAndValues, Network
-from whisperport.program.masks import MASKED
+from whisperport.build.layouts.onnx_graph.graph import Array, Graph
+from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
+from whisperport.program.masks import BOUNDED_MASK, MASKED
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -32,14 +32,21 @@ class Form:
         prefix: of the name of the encoder's input, and of all names of the decoder.
         positions_last: whether a cache is (1, d, N), and a spectrogram (1, 2T, n_mels); else (1, N, d) and
             (1, n_mels, 2T).
+        is_quantized: whether the graphs are for 8 bits: GELU is one operator, so that its parts need no
+            range, and the mask is small, and read from a table: without a float, on chips that have none.
     """
 
     prefix: str = ""
     positions_last: bool = False
+    is_quantized: bool = False
 
     def named(self, name: str) -> str:
         """Return the name of a tensor with the prefix."""
         return f"{self.prefix}_{name}" if self.prefix else name
+
+    def graph(self) -> Graph:
+        """Return a graph without nodes."""
+        return Graph(opset=GELU_OPSET) if self.is_quantized else Graph()
 
 
 def write_encoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
@@ -47,7 +54,7 @@ def write_encoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
 
     The spectrogram is (1, n_mels, 2T), or (1, 2T, n_mels) where positions come last in caches.
     """
-    graph, dims = Graph(), checkpoint.dims
+    graph, dims = form.graph(), checkpoint.dims
     network = Network(graph, checkpoint, "fp32")
     mel = form.named("mel")
     features = network.encoder(_rows_last(graph, mel, form), dynamic=False)
@@ -68,7 +75,7 @@ def write_decoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
     the audio, of T; offset (1,), the token's position; mask (N,), 1 where the cache is empty. All integers
     have 32 bits. Outputs: logits (1, 1, V); of each layer the token's own key and value (1, 1, d).
     """
-    graph, dims = Graph(), checkpoint.dims
+    graph, dims = form.graph(), checkpoint.dims
     network = Network(graph, checkpoint, "fp32")
     rows: list[KeysAndValues] = []
 
@@ -84,8 +91,12 @@ def write_decoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
         pairs = zip(cached("self", layer), new, strict=True)
         return by_heads([graph.op("Concat", *pair, axis=1) for pair in pairs])
 
-    hidden = graph.op("Cast", form.named("mask"), to=FLOAT)
-    hidden = graph.op("Mul", hidden, graph.constant(MASKED, np.float32))
+    is_empty = form.named("mask")
+    if form.is_quantized:
+        hidden = graph.op("Gather", graph.constant([0, BOUNDED_MASK], np.float32), is_empty)
+    else:
+        hidden = graph.op("Cast", is_empty, to=FLOAT)
+        hidden = graph.op("Mul", hidden, graph.constant(MASKED, np.float32))
     own = graph.constant([0], np.float32)  # a token sees itself
     row = graph.constant([1, 1, 1, dims.n_text_ctx + 1])
     mask = graph.op("Reshape", graph.op("Concat", hidden, own, axis=0), row)
@@ -124,6 +135,42 @@ def _rows_last(graph: Graph, x: str, form: Form) -> str:
     return graph.op("Transpose", x, perm=SWAPPED) if form.positions_last else x
 
 
+class Decoding:
+    """The decoder after a run of the encoder, one token at a time; its cache is written as the app does."""
+
+    def __init__(self, decoder: Any, audio: Sequence[Floats], *, positions_last: bool) -> None:
+        """Begin a text.
+
+        Args:
+            decoder: session of the decoder.
+            audio: keys and values (1, T, d) of each layer.
+            positions_last: see `Form`.
+        """
+        self._session, self._positions_last = decoder, positions_last
+        stated = decoder.get_inputs()
+        self._names, self._n_cached = [value.name for value in stated], stated[-1].shape[0]
+        self.audio = audio
+        self.kept = [np.zeros((1, self._n_cached, rows.shape[2]), np.float32) for rows in audio]
+        self.offset = 0
+
+    def inputs(self, token: int) -> dict[str, Array]:
+        """Return the inputs of the next run."""
+        mask = (np.arange(self._n_cached) >= self.offset).astype(np.int32)
+        rows = (*self.kept, *self.audio)
+        arrays = [x.transpose(SWAPPED) for x in rows] if self._positions_last else rows
+        offset = np.array([self.offset], np.int32)
+        values = (np.array([[token]], np.int32), *arrays, offset, mask)
+        return dict(zip(self._names, values, strict=True))
+
+    def logits(self, inputs: dict[str, Array]) -> Floats:
+        """Run the decoder, and return the logits (1, V) after a token."""
+        logits, *new = run_session(self._session, inputs)
+        for rows, row in zip(self.kept, new, strict=True):
+            rows[:, self.offset] = row[:, 0]
+        self.offset += 1
+        return logits[0]
+
+
 def logits(
     folder: Path,
     _precision: str,
@@ -134,26 +181,57 @@ def logits(
 ) -> Floats:
     """Return the logits (S, V) after each of S tokens, as `Layout.logits` says."""
     encoder = open_session(folder / ENCODER)
-    (stated,) = encoder.get_inputs()
-    swapped = stated.shape[1] != mel.shape[0]
-    audio = run_session(encoder, {stated.name: (mel.T if swapped else mel)[None]})
+    fed, positions_last = _encoder_inputs(encoder, mel)
+    audio = run_session(encoder, fed)
     del encoder  # its memory, before the decoder takes more
-    decoder = open_session(folder / DECODER)
-    names = [value.name for value in decoder.get_inputs()]
-    n_cached = decoder.get_inputs()[-1].shape[0]
-    kept = [np.zeros((1, n_cached, rows.shape[2]), np.float32) for rows in audio]
+    decoding = Decoding(open_session(folder / DECODER), audio, positions_last=positions_last)
     result: list[Floats] = []
-    for offset, token in enumerate(tokens):
-        mask = (np.arange(n_cached) >= offset).astype(np.int32)
-        arrays = [x.transpose(SWAPPED) if swapped else x for x in (*kept, *audio)]
-        values = (np.array([[token]], np.int32), *arrays, np.array([offset], np.int32), mask)
-        new_logits, *new = run_session(decoder, dict(zip(names, values, strict=True)))
-        result.append(new_logits[0])
-        for rows, row in zip(kept, new, strict=True):
-            rows[:, offset] = row[:, 0]
-        if offset == n_prompt - 1:
-            for kind, arrays in (("decoder", kept), ("encoder", audio)):
+    for token in tokens:
+        result.append(decoding.logits(decoding.inputs(token)))
+        if decoding.offset == n_prompt:
+            for kind, arrays in (("decoder", decoding.kept), ("encoder", audio)):
                 n = n_prompt if kind == "decoder" else None
                 for i, rows in enumerate(arrays):
                     caches[f"{i // 2}.{kind}.{'value' if i % 2 else 'key'}"] = rows[0, :n].copy()
     return np.concatenate(result)
+
+
+def samples(
+    folder: Path, mels: Iterable[Floats], prompt: Sequence[int], end: int
+) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+    """Yield inputs of the encoder and of the decoder for each spectrogram (n_mels, 2T).
+
+    Those of the decoder are at another token of each text: at the first one, then at the second, and so
+    on, up to the end of a text.
+
+    Args:
+        folder: of the graphs, in float32.
+        mels: the spectrograms.
+        prompt: tokens that a text begins with.
+        end: the token that ends it.
+    """
+    encoder, decoder = (open_session(folder / name) for name in (ENCODER, DECODER))
+    for index, mel in enumerate(mels):
+        fed, positions_last = _encoder_inputs(encoder, mel)
+        audio = run_session(encoder, fed)
+        decoding = Decoding(decoder, audio, positions_last=positions_last)
+        tokens = list(prompt)
+        while True:
+            inputs = decoding.inputs(tokens[decoding.offset])
+            if decoding.offset == index:
+                break
+            best = int(decoding.logits(inputs).argmax())
+            if decoding.offset == len(tokens):
+                tokens.append(best)
+                if best == end:
+                    break
+        yield fed, inputs
+
+
+def _encoder_inputs(encoder: Any, mel: Floats) -> tuple[dict[str, Array], bool]:
+    """Return the inputs of the encoder for a spectrogram, and whether positions are last in them."""
+    (stated,) = encoder.get_inputs()
+    positions_last = stated.shape[1] != mel.shape[0]
+    return {
+        stated.name: np.ascontiguousarray((mel.T if positions_last else mel)[None])
+    }, positions_last

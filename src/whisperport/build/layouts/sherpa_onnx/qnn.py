@@ -8,33 +8,34 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.build.layouts.layout import App, Layout, apps
+from whisperport.build.layouts.layout import App, Compilation, Layout, apps
 from whisperport.build.layouts.sherpa_onnx import npu
 from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, logits
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.vendors.qualcomm.chips import CHIPS, FLOAT
+from whisperport.targets.vendors.qualcomm.chips import CHIPS, W8A16
 from whisperport.targets.vendors.qualcomm.context import context_binary
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 PACKAGES = ("onnxruntime-qnn>=2.7,<3", "onnxruntime>=1.24,<2", "onnx", "kaldi-native-fbank")
-NAMES = tuple(chip.name for chip in CHIPS if FLOAT in chip.architecture.precisions)
+NAMES = tuple(chip.name for chip in CHIPS)
 TOKENS = "tokens.txt"
 PROFILE = replace(npu.PROFILE, tokens_per_s=6, counts_prompt=True)
 
 
-def _write(checkpoint: "Checkpoint", _precision: str, folder: Path) -> None:
+def _write(checkpoint: "Checkpoint", precision: str, folder: Path) -> None:
     prefix = npu.size_of(checkpoint).replace(".", "_")
-    npu.write(checkpoint, Form(prefix=prefix, positions_last=True), folder, TOKENS)
+    form = Form(prefix=prefix, positions_last=True, is_quantized=precision == W8A16)
+    npu.write(checkpoint, form, folder, TOKENS)
 
 
 def _place(graph: Path, compiled: Path) -> None:
     (graph.parent / COMPILED.name(graph.stem, "")).write_bytes(context_binary(compiled))
 
 
-def _compile(app: App, folder: Path) -> None:
-    npu.compile_graphs(app, folder, _place)
+def _compile(job: Compilation) -> None:
+    npu.compile_graphs(job, _place)
 
 
 def _size(_name: str, spec: ProgramSpec) -> str:
@@ -56,7 +57,7 @@ COMPILED = npu.Compiled(name=lambda stem, _size: f"{stem}.bin", size=_size, othe
 
 LAYOUT = Layout(
     title="folder of context binaries for a Hexagon NPU: encoder.bin, decoder.bin and tokens.txt",
-    precisions=(npu.PRECISION,),
+    precisions=(npu.PRECISION, W8A16),
     apps=apps(
         App(
             name="sherpa-onnx-qnn",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.build.layouts.layout import App, DecodingProfile, Layout, apps
+from whisperport.build.layouts.layout import App, Compilation, DecodingProfile, Layout, apps
 from whisperport.build.layouts.sherpa_onnx import npu
 from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, logits
 from whisperport.errors import BundleError
@@ -30,14 +30,14 @@ def _write(checkpoint: "Checkpoint", _precision: str, folder: Path) -> None:
     npu.write(checkpoint, Form(), folder, f"{npu.size_of(checkpoint)}-tokens.txt")
 
 
-def _compile(app: App, folder: Path) -> None:
-    (tokens,) = folder.glob("*-tokens.txt")
+def _compile(job: Compilation) -> None:
+    (tokens,) = job.folder.glob("*-tokens.txt")
     size = tokens.name.removesuffix("-tokens.txt")
 
     def place(graph: Path, compiled: Path) -> None:
-        shutil.copyfile(compiled, folder / _name(graph.stem, size))
+        shutil.copyfile(compiled, job.folder / _name(graph.stem, size))
 
-    npu.compile_graphs(app, folder, place)
+    npu.compile_graphs(job, place)
 
 
 def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:

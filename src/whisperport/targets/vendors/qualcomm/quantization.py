@@ -17,6 +17,7 @@ bits with zero point 0, it has 78.8 dB, and the smallest SQNR of the logits of t
 rises from 31.6 to 37.8 dB (v68).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
 
     source = out.with_name(f"fused-{path.name}")
     fuse(path, source)
+    _separate_tables(source)
     graph = onnx.load(source, load_external_data=False).graph
     types = {
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -94,6 +96,30 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
         add_qtype_converts=False,  # all conversions are in the overrides
     )
     quantize(source, out, configuration)
+
+
+def _separate_tables(path: Path) -> None:
+    """Give each Gather a table of its own, if another node multiplies by it, as by a token embedding.
+
+    A table is an activation, in 16 bits, and a weight has 8: the provider takes one form of a tensor only.
+    """
+    import onnx
+
+    model = onnx.load(path)
+    graph = model.graph
+    weights = {weight.name: weight for weight in graph.initializer}
+    readers = Counter(name for node in graph.node for name in set(node.input))
+    shared = [
+        node
+        for node in graph.node
+        if node.op_type == "Gather" and node.input[0] in weights and readers[node.input[0]] > 1
+    ]
+    for node in shared:
+        table = graph.initializer.add()
+        table.CopyFrom(weights[node.input[0]])
+        table.name = node.input[0] = f"{node.name or node.output[0]}.{table.name}"
+    if shared:
+        onnx.save(model, path)
 
 
 def _ranges(
