@@ -3,7 +3,7 @@
 All sizes are fixed. The decoder returns the newest row of each cache, which the app writes to its place.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.build.layouts.arrays import Floats
+from whisperport.build.layouts.npu import DECODER, ENCODER, Decoding, Encode, Inputs
 from whisperport.build.layouts.onnx_graph.file import Value, open_session, run_session, write_graph
-from whisperport.build.layouts.onnx_graph.graph import Array, Graph
+from whisperport.build.layouts.onnx_graph.graph import Graph
 from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
 from whisperport.program.masks import BOUNDED_MASK, MASKED
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
-ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 FLOAT = 1  # onnx.TensorProto.FLOAT
 SWAPPED = [0, 2, 1]
 
@@ -135,7 +135,7 @@ def _rows_last(graph: Graph, x: str, form: Form) -> str:
     return graph.op("Transpose", x, perm=SWAPPED) if form.positions_last else x
 
 
-class Decoding:
+class TokenDecoding:
     """The decoder after a run of the encoder, one token at a time; its cache is written as the app does."""
 
     def __init__(self, decoder: Any, audio: Sequence[Floats], *, positions_last: bool) -> None:
@@ -153,7 +153,7 @@ class Decoding:
         self.kept = [np.zeros((1, self._n_cached, rows.shape[2]), np.float32) for rows in audio]
         self.offset = 0
 
-    def inputs(self, token: int) -> dict[str, Array]:
+    def inputs(self, token: int) -> Inputs:
         """Return the inputs of the next run."""
         mask = (np.arange(self._n_cached) >= self.offset).astype(np.int32)
         rows = (*self.kept, *self.audio)
@@ -162,13 +162,27 @@ class Decoding:
         values = (np.array([[token]], np.int32), *arrays, offset, mask)
         return dict(zip(self._names, values, strict=True))
 
-    def logits(self, inputs: dict[str, Array]) -> Floats:
+    def logits(self, inputs: Inputs) -> Floats:
         """Run the decoder, and return the logits (1, V) after a token."""
+        logits: Floats
         logits, *new = run_session(self._session, inputs)
         for rows, row in zip(self.kept, new, strict=True):
             rows[:, self.offset] = row[:, 0]
         self.offset += 1
-        return logits[0]
+        first: Floats = logits[0]
+        return first
+
+
+def load(folder: Path) -> Encode:
+    """Return a function that runs the graphs of a folder in ONNX Runtime: the encoder, then a decoder."""
+    encoder, decoder = (open_session(folder / name) for name in (ENCODER, DECODER))
+
+    def encode(mel: Floats) -> tuple[Inputs, Decoding]:
+        fed, positions_last = _encoder_inputs(encoder, mel)
+        audio = run_session(encoder, fed)
+        return fed, TokenDecoding(decoder, audio, positions_last=positions_last)
+
+    return encode
 
 
 def logits(
@@ -184,7 +198,7 @@ def logits(
     fed, positions_last = _encoder_inputs(encoder, mel)
     audio = run_session(encoder, fed)
     del encoder  # its memory, before the decoder takes more
-    decoding = Decoding(open_session(folder / DECODER), audio, positions_last=positions_last)
+    decoding = TokenDecoding(open_session(folder / DECODER), audio, positions_last=positions_last)
     result: list[Floats] = []
     for token in tokens:
         result.append(decoding.logits(decoding.inputs(token)))
@@ -196,39 +210,7 @@ def logits(
     return np.concatenate(result)
 
 
-def samples(
-    folder: Path, mels: Iterable[Floats], prompt: Sequence[int], end: int
-) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-    """Yield inputs of the encoder and of the decoder for each spectrogram (n_mels, 2T).
-
-    Those of the decoder are at another token of each text: at the first one, then at the second, and so
-    on, up to the end of a text.
-
-    Args:
-        folder: of the graphs, in float32.
-        mels: the spectrograms.
-        prompt: tokens that a text begins with.
-        end: the token that ends it.
-    """
-    encoder, decoder = (open_session(folder / name) for name in (ENCODER, DECODER))
-    for index, mel in enumerate(mels):
-        fed, positions_last = _encoder_inputs(encoder, mel)
-        audio = run_session(encoder, fed)
-        decoding = Decoding(decoder, audio, positions_last=positions_last)
-        tokens = list(prompt)
-        while True:
-            inputs = decoding.inputs(tokens[decoding.offset])
-            if decoding.offset == index:
-                break
-            best = int(decoding.logits(inputs).argmax())
-            if decoding.offset == len(tokens):
-                tokens.append(best)
-                if best == end:
-                    break
-        yield fed, inputs
-
-
-def _encoder_inputs(encoder: Any, mel: Floats) -> tuple[dict[str, Array], bool]:
+def _encoder_inputs(encoder: Any, mel: Floats) -> tuple[Inputs, bool]:
     """Return the inputs of the encoder for a spectrogram, and whether positions are last in them."""
     (stated,) = encoder.get_inputs()
     positions_last = stated.shape[1] != mel.shape[0]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, Compilation, Layout, apps
+from whisperport.build.layouts.npu import FLOAT, Compiled, compile_graphs, for_one_of, reader, rule
 from whisperport.build.layouts.sherpa_onnx import npu
-from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, logits
+from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, load, logits
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.qualcomm.chips import CHIPS, W8A16
 from whisperport.targets.vendors.qualcomm.context import context_binary
@@ -35,7 +36,7 @@ def _place(graph: Path, compiled: Path) -> None:
 
 
 def _compile(job: Compilation) -> None:
-    npu.compile_graphs(job, _place)
+    compile_graphs(job, _place, load)
 
 
 def _size(_name: str, spec: ProgramSpec) -> str:
@@ -53,11 +54,13 @@ def _other(spec: ProgramSpec, path: Path) -> str:
     return f"it does not name {lacking!r}, which the graph has" if lacking else ""
 
 
-COMPILED = npu.Compiled(name=lambda stem, _size: f"{stem}.bin", size=_size, other=_other)
+COMPILED = Compiled(
+    name=lambda stem, _size: f"{stem}.bin", other=_other, size=_size, sizes=npu.SIZES
+)
 
 LAYOUT = Layout(
     title="folder of context binaries for a Hexagon NPU: encoder.bin, decoder.bin and tokens.txt",
-    precisions=(npu.PRECISION, W8A16),
+    precisions=(FLOAT, W8A16),
     apps=apps(
         App(
             name="sherpa-onnx-qnn",
@@ -69,7 +72,7 @@ LAYOUT = Layout(
             profile_of=lambda _checkpoint: PROFILE,
             compared="words",
             drops=(
-                npu.for_one_of(NAMES),
+                for_one_of(NAMES),
                 *npu.DROPS,
                 "audio after the window is not decoded, or more than 6 tokens a second with the prompt",
             ),
@@ -78,6 +81,6 @@ LAYOUT = Layout(
     write=_write,
     unsupported=npu.unsupported,
     logits=logits,
-    reader=npu.reader(COMPILED),
-    rules=(npu.rule(COMPILED),),
+    reader=reader(COMPILED, npu.is_own),
+    rules=(rule(COMPILED),),
 )

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, Compilation, DecodingProfile, Layout, apps
+from whisperport.build.layouts.npu import FLOAT, Compiled, compile_graphs, for_one_of, reader, rule
 from whisperport.build.layouts.sherpa_onnx import npu
-from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, logits
+from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, load, logits
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.rockchip.chips import CHIPS
@@ -37,7 +38,7 @@ def _compile(job: Compilation) -> None:
     def place(graph: Path, compiled: Path) -> None:
         shutil.copyfile(compiled, job.folder / _name(graph.stem, size))
 
-    npu.compile_graphs(job, place)
+    compile_graphs(job, place, load)
 
 
 def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
@@ -73,11 +74,16 @@ def _other(spec: ProgramSpec, path: Path) -> str:
     return ""
 
 
-COMPILED = npu.Compiled(name=_name, size=lambda name, _spec: name.rpartition("-")[0], other=_other)
+COMPILED = Compiled(
+    name=_name,
+    other=_other,
+    size=lambda name, _spec: name.rpartition("-")[0],
+    sizes=npu.SIZES,
+)
 
 LAYOUT = Layout(
     title="folder of SIZE-encoder.rknn, SIZE-decoder.rknn and SIZE-tokens.txt for an NPU of Rockchip",
-    precisions=(npu.PRECISION,),
+    precisions=(FLOAT,),
     apps=apps(
         App(
             name="sherpa-onnx-rknn",
@@ -89,7 +95,7 @@ LAYOUT = Layout(
             profile_of=_profile,
             compared="words",
             drops=(
-                npu.for_one_of(NAMES),
+                for_one_of(NAMES),
                 *npu.DROPS,
                 "for these chips the app has a script only: English, one window, at most 100 tokens "
                 "with the prompt, and sizes that follow from the name of the file",
@@ -99,7 +105,7 @@ LAYOUT = Layout(
     write=_write,
     unsupported=npu.unsupported,
     logits=logits,
-    reader=npu.reader(COMPILED),
-    rules=(npu.rule(COMPILED),),
+    reader=reader(COMPILED, npu.is_own),
+    rules=(rule(COMPILED),),
     warnings=_warnings,
 )

@@ -1,0 +1,163 @@
+"""The graphs of Qualcomm AI Hub's Whisper: keys and values of the audio, and a cache of 199 positions.
+
+The cache is shifted: it returns without its oldest position, and with the newest one at the end. H heads of
+width D; T positions of the audio; N = 199 positions of the cache; V tokens.
+
+Source: qai-hub-models 0.65.0, models/templates/hf_whisper/model.py.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whisperport.build.layouts.arrays import Floats
+from whisperport.build.layouts.npu import DECODER, ENCODER, Decoding, Encode, Inputs
+from whisperport.build.layouts.onnx_graph.file import Value, open_session, run_session, write_graph
+from whisperport.build.layouts.onnx_graph.graph import Graph
+from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
+
+if TYPE_CHECKING:  # it needs torch
+    from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+POSITIONS = 200  # of a text
+HIDDEN = -100.0  # what the app adds to the scores of positions that are empty
+# Between (1, H, n, D) and what the app has: keys (H, 1, D, n), values (H, 1, n, D).
+KEYS, VALUES = [1, 0, 3, 2], [1, 0, 2, 3]
+
+
+def write_encoder(checkpoint: "Checkpoint", path: Path) -> None:
+    """Write input_features (1, n_mels, 2T) -> keys (H, 1, D, T) and values (H, 1, T, D) of each layer."""
+    graph, dims = Graph(opset=GELU_OPSET), checkpoint.dims
+    network = Network(graph, checkpoint, "fp32")
+    features = network.encoder("input_features", dynamic=False)
+    outputs: list[Value] = []
+    for layer in range(dims.n_text_layer):
+        for kind, rows in zip("kv", network.cross_projections(features, layer), strict=True):
+            swapped = _swapped(graph, network.heads(rows, dims.n_text_head), kind)
+            name = graph.rename(swapped, f"{kind}_cache_cross_{layer}")
+            outputs.append((name, np.float32, _shape(checkpoint, kind, dims.n_audio_ctx)))
+    mel = "input_features", np.float32, [1, dims.n_mels, dims.n_frames]
+    write_graph(path, graph, [mel], outputs)
+
+
+def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
+    """Write the decoder of one token.
+
+    Inputs: input_ids (1, 1) int32; attention_mask (1, 1, 1, N + 1), 0, or -100 where the cache is empty; of
+    each layer the cached keys and values, and of each those of the audio; position_ids (1,) int32.
+    Outputs: logits (1, V, 1, 1), and the caches with the new position.
+    """
+    graph, dims = Graph(opset=GELU_OPSET), checkpoint.dims
+    network = Network(graph, checkpoint, "fp32")
+    outputs: list[Value] = []
+
+    def self_kv(layer: int, *new: str) -> KeysAndValues:
+        joined = []
+        for kind, rows in zip("kv", new, strict=True):
+            past = _swapped(graph, f"{kind}_cache_self_{layer}_in", kind)
+            both = graph.op("Concat", past, network.heads(rows, dims.n_text_head), axis=2)
+            bounds = (graph.constant([at]) for at in (1, POSITIONS, 2))
+            newest = _swapped(graph, graph.op("Slice", both, *bounds), kind)
+            name = graph.rename(newest, f"{kind}_cache_self_{layer}_out")
+            outputs.append((name, np.float32, _shape(checkpoint, kind, POSITIONS - 1)))
+            joined.append(both)
+        return joined[0], joined[1]
+
+    def cross_kv(layer: int) -> KeysAndValues:
+        keys, values = (_swapped(graph, f"{kind}_cache_cross_{layer}", kind) for kind in "kv")
+        return keys, values
+
+    logits, _ = network.decoder("input_ids", "position_ids", "attention_mask", self_kv, cross_kv)
+    shaped = graph.op("Reshape", logits, graph.constant([1, -1, 1, 1]))
+    graph.rename(shaped, "logits")
+    inputs: list[Value] = [("input_ids", np.int32, [1, 1])]
+    inputs.append(("attention_mask", np.float32, [1, 1, 1, POSITIONS]))
+    for name, n in (
+        ("{}_cache_self_{}_in", POSITIONS - 1),
+        ("{}_cache_cross_{}", dims.n_audio_ctx),
+    ):
+        inputs += [
+            (name.format(kind, layer), np.float32, _shape(checkpoint, kind, n))
+            for layer in range(dims.n_text_layer)
+            for kind in "kv"
+        ]
+    inputs.append(("position_ids", np.int32, [1]))
+    logits_value: Value = ("logits", np.float32, [1, dims.n_vocab, 1, 1])
+    write_graph(path, graph, inputs, [logits_value, *outputs])
+
+
+def _swapped(graph: Graph, x: str, kind: str) -> str:
+    """Return keys or values in the app's layout, or back from it: the exchange is its own inverse."""
+    return graph.op("Transpose", x, perm=KEYS if kind == "k" else VALUES)
+
+
+def _shape(checkpoint: "Checkpoint", kind: str, n: int) -> list[int]:
+    heads = checkpoint.dims.n_text_head
+    width = checkpoint.dims.n_text_state // heads
+    return [heads, 1, width, n] if kind == "k" else [heads, 1, n, width]
+
+
+class ShiftedDecoding:
+    """The decoder after a run of the encoder, one token at a time, as the app calls it."""
+
+    def __init__(self, decoder: Any, audio: Sequence[Floats]) -> None:
+        """Begin a text with a session of the decoder, and what the encoder returned."""
+        self._session = decoder
+        stated = decoder.get_inputs()
+        self._names = [value.name for value in stated]
+        self._audio, self.offset = audio, 0
+        self.kept = [np.zeros(value.shape, np.float32) for value in stated[2 : 2 + len(audio)]]
+
+    def inputs(self, token: int) -> Inputs:
+        """Return the inputs of the next run."""
+        mask = np.full((1, 1, 1, POSITIONS), HIDDEN, np.float32)
+        mask[..., -1 - self.offset :] = 0
+        position = np.array([self.offset], np.int32)
+        values = (np.array([[token]], np.int32), mask, *self.kept, *self._audio, position)
+        return dict(zip(self._names, values, strict=True))
+
+    def logits(self, inputs: Inputs) -> Floats:
+        """Run the decoder, and return the logits (1, V) after a token."""
+        logits, *self.kept = run_session(self._session, inputs)
+        self.offset += 1
+        row: Floats = logits.reshape(1, -1)
+        return row
+
+
+def load(folder: Path) -> Encode:
+    """Return a function that runs the graphs of a folder in ONNX Runtime: the encoder, then a decoder."""
+    encoder, decoder = (open_session(folder / name) for name in (ENCODER, DECODER))
+
+    def encode(mel: Floats) -> tuple[Inputs, Decoding]:
+        fed = {"input_features": np.ascontiguousarray(mel[None])}
+        return fed, ShiftedDecoding(decoder, run_session(encoder, fed))
+
+    return encode
+
+
+def logits(
+    folder: Path,
+    _precision: str,
+    mel: Floats,
+    tokens: Sequence[int],
+    n_prompt: int,
+    caches: dict[str, Floats],
+) -> Floats:
+    """Return the logits (S, V) after each of S tokens, as `Layout.logits` says."""
+    encoder = open_session(folder / ENCODER)
+    audio = run_session(encoder, {"input_features": np.ascontiguousarray(mel[None])})
+    del encoder  # its memory, before the decoder takes more
+    decoding = ShiftedDecoding(open_session(folder / DECODER), audio)
+    result: list[Floats] = []
+    for token in tokens:
+        result.append(decoding.logits(decoding.inputs(token)))
+        if decoding.offset == n_prompt:
+            for place, arrays in (("decoder", decoding.kept), ("encoder", audio)):
+                n = n_prompt if place == "decoder" else audio[1].shape[2]
+                for i, rows in enumerate(arrays):
+                    by_heads = rows.transpose(VALUES if i % 2 else KEYS)[0]
+                    side = "value" if i % 2 else "key"
+                    caches[f"{i // 2}.{place}.{side}"] = by_heads[:, -n:].copy()
+    return np.concatenate(result)

@@ -1,0 +1,220 @@
+"""Compile a layout's graphs for an NPU: an encoder and a decoder of one token, which stay beside the files.
+
+The app reads what was compiled. The graphs, in float32, are verified, and can be compiled again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from whisperport.build.compile.compile_file import compile_file
+from whisperport.build.compile.compile_options import CompileOptions
+from whisperport.build.compile.lowered_file import READERS
+from whisperport.build.layouts.arrays import Floats
+from whisperport.build.layouts.environments import command_of
+from whisperport.build.layouts.layout import Compilation
+from whisperport.build.layouts.onnx_graph.graph import Array
+from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
+from whisperport.build.layouts.onnx_graph.stored import stored_arrays
+from whisperport.build.layouts.reading import Files, Reader
+from whisperport.build.layouts.rules import LayoutRule, layout_rule
+from whisperport.errors import AudioError
+from whisperport.program.spec import ProgramSpec
+from whisperport.runtime import start_tokens
+from whisperport.speech.audio import log_mel
+from whisperport.system.locking import temporary_folder
+from whisperport.system.progress import begin_stage
+from whisperport.targets import get_target
+from whisperport.verification.clips import shipped_audio, shipped_clips
+from whisperport.verification.recording.audio_files import (
+    CalibrationAudio,
+    audio_files,
+    fingerprint,
+)
+
+ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+GRAPHS = (ENCODER, DECODER)
+FLOAT = "fp16"  # in which a chip computes the graphs; other precisions are calibrated
+SAMPLES = 32  # of calibration; as many as the targets of these chips take
+Inputs = dict[str, Array]
+
+
+class Decoding(Protocol):
+    """The decoder after a run of the encoder, one token at a time, with the cache as the app writes it."""
+
+    offset: int  # of the next token
+
+    def inputs(self, token: int) -> Inputs:
+        """Return the inputs of the next run. They change in the run."""
+
+    def logits(self, inputs: Inputs) -> Floats:
+        """Run the decoder, and return the logits (1, V) after a token."""
+
+
+Encode = Callable[[Floats], tuple[Inputs, Decoding]]
+"""Takes a spectrogram (n_mels, 2T); returns the inputs of the encoder, and the decoder after its run."""
+
+
+def for_one_of(chips: Sequence[str]) -> str:
+    """Return a sentence for lists."""
+    return f"the files are for one chip: {', '.join(chips)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a vendor's compiler makes of the graphs, in the folder of the app.
+
+    Attributes:
+        name: takes a graph's stem and the size; returns the name of its file.
+        other: returns how a file differs from what would be compiled of a graph; empty: it does not.
+        size: takes a name, and what the graph is; returns the size, if the app reads it from one of them.
+        sizes: that the app knows.
+    """
+
+    name: Callable[[str, str], str]
+    other: Callable[[ProgramSpec, Path], str]
+    size: Callable[[str, ProgramSpec], str] = lambda _name, _spec: ""
+    sizes: Sequence[str] = ("",)
+
+    def file(self, files: Files, graph: str) -> str:
+        """Return the name of a graph's file, of any size; empty: it is missing."""
+        pattern = self.name(Path(graph).stem, "*")
+        paths = files.path.glob(pattern) if files.path.is_dir() else ()
+        return next((path.relative_to(files.path).as_posix() for path in sorted(paths)), "")
+
+
+def compile_graphs(
+    job: Compilation, place: Callable[[Path, Path], None], load: Callable[[Path], Encode]
+) -> None:
+    """Compile both graphs of a folder for an app's chip, with the compiler in the app's environment.
+
+    Args:
+        job: what is compiled.
+        place: takes a graph and the file that the compiler wrote, and writes what the app loads.
+        load: takes the folder; returns a function that runs the graphs, if they are calibrated.
+
+    Raises:
+        AudioError: there is too little audio to calibrate them.
+        MissingPackageError: the compiler is not installed.
+        LoweringError: it failed.
+    """
+    (chip,) = job.app.devices
+    compiler, command = get_target(chip).compiler, command_of(job.app)
+    places = {compiler.toolchain: command[0]} if compiler and command else {}
+    is_quantized = job.precision != FLOAT
+    with temporary_folder() as scratch:
+        if is_quantized:
+            _write_samples(job, load(job.folder), scratch)
+        for name in GRAPHS:
+            own = scratch / Path(name).stem
+            options = CompileOptions(
+                target=chip,
+                precision=job.precision,
+                inputs=own if is_quantized else None,
+                out=own / chip,
+                work=own / "work",
+                options={f"{chip}.emulate": "0"},  # the simulator runs in the app's loop instead
+                toolchains=places,
+            )
+            result = compile_file(job.folder / name, options)
+            place(job.folder / name, result.folder / result.programs[0].file)
+
+
+def _write_samples(job: Compilation, encode: Encode, folder: Path) -> None:
+    """Write inputs of both graphs, with which they are calibrated: STEM/NUMBER/INPUT.npy.
+
+    Raises:
+        AudioError: there is too little audio.
+    """
+    begin_stage("making the calibration set")
+    dims, generation = job.checkpoint.dims, job.checkpoint.generation
+    given = audio_files(job.calibration) if job.calibration else [a.path for a in shipped_audio()]
+    known = frozenset(fingerprint(clip.samples) for clip in shipped_clips())
+    audio = CalibrationAudio(files=given, seconds=dims.window_s, excluded=known)
+    mels = (log_mel(window, dims.n_mels, n_frames=dims.n_frames) for window in audio.windows())
+    prompt = [generation.start_of_transcript]
+    if job.app.profile_of(job.checkpoint).prompts:
+        prompt = start_tokens(generation, job.language, "transcribe")
+    n_samples = 0
+    for mel in islice(mels, SAMPLES):
+        fed, decoding = encode(mel)
+        inputs = fed, _token_inputs(decoding, n_samples, prompt, generation.end_of_text)
+        for name, arrays in zip(GRAPHS, inputs, strict=True):
+            place = folder / Path(name).stem / f"{n_samples:03d}"
+            place.mkdir(parents=True)
+            for tensor, array in arrays.items():
+                np.save(place / f"{tensor}.npy", array)
+        n_samples += 1
+    if n_samples < SAMPLES:
+        skipped = f"; skipped: {audio.faults}" if audio.skipped else ""
+        raise AudioError(
+            f"too little audio to calibrate {job.app.name} in {job.precision}",
+            why=f"{SAMPLES} windows of {dims.window_s:g} s are needed, and {n_samples} can be used, each "
+            f"one at three levels (unchanged, quiet, loud){skipped}",
+            hint="give more audio files with speech to `--calibration`",
+        )
+
+
+def _token_inputs(decoding: Decoding, offset: int, prompt: Sequence[int], end: int) -> Inputs:
+    """Return the decoder's inputs at a token of the text, or at its last one if it has fewer."""
+    tokens = list(prompt)
+    while True:
+        inputs = decoding.inputs(tokens[decoding.offset])
+        if decoding.offset == offset:
+            return inputs
+        best = int(decoding.logits(inputs).argmax())
+        if decoding.offset == len(tokens):
+            if best == end:
+                return inputs
+            tokens.append(best)
+
+
+def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool]) -> Reader:
+    """Return the reader of folders with the graphs, and with what was compiled of one of them.
+
+    Args:
+        compiled: what it is compiled to.
+        is_own: takes the headers of both graphs; returns whether they are the layout's.
+    """
+
+    def recognize(files: Files) -> bool:
+        if not all(map(files.has, GRAPHS)) or not any(compiled.file(files, g) for g in GRAPHS):
+            return False
+        return is_own(*(files.read(graph, read_header) for graph in GRAPHS))
+
+    return Reader(
+        recognize,
+        lambda _files: [FLOAT],
+        lambda files, _precision: stored_arrays(files, GRAPHS),
+    )
+
+
+def rule(compiled: Compiled) -> LayoutRule:
+    """Return the rule of the files that were compiled."""
+
+    @layout_rule("WP785", "A file for an NPU is missing, or is not that of the graph beside it")
+    def check(files: Files) -> Iterator[tuple[str, str]]:
+        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. To sherpa-onnx, a size in
+        the names of files or inputs tells the ids of special tokens: tiny, base, small or medium, and
+        `.en` if English-only.
+
+        What to do: `whisperport convert` with `--chips`.
+        """
+        for graph in GRAPHS:
+            name = compiled.file(files, graph)
+            if not name:
+                yield compiled.name(Path(graph).stem, "SIZE"), "the file is missing"
+                continue
+            spec, _ = files.read(graph, READERS[".onnx"])
+            size = compiled.size(name, spec)
+            if size.removesuffix(".en") not in compiled.sizes:
+                yield name, f"the app knows no size {size[:40]!r}"
+            if reason := files.read_now(name, partial(compiled.other, spec)):
+                yield name, reason
+
+    return check
