@@ -356,7 +356,10 @@ ON_NPUS = "build/layouts/sherpa_onnx"
 EXCEPTIONS = {
     "hailo": [FORMS],
     "mediatek": [FORMS],
-    "qualcomm": [PAIR_RULES, f"{ON_NPUS}/npu_client.py", f"{ON_NPUS}/qnn.py"],
+    "qualcomm": [
+        PAIR_RULES,
+        *(f"{ON_NPUS}/{name}.py" for name in ("npu_client", "qnn")),
+    ],
     "rockchip": [FORMS, f"{ON_NPUS}/npu_client.py", f"{ON_NPUS}/rknn.py"],
     "openvino": [
         # It names what has changed in a file of any format.

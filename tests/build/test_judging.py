@@ -619,7 +619,7 @@ def test_repaired_files_are_not_written_into_the_input(
 def test_every_rule_has_a_planted_fault() -> None:
     in_a_test_of_its_own = {"WP708", "WP709", "WP718", *(rule.code for rule in PAIR_RULES)}
     of_pte = {f"WP{n}" for n in (781, 782, 783, 784, 786, 787)}  # layouts/test_executorch_apps.py
-    of_npus = {"WP785"}  # layouts/test_sherpa_on_npus.py
+    of_npus = {"WP785"}  # layouts/test_on_npus.py
     in_a_test_of_its_own |= of_pte | of_npus
     assert {code for _, code, _ in FAULTS} == set(all_rules()) - in_a_test_of_its_own
 

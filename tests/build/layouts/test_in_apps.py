@@ -38,12 +38,15 @@ SHAPES = {
 }
 # With the app's own spectrogram the text of one clip repeats four words, in float32 on a CPU as well.
 LOOPS = {("sherpa-onnx-qnn", "last-tail"), ("sherpa-onnx-rknn", "last-tail")}
-# This app gives no prompt. The embedded model then emits its language up to 14 times and the last word up
+# These apps give no prompt. The embedded model then emits its language up to 14 times and the last word up
 # to six times, in float32 as well (a word error rate of 38%), and rounding changes how often.
-WITHOUT_PROMPT = {("executorch-runner", "w8")}
+WITHOUT_PROMPT = {("executorch-runner", "w8"), ("qualcomm-ai-hub", "w8a16")}
 ALL = os.environ.get("WHISPERPORT_TEST_APPS") == "1"
 # Half a minute for a lowering, a minute or two in a simulator; their own tests have small ones.
-SLOW = ("react-native-executorch", "executorch-runner", "sherpa-onnx-qnn", "sherpa-onnx-rknn")
+SLOW = (
+    *("react-native-executorch", "executorch-runner"),
+    *("sherpa-onnx-qnn", "sherpa-onnx-rknn", "qualcomm-ai-hub"),
+)
 CASES = [
     (app, precision)
     for layout in all_layouts()

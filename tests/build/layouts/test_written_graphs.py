@@ -33,7 +33,8 @@ from whisperport.model.network.whisper import Whisper, build_model
 from whisperport.targets.cpu.openvino.ir import read_ir, stored_bytes
 
 APPS = ("transformers.js", "sherpa-onnx", "onnxruntime-genai")
-ON_NPUS = ("sherpa-onnx-qnn", "sherpa-onnx-rknn")  # one token at a time, and float32 in the graphs
+# One token at a time, and float32 in the graphs; those for 8 bits have other operators.
+ON_NPUS = ("sherpa-onnx-qnn", "sherpa-onnx-rknn", "qualcomm-ai-hub")
 TOKENS = (50, 51, 53, 57, 3, 7, 20, 58, 1)
 N_PROMPT = 4
 # Of the largest value. float32 with additions in another order: 4e-7 was seen.
@@ -101,11 +102,12 @@ def test_the_graphs_compute_the_logits_of_the_model(shape: str, tmp_path: Path) 
     # given a checkpoint of a published shape in miniature, and its logits in one pass without a cache
     checkpoint = random_checkpoint(**SHAPES[shape])
     expected, _ = eager(checkpoint)
-    for app in (*APPS, *ON_NPUS):
+    cases = [(app, "fp32") for app in (*APPS, *ON_NPUS)]
+    for app, precision in (*cases, ("sherpa-onnx-qnn", "w8a16")):
         # when the written graphs decode a prompt at once, and the other tokens one by one
-        folder = written(checkpoint, app, "fp32", tmp_path)
+        folder = written(checkpoint, app, precision, tmp_path)
         # then the logits are the same
-        assert is_close(logits(checkpoint, app, "fp32", folder), expected), app
+        assert is_close(logits(checkpoint, app, precision, folder), expected), app
 
 
 @pytest.mark.parametrize("app", APPS)

@@ -36,14 +36,15 @@ STALL_MIN = 30
     metavar="APP",
     help="App that loads the files, such as faster-whisper; `whisperport apps` lists all",
 )
-@field_options(ConvertOptions, "precision", group="App")
+@field_options(ConvertOptions, "precision", "calibration", group="App")
 @option(
     "--chips",
     group="App",
     default="",
     metavar="NAME,...",
     help="Chips that the files of an app on NPUs are compiled for, such as rk3588; `whisperport apps` "
-    "lists those of each app. --out gets a folder for each; one that is verified already is kept",
+    "lists those of each app, and sherpa-onnx has those of all its apps on NPUs. --out gets a folder for "
+    "each; one that is verified already is kept",
 )
 @option(
     *("--out", "-o"),
@@ -76,6 +77,7 @@ def convert(
     Examples:
       $ whisperport convert my-finetune --for faster-whisper --out build/ct2
       $ whisperport convert tiny.en --for whisper.cpp --out build/tiny.en.bin --precision w8
+      $ whisperport convert my-finetune --for sherpa-onnx --chips sm8650,rk3588 --out build/npu
     """
     options, results = ConvertOptions(**field_values(ConvertOptions, chosen)), list[Converted]()
     for chip in chips.split(","):
@@ -93,6 +95,6 @@ def convert(
     ):
         print_warning(warning)
     if results[-1].record.verification is None:
-        print_next("apps", "--install", app)
+        print_next("apps", "--install", results[-1].record.app)
     else:
         print_next("verify", results[-1].path)

@@ -17,7 +17,7 @@ MODULES = (
     "openvino_genai",
     "sherpa_onnx.qnn",  # before the next: their graphs have the same names
     "sherpa_onnx.rknn",
-    "ai_hub",
+    "qualcomm_ai_hub",
     "sherpa_onnx",
     "transformers_js",
     "whisper_cpp",

@@ -143,8 +143,8 @@ def convert(
 
     Args:
         checkpoint: a checkpoint, or what `load_checkpoint` accepts.
-        app: name of the app, as `whisperport apps` lists it; with a chip, "sherpa-onnx" is the one that
-            has this chip.
+        app: name of the app, as `whisperport apps` lists it; with a chip, also the beginning of a name,
+            before a hyphen: the app is the one that has this chip.
         out: folder or file to write; an older one that `convert` wrote is replaced.
         options: what is written. Default: None, all defaults.
 

@@ -40,7 +40,7 @@ from whisperport.verification.recording.audio_files import (
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 GRAPHS = (ENCODER, DECODER)
 FLOAT = "fp16"  # in which a chip computes the graphs; other precisions are calibrated
-SAMPLES = 32  # of calibration; as many as the targets of these chips take
+SAMPLES = 32  # of calibration; as many as the targets of these chips read
 Inputs = dict[str, Array]
 
 
@@ -143,7 +143,10 @@ def _write_samples(job: Compilation, encode: Encode, folder: Path) -> None:
     n_samples = 0
     for mel in islice(mels, SAMPLES):
         fed, decoding = encode(mel)
-        inputs = fed, _token_inputs(decoding, n_samples, prompt, generation.end_of_text)
+        inputs = (
+            fed,
+            _token_inputs(decoding, n_samples % dims.n_text_ctx, prompt, generation.end_of_text),
+        )
         for name, arrays in zip(GRAPHS, inputs, strict=True):
             place = folder / Path(name).stem / f"{n_samples:03d}"
             place.mkdir(parents=True)
@@ -199,9 +202,9 @@ def rule(compiled: Compiled) -> LayoutRule:
 
     @layout_rule("WP785", "A file for an NPU is missing, or is not that of the graph beside it")
     def check(files: Files) -> Iterator[tuple[str, str]]:
-        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. To sherpa-onnx, a size in
-        the names of files or inputs tells the ids of special tokens: tiny, base, small or medium, and
-        `.en` if English-only.
+        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. To some apps, a size in the
+        names of files or inputs tells the ids of special tokens: tiny, base, small or medium, and `.en` if
+        English-only.
 
         What to do: `whisperport convert` with `--chips`.
         """

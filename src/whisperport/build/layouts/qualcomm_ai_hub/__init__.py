@@ -8,19 +8,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whisperport.build.layouts.ai_hub.graphs import (
-    POSITIONS,
-    load,
-    logits,
-    write_decoder,
-    write_encoder,
-)
 from whisperport.build.layouts.huggingface_files import (
     added_tokens,
     config,
     preprocessor_config,
     tokenizer_config,
     tokenizer_json,
+    tokens_by_id,
     vocab,
     write_json,
 )
@@ -36,6 +30,13 @@ from whisperport.build.layouts.npu import (
     rule,
 )
 from whisperport.build.layouts.onnx_graph.header import OnnxHeader
+from whisperport.build.layouts.qualcomm_ai_hub.graphs import (
+    POSITIONS,
+    load,
+    logits,
+    write_decoder,
+    write_encoder,
+)
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.qualcomm.chips import CHIPS, W8A16
@@ -59,10 +60,12 @@ PROFILE = DecodingProfile(
 def _write(checkpoint: "Checkpoint", _precision: str, folder: Path) -> None:
     write_encoder(checkpoint, folder / ENCODER)
     write_decoder(checkpoint, folder / DECODER)
+    generation = checkpoint.generation
+    special = tokens_by_id(checkpoint)[generation.end_of_text : generation.timestamp_begin]
     for name, value in (
         ("config", config(checkpoint)),
         ("preprocessor_config", preprocessor_config(checkpoint.dims)),
-        ("tokenizer_config", tokenizer_config()),
+        ("tokenizer_config", {**tokenizer_config(), "additional_special_tokens": special}),
         ("vocab", vocab(checkpoint)),
         ("added_tokens", added_tokens(checkpoint)),
     ):
@@ -125,6 +128,7 @@ LAYOUT = Layout(
             devices=NAMES,
             compile=_compile,
             profile_of=lambda _checkpoint: PROFILE,
+            compared="words",
             drops=(
                 for_one_of(NAMES),
                 "the app runs on devices only: its loop, once more in Python, calls the vendor's simulator",

@@ -1,4 +1,4 @@
-"""What sherpa-onnx runs on NPUs: graphs, what a vendor's compiler makes of them, and the app's loop."""
+"""What apps run on NPUs: graphs, what a vendor's compiler makes of them, and the app's loop."""
 
 import ctypes
 import importlib.util
@@ -20,14 +20,16 @@ from click.testing import CliRunner
 from whisperport import judge
 from whisperport.apps.cli.convert import convert as convert_verb
 from whisperport.build.compile.lowered_file import READERS
+from whisperport.build.layouts import app_with_chip, layout_of, recognized
 from whisperport.build.layouts import convert as converting
-from whisperport.build.layouts import layout_of
+from whisperport.build.layouts import npu as compiling
 from whisperport.build.layouts.convert import ConvertOptions, convert
-from whisperport.build.layouts.layout import App, Layout, apps
+from whisperport.build.layouts.layout import Compilation, Layout, apps
+from whisperport.build.layouts.qualcomm_ai_hub import client as hub_client
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import known_logits, reference_of, spectrogram
 from whisperport.build.layouts.sherpa_onnx import npu, npu_client, qnn, rknn
-from whisperport.errors import BundleError, LoweringError, UsageError
+from whisperport.errors import AudioError, BundleError, LoweringError, UsageError
 from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.audio.pcm import write_wav
 from whisperport.speech.text.vocabulary import openai_generation
@@ -43,10 +45,12 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 import onnxruntime as ort
 from tests.build.layouts.test_converting import CLIENT
+from tests.build.layouts.test_written_graphs import random_checkpoint
 
 from whisperport.model.checkpoint import load_checkpoint
 
 TENSOR_BYTES = 144
+LEAST_DB = 25  # of 8-bit weights and 16-bit activations
 CHIPS = {"sherpa-onnx-qnn": "sm8650", "sherpa-onnx-rknn": "rk3588"}
 
 
@@ -265,8 +269,7 @@ def test_a_checkpoint_with_other_ids_is_rejected(checkpoint: Any) -> None:
     [
         ("sherpa-onnx-qnn", "", "sherpa-onnx-qnn needs a chip"),
         ("sherpa-onnx-qnn", "rk3588", "sherpa-onnx-qnn has no chip `rk3588`"),
-        ("sherpa-onnx-qnn", "qcm6490", "sherpa-onnx-qnn has no chip `qcm6490`"),
-        ("sherpa-onnx", "sm8650", "sherpa-onnx has no chip `sm8650`"),
+        ("faster-whisper", "sm8650", "faster-whisper has no chip `sm8650`"),
     ],
 )
 def test_a_chip_that_the_app_does_not_have_is_rejected(
@@ -294,10 +297,11 @@ def compilations(
     """The chips of compilations that were done, by no compiler, for an app that answers rightly."""
     done: list[tuple[str, ...]] = []
 
-    def compile_nothing(app: App, folder: Path) -> None:
-        done.append(app.devices)
+    def compile_nothing(job: Compilation) -> None:
+        done.append(job.app.devices)
         for name in ("encoder", "decoder"):
-            (folder / f"{name}.bin").write_bytes((folder / f"{name}.onnx").read_bytes())
+            content = (job.folder / f"{name}.onnx").read_bytes()
+            (job.folder / f"{name}.bin").write_bytes(content)
 
     app = qnn.LAYOUT.apps["sherpa-onnx-qnn"]
     (tmp_path / "clips").mkdir()
@@ -372,3 +376,148 @@ def test_large_v3_is_rejected_before_it_is_written(checkpoint: Any, tmp_path: Pa
 
     assert "as OpenAI's models before large-v3" in error.value.why
     assert not (tmp_path / "out").exists()
+
+
+def test_the_name_of_an_app_stands_for_those_on_npus() -> None:
+    assert app_with_chip("sherpa-onnx", "rk3588") == "sherpa-onnx-rknn"
+    assert app_with_chip("sherpa-onnx", "sm8650") == "sherpa-onnx-qnn"
+    assert app_with_chip("sherpa-onnx-qnn", "rk3588") == "sherpa-onnx-qnn"
+    assert app_with_chip("sherpa-onnx", "") == "sherpa-onnx"
+
+
+@pytest.mark.parametrize(
+    ("chip", "chosen", "what", "hint"),
+    [
+        ("qcm6490", {"precision": "fp16"}, "has no fp16 on qcm6490", "choose one of w8a16"),
+        ("sm8450", {"precision": "w8a16"}, "has no w8a16 on sm8450", "choose one of fp16"),
+        ("sm8650", {"precision": "w8"}, "has no precision `w8`", "choose one of fp16, w8a16"),
+        ("sm8650", {"calibration": Path()}, "cannot be used here", "omit `--calibration`"),
+    ],
+)
+def test_a_precision_that_the_chip_does_not_have_is_rejected(
+    chip: str, chosen: dict[str, Any], what: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as error:
+        convert("default", "sherpa-onnx", tmp_path / "out", ConvertOptions(chip=chip, **chosen))
+
+    assert what in error.value.what
+    assert error.value.hint == hint
+
+
+def job_of(app: str, chip: str, precision: str, folder: Path) -> Compilation:
+    """The graphs of a checkpoint in miniature, to be compiled for a chip."""
+    checkpoint = random_checkpoint(n_mels=80, n_audio_ctx=100)
+    layout_of(app).write(checkpoint, precision, folder)
+    return Compilation(
+        app=layout_of(app).apps[app].on(chip),
+        checkpoint=checkpoint,
+        precision=precision,
+        language="en",
+        folder=folder,
+        calibration=None,
+    )
+
+
+def test_eight_bits_are_calibrated_and_compiled(tmp_path: Path) -> None:
+    # given graphs for a chip without floating point, whose token embedding is multiplied by as well
+    pytest.importorskip("onnxruntime_qnn", exc_type=ImportError)
+    job = job_of("sherpa-onnx-qnn", "qcm6490", "w8a16", tmp_path)
+    # when they are compiled
+    assert job.app.compile is not None
+    job.app.compile(job)
+    # then what the app loads has the inputs and outputs of the graphs, in float32
+    names = {name for name, _ in described(tmp_path / "decoder.bin")}
+    assert {"tiny_tokens", "tiny_mask", "tiny_logits", "tiny_this_self_v_1"} <= names
+    assert {kind for _, kind in described(tmp_path / "encoder.bin")} == {"float32"}
+    # and the simulator computes most of the signal
+    client = importlib.import_module(npu_client.__name__)
+    mel = np.random.default_rng(0).normal(size=(1, 200, 80)).astype(np.float32)
+    found = client._qualcomm(tmp_path / "encoder.onnx", "qcm6490")([mel])
+    expected = on_cpu(tmp_path / "encoder.onnx", "")([mel])
+    for actual, exact in zip(found, expected, strict=True):
+        assert LEAST_DB < 20 * np.log10(np.linalg.norm(exact) / np.linalg.norm(actual - exact)) < 80
+
+
+def test_too_little_audio_does_not_calibrate(tmp_path: Path) -> None:
+    job = job_of("sherpa-onnx-qnn", "sm8650", "w8a16", tmp_path)
+    (tmp_path / "audio").mkdir()
+    write_wav(str(tmp_path / "audio/silence.wav"), np.zeros(16_000, np.int16))
+
+    with pytest.raises(AudioError) as error:
+        qnn._compile(replace(job, calibration=tmp_path / "audio"))
+
+    assert "too little audio to calibrate sherpa-onnx-qnn in w8a16" in error.value.what
+    assert f"{compiling.SAMPLES} windows" in error.value.why
+    assert "0 can be used" in error.value.why
+    assert "silent" in error.value.why
+
+
+def test_the_decoder_is_calibrated_at_one_token_after_the_other() -> None:
+    class Text:
+        """A text of three tokens after a prompt of two."""
+
+        offset = 0
+
+        def inputs(self, token: int) -> dict[str, Any]:
+            return {"token": token, "offset": self.offset}
+
+        def logits(self, _inputs: dict[str, Any]) -> Any:
+            self.offset += 1
+            following = {2: 7, 3: 8, 4: 9, 5: 0}.get(self.offset, 3)
+            return np.eye(10)[[following]]
+
+    given = [compiling._token_inputs(Text(), i, [5, 6], 0)["token"] for i in range(7)]
+
+    assert given == [5, 6, 7, 8, 9, 9, 9]
+
+
+class OnCpu:
+    """A session of what the simulator gets, on the CPU: the graph beside the folder of a compiled file."""
+
+    def __init__(self, folder: Path) -> None:
+        name = folder.name.removeprefix("HfWhisper").lower()
+        self.run = ort.InferenceSession(str(folder.with_name(f"{name}.onnx"))).run
+
+
+def test_ai_hubs_loop_emits_the_tokens_of_the_checkpoint(
+    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    layout = layout_of("qualcomm-ai-hub")
+    layout.write(checkpoint, "fp16", tmp_path)
+    monkeypatch.setattr(hub_client, "_session", OnCpu)
+    clips = shipped_clips(2)
+    # when the app's loop decodes clips, with transformers' own features
+    transcribe = hub_client.load({"model": str(tmp_path)})
+    results = [transcribe(clip.samples) for clip in clips]
+    # then its tokens are those of the checkpoint without a prompt
+    expected = reference_of(
+        checkpoint, layout.apps["qualcomm-ai-hub"].profile_of(checkpoint), clips
+    )
+    assert [tuple(result["tokens"]) for result in results] == [e.tokens for e in expected]
+    assert [result["text"] for result in results] == [e.text.strip() for e in expected]
+
+
+def test_ai_hubs_files_are_compiled_and_judged(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_qnn", exc_type=ImportError)
+    job = job_of("qualcomm-ai-hub", "sc8380xp", "fp16", tmp_path)
+    assert job.app.compile is not None
+    job.app.compile(job)
+    layout = layout_of("qualcomm-ai-hub")
+    # then each file has the signature of its graph
+    assert recognized(Files(tmp_path)) is layout
+    assert broken(tmp_path, layout) == []
+    # and one of the other graph is named
+    encoder, decoder = (tmp_path / f"HfWhisper{name}/model.onnx" for name in ("Encoder", "Decoder"))
+    shutil.copy(encoder, decoder)
+    ((file, reason),) = broken(tmp_path, layout)
+    assert file == "HfWhisperDecoder/model.onnx"
+    assert "input_features" in reason
+
+
+def test_a_decoder_of_fewer_positions_is_rejected(checkpoint: Any) -> None:
+    layout = layout_of("qualcomm-ai-hub")
+    short = replace(checkpoint, dims=replace(checkpoint.dims, n_text_ctx=100))
+
+    assert layout.unsupported(checkpoint, "fp16") == ""
+    assert layout.unsupported(short, "fp16").startswith("its decoder has 100 positions")
