@@ -404,6 +404,17 @@ def test_a_precision_that_the_chip_does_not_have_is_rejected(
     assert error.value.hint == hint
 
 
+def test_all_chips_are_checked_before_the_first_is_compiled(
+    compilations: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    options = ["default", "--for", "sherpa-onnx", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(convert_verb, [*options, "--chips", "sm8650,rk3588,rk1"])
+
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.what == "sherpa-onnx has no chip `rk1`"
+    assert compilations == []
+
+
 def job_of(app: str, chip: str, precision: str, folder: Path) -> Compilation:
     """The graphs of a checkpoint in miniature, to be compiled for a chip."""
     checkpoint = random_checkpoint(n_mels=80, n_audio_ctx=100)

@@ -19,7 +19,7 @@ from whisperport.apps.cli.paths import OutputPath
 from whisperport.apps.cli.shared_options import as_json, stall_after
 from whisperport.apps.cli.verb import Verb, option
 from whisperport.apps.cli.watchdog import run_watched
-from whisperport.build.layouts.convert import Converted, ConvertOptions
+from whisperport.build.layouts.convert import Converted, ConvertOptions, choose
 from whisperport.build.layouts.convert import convert as run_convert
 
 STALL_MIN = 30
@@ -80,10 +80,13 @@ def convert(
       $ whisperport convert my-finetune --for sherpa-onnx --chips sm8650,rk3588 --out build/npu
     """
     options, results = ConvertOptions(**field_values(ConvertOptions, chosen)), list[Converted]()
-    for chip in chips.split(","):
+    of_chips = {chip: replace(options, chip=chip) for chip in chips.split(",")}
+    for chosen_options in of_chips.values():
+        choose(app, chosen_options)  # all, before minutes of work for the first
+    for chip, chosen_options in of_chips.items():
         place = out / chip
         with stages():
-            job = (run_convert, checkpoint, app, place, replace(options, chip=chip))
+            job = (run_convert, checkpoint, app, place, chosen_options)
             results.append(run_watched(*job, out=place, stall_s=60 * stall_after))
     if as_json:
         described = [converted.to_json() for converted in results]

@@ -157,10 +157,8 @@ def convert(
             read, or the output cannot be written.
     """
     options = options or ConvertOptions()
-    app = app_with_chip(app, options.chip)
-    layout, out = layout_of(app), Path(out)
-    chosen = _with_chip(layout.apps[app], options.chip)
-    precision = _precision(layout, chosen, options)
+    layout, chosen, precision = choose(app, options)
+    app, out = chosen.name, Path(out)
     if not options.allow_unverified and not is_installed(chosen):
         raise MissingPackageError(
             f"{app} is not installed, so the files cannot be verified in it",
@@ -233,6 +231,18 @@ def convert(
         write_record(draft_record(layout, draft), record)
     warnings = (*warnings, *filter(None, (doubt_of(record),)))
     return Converted(path=out, record=record, run=run, warnings=warnings)
+
+
+def choose(app: str, options: ConvertOptions) -> tuple[Layout, App, str]:
+    """Return the layout, the app with its chip, and the precision that options name.
+
+    Raises:
+        UsageError: there is no such app, chip or precision.
+    """
+    name = app_with_chip(app, options.chip)
+    layout = layout_of(name)
+    chosen = _with_chip(layout.apps[name], options.chip)
+    return layout, chosen, _precision(layout, chosen, options)
 
 
 def _with_chip(app: App, chip: str) -> App:

@@ -113,7 +113,7 @@ def _is_own(encoder: OnnxHeader, decoder: OnnxHeader) -> bool:
 COMPILED = Compiled(name=_name, other=_other)
 
 LAYOUT = Layout(
-    title="folder of HfWhisperEncoder/model.onnx, HfWhisperDecoder/model.onnx and the tokenizer's files",
+    title="folder of a compiled model.onnx for each of HfWhisperEncoder and HfWhisperDecoder, and the tokenizer",
     precisions=(FLOAT, W8A16),
     apps=apps(
         App(
