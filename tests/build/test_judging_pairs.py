@@ -38,7 +38,7 @@ JUDGE = "whisperport.build.judge.judge."
 SCRIPTS: dict[str, tuple[str, str, int, int]] = {
     "rockchip": ("rknn_model_zoo", "WP771 WP772 WP775", 2000, 12),
     "hailo": ("hailo-whisper", "WP771 WP772", 1000, 32),
-    "qualcomm_ai_hub": ("ai-hub-models", "WP773 WP776", 3000, 200),
+    "ai_hub": ("ai-hub-models", "WP773 WP776", 3000, 200),
 }
 if EVERYTHING:  # its converter takes 16 s
     SCRIPTS["mediatek"] = ("MTK_model_zoo", "WP772", 3000, 48)
@@ -104,7 +104,7 @@ def test_a_form_is_recognized_with_what_it_loses(script: str, exported: dict[str
 
 
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize("script", core_or_all(["qualcomm_ai_hub"], [*SCRIPTS]))
+@pytest.mark.parametrize("script", core_or_all(["ai_hub"], [*SCRIPTS]))
 def test_right_graphs_are_the_checkpoint_and_say_its_words(
     script: str, exported: dict[str, Path], checkpoint: Any, clip: Any
 ) -> None:
@@ -364,7 +364,7 @@ def test_activations_of_8_bits_are_the_answer_to_an_empty_text(
 
 def test_inputs_of_integers_are_the_answer_to_other_tokens(exported: dict[str, Path]) -> None:
     # given the folder of a complaint: `qnn-net-run` returns other tokens than the demo
-    result = CliRunner().invoke(judge_verb, [str(exported["qualcomm_ai_hub"])])
+    result = CliRunner().invoke(judge_verb, [str(exported["ai_hub"])])
     # when it is judged, then the first screen says how its inputs must be given
     screen = " ".join(result.stdout.split("\nrule ", 1)[0].split())
     assert result.exit_code == 0
@@ -374,7 +374,7 @@ def test_inputs_of_integers_are_the_answer_to_other_tokens(exported: dict[str, P
 
 def test_an_app_that_does_not_load_graphs_is_an_error(exported: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="has no files of sherpa-onnx"):
-        judge(exported["qualcomm_ai_hub"], app="sherpa-onnx")
+        judge(exported["ai_hub"], app="sherpa-onnx")
 
 
 def test_a_matmul_outside_of_the_delegate_is_named_in_a_pte(tmp_path: Path) -> None:
