@@ -1,0 +1,353 @@
+"""Stop a process at every system call that changes files, and let one of them fail or be the last.
+
+The process has a seccomp filter that hands these calls to this process before the kernel runs them
+(`SECCOMP_RET_USER_NOTIF`, Linux 5.5). Threads and child processes inherit the filter, so that the writes of
+native libraries are seen as well, in one order. No compiler and no debugger is needed.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from fuzz import processes
+
+# Source: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+# Kind, then the numbers on x86-64 and on aarch64 (-1: it has none), then the arguments that name a file:
+# F a descriptor, D a folder's descriptor, P a path.
+_CALLS = (
+    ("open", 2, -1, "P"),
+    ("open", 257, 56, "DP"),
+    ("open", 85, -1, "P"),
+    ("write", 1, 64, "F"),
+    ("write", 18, 68, "F"),
+    ("write", 20, 66, "F"),
+    ("write", 296, 70, "F"),
+    ("write", 328, 287, "F"),
+    ("write", 40, 71, "F"),  # sendfile
+    ("write", 326, 285, "..F"),  # copy_file_range
+    ("allocate", 285, 47, "F"),
+    ("truncate", 76, 45, "P"),
+    ("truncate", 77, 46, "F"),
+    ("rename", 82, -1, "PP"),
+    ("rename", 264, 38, "DPDP"),
+    ("rename", 316, 276, "DPDP"),
+    ("link", 86, -1, "PP"),
+    ("link", 265, 37, "DPDP"),
+    ("unlink", 87, -1, "P"),
+    ("unlink", 263, 35, "DP"),
+    ("unlink", 84, -1, "P"),  # rmdir
+    ("symlink", 88, -1, ".P"),
+    ("symlink", 266, 36, ".DP"),
+    ("mkdir", 83, -1, "P"),
+    ("mkdir", 258, 34, "DP"),
+    ("fsync", 74, 82, "F"),
+    ("fsync", 75, 83, "F"),
+    ("chmod", 90, -1, "P"),
+    ("chmod", 91, 52, "F"),
+    ("chmod", 268, 53, "DP"),
+    ("chmod", 452, 452, "DP"),
+)
+ERRORS = {  # what a full, a broken or a foreign disk answers to each kind of call
+    "open": (errno.ENOSPC, errno.EMFILE, errno.EACCES),
+    "write": (errno.ENOSPC, errno.EIO),
+    "allocate": (errno.ENOSPC,),
+    "truncate": (errno.EIO, errno.ENOSPC),
+    "rename": (errno.EIO, errno.EACCES, errno.ENOSPC),
+    "link": (errno.ENOSPC, errno.EIO),
+    "unlink": (errno.EACCES, errno.EIO),
+    "symlink": (errno.ENOSPC, errno.EACCES),
+    "mkdir": (errno.ENOSPC, errno.EACCES),
+    "fsync": (errno.EIO, errno.ENOSPC),
+    "chmod": (errno.EPERM, errno.EIO),
+}
+KILL, KILL_CALLER, INTERRUPT = "killed", "caller killed", "interrupted"
+RANDOM = re.compile(
+    r"(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{12,64}|(?<=[-.])[a-z0-9_]{8}(?=/|$)|#?\d{4,}| \(deleted\)"
+)
+PATH_MAX = 4096
+PATIENCE_S = 120.0
+
+# Source: include/uapi/linux/{seccomp,filter,audit,prctl}.h.
+_MACHINES = {"x86_64": (0, 317, 0xC000003E), "aarch64": (1, 277, 0xC00000B7)}  # column, seccomp, audit
+_OPENS = {2: 1, 257: 2, 56: 2}  # number -> the argument that has the flags
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 38, 36
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 8
+_ALLOW, _NOTIFY, _CONTINUE = 0x7FFF0000, 0x7FC00000, 1
+_RECEIVE, _SEND, _IS_VALID = 0xC0502100, 0xC0182101, 0x40082102
+_NOTICE = struct.Struct("QIIiIQ6Q")  # id, process, flags, then the call: number, machine, place, arguments
+_ANSWER = struct.Struct("QqiI")  # id, result, error, flags
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that changes a file: its kind, its paths without their random parts, and how many came before."""
+
+    kind: str
+    path: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.path}" + (f" ({self.occurrence + 1})" if self.occurrence else "")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at one call: it fails with an error, or one of `KILL`, `KILL_CALLER`, `INTERRUPT`."""
+
+    call: Call
+    what: str | int
+
+    def __str__(self) -> str:
+        return errno.errorcode[self.what] if isinstance(self.what, int) else self.what
+
+
+@dataclass
+class Watched:
+    """A process that was watched: the calls up to its end, whether the fault happened, and the status."""
+
+    calls: list[Call] = field(default_factory=list)
+    callers: list[bool] = field(default_factory=list)  # whether another process than the first one called
+    met: bool = False
+    status: int = 0  # exit status; the negative number of a signal
+    hung: bool = False
+
+
+def why_not() -> str:
+    """Return why processes cannot be watched here; empty: they can."""
+    if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
+        return "system calls are watched on Linux only, on x86-64 and aarch64"
+    try:
+        watched(lambda: None, Path("/proc"))
+    except OSError as error:
+        return f"this kernel hands on no system calls: {error}"
+    return ""
+
+
+def watched(
+    run: Callable[[], object], folder: Path, fault: Fault | None = None, patience_s: float = PATIENCE_S
+) -> Watched:
+    """Run a function in a fork, and stop it at each call that changes something in a folder.
+
+    Args:
+        run: ends with `SystemExit` or returns; another exception is printed, and its status is 1.
+        folder: calls that concern files elsewhere are not counted.
+        fault: what happens at one of the calls. Default: None, nothing.
+        patience_s: after this time, all processes are killed.
+
+    Raises:
+        OSError: the kernel has no such filters, or does not allow them here.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # no orphan escapes
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        _run(run, theirs)
+    theirs.close()
+    with ours:
+        message, descriptors, _, _ = socket.recv_fds(ours, 1024, 1)
+    if not descriptors:
+        os.waitpid(child, 0)
+        number = int(message or b"1")
+        raise OSError(number, os.strerror(number))
+    watch = _Watch(child, descriptors[0], Path(os.path.realpath(folder)), fault)
+    try:
+        watch.follow(time.monotonic() + patience_s)
+    finally:
+        os.close(descriptors[0])
+        processes.kill(processes.tree(child))
+    watch.found.status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return watch.found
+
+
+def _run(run: Callable[[], object], ours: socket.socket) -> NoReturn:
+    """Run the function in this process, which is a fork."""
+    status = 1
+    try:
+        os.setsid()
+        try:
+            listener = _install()
+        except OSError as error:
+            ours.send(str(error.errno).encode())
+            os._exit(1)
+        socket.send_fds(ours, [b"0"], [listener])
+        os.close(listener)
+        ours.close()
+        run()
+        status = 0
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
+    except BaseException:
+        with suppress(OSError):
+            traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _install() -> int:
+    """Install the filter in this process; return the descriptor from which its calls are read."""
+    column, number, audit = _MACHINES[platform.machine()]
+    numbers = sorted({call[1 + column] for call in _CALLS} - {-1})
+    steps: list[tuple[int, int, int, int]] = [
+        (_LOAD, 0, 0, 4),  # the machine: a call of another one has other numbers
+        (_EQUAL, 1, 0, audit),
+        (_RETURN, 0, 0, _ALLOW),
+        (_LOAD, 0, 0, 0),
+    ]
+    for one in numbers:
+        if one in _OPENS:
+            flags = 16 + 8 * _OPENS[one]
+            steps += [
+                (_EQUAL, 0, 4, one),
+                (_LOAD, 0, 0, flags),
+                (_ANY_BIT, 0, 1, _WRITING),
+                (_RETURN, 0, 0, _NOTIFY),
+                (_RETURN, 0, 0, _ALLOW),
+            ]
+        else:
+            steps += [(_EQUAL, 0, 1, one), (_RETURN, 0, 0, _NOTIFY)]
+    steps.append((_RETURN, 0, 0, _ALLOW))
+    packed = b"".join(struct.pack("HBBI", *step) for step in steps)
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer)))
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    listener: int = libc.syscall(number, _SET_MODE_FILTER, _NEW_LISTENER, program)
+    if listener < 0:
+        raise OSError(ctypes.get_errno(), "seccomp")
+    return listener
+
+
+class _Watch:
+    """The calls of one process and of its descendants, answered one after the other."""
+
+    def __init__(self, child: int, listener: int, folder: Path, fault: Fault | None) -> None:
+        self.child, self.fault, self.found = child, fault, Watched()
+        self._listener, self._folder = listener, os.fspath(folder)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
+        self._occurrences: Counter[tuple[str, str]] = Counter()
+        column = 1 + _MACHINES[platform.machine()][0]
+        self._kinds = {call[column]: (call[0], call[3]) for call in _CALLS}
+
+    def follow(self, end: float) -> None:
+        """Answer all calls until the last process with the filter has ended."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        while True:
+            events = poll.poll(max(0.0, 1000 * (end - time.monotonic())))
+            if not events:
+                self.found.hung = True
+                return
+            if events[0][1] & select.POLLIN:
+                self._answer_one()
+            elif events[0][1] & (select.POLLHUP | select.POLLERR):
+                return
+
+    def _answer_one(self) -> None:
+        notice = ctypes.create_string_buffer(_NOTICE.size)
+        if self._libc.ioctl(self._listener, _RECEIVE, notice) < 0:
+            return  # its process was killed meanwhile
+        id_, process, _, number, _, _, *arguments = _NOTICE.unpack(notice.raw)
+        failure, flags = 0, _CONTINUE
+        call = self._call(process, number, arguments)
+        if call:
+            self.found.calls.append(call)
+            caller = _process_of(process)
+            self.found.callers.append(caller != self.child)
+            if self.fault and call == self.fault.call:
+                self.found.met = True
+                what = self.fault.what
+                if isinstance(what, int):
+                    failure, flags = -what, 0
+                elif what == KILL:  # nobody's call is answered any more, so nothing changes
+                    processes.kill(processes.tree(self.child))
+                    return
+                elif what == KILL_CALLER:
+                    processes.kill([caller])
+                    return
+                else:
+                    with suppress(OSError):
+                        os.killpg(self.child, signal.SIGINT)
+        answer = ctypes.create_string_buffer(_ANSWER.pack(id_, 0, failure, flags), _ANSWER.size)
+        self._libc.ioctl(self._listener, _SEND, answer)  # fails if its process was killed meanwhile
+
+    def _call(self, process: int, number: int, arguments: Sequence[int]) -> Call | None:
+        """Return the call if it concerns a file in the folder."""
+        kind, shape = self._kinds[number]
+        try:
+            paths = _paths(process, shape, arguments)
+        except (OSError, ValueError):
+            return None
+        inside = [path for path in paths if (path + "/").startswith(self._folder + "/")]
+        if not inside:
+            return None
+        names = [RANDOM.sub("*", path[len(self._folder) + 1 :]) or "." for path in inside]
+        key = kind, " -> ".join(names)
+        self._occurrences[key] += 1
+        return Call(*key, self._occurrences[key] - 1)
+
+
+def _process_of(thread: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{thread}/status").read_text().splitlines():
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    return thread
+
+
+def _paths(process: int, shape: str, arguments: Sequence[int]) -> list[str]:
+    """Return the absolute paths that a call names.
+
+    Raises:
+        OSError, ValueError: the process has ended, or the path or descriptor is none.
+    """
+    found, base = [], f"/proc/{process}/cwd"
+    for letter, value in zip(shape, arguments, strict=False):
+        if letter == "D":
+            is_descriptor = value & 0xFFFFFFFF < 1 << 31
+            base = f"/proc/{process}/{f'fd/{value}' if is_descriptor else 'cwd'}"
+        elif letter == "F":
+            found.append(os.readlink(f"/proc/{process}/fd/{value & 0xFFFFFFFF}"))
+        elif letter == "P":
+            path = _text(process, value)
+            absolute = path if path.startswith("/") else os.path.join(os.readlink(base), path)
+            folder, name = os.path.split(os.path.normpath(absolute))
+            found.append(os.path.join(os.path.realpath(folder), name))
+    return found
+
+
+def _text(process: int, address: int) -> str:
+    """Read a path from the memory of a process."""
+    with open(f"/proc/{process}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        page = 4096 - address % 4096  # the next page may not be mapped
+        raw = memory.read(page)
+        if b"\0" not in raw:
+            raw += memory.read(PATH_MAX)
+    return os.fsdecode(raw.split(b"\0")[0])
