@@ -164,16 +164,16 @@ def _bundle(folder: Path, target: str) -> None:
         writer.commit(manifest)
 
 
-def _checkpoint(folder: Path) -> None:
+def _checkpoint(folder: Path, dims: Dims = DIMS) -> None:
     """Make a checkpoint folder in Hugging Face's format."""
     from safetensors.torch import save_file
 
     from whisperport.model.checkpoint.huggingface import CONFIG_KEYS
     from whisperport.model.checkpoint.names import to_huggingface
 
-    weights = {to_huggingface(name): tensor for name, tensor in _weights(DIMS).items()}
+    weights = {to_huggingface(name): tensor for name, tensor in _weights(dims).items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    sizes = {key: getattr(DIMS, field) for field, key in CONFIG_KEYS.items()}
+    sizes = {key: getattr(dims, field) for field, key in CONFIG_KEYS.items()}
     known = {"begin_suppress_tokens": [3, 49], "suppress_tokens": list(GENERATION.suppressed)}
     config = {"model_type": "whisper", "activation_function": "gelu", "decoder_start_token_id": 50}
     (folder / "config.json").write_text(json.dumps({**config, **sizes, **known}, indent=1))

@@ -52,7 +52,7 @@ class Worker:
         sys.addaudithook(self._audit)
         self._audited = False
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphaned processes become its children
-        _fork_jobs()
+        fork_jobs()
 
     def make(self, chosen: Format, seed: int, number: int) -> None:
         """Write the input."""
@@ -123,7 +123,7 @@ class Worker:
             self.actions.append(f"{event} {arguments!r}"[:200])
 
 
-def _fork_jobs() -> None:
+def fork_jobs() -> None:
     """Let the jobs of `whisperport.system.child` run in forks of this process, which has imported modules.
 
     A new interpreter imports a runtime for up to 3 s, and the job itself takes some milliseconds. The

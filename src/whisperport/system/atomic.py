@@ -7,17 +7,21 @@ Linux renames a folder without overwriting, and exchanges two in one step, as fl
 
 import ctypes
 import errno
+import hashlib
+import logging
 import os
 import re
 import secrets
-import shutil
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from io import BufferedWriter
 from pathlib import Path
 
 from whisperport.errors import WhisperportError
+
+log = logging.getLogger(__name__)
 
 TEMPORARY = re.compile(r"\..{1,40}\.[0-9a-f]{12}\.tmp", re.DOTALL)
 
@@ -26,9 +30,10 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` to `path`. A reader sees either the old file or the complete new one.
 
     The data goes to a temporary file in the same folder, which is flushed to the disk and then renamed. On
-    Linux this file has no name before it is complete: a killed process leaves nothing of it. Symbolic
-    links are followed. The new file has the permissions of the file that it replaces. After any failure,
-    including an interrupt, the old file is unchanged and the temporary file is deleted.
+    Linux this file has no name before it is complete: a killed process leaves nothing of it, or, between its
+    name and the rename, a complete file, which the next writer of `path` deletes. Symbolic links are
+    followed. The new file has the permissions of the file that it replaces. After any failure, including an
+    interrupt, the old file is unchanged and the temporary file is deleted.
 
     Raises:
         WhisperportError: the folder is missing, the disk is full, writing is not permitted, or `path`
@@ -36,23 +41,14 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """
     try:
         target = Path(os.path.realpath(path))
-        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
-        is_old = target.exists()
-        if is_old and not stat.S_ISREG(target.stat().st_mode):
+        old = target.stat() if target.exists() else None
+        if old and not stat.S_ISREG(old.st_mode):
             raise WhisperportError(
                 f"cannot write `{path}`",
                 why="it is a folder or a device",
                 hint="give the path of a file",
             )
-        try:
-            _write_through(temporary, data)
-            if is_old:
-                shutil.copymode(target, temporary)
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        flush_folder(target.parent)
+        _replace(target, data, stat.S_IMODE(old.st_mode) if old else None)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         folder = Path(path).parent
         hint = "" if os.path.isdir(folder) else f"create the folder first: {folder}"
@@ -61,6 +57,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
             why=getattr(error, "strerror", None) or str(error),
             hint=hint or "check the free space and the permissions; the old file is unchanged",
         ) from error
+    flush_rename(target)
 
 
 def clear_temporaries(folder: Path) -> None:
@@ -85,36 +82,101 @@ def repeat_if_interrupted(clean_up: Callable[[], None]) -> None:
         raise
 
 
-def _write_through(path: Path, data: bytes) -> None:
-    if not _write_unnamed(path, data):
-        # Not `tempfile`: only the owner may read its files, so the umask would have no effect on them.
-        with open(path, "xb") as file:
-            _fill(file, data)
+def _replace(target: Path, data: bytes, mode: int | None) -> None:
+    """Write a temporary file and rename it; `mode`: permissions of the old file, None: there is none."""
+    if _replace_by_unnamed(target, data, mode):
+        return
+    # Not `tempfile`: only the owner may read its files, so the umask would have no effect on them.
+    temporary = _temporary(target, secrets.token_hex(6))
+    try:
+        with open(temporary, "xb") as file:
+            _fill(file, data, mode)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def _write_unnamed(path: Path, data: bytes) -> bool:
-    """Write a file that has no name before it is complete, so that a killed process leaves nothing of it.
+def _replace_by_unnamed(target: Path, data: bytes, mode: int | None) -> bool:
+    """Replace a file by one that has no name before it is complete, so that a kill leaves nothing of it.
+
+    Its name then follows from that of the target. It is locked, so that the next writer of the target can
+    tell a file that a killed process left from one whose writer still runs.
 
     Returns:
-        False if the system does not support this; then there is no file.
+        False if the system does not support this; then nothing has changed.
     """
     try:
-        descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE, 0o666)
+        descriptor = os.open(target.parent, os.O_WRONLY | os.O_TMPFILE, 0o666)
     except (AttributeError, OSError):  # only Linux has such files, and not on every file system
         return False
+    temporary = _temporary(target, hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12])
     with open(descriptor, "wb") as file:
-        _fill(file, data)
-        try:  # with a descriptor of a folder, Python calls `linkat`, which follows the link in /proc
-            os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
-        except OSError:  # /proc is not mounted
-            return False
+        _fill(file, data, mode)
+        _delete_if_abandoned(temporary)
+        try:
+            _lock(descriptor)
+            try:  # with a descriptor of a folder, Python calls `linkat`, which follows the link in /proc
+                os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor)
+            except OSError:  # /proc is not mounted, or another process writes the same file
+                return False
+            os.replace(temporary, target)
+        except BaseException:
+            _unlink_if_same(temporary, descriptor)
+            raise
     return True
 
 
-def _fill(file: BufferedWriter, data: bytes) -> None:
+def _temporary(target: Path, digits: str) -> Path:
+    return target.with_name(f".{target.name[:40]}.{digits}.tmp")
+
+
+def _fill(file: BufferedWriter, data: bytes, mode: int | None) -> None:
     file.write(data)
     file.flush()
+    # Not where the mode is right already: a FAT disk allows no change.
+    if mode is not None and stat.S_IMODE(os.fstat(file.fileno()).st_mode) != mode:
+        os.chmod(file.fileno() if os.chmod in os.supports_fd else file.name, mode)
     os.fsync(file.fileno())
+
+
+def _delete_if_abandoned(temporary: Path) -> None:
+    """Delete a temporary file unless its writer still runs."""
+    try:
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # there is none
+        return
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lock(descriptor):
+            _unlink_if_same(temporary, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file until it is closed; return False if another process has, or there are no locks here."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _unlink_if_same(path: Path, descriptor: int) -> None:
+    """Delete a file if it is the open one, and not one of the same name that another process made."""
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):
+            path.unlink()
+
+
+def flush_rename(path: Path) -> None:
+    """Flush the folder of a path that was renamed; warn if the disk reports an error: the rename is done."""
+    try:
+        flush_folder(path.parent)
+    except OSError as error:
+        log.warning("%s was written, but may be lost in a power failure: %s", path, error)
 
 
 def flush_folder(folder: Path) -> None:

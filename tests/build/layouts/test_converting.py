@@ -608,7 +608,7 @@ def test_a_disk_that_only_the_record_fills_is_told_of_the_output(
     # given a disk with room for the files, and none for the record
     client(answers if app == "faster-whisper" else timed(checkpoint))
     error = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("whisperport.system.atomic._write_through", Mock(side_effect=error))
+    monkeypatch.setattr("whisperport.system.atomic._replace", Mock(side_effect=error))
     # then the error names what the user asked for, and no hidden file
     with pytest.raises(WhisperportError, match=full) as caught:
         convert(checkpoint, app, tmp_path / name, with_clips)

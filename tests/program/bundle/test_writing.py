@@ -304,7 +304,7 @@ def test_a_disk_that_cannot_flush_the_rename_is_warned_of(
     def flush(folder: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(replacing, "flush_folder", flush)
+    monkeypatch.setattr(atomic, "flush_folder", flush)
     write(tmp_path / "nano", b"new")
 
     assert program_of(tmp_path / "nano") == b"new"

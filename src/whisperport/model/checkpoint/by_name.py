@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from whisperport.errors import CheckpointError, MissingPackageError
@@ -15,6 +16,7 @@ from whisperport.model.checkpoint.download import (
 )
 from whisperport.model.checkpoint.names import HUB_IDS
 from whisperport.model.checkpoint.openai_releases import ALIASES, RELEASES
+from whisperport.system.locking import is_locked, lock_path
 from whisperport.system.progress import begin_stage
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ def locate(name: str, check: Callable[[Path], object]) -> Path:
         return hub.fetch(HUB_IDS[name], None, check)
     path = openai_cache() / f"{release.name}.pt"
     if os.path.lexists(path):
+        with suppress(OSError):  # another user's cache
+            is_locked(lock_path(path))  # removes the lock file of a download that was killed at its end
         begin_stage(f"checking the SHA-256 of {path}")
         check_digest(path, release.sha256)
         return path

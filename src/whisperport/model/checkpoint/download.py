@@ -14,7 +14,7 @@ from whisperport.errors import CheckpointError, needs
 from whisperport.model.checkpoint.hub import INSTALL
 from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.untrusted import shorten
-from whisperport.system.atomic import flush_folder
+from whisperport.system.atomic import flush_rename
 from whisperport.system.locking import lock_path, waiting_for_lock
 from whisperport.system.progress import Counted, begin_stage
 from whisperport.system.regular_file import other_kind
@@ -143,7 +143,7 @@ def _download(remote: RemoteFile) -> None:
             hint="nothing was kept. A proxy or a login page may have answered: try another network",
         )
     os.replace(partial, remote.path)
-    flush_folder(remote.path.parent)
+    flush_rename(remote.path)
 
 
 def _transfer(remote: RemoteFile) -> None:

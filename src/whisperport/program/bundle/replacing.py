@@ -10,7 +10,7 @@ import os
 from whisperport.errors import BundleError
 from whisperport.program.bundle.ownership import check_replaceable
 from whisperport.program.bundle.staging import Staging, keep_visible
-from whisperport.system.atomic import exchange, flush_folder, rename_if_free
+from whisperport.system.atomic import exchange, flush_rename, rename_if_free
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,7 @@ def put_in_place(folders: Staging) -> None:
             hint=f"the bundle is complete in {kept}: use it there, or move {out} to another path "
             f"and rename {kept.name} to {out.name}",
         ) from error
-    try:
-        flush_folder(out.parent)
-    except OSError as error:
-        log.warning("%s was written, but may be lost in a power failure: %s", out, error)
+    flush_rename(out)
 
 
 def _swapped(folders: Staging) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whisperport.errors import WhisperportError
-from whisperport.system.atomic import flush_folder, rename_if_free, write_atomic
+from whisperport.system.atomic import flush_rename, rename_if_free, write_atomic
 from whisperport.system.regular_file import other_kind
 
 NAMES = "names.json"
@@ -57,7 +57,7 @@ def put_files_in_place(new: Path, aside: Path, out: Path, names: Sequence[str]) 
         for place in places:
             if not rename_if_free(new / place.name, place):
                 raise _in_the_way(place, "it has appeared while the files were written")
-    flush_folder(out.parent)
+    flush_rename(out)
 
 
 def restore_files(new: Path, aside: Path, out: Path) -> None:

@@ -28,7 +28,7 @@ from whisperport.program.bundle.staging import (
     system_cause,
 )
 from whisperport.program.strict_json import Field, safe_path
-from whisperport.system.atomic import flush_folder, repeat_if_interrupted, write_atomic
+from whisperport.system.atomic import flush_folder, flush_rename, repeat_if_interrupted, write_atomic
 from whisperport.system.locking import is_locked, lock_path
 from whisperport.system.system_error import FULL, NEARLY_FULL_BYTES, is_of_stream, lack_of_space
 
@@ -294,7 +294,7 @@ def rewrite_manifest(bundle: Bundle, manifest: Manifest) -> Bundle:
             os.mkdir(folders.partial)  # outside of the bundle, so that a kill leaves no file in it
             write_atomic(folders.partial / MANIFEST, raw)
             os.replace(folders.partial / MANIFEST, out / MANIFEST)
-            flush_folder(out)
+            flush_rename(out / MANIFEST)
     except OSError as error:
         raise _cannot_rewrite(bundle, str(error)) from error
     return replace(bundle, manifest=manifest, raw=raw)

@@ -23,7 +23,7 @@ from whisperport.program.bundle import Bundle
 from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
 from whisperport.program.spec import TensorSpec
-from whisperport.system.atomic import flush_folder, write_atomic
+from whisperport.system.atomic import flush_rename, write_atomic
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions
 from whisperport.verification.diagnosis.expected import Quantization
 from whisperport.verification.diagnosis.expected_outputs import (
@@ -112,7 +112,7 @@ def write_device_inputs(
         }
         write_atomic(temporary / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         os.rename(temporary, out)
-        flush_folder(out.parent)
+        flush_rename(out)
     except OSError as error:
         raise WhisperportError(
             f"cannot write the folder {out}",

@@ -1,0 +1,405 @@
+"""Let every system call that changes files fail once, in every command that writes, and kill before each.
+
+    python -m fuzz.faults [--verb NAME ...] [--minutes 10] [--save]
+
+Each command of `fuzz.writers` runs once undisturbed, to list its calls: opening for writing, writing,
+renaming, linking, deleting, flushing and so on, of all its threads and processes. Then it runs again for
+each call, with this call failing (a full disk, a broken one, missing permission, too many open files), and
+again with SIGKILL right before it, of all processes or only of the one that calls, and with Ctrl-C. Of
+consecutive writes to one file, the first, the second and the last are disturbed.
+
+A finding is: an output that is neither the old one nor the new one, complete; status 0 without the new
+output; an error without a reason or a hint, a traceback, or an "unexpected error"; a file of the user that
+changed; a file left behind, after a kill by the next run; a next run that fails; a hang. What a killed
+process leaves in the folder of temporary files is none. The table is printed; the exit status is 1 if
+there is a finding.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from fuzz.campaign import RESULTS
+from fuzz.system_calls import (
+    ERRORS,
+    INTERRUPT,
+    KILL,
+    KILL_CALLER,
+    RANDOM,
+    Call,
+    Fault,
+    Watched,
+    watched,
+    why_not,
+)
+from fuzz.writers import (
+    Writer,
+    all_writers,
+    is_complete,
+    make_old,
+    prepare_process,
+    trace_once,
+)
+
+MINE = {  # files of the user beside the outputs
+    "out/notes.txt": "mine",
+    "out/.p.onnx.partial-mine/notes.txt": "mine too",
+    "out/.bundle.lock": "mine as well",
+    "notes.txt": "and mine",
+}
+TRACED = {"export", "import", "compile", "demo"}  # their first words
+INTERRUPTED = 130
+UNCHANGED = re.compile(r"unchanged|not written|nothing was (written|changed)")
+VARIES = re.compile(r"\.(html|json|parquet)$")  # files that may have times in them
+Tree = dict[str, str]  # path -> digest of the file; empty for a folder
+
+
+@dataclass
+class Tally:
+    """The calls, repetitions and findings of one command."""
+
+    calls: int = 0
+    planned: int = 0
+    repetitions: int = 0
+    missed: int = 0  # repetitions in which the call did not happen
+    seconds: float = 0.0
+    findings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a command: what was watched, what it printed, and the files afterwards."""
+
+    watched: Watched
+    printed: str
+    tree: Tree
+
+
+class Place:
+    """The folder in which a command runs, and the template from which it is made for each run."""
+
+    def __init__(self, base: Path, writer: Writer) -> None:
+        self.writer, self.work, self._template = writer, base / "work", base / "template"
+        self._printed = base / "printed"
+        for folder in (self.work, self._template):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in ("home", "tmp", "out", "in"):
+            (self._template / name).mkdir(parents=True, exist_ok=True)
+        writer.prepare(self._template)
+        for name, text in MINE.items():
+            (self._template / name).parent.mkdir(exist_ok=True)
+            (self._template / name).write_text(text)
+        if writer.has_old:
+            self.reset()
+            self.run_undisturbed()
+            for name in writer.outputs:
+                target = self._template / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (self.work / name).rename(target)
+                make_old(target)
+        self.old = tree(self._template)
+        self.reset()
+        first = self.run_undisturbed()
+        self.status, self.new = first.watched.status, first.tree
+        self.reset()
+        again = self.run_undisturbed()
+        self.calls = again.watched.calls
+        self.callers = again.watched.callers
+        self.again = again.tree
+
+    def reset(self) -> None:
+        """Make the folder again."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(self._template, self.work, symlinks=True)
+
+    def run(self, fault: Fault | None = None) -> Run:
+        """Run the command in the folder as it is."""
+        found = watched(self._command, self.work, fault)
+        return Run(found, self._printed.read_text(errors="replace"), tree(self.work))
+
+    def run_undisturbed(self) -> Run:
+        """Run the command in the folder as it is; it must write its outputs.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        run = self.run()
+        if run.watched.status not in (0, 1) or not all((self.work / n).exists() for n in self.writer.outputs):
+            raise RuntimeError(f"{self.writer.name}: {run.watched.status}\n{run.printed}")
+        return run
+
+    def state(self, name: str, found: Tree) -> str:
+        """Return what is at an output: "old", "new", "some" files of a folder's new ones, or "broken"."""
+        now, before = part(found, name), part(self.old, name)
+        if now == before:
+            return "old"
+        new, again = part(self.new, name), part(self.again, name)
+        if now in (new, again):
+            return "new"
+        stable = {path for path in new if new[path] == again.get(path) and not VARIES.search(path)}
+        differs = any(path in stable and new[path] != digest for path, digest in now.items())
+        if differs or not now.keys() <= new.keys() or not is_complete(self.work / name):
+            return "broken"
+        if now.keys() == new.keys():
+            return "new"
+        return "some" if name in now and f"{name}/manifest.json" not in new else "broken"
+
+    def _command(self) -> None:
+        """Run the command; called in a fork."""
+        os.chdir(self.work)
+        output = os.open(self._printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+        sys.stdout, sys.stderr = (open(d, "w", closefd=False) for d in (1, 2))  # noqa: SIM115
+        tempfile.tempdir = None
+        sys.argv = ["whisperport", *self.writer.arguments]
+        from whisperport.apps.cli.main import main
+
+        main()
+
+
+def tree(folder: Path) -> Tree:
+    """Return all files and folders below a folder."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = RANDOM.sub("*", path.relative_to(folder).as_posix())
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        else:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return found
+
+
+def part(found: Tree, name: str) -> Tree:
+    """Return what is at a path and below it."""
+    return {p: digest for p, digest in found.items() if p == name or p.startswith(f"{name}/")}
+
+
+def plan(place: Place, also_interrupt: bool = True) -> Iterator[Fault]:
+    """Yield the faults: for each call, one error that fits it, a kill, and an interrupt."""
+    last = Counter((call.kind, call.path) for call in place.calls)
+    numbers: Counter[str] = Counter()
+    for call, is_child in zip(place.calls, place.callers, strict=True):
+        count = last[call.kind, call.path]
+        if call.kind == "write" and call.occurrence not in (0, 1, count - 1):
+            continue
+        errors = ERRORS[call.kind]
+        yield Fault(call, errors[numbers[call.kind] % len(errors)])
+        numbers[call.kind] += 1
+        yield Fault(call, KILL)
+        if is_child:
+            yield Fault(call, KILL_CALLER)
+        if also_interrupt:
+            yield Fault(call, INTERRUPT)
+
+
+def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
+    """Yield what is wrong after one repetition."""
+    outputs, status, killed = place.writer.outputs, run.watched.status, fault.what == KILL
+    if run.watched.hung:
+        yield "hang"
+    states = {name: place.state(name, run.tree) for name in outputs}
+    for name, state in states.items():
+        # After a kill, the old files may still be in a hidden folder, from which the next run takes them.
+        is_lost = not killed or not set(part(place.old, name).values()) <= set(run.tree.values())
+        if state == "broken" and is_lost:
+            yield f"broken output: {name}"
+    if not killed:
+        if UNCHANGED.search(run.printed) and "new" in states.values():
+            yield f"the message is wrong: the output was written: {_first_error(run.printed)}"
+        is_new = set(states.values()) == {"new"}
+        if status == 0 and not is_new:
+            yield f"status 0, but the output is {' and '.join(states.values())}"
+        yield from _message(run.printed, 0 if is_new and status == place.status else status, fault)
+    yield from _others(place, run.tree)
+    left = sorted(litter(place, run.tree))
+    if left and not (killed or fault.what == KILL_CALLER):
+        yield f"left: {', '.join(left)[:200]}"
+    if run.tree in (place.old, place.new, place.again):
+        return
+    following = place.run()
+    if following.watched.status != place.status:
+        yield f"the next run fails: {_first_error(following.printed)}"
+        return
+    broken = [name for name in outputs if place.state(name, following.tree) != "new"]
+    if broken:
+        yield f"the next run does not write {', '.join(broken)}"
+    still = sorted(name for name in litter(place, following.tree) if not name.startswith("tmp/"))
+    if still:
+        yield f"not cleared by the next run: {', '.join(still)[:200]}"
+    yield from _others(place, following.tree)
+
+
+def litter(place: Place, found: Tree) -> set[str]:
+    """Return what is neither there before a run nor after an undisturbed one; a log is documented."""
+    known = place.old.keys() | place.new.keys() | place.again.keys()
+    documented = re.compile(rf"out/[^/]+\.log|{place.writer.keeps}")
+    return {name for name in found.keys() - known if not documented.fullmatch(name)}
+
+
+def _others(place: Place, found: Tree) -> Iterator[str]:
+    """Yield the files that are no outputs and have changed."""
+    for name, digest in place.old.items():
+        is_output = any(
+            name == output or name.startswith(f"{output}/") for output in place.writer.outputs
+        )
+        if not is_output and found.get(name) != digest:
+            yield f"changed: {name}"
+
+
+def _message(printed: str, status: int, fault: Fault) -> Iterator[str]:
+    if "Traceback" in printed:
+        yield f"traceback: {printed.rstrip().rpartition(chr(10))[2][:120]}"
+    if "unexpected error" in printed:
+        yield f"unexpected error: {_first_error(printed)}"
+    if status < 0:
+        yield f"ended by signal {-status}"
+    elif fault.what == INTERRUPT and status == INTERRUPTED:
+        return
+    elif status:
+        for needed in ("error: ", "why: ", "hint: "):
+            if needed not in printed:
+                yield f"status {status} without `{needed.strip(': ')}`: {_first_error(printed)}"
+                return
+
+
+def _first_error(printed: str) -> str:
+    lines = printed.strip().splitlines()
+    first = next((n for n, line in enumerate(lines) if line.startswith("error:")), 0)
+    return " / ".join(line.strip() for line in lines[first : first + 2])[:200]
+
+
+def campaign(
+    writers: Sequence[Writer],
+    base: Path,
+    seconds: float = math.inf,
+    progress: Callable[[str], object] = lambda _: None,
+) -> Iterator[tuple[str, Tally]]:
+    """Disturb the commands one after the other; yield the tally of each."""
+    end = time.monotonic() + seconds
+    for number, writer in enumerate(writers):
+        share = (end - time.monotonic()) / (len(writers) - number)
+        yield writer.name, disturb(writer, base, time.monotonic() + share, progress)
+
+
+def disturb(
+    writer: Writer, base: Path, end: float, progress: Callable[[str], object] = lambda _: None
+) -> Tally:
+    """Do all repetitions of one command, or, if the time does not suffice, some of them."""
+    tally, start = Tally(), time.monotonic()
+    try:
+        place = Place(base, writer)
+    except RuntimeError as error:
+        progress(f"not disturbed: {error}")
+        return tally
+    faults = list(plan(place))
+    tally.calls, tally.planned = len(place.calls), len(faults)
+    per_run = max(0.001, (time.monotonic() - start) / 3)
+    step = max(1, math.ceil(len(faults) * per_run / max(1.0, end - time.monotonic())))
+    order = [n for first in range(step) for n in range(first, len(faults), step)]
+    for number in order:
+        if time.monotonic() > end:
+            break
+        place.reset()
+        run = place.run(faults[number])
+        tally.repetitions += 1
+        tally.missed += not run.watched.met
+        for finding in judge(place, faults[number], run):
+            where = f"{faults[number].call}: {faults[number]}"
+            if finding not in tally.findings:
+                progress(f"{writer.name}: {where}: {finding}")
+            tally.findings[finding].append(where)
+    tally.seconds = time.monotonic() - start
+    return tally
+
+
+def environment(base: Path) -> dict[str, str]:
+    """Return the environment in which nothing outside of the folder of the run is written."""
+    work = base / "work"
+    return {
+        "HOME": f"{work}/home",
+        "XDG_CACHE_HOME": f"{work}/home/.cache",
+        "XDG_STATE_HOME": f"{work}/home/.local/state",
+        "TMPDIR": f"{work}/tmp",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def table(tallies: Mapping[str, Tally]) -> str:
+    """Return a table with a row for each command, at most 100 columns wide."""
+    rows = [("verb", "calls", "repetitions", "of", "kinds of findings", "seconds")]
+    for name, tally in tallies.items():
+        counts = (tally.calls, tally.repetitions, tally.planned, len(tally.findings))
+        rows.append((name, *map(str, counts), f"{tally.seconds:.0f}"))
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def save(tallies: Mapping[str, Tally], wall_s: float) -> None:
+    """Write the result into the file with the results of all campaigns, in place of the earlier one."""
+    from whisperport.verification import machine, versions
+
+    result = {
+        "what": "each system call that changes files failed once, and was the last before SIGKILL or Ctrl-C",
+        "wall_s": round(wall_s, 1),
+        "verbs": {name: vars(tally) for name, tally in tallies.items()},
+        "machine": machine(),
+        "versions": versions(("whisperport",)),
+        "measured_on": datetime.date.today().isoformat(),
+        "command": "python -m fuzz.faults",
+    }
+    earlier = [each for each in json.loads(RESULTS.read_text()) if "verbs" not in each]
+    RESULTS.write_text(json.dumps([*earlier, result], indent=1) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the campaign; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz.faults", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--verb", action="append", help="Start of a name in the table")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="Time of all together")
+    parser.add_argument("--save", action="store_true", help=f"Write the result into {RESULTS.name}")
+    chosen = parser.parse_args(arguments)
+    if why := why_not():
+        print(why, file=sys.stderr)
+        return 1
+    logging.getLogger("whisperport").setLevel(logging.ERROR)
+    start, tallies = time.monotonic(), {}
+    with tempfile.TemporaryDirectory(prefix="whisperport-faults-") as name:
+        base = Path(os.path.realpath(name))
+        os.environ.update(environment(base))
+        (base / "work/tmp").mkdir(parents=True)
+        prepare_process()
+        writers = all_writers(base)
+        if chosen.verb:
+            writers = [w for w in writers if w.name.startswith(tuple(chosen.verb))]
+        if any("in/checkpoint" in w.arguments or w.name.split()[0] in TRACED for w in writers):
+            trace_once(base)
+        seconds = 60 * chosen.minutes
+        for verb, tally in campaign(writers, base, seconds, partial(print, flush=True)):
+            tallies[verb] = tally
+    print(table(tallies))
+    if chosen.save:
+        save(tallies, time.monotonic() - start)
+    return int(any(tally.findings for tally in tallies.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
