@@ -46,6 +46,7 @@ class Writer:
         has_old: whether outputs of an earlier run are there, which it replaces.
         slow: whether a run takes more than about two seconds.
         keeps: pattern of what a failed run leaves on purpose, for the next run.
+        old_arguments: further arguments of the run whose outputs are replaced.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Writer:
     has_old: bool = True
     slow: bool = False
     keeps: str = "-"
+    old_arguments: tuple[str, ...] = ()
 
 
 def all_writers(folder: Path) -> list[Writer]:
@@ -64,7 +66,7 @@ def all_writers(folder: Path) -> list[Writer]:
     run = ("--bundle", "in/bundle", "--trust", "--threads", "1")
     texts = tuple(f"out/tone.{suffix}" for suffix in ("srt", "json"))
     talk = _both(bundle, audio)
-    export = ("export", "in/checkpoint", "--allow-unverified", "--threads", "1")
+    export = ("export", "in/checkpoint", "--threads", "1")
     block = made("pt2")
     return [
         *(
@@ -137,7 +139,10 @@ def all_writers(folder: Path) -> list[Writer]:
         ),
         Writer(
             "import",
-            ("import", "in/encoder.hef", "--model", "in/checkpoint", "-o", "out/bundle"),
+            (
+                *("import", "in/encoder.hef", "--checkpoint", "in/checkpoint", "-o", "out/bundle"),
+                *("--threads", "1"),
+            ),
             ("out/bundle",),
             _both(checkpoint, _hef),
         ),
@@ -161,16 +166,18 @@ def all_writers(folder: Path) -> list[Writer]:
             ),
             ("out/ct2",),
             checkpoint,
+            old_arguments=("--precision", "w8"),
         ),
         Writer(
-            "convert, executorch",
+            "convert, transformers.js",
             (
-                *("convert", "in/checkpoint", "--for", "executorch-runner", "-o", "out/runner"),
+                *("convert", "in/checkpoint", "--for", "transformers.js", "-o", "out/js"),
                 "--allow-unverified",
             ),
-            ("out/runner",),
+            ("out/js",),
             checkpoint,
             slow=True,
+            old_arguments=("--precision", "w8"),
         ),
         Writer(
             "verify, record",
@@ -274,6 +281,9 @@ def _made(folder: Path, target: str) -> Bundle:
 def _exported(folder: Path) -> Callable[[Path], None]:
     def prepare(work: Path) -> None:
         shutil.copytree(_made(folder, "onnxruntime").folder, work / "out/bundle")
+        bundle = Bundle.open(work / "out/bundle")
+        entries = tuple(replace(e, evidence=()) for e in bundle.manifest.programs)
+        rewrite_manifest(bundle, replace(bundle.manifest, programs=entries))
 
     return prepare
 
@@ -326,7 +336,6 @@ def prepare_process() -> None:
 
 def trace_once(folder: Path) -> None:
     """Trace and lower the checkpoint once, for all exports of this process."""
-    from whisperport.apps import demo
     from whisperport.model.trace import variants as programs
     from whisperport.targets.cpu.onnxruntime import OnnxRuntime
 
@@ -357,7 +366,8 @@ def trace_once(folder: Path) -> None:
 
     OnnxRuntime.lower = lower  # type: ignore[method-assign, assignment]
     checkpoint = _checkpoint(folder)
-    demo.choose_checkpoint = lambda: (checkpoint, "micro")
+    demo_verb = import_module("whisperport.apps.cli.demo")
+    demo_verb.choose_checkpoint = lambda: (checkpoint, "micro")
 
 
 def _serve_weights() -> None:

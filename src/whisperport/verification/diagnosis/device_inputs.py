@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 from whisperport.errors import UsageError, WhisperportError
 from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.staging import staging
 from whisperport.program.json_records import to_json
 from whisperport.program.runner import Array
 from whisperport.program.spec import TensorSpec
@@ -97,30 +96,29 @@ def write_device_inputs(
                 f"the program `{spec.name}` has no input or output `{name}`",
                 hint=f"its inputs and outputs are {', '.join(sorted(known)[:12])}",
             )
-    temporary = out.parent / f".{out.name}.{secrets.token_hex(6)}.tmp"
+    entry = next(e for e in opened.manifest.programs if e.spec.name == spec.name)
     try:
-        written = [_write_clip(opened, options, name, temporary) for name in names]
-        entry = next(e for e in opened.manifest.programs if e.spec.name == spec.name)
-        manifest = {
-            "format": FORMAT,
-            "bundle": opened.manifest.name,
-            "program": spec.name,
-            "target": entry.target,
-            "precision": entry.precision,
-            "byte_order": "little",
-            "clips": written,
-        }
-        write_atomic(temporary / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-        os.rename(temporary, out)
-        flush_rename(out)
+        with staging(Path(os.path.realpath(out))) as folders:
+            written = [_write_clip(opened, options, name, folders.partial) for name in names]
+            manifest = {
+                "format": FORMAT,
+                "bundle": opened.manifest.name,
+                "program": spec.name,
+                "target": entry.target,
+                "precision": entry.precision,
+                "byte_order": "little",
+                "clips": written,
+            }
+            text = json.dumps(manifest, indent=2) + "\n"
+            write_atomic(folders.partial / MANIFEST, text.encode())
+            os.rename(folders.partial, folders.out)
+            flush_rename(folders.out)
     except OSError as error:
         raise WhisperportError(
             f"cannot write the folder {out}",
             why=error.strerror or str(error),
             hint="check the free space and the permissions; nothing was written",
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return DeviceInputs(
         folder=out,
         program=spec.name,
