@@ -227,7 +227,8 @@ def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
         yield from _message(run.printed, 0 if is_new and status == place.status else status, fault)
     yield from _others(place, run.tree)
     left = sorted(litter(place, run.tree))
-    if left and not (killed or fault.what == KILL_CALLER):
+    # What cannot be deleted stays; so does what a process had, of which its parent knows nothing.
+    if left and not (killed or fault.what == KILL_CALLER or fault.call.kind == "unlink"):
         yield f"left: {', '.join(left)[:200]}"
     if _without_state(run.tree) in map(_without_state, (place.old, place.new, place.again)):
         return  # what follows is known

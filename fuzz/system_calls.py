@@ -17,6 +17,7 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -75,6 +76,7 @@ ERRORS = {  # what a full, a broken or a foreign disk answers to each kind of ca
     "fsync": (errno.EIO, errno.ENOSPC),
     "chmod": (errno.EPERM, errno.EIO),
 }
+GROWING = {"write", "allocate", "mkdir", "link", "symlink"}  # fail on a disk once it is full
 KILL, KILL_CALLER, INTERRUPT = "killed", "caller killed", "interrupted"
 RANDOM = re.compile(
     r"(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{12,64}|(?<=[-.])[a-z0-9_]{8}(?=/|$)|#?\d{4,}| \(deleted\)"
@@ -148,7 +150,7 @@ def watched(
     Args:
         run: ends with `SystemExit` or returns; another exception is printed, and its status is 1.
         folder: calls that concern files elsewhere are not counted.
-        fault: what happens at one of the calls. Default: None, nothing.
+        fault: what happens at one of the calls. Default: None, nothing. A disk that is full stays full.
         patience_s: after this time, all processes are killed.
 
     Raises:
@@ -158,7 +160,9 @@ def watched(
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the fork does not need
+        child = os.fork()
     if not child:
         _run(run, theirs)
     theirs.close()
@@ -253,6 +257,7 @@ class _Watch:
         self._libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
         self._occurrences: Counter[tuple[str, str]] = Counter()
         column = 1 + _MACHINES[platform.machine()][0]
+        self._is_full = False
         self._kinds = {call[column]: (call[0], call[3]) for call in _CALLS}
 
     def follow(self, end: float) -> None:
@@ -285,6 +290,7 @@ class _Watch:
                 what = self.fault.what
                 if isinstance(what, int):
                     failure, flags = -what, 0
+                    self._is_full = what == errno.ENOSPC
                 elif what == KILL:  # nobody's call is answered any more, so nothing changes
                     processes.kill(processes.tree(self.child))
                     return
@@ -294,6 +300,8 @@ class _Watch:
                 else:
                     with suppress(OSError):
                         os.killpg(self.child, signal.SIGINT)
+            elif self._is_full and call.kind in GROWING:
+                failure, flags = -errno.ENOSPC, 0
         answer = ctypes.create_string_buffer(_ANSWER.pack(id_, 0, failure, flags), _ANSWER.size)
         self._libc.ioctl(self._listener, _SEND, answer)  # fails if its process was killed meanwhile
 

@@ -3,8 +3,10 @@
 `make fuzz` runs thousands. The two formats that need XNNPACK's compiler for their seeds are only run there.
 """
 
+import errno
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,10 +28,12 @@ from fuzz.mutators import archives, folders, json_values, onnx_graphs, raw, wire
 from fuzz.mutators.archives import bomb, members, written
 from fuzz.mutators.pickles import hours_to_hash
 from fuzz.seeds import GENERATION, _checkpoint
+from fuzz.system_calls import KILL, KILL_CALLER, Fault, watched, why_not
+from fuzz.writers import all_writers
 from onnx import TensorProto, helper
 from tokenizers.models import BPE
 
-from fuzz import seeds
+from fuzz import faults, seeds
 from whisperport.errors import BundleError, CheckpointError, ProgramError, TokenizerError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.inspection.inputs import read_inputs
@@ -423,3 +428,70 @@ def test_what_a_job_does_is_found_when_it_runs_in_a_fork(tmp_path: Path) -> None
     assert "SIGABRT" in details[1]
     assert "MemoryError" in details[2]
     assert is_fork
+
+
+# Each system call of a command that changes files fails once, and is the last before SIGKILL or Ctrl-C.
+
+@pytest.fixture
+def watchable() -> None:
+    """Skip the test where the kernel hands on no system calls."""
+    if why := why_not():
+        pytest.skip(why)
+
+
+@pytest.mark.usefixtures("watchable")
+@pytest.mark.parametrize(
+    "name", ["transcribe srt", *core_or_all((), ("transcribe json", "transcribe, new folder"))]
+)
+def test_a_call_that_fails_costs_no_file_and_its_error_says_so(
+    name: str, exported: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in faults.environment(tmp_path).items():
+        monkeypatch.setenv(variable, value)
+    for module in ("whisperport.apps.cli.transcribe", "onnxruntime", "av"):  # not in each fork
+        import_module(module)
+    bundle = tmp_path / "seeds/bundle-onnxruntime/bundle"
+    shutil.copytree(exported("onnxruntime", "micro").folder, bundle)
+    (writer,) = (each for each in all_writers(tmp_path) if each.name == name)
+
+    tally = faults.disturb(writer, tmp_path, math.inf)
+
+    assert tally.calls >= 7
+    assert tally.repetitions == tally.planned >= 3 * tally.calls
+    assert tally.missed == 0
+    assert tally.findings == {}
+
+
+@pytest.mark.usefixtures("watchable")
+def test_a_write_that_is_not_atomic_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+
+    def write() -> None:
+        path.write_text("new")
+
+    calls = watched(write, tmp_path).calls
+    assert [str(call) for call in calls] == ["open notes.txt", "write notes.txt"]
+    for what in (errno.ENOSPC, KILL):
+        path.write_text("old")
+        run = watched(write, tmp_path, Fault(calls[1], what))
+        assert run.met
+        assert run.status
+        assert path.read_text() == ""
+
+
+@pytest.mark.usefixtures("watchable")
+def test_the_calls_of_child_processes_are_seen_and_fail(tmp_path: Path) -> None:
+    def move() -> None:
+        subprocess.run(["/bin/sh", "-c", "echo a > a && mv a b"], cwd=tmp_path, check=True)
+
+    run = watched(move, tmp_path)
+    assert [str(call) for call in run.calls] == ["open a", "write a", "rename a -> b"]
+    assert all(run.callers)
+    assert (tmp_path / "b").read_text() == "a\n"
+
+    (tmp_path / "b").unlink()
+    for what in (errno.EACCES, KILL_CALLER):
+        run = watched(move, tmp_path, Fault(run.calls[-1], what))
+        assert run.met
+        assert run.status == 1
+        assert not (tmp_path / "b").exists()

@@ -1,6 +1,7 @@
 """Files: written completely or not at all, read with one kind of error, never replaced by mistake."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz.system_calls import KILL, Fault, watched, why_not
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +75,90 @@ def test_a_writer_that_is_killed_before_the_data_is_complete_leaves_no_file(
 
     # then
     assert seen[0] == [path]
+    assert path.read_bytes() == b"new"
+
+
+def left_by_a_kill(path: Path) -> Path:
+    """Kill a writer right before it renames its temporary file, and return that file."""
+    if why := why_not():
+        pytest.skip(why)
+    path.write_bytes(b"old")
+    calls = watched(lambda: write_atomic(path, b"new"), path.parent).calls
+    path.write_bytes(b"old")
+    (rename,) = (call for call in calls if call.kind == "rename")
+    assert watched(lambda: write_atomic(path, b"new"), path.parent, Fault(rename, KILL)).met
+    (left,) = set(path.parent.iterdir()) - {path}
+    return left
+
+
+def test_what_a_killed_writer_left_is_deleted_by_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    assert left_by_a_kill(path).read_bytes() == b"new"
+    assert path.read_bytes() == b"old"
+
+    write_atomic(path, b"newer")
+
+    assert path.read_bytes() == b"newer"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_temporary_file_of_a_writer_that_still_runs_is_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    left = left_by_a_kill(path)
+
+    with left.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        write_atomic(path, b"newer")
+
+    assert path.read_bytes() == b"newer"
+    assert left.read_bytes() == b"new"
+
+
+def test_a_link_in_place_of_a_temporary_file_is_neither_followed_nor_deleted(tmp_path: Path) -> None:
+    path, mine = tmp_path / "out.bin", tmp_path / "mine"
+    left = left_by_a_kill(path)
+    mine.write_text("mine")
+    left.unlink()
+    left.symlink_to(mine)
+
+    write_atomic(path, b"newer")
+
+    assert path.read_bytes() == b"newer"
+    assert left.is_symlink()
+    assert mine.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_flushed_is_a_warning_since_the_new_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    write_atomic(tmp_path / "out.bin", b"new")
+
+    assert (tmp_path / "out.bin").read_bytes() == b"new"
+    assert "may be lost in a power failure" in caplog.text
+
+
+def test_a_disk_without_permissions_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.bin"
+    path.write_bytes(b"old")
+
+    def chmod(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", chmod)
+
+    write_atomic(path, b"new")
+
     assert path.read_bytes() == b"new"
 
 
