@@ -40,7 +40,6 @@ from fuzz.system_calls import (
     KILL,
     KILL_CALLER,
     RANDOM,
-    Call,
     Fault,
     Watched,
     watched,
@@ -63,7 +62,10 @@ MINE = {  # files of the user beside the outputs
 }
 TRACED = {"export", "import", "compile", "demo"}  # their first words
 INTERRUPTED = 130
-UNCHANGED = re.compile(r"unchanged|not written|nothing was (written|changed)")
+UNCHANGED = re.compile(
+    r"unchanged|not written|nothing was (written|changed)|error: cannot (write|store)"
+)
+STATE = r"home/\.local/state/whisperport/bundles"  # records of what was exported and tried
 VARIES = re.compile(r"\.(html|json|parquet)$")  # files that may have times in them
 Tree = dict[str, str]  # path -> digest of the file; empty for a folder
 
@@ -138,7 +140,9 @@ class Place:
             RuntimeError: it failed.
         """
         run = self.run(more=more)
-        if run.watched.status not in (0, 1) or not all((self.work / n).exists() for n in self.writer.outputs):
+        if run.watched.status not in (0, 1) or not all(
+            (self.work / n).exists() for n in self.writer.outputs
+        ):
             raise RuntimeError(f"{self.writer.name}: {run.watched.status}\n{run.printed}")
         return run
 
@@ -232,6 +236,8 @@ def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
         yield f"left: {', '.join(left)[:200]}"
     if _without_state(run.tree) in map(_without_state, (place.old, place.new, place.again)):
         return  # what follows is known
+    if place.writer.is_new_only and set(states.values()) == {"new"}:
+        return  # the next run must not replace it
     following = place.run()
     if following.watched.status != place.status:
         yield f"the next run fails: {_first_error(following.printed)}"
@@ -246,9 +252,15 @@ def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
 
 
 def litter(place: Place, found: Tree) -> set[str]:
-    """Return what is neither there before a run nor after an undisturbed one; a log is documented."""
+    """Return what is neither there before a run nor after an undisturbed one.
+
+    A message names the log of an exporter, `NAME.new`, which is a new output that could not be moved, and
+    `NAME.replaced`, an old one that could not be deleted.
+    """
     known = place.old.keys() | place.new.keys() | place.again.keys()
-    documented = re.compile(rf"out/[^/]+\.log|{place.writer.keeps}")
+    documented = re.compile(
+        rf"out/[^/]+\.(log|(new|replaced)(/.*)?)|{STATE}/.*|{place.writer.keeps}"
+    )
     return {name for name in found.keys() - known if not documented.fullmatch(name)}
 
 
@@ -312,11 +324,12 @@ def disturb(
     except RuntimeError as error:
         progress(f"not disturbed: {error}")
         return tally
-    faults = list(plan(place))
+    faults = sorted(plan(place), key=_is_late)
     tally.calls, tally.planned = len(place.calls), len(faults)
     per_run = max(0.001, (time.monotonic() - start) / 3)
     step = max(1, math.ceil(len(faults) * per_run / max(1.0, end - time.monotonic())))
-    order = [n for first in range(step) for n in range(first, len(faults), step)]
+    first = sum(not _is_late(fault) for fault in faults)
+    order = [*range(first), *(n for m in range(step) for n in range(first + m, len(faults), step))]
     for number in order:
         if time.monotonic() > end:
             break
@@ -331,6 +344,11 @@ def disturb(
             tally.findings[finding].append(where)
     tally.seconds = time.monotonic() - start
     return tally
+
+
+def _is_late(fault: Fault) -> bool:
+    """Return whether a fault is less critical: it fills a file that has no name at the output yet."""
+    return fault.call.kind in ("write", "open", "mkdir") or "tmp/" in fault.call.path
 
 
 def environment(base: Path) -> dict[str, str]:
@@ -363,7 +381,7 @@ def save(tallies: Mapping[str, Tally], wall_s: float) -> None:
     from whisperport.verification import machine, versions
 
     result = {
-        "what": "each system call that changes files failed once, and was the last before SIGKILL or Ctrl-C",
+        "what": "each system call that changes files failed once, and was the last before a kill or Ctrl-C",
         "wall_s": round(wall_s, 1),
         "verbs": {name: vars(tally) for name, tally in tallies.items()},
         "machine": machine(),

@@ -79,27 +79,32 @@ ERRORS = {  # what a full, a broken or a foreign disk answers to each kind of ca
 GROWING = {"write", "allocate", "mkdir", "link", "symlink"}  # fail on a disk once it is full
 KILL, KILL_CALLER, INTERRUPT = "killed", "caller killed", "interrupted"
 RANDOM = re.compile(
-    r"(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{12,64}|(?<=[-.])[a-z0-9_]{8}(?=/|$)|#?\d{4,}| \(deleted\)"
+    r"(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{12,64}|(?<=-)[a-z0-9_]{8}(?=/|$)|#?\d{4,}| \(deleted\)"
 )
 PATH_MAX = 4096
 PATIENCE_S = 120.0
 
 # Source: include/uapi/linux/{seccomp,filter,audit,prctl}.h.
-_MACHINES = {"x86_64": (0, 317, 0xC000003E), "aarch64": (1, 277, 0xC00000B7)}  # column, seccomp, audit
+_MACHINES = {
+    "x86_64": (0, 317, 0xC000003E),
+    "aarch64": (1, 277, 0xC00000B7),
+}  # column, seccomp, audit
 _OPENS = {2: 1, 257: 2, 56: 2}  # number -> the argument that has the flags
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 38, 36
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _ALLOW, _NOTIFY, _CONTINUE = 0x7FFF0000, 0x7FC00000, 1
 _RECEIVE, _SEND, _IS_VALID = 0xC0502100, 0xC0182101, 0x40082102
-_NOTICE = struct.Struct("QIIiIQ6Q")  # id, process, flags, then the call: number, machine, place, arguments
+_NOTICE = struct.Struct(
+    "QIIiIQ6Q"
+)  # id, process, flags, then the call: number, machine, place, arguments
 _ANSWER = struct.Struct("QqiI")  # id, result, error, flags
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that changes a file: its kind, its paths without their random parts, and how many came before."""
+    """A call that changes a file: kind, paths without their random parts, and how many came before."""
 
     kind: str
     path: str
@@ -125,7 +130,9 @@ class Watched:
     """A process that was watched: the calls up to its end, whether the fault happened, and the status."""
 
     calls: list[Call] = field(default_factory=list)
-    callers: list[bool] = field(default_factory=list)  # whether another process than the first one called
+    callers: list[bool] = field(
+        default_factory=list
+    )  # whether another process than the first one called
     met: bool = False
     status: int = 0  # exit status; the negative number of a signal
     hung: bool = False
@@ -143,7 +150,10 @@ def why_not() -> str:
 
 
 def watched(
-    run: Callable[[], object], folder: Path, fault: Fault | None = None, patience_s: float = PATIENCE_S
+    run: Callable[[], object],
+    folder: Path,
+    fault: Fault | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> Watched:
     """Run a function in a fork, and stop it at each call that changes something in a folder.
 
@@ -161,7 +171,9 @@ def watched(
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the fork does not need
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of threads, which the fork does not need
         child = os.fork()
     if not child:
         _run(run, theirs)
@@ -238,7 +250,9 @@ def _install() -> int:
     packed = b"".join(struct.pack("HBBI", *step) for step in steps)
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(packed, len(packed))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer)))
+    program = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer))
+    )
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
     listener: int = libc.syscall(number, _SET_MODE_FILTER, _NEW_LISTENER, program)

@@ -47,6 +47,7 @@ class Writer:
         slow: whether a run takes more than about two seconds.
         keeps: pattern of what a failed run leaves on purpose, for the next run.
         old_arguments: further arguments of the run whose outputs are replaced.
+        is_new_only: whether an output that exists is an error.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Writer:
     slow: bool = False
     keeps: str = "-"
     old_arguments: tuple[str, ...] = ()
+    is_new_only: bool = False
 
 
 def all_writers(folder: Path) -> list[Writer]:
@@ -93,7 +95,16 @@ def all_writers(folder: Path) -> list[Writer]:
         ),
         Writer(
             "lower",
-            ("lower", "in/block.pt2", "--target", "onnxruntime", "-o", "out/p.onnx", "--threads", "1"),
+            (
+                "lower",
+                "in/block.pt2",
+                "--target",
+                "onnxruntime",
+                "-o",
+                "out/p.onnx",
+                "--threads",
+                "1",
+            ),
             ("out/p.onnx",),
             block,
             slow=True,
@@ -192,6 +203,7 @@ def all_writers(folder: Path) -> list[Writer]:
             ("out/inputs",),
             bundle,
             has_old=False,
+            is_new_only=True,
         ),
         Writer(
             "demo",

@@ -432,6 +432,7 @@ def test_what_a_job_does_is_found_when_it_runs_in_a_fork(tmp_path: Path) -> None
 
 # Each system call of a command that changes files fails once, and is the last before SIGKILL or Ctrl-C.
 
+
 @pytest.fixture
 def watchable() -> None:
     """Skip the test where the kernel hands on no system calls."""

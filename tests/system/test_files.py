@@ -114,7 +114,9 @@ def test_the_temporary_file_of_a_writer_that_still_runs_is_not_deleted(tmp_path:
     assert left.read_bytes() == b"new"
 
 
-def test_a_link_in_place_of_a_temporary_file_is_neither_followed_nor_deleted(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_temporary_file_is_neither_followed_nor_deleted(
+    tmp_path: Path,
+) -> None:
     path, mine = tmp_path / "out.bin", tmp_path / "mine"
     left = left_by_a_kill(path)
     mine.write_text("mine")

@@ -30,8 +30,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` to `path`. A reader sees either the old file or the complete new one.
 
     The data goes to a temporary file in the same folder, which is flushed to the disk and then renamed. On
-    Linux this file has no name before it is complete: a killed process leaves nothing of it, or, between its
-    name and the rename, a complete file, which the next writer of `path` deletes. Symbolic links are
+    Linux this file has no name before it is complete: a killed process leaves nothing of it, or, right
+    before the rename, a complete file, which the next writer of `path` deletes. Symbolic links are
     followed. The new file has the permissions of the file that it replaces. After any failure, including an
     interrupt, the old file is unchanged and the temporary file is deleted.
 
@@ -172,7 +172,7 @@ def _unlink_if_same(path: Path, descriptor: int) -> None:
 
 
 def flush_rename(path: Path) -> None:
-    """Flush the folder of a path that was renamed; warn if the disk reports an error: the rename is done."""
+    """Flush the folder of a path that was renamed; only warn if the disk reports an error."""
     try:
         flush_folder(path.parent)
     except OSError as error:

@@ -59,7 +59,8 @@ class Lock:
     def _remove(self) -> None:
         # A file that is not empty is no lock file of whisperport, although it has the name of one.
         if _is_current(self.file, self.path) and not os.fstat(self.file.fileno()).st_size:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # the next holder removes it; what was written is not affected
+                self.path.unlink()
 
 
 def lock_path(output: Path) -> Path:

@@ -263,6 +263,21 @@ def test_openais_file_in_the_cache_is_loaded(server, tmp_path, tiny_openai_pt, m
     assert server.asked == []
 
 
+def test_the_lock_file_of_a_download_that_was_killed_at_its_end_is_removed(
+    server, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(
+        RELEASES, "tiny.en", Release("tiny.en", hashlib.sha256(b"x").hexdigest(), 1, "")
+    )
+    stored(tmp_path).parent.mkdir(parents=True)
+    stored(tmp_path).write_bytes(b"x")
+    lock_path(stored(tmp_path)).touch()
+
+    fetch("tiny.en")
+
+    assert list(stored(tmp_path).parent.iterdir()) == [stored(tmp_path)]
+
+
 def test_offline_one_error_names_the_places_and_how_to_bring_the_file(
     server, tmp_path, monkeypatch
 ):

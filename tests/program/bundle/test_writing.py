@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from whisperport.errors import BundleError
-from whisperport.program.bundle import MANIFEST, TOKENIZER, Bundle, replacing
+from whisperport.program.bundle import MANIFEST, TOKENIZER, Bundle
 from whisperport.program.bundle.writing import check_writable, writing_bundle
 from whisperport.system import atomic
 

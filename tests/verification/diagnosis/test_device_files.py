@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from whisperport.apps.cli.main import cli
 from whisperport.errors import UsageError
 from whisperport.program.bundle import Bundle
+from whisperport.program.bundle.staging import TOKEN_BYTES, Staging
 from whisperport.verification.diagnosis.causes import CauseCode
 from whisperport.verification.diagnosis.device_inputs import write_device_inputs
 from whisperport.verification.diagnosis.diagnosing import DiagnoseOptions, diagnose
@@ -61,6 +63,20 @@ def test_a_wrong_file_has_exit_status_1_and_its_cause_is_printed(tmp_path: Path)
     # then
     assert done.exit_code == 1
     assert "constant" in done.stdout
+
+
+def test_what_a_killed_run_left_of_the_inputs_is_cleared_by_the_next_one(tmp_path: Path) -> None:
+    # given
+    out = tmp_path / "inputs"
+    left = Staging(out, secrets.token_hex(TOKEN_BYTES)).partial
+    (left / "clip").mkdir(parents=True)
+    (left / "clip/mel.bin").write_bytes(b"half")
+
+    # when
+    write_device_inputs(str(default_bundle()), out)
+
+    # then
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_integers_are_written_with_their_quantization(tmp_path: Path) -> None:

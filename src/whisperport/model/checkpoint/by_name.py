@@ -51,7 +51,9 @@ def locate(name: str, check: Callable[[Path], object]) -> Path:
     path = openai_cache() / f"{release.name}.pt"
     if os.path.lexists(path):
         with suppress(OSError):  # another user's cache
-            is_locked(lock_path(path))  # removes the lock file of a download that was killed at its end
+            is_locked(
+                lock_path(path)
+            )  # removes the lock file of a download that was killed at its end
         begin_stage(f"checking the SHA-256 of {path}")
         check_digest(path, release.sha256)
         return path

@@ -28,7 +28,12 @@ from whisperport.program.bundle.staging import (
     system_cause,
 )
 from whisperport.program.strict_json import Field, safe_path
-from whisperport.system.atomic import flush_folder, flush_rename, repeat_if_interrupted, write_atomic
+from whisperport.system.atomic import (
+    flush_folder,
+    flush_rename,
+    repeat_if_interrupted,
+    write_atomic,
+)
 from whisperport.system.locking import is_locked, lock_path
 from whisperport.system.system_error import FULL, NEARLY_FULL_BYTES, is_of_stream, lack_of_space
 
