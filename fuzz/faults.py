@@ -367,7 +367,9 @@ def environment(base: Path) -> dict[str, str]:
 
 def table(tallies: Mapping[str, Tally]) -> str:
     """Return a table with a row for each command, at most 100 columns wide."""
-    rows = [("verb", "calls", "repetitions", "of", "kinds of findings", "seconds")]
+    rows: list[tuple[str, ...]] = [
+        ("verb", "calls", "repetitions", "of", "kinds of findings", "seconds")
+    ]
     for name, tally in tallies.items():
         counts = (tally.calls, tally.repetitions, tally.planned, len(tally.findings))
         rows.append((name, *map(str, counts), f"{tally.seconds:.0f}"))

@@ -270,9 +270,12 @@ class _Watch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
         self._occurrences: Counter[tuple[str, str]] = Counter()
-        column = 1 + _MACHINES[platform.machine()][0]
+        column = _MACHINES[platform.machine()][0]
         self._is_full = False
-        self._kinds = {call[column]: (call[0], call[3]) for call in _CALLS}
+        self._kinds = {
+            (on_aarch64 if column else on_x86): (kind, shape)
+            for kind, on_x86, on_aarch64, shape in _CALLS
+        }
 
     def follow(self, end: float) -> None:
         """Answer all calls until the last process with the filter has ended."""

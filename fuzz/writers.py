@@ -379,12 +379,13 @@ def trace_once(folder: Path) -> None:
     OnnxRuntime.lower = lower  # type: ignore[method-assign, assignment]
     checkpoint = _checkpoint(folder)
     demo_verb = import_module("whisperport.apps.cli.demo")
-    demo_verb.choose_checkpoint = lambda: (checkpoint, "micro")
+    setattr(demo_verb, "choose_checkpoint", lambda: (checkpoint, "micro"))  # noqa: B010
 
 
 def _serve_weights() -> None:
     """Let `fetch` download from a server of this process."""
     from whisperport.model.checkpoint import by_name
+    from whisperport.model.checkpoint.openai_releases import RELEASES
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
@@ -403,9 +404,9 @@ def _serve_weights() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     by_name.SERVER = f"http://127.0.0.1:{server.server_port}"
-    release = by_name.RELEASES["tiny.en"]
+    release = RELEASES["tiny.en"]
     digest = hashlib.sha256(WEIGHTS).hexdigest()
-    by_name.RELEASES = {"tiny.en": replace(release, sha256=digest)}
+    RELEASES["tiny.en"] = replace(release, sha256=digest)
 
 
 # What is at the outputs before a run, and whether a file of a new one is complete.

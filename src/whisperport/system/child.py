@@ -447,7 +447,10 @@ def _run(request: dict[str, Any], send: "Sender") -> Any:
 
     def tell(stage: str) -> None:
         if "pickled" in request:
-            print(f"[{stage}]", flush=True)  # into the log
+            with suppress(
+                OSError
+            ):  # the log is on a full disk, and the job may have room elsewhere
+                print(f"[{stage}]", flush=True)
         send(stage=stage)
 
     with reporting(tell):

@@ -1,13 +1,19 @@
 """Errors of the command line, and the commands that it suggests."""
 
+import builtins
+import errno
 import json
+import logging
 import re
 from pathlib import Path
 
 import pytest
 
+from whisperport.apps.cli.main import _WarningPrinter
 from whisperport.build.plan import PlanOptions, plan
 from whisperport.program.bundle import Bundle
+from whisperport.system import child
+from whisperport.system.progress import begin_stage
 from whisperport.targets import TARGETS
 
 from ...embedded import default_bundle
@@ -394,3 +400,32 @@ def test_the_exit_status_is_1_if_the_model_fits_no_machine(run, bundle):
     ran = run("plan", bundle, "--target", "aws-neuron", "--tensor-parallel", 1024)
 
     assert ran.code == 1
+
+
+def test_a_warning_that_cannot_be_printed_does_not_stop_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def print_warning(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(_WarningPrinter.emit.__globals__, "print_warning", print_warning)
+
+    _WarningPrinter(logging.WARNING).handle(
+        logging.makeLogRecord({"levelno": logging.WARNING, "msg": "a warning"})
+    )
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stages: list[str] = []
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(builtins, "print", full)
+    request = {"pickled": child.pickled((begin_stage, ("lowering",)))}
+
+    child._run(request, lambda **message: stages.append(message["stage"]))  # type: ignore[arg-type]
+
+    assert stages == ["lowering"]

@@ -1,5 +1,6 @@
 """Killed and concurrent writers leave complete files."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -373,6 +374,27 @@ def test_a_second_writer_is_told_before_and_while_it_starts(tmp_path: Path, writ
         writer.commit(Bundle.open(tmp_path / "nano").manifest)
 
     check_writable(tmp_path / "nano")
+    assert os.listdir(tmp_path) == ["nano"]
+
+
+def test_a_lock_file_that_cannot_be_deleted_is_no_error_and_the_next_writer_deletes_it(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def fail_for_lock(path: Path, missing_ok: bool = False) -> None:
+        if path.name.endswith("-lock"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail_for_lock)
+        write(tmp_path / "nano", b"new")
+    assert Bundle.open(tmp_path / "nano")
+    assert sorted(os.listdir(tmp_path)) == [".nano.whisperport-lock", "nano"]
+
+    write(tmp_path / "nano", b"newer")
+
     assert os.listdir(tmp_path) == ["nano"]
 
 

@@ -232,7 +232,10 @@ class _WarningPrinter(logging.Handler):
     """Prints log records as warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_warning(record.getMessage())
+        with suppress(
+            OSError
+        ):  # its file is on a full disk: whoever warns is not disturbed by that
+            print_warning(record.getMessage())
 
 
 def _show_warning(
