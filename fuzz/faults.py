@@ -140,9 +140,8 @@ class Place:
             RuntimeError: it failed.
         """
         run = self.run(more=more)
-        if run.watched.status not in (0, 1) or not all(
-            (self.work / n).exists() for n in self.writer.outputs
-        ):
+        failed = run.watched.status not in (0, 1) or "unexpected error" in run.printed
+        if failed or not all((self.work / n).exists() for n in self.writer.outputs):
             raise RuntimeError(f"{self.writer.name}: {run.watched.status}\n{run.printed}")
         return run
 
@@ -156,7 +155,7 @@ class Place:
             return "new"
         stable = {path for path in new if new[path] == again.get(path) and not VARIES.search(path)}
         differs = any(path in stable and new[path] != digest for path, digest in now.items())
-        if differs or not now.keys() <= new.keys() or not is_complete(self.work / name):
+        if not now or differs or not now.keys() <= new.keys() or not is_complete(self.work / name):
             return "broken"
         if now.keys() == new.keys():
             return "new"

@@ -82,7 +82,7 @@ RANDOM = re.compile(
     r"(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{12,64}|(?<=-)[a-z0-9_]{8}(?=/|$)|#?\d{4,}| \(deleted\)"
 )
 PATH_MAX = 4096
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 
 # Source: include/uapi/linux/{seccomp,filter,audit,prctl}.h.
 _MACHINES = {

@@ -30,7 +30,7 @@ from whisperport.system.progress import begin_stage
 
 OLD = "old"
 WEIGHTS = bytes(range(256)) * 3000  # what the server of `fetch` gives
-DIMS = replace(seeds.DIMS, n_audio_ctx=50)  # 1 s, the shortest window that may be exported
+DIMS = replace(seeds.DIMS, n_audio_ctx=50, n_text_ctx=128)  # 1 s, the shortest window of an export
 HEAVY = ("torch", "torch.export", "onnx", "onnxruntime", "onnxscript", "safetensors.torch", "av")
 
 
