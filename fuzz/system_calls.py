@@ -227,7 +227,9 @@ def _run(run: Callable[[], object], ours: socket.socket) -> NoReturn:
 def _install() -> int:
     """Install the filter in this process; return the descriptor from which its calls are read."""
     column, number, audit = _MACHINES[platform.machine()]
-    numbers = sorted({call[1 + column] for call in _CALLS} - {-1})
+    numbers = sorted(
+        {on_aarch64 if column else on_x86 for _, on_x86, on_aarch64, _ in _CALLS} - {-1}
+    )
     steps: list[tuple[int, int, int, int]] = [
         (_LOAD, 0, 0, 4),  # the machine: a call of another one has other numbers
         (_EQUAL, 1, 0, audit),
