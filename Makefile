@@ -4,6 +4,7 @@
 # make test-all  the same, with all repetitions of the long tests
 # make test-versions  test-fast with the newest and the lowest versions of pyproject.toml, on each interpreter
 # make lock      renew the exact versions that these commands install
+# make licences  renew LICENSES.md, the licences of everything that is shipped, installed or needed
 # make test-apps  write the files of each installed app, and verify them in it
 # make test-official  test OpenAI's own weights on this machine: MODEL=tiny.en, AUDIO=folder of recordings
 #
@@ -20,7 +21,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-fast test-all test-apps test-versions test-official lock check docs evidence bench bench-peers fuzz clean
+.PHONY: demo test test-fast test-all test-apps test-versions test-official lock licences check docs evidence bench bench-peers fuzz clean
 
 # The extra that a target needs; all others need `export`, and the demo says what else.
 TARGET ?= onnxruntime
@@ -51,8 +52,9 @@ test-all: $(VENV)/.installed-dev
 
 # In environments of their own, in build/versions.
 VERSIONS := build/versions
-test-versions: $(VERSIONS)/uv/bin/uv
-	@$(VERSIONS)/uv/bin/python environments/versions.py $(VERSIONS)
+TOOLS := build/tools
+test-versions: $(TOOLS)/.installed
+	@$(TOOLS)/bin/python environments/versions.py $(VERSIONS)
 
 # `whisperport apps --install APP` installs an app.
 test-apps: $(VENV)/.installed-dev
@@ -80,15 +82,19 @@ docs: $(VENV)/.installed-dev
 evidence: $(VENV)/.installed-dev
 	@$(BIN)/python docs/make_evidence.py
 
-lock: $(VERSIONS)/uv/bin/uv
-	@$(VERSIONS)/uv/bin/python environments/lock.py
+lock: $(TOOLS)/.installed
+	@$(TOOLS)/bin/python environments/lock.py
+
+licences: $(VENV)/.installed-dev $(TOOLS)/.installed
+	@$(BIN)/python environments/licences.py $(TOOLS)/bin/python
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m benchmarks.speed.programs
 
-$(VERSIONS)/uv/bin/uv: | $(BIN)/python
-	@$(BIN)/python -m venv --clear $(VERSIONS)/uv
-	@$(VERSIONS)/uv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input uv
+$(TOOLS)/.installed: $(LOCK) | $(BIN)/python
+	@$(BIN)/python -m venv --clear $(TOOLS)
+	@$(TOOLS)/bin/python $(INSTALL) tools
+	@touch $@
 
 $(FAST)/.installed: $(LOCK) | $(BIN)/python
 	@echo "Installing whisperport without torch, and pytest, into $(FAST)."
@@ -139,11 +145,8 @@ $(VENV)/.installed-dev: $(LOCK) | $(BIN)/python
 	@$(BIN)/python $(INSTALL) dev
 	@touch $(addprefix $(VENV)/.installed-,export xnnpack litert-export openvino-export) $@
 
-# torchvision is a dependency of optimum-intel, not used here. One of another build than torch's cannot be
-# imported, and then transformers cannot either.
-$(PEERS)/.installed: benchmarks/peers/requirements.txt | $(BIN)/python
+$(PEERS)/.installed: benchmarks/peers/requirements.txt $(LOCK) | $(BIN)/python
 	@echo "Installing the programs that whisperport is compared with into $(PEERS)."
 	@$(BIN)/python -m venv --clear $(PEERS)
-	@$(PEERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input --requirement $<
-	@$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	@$(PEERS)/bin/python $(INSTALL) peers
 	@touch $@

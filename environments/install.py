@@ -2,7 +2,8 @@
 
     ENVIRONMENT/bin/python environments/install.py EXTRA
 
-Exact versions with hashes, and this package as an editable one. A torch that is there already stays. A file
+Exact versions with hashes, and this package as an editable one, but not beside `tools` and `peers`, which
+have environments of their own. A torch that is there already stays. A file
 of torch in a folder that pip is set up to search (`find-links`) goes before that of the index: most indexes
 serve a build for CUDA, which is larger by gigabytes with its libraries.
 """
@@ -16,17 +17,19 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 LOCK = Path(__file__).with_name("lock.txt")
+PEERS = ROOT / "benchmarks" / "peers" / "requirements.txt"
+WITHOUT_PACKAGE = ("tools", "peers")
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--quiet", "--no-input", "--no-deps"]
 PIP += ["--disable-pip-version-check", "--no-build-isolation"]
 
 
 def main(extra: str) -> None:
-    lock = LOCK.read_text(encoding="utf-8")
+    lock = (PEERS if extra == "peers" else LOCK).read_text(encoding="utf-8")
     check_interpreter(extra, lock)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "requirements.txt"
         from_lock = [*PIP, "--require-hashes", "--requirement", str(file)]
-        file.write_text(chosen(lock, "build"))
+        file.write_text(chosen(LOCK.read_text(encoding="utf-8"), "build"))
         run(from_lock)
         entries = chosen(lock, extra)
         if torch := re.search(r"^torch==(?:.*\\\n)+.*", entries, re.MULTILINE):
@@ -36,7 +39,8 @@ def main(extra: str) -> None:
                 entries += chosen(lock, f"{extra}+cuda")
         file.write_text(entries)
         run(from_lock)
-    run([*PIP, "--editable", str(ROOT)])
+    if extra not in WITHOUT_PACKAGE:
+        run([*PIP, "--editable", str(ROOT)])
 
 
 def run(command: list[str]) -> None:
