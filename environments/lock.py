@@ -39,8 +39,8 @@ PEERS_HEAD = """\
 {}
 # Written by `make lock`:
 """
-# A dependency of optimum-intel that nothing here uses. One of another build than torch's cannot be imported, and
-# then transformers cannot either.
+# A dependency of optimum-intel that nothing here uses. One of another build than torch's cannot be
+# imported, and then transformers cannot either.
 UNUSED_BY_PEERS = "torchvision"
 
 

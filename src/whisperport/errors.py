@@ -14,11 +14,14 @@ WhisperportError             base class: catch it to catch all of them
 ├── ForkError                a loaded program is used in a fork of the process that loaded it
 ├── QueueFullError           a server has as much work as it may have, or is shutting down
 ├── IncompleteError          reading audio failed in the middle; has the transcript until then
+├── OutOfMemoryError         there is too little memory, or the process may not use more of it
 └── UsageError               an argument has an unknown name or a value out of range
 
 Interrupted                  a KeyboardInterrupt; has the transcript until then
 """
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,6 +91,37 @@ class MissingPackageError(LoweringError):
     """An optional package (an extra, a vendor's SDK) is not installed."""
 
 
+class OutOfMemoryError(WhisperportError):
+    """There is too little memory, or the process may not use more of it."""
+
+
+# Messages of Linux's dynamic linker, NumPy, torch and ONNX Runtime; each raises another kind of exception.
+_LACKS_MEMORY = re.compile(
+    r"failed to map segment|can(not|'t) allocate|unable to allocate|failed to allocate|not enough memory"
+    r"|bad[ _]alloc(ation)?\b",
+    re.IGNORECASE,
+)
+
+
+def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
+    """Return the error to raise if an exception, or one that led to it, is a lack of memory; else None.
+
+    Without this, a library that could not be loaded counts as not installed, and a file as damaged.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        code = seen.errno if isinstance(seen, OSError) else None
+        if isinstance(seen, MemoryError) or code == errno.ENOMEM or _LACKS_MEMORY.search(str(seen)):
+            return OutOfMemoryError(
+                "there is not enough memory",
+                why=str(seen).strip().split("\n")[0][:300] or "an allocation failed",
+                hint="free memory, raise the limit of this process (`ulimit -v`) or of its container, or "
+                "use a machine that has more",
+            )
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
 @contextmanager
 def needs(what: str, *, extra: str = "", hint: str = "") -> Iterator[None]:
     """Raise MissingPackageError if a package that the block imports is not installed.
@@ -100,6 +134,8 @@ def needs(what: str, *, extra: str = "", hint: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        if lack := out_of_memory(error):
+            raise lack from error
         install = f'pip install "whisperport[{extra}]"'
         raise MissingPackageError(what, why=str(error), hint=hint or install) from error
 

@@ -20,6 +20,7 @@ from io import BufferedWriter
 from pathlib import Path
 
 from whisperport.errors import WhisperportError
+from whisperport.system.system_error import HINTS
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         _replace(target, data, stat.S_IMODE(old.st_mode) if old else None)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         folder = Path(path).parent
-        hint = "" if os.path.isdir(folder) else f"create the folder first: {folder}"
+        hint = HINTS.get(getattr(error, "errno", None) or 0, "")
+        hint = hint if os.path.isdir(folder) else f"create the folder first: {folder}"
         raise WhisperportError(
             f"cannot write `{path}`",
             why=getattr(error, "strerror", None) or str(error),

@@ -432,9 +432,11 @@ def serve(request: dict[str, Any]) -> None:
         send(interrupted=True)
     except BaseException as error:
         traceback.print_exc()
-        if isinstance(error, OSError) and "limits" not in request:
-            _send_error(send, system_error(error))
-            return
+        if "limits" not in request:
+            known = system_error(error) if isinstance(error, OSError) else None
+            if told := errors.out_of_memory(error) or known:
+                _send_error(send, told)
+                return
         send(stopped=f"{type(error).__name__}: {first_line(error)}".removesuffix(": "))
 
 

@@ -141,6 +141,8 @@ def _reason_at(output: Output) -> tuple[str, str] | None:
             return None
         return "its folder does not exist", f"create the folder first: {parent}"
     if not os.access(parent, os.W_OK):
+        if hasattr(os, "statvfs") and os.statvfs(parent).f_flag & os.ST_RDONLY:
+            return "its file system is read-only", "choose a path on another one"
         return "the folder is not writable", "check its permissions"
     return None
 

@@ -8,9 +8,15 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from whisperport.errors import WhisperportError
+from whisperport.errors import WhisperportError, out_of_memory
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
+# What to do where neither free space nor permissions help.
+HINTS = {
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or write to another file system",
+    errno.EROFS: "this file system is read-only: write to a folder on another one",
+}
+RENAME = "rename the file or folder, or give it by a link whose path is UTF-8"
 # numpy reports a short write without a reason. With less free space than this, the disk is the reason.
 NEARLY_FULL_BYTES = 2**20
 
@@ -23,8 +29,11 @@ def system_error(error: OSError) -> WhisperportError:
             why="it was deleted, or its disk was unmounted, after the shell entered it",
             hint="`cd` to another folder",
         )
-    hint = (
-        "check the free space, the permissions and the disk, and that no file was changed meanwhile"
+    if lack := out_of_memory(error):
+        return lack
+    hint = HINTS.get(
+        error.errno or 0,
+        "check the free space, the permissions and the disk, and that no file was changed meanwhile",
     )
     if error.errno in FULL:
         hint = "free some space on the disk"
@@ -33,6 +42,15 @@ def system_error(error: OSError) -> WhisperportError:
     return WhisperportError(
         "the operating system could not read or write a file", why=str(error), hint=hint
     )
+
+
+def why_no_text(path: str | os.PathLike[str]) -> str:
+    """Return why torch and the runtimes cannot open a path, which they take as UTF-8; empty: they can."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return "its path has bytes that are not UTF-8, and the libraries that open it take a path as text"
+    return ""
 
 
 def is_of_stream(message: str) -> bool:

@@ -196,9 +196,10 @@ def _free_disk(out: Path) -> int:
 
 
 def _too_small(what: str, needed: Estimate, free: float, alternative: str) -> WhisperportError:
+    amount = f"{free / GB:.2g} GB" if free >= GB else f"{free / 1e6:.0f} MB"
     return WhisperportError(
         f"there is too little {what}",
-        why=f"{free / GB:.2g} GB are free; estimated need, from measured exports: {needed}",
+        why=f"{amount} are free; estimated need, from measured exports: {needed}",
         hint=f"free some {what}, or {alternative}; "
         "`export` and `lower` skip this check with `--no-preflight`",
     )

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem, shell_complete
@@ -23,7 +23,7 @@ from whisperport.apps.cli.console import (
     print_warning,
     write,
 )
-from whisperport.errors import UsageError, WhisperportError
+from whisperport.errors import UsageError, WhisperportError, out_of_memory
 from whisperport.system import interrupts
 from whisperport.system.system_error import system_error
 
@@ -132,6 +132,7 @@ def _status() -> int:
         click.Abort: Ctrl-C at a prompt.
     """
     _open_closed_streams()
+    _ignore_lost_messages()
     _escape_unencodable()
     warnings.showwarning = _show_warning
     # The log of whisperport's modules, and of other packages that have no handler.
@@ -178,6 +179,25 @@ def _open_closed_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # stays open
 
 
+class _Messages(io.FileIO):
+    """Standard error, where a message that cannot be written is lost and ends nothing."""
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            return super().write(data)
+        except OSError:  # its disk is full, or its reader has closed the pipe
+            return len(data)
+
+
+def _ignore_lost_messages() -> None:
+    """Let no message that cannot be written end the command: its result and its exit status count."""
+    buffer = getattr(sys.stderr, "buffer", None)  # not in tests and notebooks
+    if isinstance(getattr(buffer, "raw", buffer), io.FileIO):
+        messages = io.BufferedWriter(_Messages(sys.stderr.fileno(), "w", closefd=False))
+        how = {"encoding": sys.stderr.encoding, "errors": sys.stderr.errors}
+        sys.stderr = io.TextIOWrapper(messages, **how, line_buffering=True)
+
+
 def _check_stdout() -> None:
     """Check, before any work, that standard output can be written to: every verb prints its result there.
 
@@ -214,14 +234,8 @@ def _close_stdout() -> None:
 
 
 def _defect(error: Exception) -> WhisperportError:
-    """An unexpected exception as an error that asks for a report; a MemoryError as an error of its own."""
-    if isinstance(error, MemoryError):
-        return WhisperportError(
-            "there is not enough memory",
-            why=str(error),
-            hint="free memory, or use a machine that has more",
-        )
-    return WhisperportError(
+    """An unexpected exception as an error that asks for a report, unless memory was short."""
+    return out_of_memory(error) or WhisperportError(
         "whisperport failed with an unexpected error",
         why=f"{type(error).__name__}: {error}",
         hint=f"this is a defect: please report it, with the output of the same command under {TRACEBACK}=1",

@@ -11,6 +11,7 @@ the times of their last change. CPU is a hash of the processor's instruction set
 a network, a mix that was measured on another kind of CPU is not used.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ from whisperport.system.atomic import write_atomic
 from whisperport.system.locking import waiting_for_lock
 from whisperport.system.machine import instruction_sets
 from whisperport.system.progress import begin_stage
+from whisperport.system.system_error import HINTS
 from whisperport.targets import get_target
 
 if TYPE_CHECKING:  # torch is not installed where bundles only run
@@ -198,7 +200,9 @@ def _kept(
         raise WhisperportError(
             f"cannot keep the bundle of `{model}`",
             why=f"{folder.parent}: {error.strerror or error}",
-            hint="set XDG_CACHE_HOME to a folder that you may write to, on a disk with free space",
+            hint=HINTS[errno.EFBIG]
+            if error.errno == errno.EFBIG
+            else "set XDG_CACHE_HOME to a folder that you may write to, on a disk with free space",
         ) from error
     write_atomic(record, key.encode())
     return bundle

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from whisperport.build.export.bundle_cache import cache_folder
 from whisperport.build.layouts.layout import App
-from whisperport.errors import MissingPackageError, UsageError
+from whisperport.errors import MissingPackageError, UsageError, WhisperportError
 from whisperport.system.progress import begin_stage
 
 COMPLETE = ".complete"  # file in an environment, made when everything is installed
@@ -48,14 +48,16 @@ def command_of(app: App) -> list[str] | None:
             why=f"{variable(app)} names it",
             hint=f"name a Python interpreter, or run `whisperport apps --install {app.name}`",
         )
+    installed = _installed(app)
     if app.installer == "npm":
-        node, folder = shutil.which("node"), Path(named) if named else folder_of(app)
-        is_there = (folder / "node_modules").is_dir() if named else _is_complete(folder)
-        return [node, os.fspath(folder)] if node and is_there else None
+        node = shutil.which("node")
+        folder = Path(named) if named and (Path(named) / "node_modules").is_dir() else None
+        folder = folder if named else installed
+        return [node, os.fspath(folder)] if node and folder else None
     if named:
         return [named]
-    if _is_complete(folder_of(app)):
-        return [os.fspath(_python(folder_of(app)))]
+    if installed:
+        return [os.fspath(_python(installed))]
     return [sys.executable] if _is_here(app.module) else None
 
 
@@ -79,9 +81,14 @@ def install(app: App) -> None:
     (folder / COMPLETE).touch()
 
 
-def _is_complete(folder: Path) -> bool:
-    """Return whether an installation ended: one that was killed has an interpreter, too."""
-    return (folder / COMPLETE).is_file()
+def _installed(app: App) -> Path | None:
+    """Return the folder in which an app is completely installed; None: nowhere, or there is no cache."""
+    try:
+        folder = folder_of(app)
+        # An installation that was killed has an interpreter, too.
+        return folder if (folder / COMPLETE).is_file() else None
+    except (OSError, WhisperportError):  # without permission to read it; no home folder
+        return None
 
 
 def _is_here(module: str) -> bool:

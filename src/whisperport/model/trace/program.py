@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from whisperport.errors import LoweringError
+from whisperport.errors import LoweringError, out_of_memory
 from whisperport.model.trace.writes import memory_written
 from whisperport.program.spec import ProgramSpec, TensorSpec
 
@@ -96,6 +96,8 @@ def tracing(name: str) -> Iterator[None]:
         with torch.no_grad():
             yield
     except Exception as error:  # torch raises anything from RuntimeError to AssertionError here
+        if lack := out_of_memory(error):
+            raise lack from error
         raise LoweringError(
             f"torch.export could not trace `{name}`",
             why=str(error).strip().split("\n")[0],

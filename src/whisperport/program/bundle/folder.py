@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from whisperport.errors import BundleError, WhisperportError
+from whisperport.errors import BundleError, WhisperportError, out_of_memory
 from whisperport.program.bundle.consistency import check_consistent
 from whisperport.program.bundle.listed_files import DAMAGED, PERMISSION, ListedFiles, regular_file
 from whisperport.program.bundle.manifest import (
@@ -27,6 +27,7 @@ from whisperport.program.bundle.manifest import (
     TOKENIZER,
     Manifest,
 )
+from whisperport.system.system_error import RENAME, why_no_text
 
 ATTEMPTS = 5  # attempts to read a bundle that another process replaces in the meantime
 LONGEST_HEADER = 10_000  # characters of an .npy header; numpy has the same limit
@@ -67,6 +68,8 @@ class Bundle:
                 out of the folder.
         """
         folder = Path(path)
+        if why := why_no_text(folder):
+            raise BundleError(f"cannot open the bundle {folder}", why=why, hint=RENAME)
         for _ in range(ATTEMPTS):
             raw = read_manifest_bytes(folder)
             try:
@@ -308,6 +311,8 @@ def _read_file(file: Path, read: Callable[[Path], T]) -> T:
     except BundleError:
         raise
     except Exception as error:  # numpy, zipfile and zlib raise nine kinds of exceptions
+        if lack := out_of_memory(error):
+            raise lack from error
         raise BundleError(
             f"{file.name} in bundle {file.parent} cannot be read",
             why=f"{type(error).__name__}: {error}"[:300],

@@ -20,6 +20,7 @@ from whisperport.errors import (
     BundleError,
     LoweringError,
     MissingPackageError,
+    OutOfMemoryError,
     TokenizerError,
     WhisperportError,
 )
@@ -89,7 +90,7 @@ def try_bundle(bundle: Bundle, options: RunOptions, limits: Limits) -> None:
         ) from error
     except MissingPackageError:
         raise
-    except (BundleError, LoweringError, TokenizerError) as error:
+    except (BundleError, LoweringError, TokenizerError, OutOfMemoryError) as error:
         raise BundleError(error.what, why=error.why, hint=unlimited) from error
 
 

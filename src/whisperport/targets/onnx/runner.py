@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from whisperport.errors import BundleError, LoweringError, WhisperportError
+from whisperport.errors import BundleError, LoweringError, WhisperportError, out_of_memory
 from whisperport.program.bundle.onnx_graph import OnnxGraph
 from whisperport.program.execution_providers import CPU, POLICIES, Provider
 from whisperport.program.runner import Array, Binding, Part, Runner
@@ -329,6 +329,8 @@ def _as_errors(name: str, provider: str) -> Iterator[None]:
     except WhisperportError:
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base class but Exception
+        if lack := out_of_memory(error):
+            raise lack from error
         if provider != CPU:
             raise LoweringError(
                 f"the execution provider `{provider}` cannot load {name}",
